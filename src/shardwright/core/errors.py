@@ -1,0 +1,63 @@
+"""What a user can mend, as exceptions.
+
+ShardwrightError
+├── InputError        a file, flag or value that cannot be read or used; exit code 2
+│   └── NotationError a text that is not in the notation, with the place in it
+└── FindingsError     a request that was understood and breaks a law; carries findings; exit code 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.core.finding import Finding
+
+
+class ShardwrightError(Exception):
+    """Base of every error that a user can mend."""
+
+    exit_code = 2
+
+
+class InputError(ShardwrightError):
+    """A file, a flag or a value that cannot be read or used."""
+
+
+class NotationError(InputError):
+    """A text that is not in the notation.
+
+    ``text`` is the whole text, ``start`` and ``stop`` the part of it that is wrong.
+    """
+
+    def __init__(self, message: str, *, text: str, start: int, stop: int) -> None:
+        self.message, self.text, self.start, self.stop = message, text, start, stop
+        super().__init__(f"{message}\n{caret(text, start, stop)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake_notation_error, (self.message, self.text, self.start, self.stop)
+
+
+def _remake_notation_error(message: str, text: str, start: int, stop: int) -> NotationError:
+    return NotationError(message, text=text, start=start, stop=stop)
+
+
+class FindingsError(ShardwrightError):
+    """A request that was understood and breaks a law; ``findings`` says which, where, and what would mend it."""
+
+    exit_code = 1
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n\n".join(finding.text() for finding in self.findings))
+
+
+def caret(text: str, start: int, stop: int, indent: str = "    ") -> str:
+    """``text`` with a caret line under ``text[start:stop]``.
+
+    >>> print(caret("heads/tensor kv_heads/tensor", 13, 28))
+        heads/tensor kv_heads/tensor
+                     ^^^^^^^^^^^^^^^
+    """
+    return f"{indent}{text}\n{indent}{' ' * start}{'^' * max(1, stop - start)}"

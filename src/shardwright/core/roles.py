@@ -1,0 +1,132 @@
+"""The role table: what an axis does in a component. The law of the layout language, read by code, docs and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COMPONENTS = ("input", "embedding", "residual", "attention", "mlp", "router", "moe", "logits")
+"""The parts of a model in which a mesh axis may have a job of its own, in the order of the forward pass."""
+
+OUTSIDE_LAYERS = ("input", "embedding", "logits")
+"""The components that exist once, before or after the layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One row of the role table.
+
+    ``activations``: the logical axes of activations that an axis of this role cuts (of those a tensor has).
+    ``weights``: the logical axes of weights it cuts at rest and in use.
+    ``stores``: it also cuts each weight's storage dim at rest, and the weight is gathered for use.
+    ``components``: where the role has something to cut; anywhere else an axis of this role is idle.
+    """
+
+    name: str
+    activations: tuple[str, ...]
+    weights: tuple[str, ...]
+    stores: bool
+    components: tuple[str, ...]
+    about: str
+
+
+ROLES: dict[str, Role] = {
+    role.name: role
+    for role in (
+        Role(
+            name="data",
+            activations=("batch",),
+            weights=(),
+            stores=False,
+            components=COMPONENTS,
+            about="cuts the batch; every weight is a replica",
+        ),
+        Role(
+            name="fsdp",
+            activations=("batch",),
+            weights=(),
+            stores=True,
+            components=COMPONENTS,
+            about="cuts the batch; every weight rests cut on its storage dim and is gathered for use",
+        ),
+        Role(
+            name="context",
+            activations=("length", "groups"),
+            weights=(),
+            stores=True,
+            components=COMPONENTS,
+            about="cuts the sequence, never the keys attended to; weights rest cut as under fsdp",
+        ),
+        Role(
+            name="tensor",
+            activations=("heads", "kv_heads", "mlp", "vocab"),
+            weights=("heads", "kv_heads", "mlp", "vocab"),
+            stores=False,
+            components=("embedding", "attention", "mlp", "moe", "logits"),
+            about="cuts heads, hidden units and vocabulary, of weights and activations alike",
+        ),
+        Role(
+            name="expert",
+            activations=("experts",),
+            weights=("experts",),
+            stores=False,
+            components=("moe",),
+            about="cuts the experts; tokens or weights move, as `move: {moe: ...}` says",
+        ),
+        Role(
+            name="stage",
+            activations=(),
+            weights=("layers",),
+            stores=False,
+            components=tuple(c for c in COMPONENTS if c not in OUTSIDE_LAYERS),
+            about="cuts the layers into pipeline stages",
+        ),
+        Role(
+            name="idle",
+            activations=(),
+            weights=(),
+            stores=False,
+            components=COMPONENTS,
+            about="does nothing here, and says so",
+        ),
+    )
+}
+
+SEQUENCE_PARALLEL = ("residual", "length")
+"""The component and the dim that role ``tensor`` also cuts when its entry says ``sequence_parallel: true``."""
+
+UNIT_NAMES = {
+    "heads": "head",
+    "kv_heads": "KV head",
+    "experts": "expert",
+    "scores": "expert",
+    "layers": "layer",
+    "batch": "row",
+    "length": "token",
+    "vocab": "vocabulary entry",
+}
+"""What one step along a logical axis is called; an axis that is not here counts plain elements."""
+
+LOGICAL_AXES = {
+    "batch": "rows of the global batch",
+    "length": "tokens of a row, as queries, keys and values are made",
+    "kv_length": "tokens of a row, as keys and values are attended to: never cut",
+    "embed": "the width of the residual stream",
+    "embed_out": "the same width where it stands a second time in one tensor",
+    "heads": "query heads",
+    "kv_heads": "key and value heads",
+    "head_dim": "the width of one head",
+    "rope_dim": "the rotary part of a head's width",
+    "q_lora": "the compressed width of MLA's queries",
+    "kv_lora": "the compressed width of MLA's keys and values: the latent",
+    "latent": "the latent with the shared rotary key beside it, as one weight makes both",
+    "mlp": "hidden units of a feed-forward layer, of an expert too",
+    "vocab": "vocabulary entries",
+    "scores": "experts, on the token side: the router's scores",
+    "experts": "experts, where they compute",
+    "groups": "pieces of a row that are dispatched together; carries the cut of length",
+    "slots": "places for tokens, per expert and group",
+    "top_k": "the experts chosen for a token",
+    "layers": "layers that share one row of the table",
+    "norm": "the width of a norm's scale: rests whole",
+}
+"""Every logical axis that a model table of ours may use."""

@@ -1,0 +1,85 @@
+"""A spec: for each dim of one tensor, its logical axis and the mesh axes that cut it, major first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DimSpec:
+    """One tensor dim: its logical axis, and the mesh axes that cut it, major first."""
+
+    logical_axis: str
+    axes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "/".join((self.logical_axis, *self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Where a tensor lives, written in the notation by ``str``.
+
+    A mesh axis cuts at most one dim, and no logical axis stands twice: both are asserted here, for every
+    tensor of every plan. Texts of users go through ``notation.parse``, which explains instead.
+
+    >>> spec = Spec.of(batch=["data", "fsdp"], length=["expert"], embed=[])
+    >>> print(spec)
+    batch/data/fsdp length/expert embed
+    >>> spec.axes, spec.dim_of("expert"), spec.axes_of("embed")
+    (('data', 'fsdp', 'expert'), 1, ())
+    """
+
+    dims: tuple[DimSpec, ...]
+
+    def __post_init__(self) -> None:
+        names = [dim.logical_axis for dim in self.dims]
+        assert len(set(names)) == len(names), f"a logical axis stands twice in one tensor: {self}"
+        axes = self.axes
+        assert len(set(axes)) == len(axes), f"an axis cuts at most one dim of any tensor: {self}"
+
+    @classmethod
+    def of(cls, **axes: Iterable[str]) -> Spec:
+        """A spec from logical axes and the mesh axes that cut each."""
+        return cls(tuple(DimSpec(name, tuple(cuts)) for name, cuts in axes.items()))
+
+    @classmethod
+    def build(cls, logical_axes: Iterable[str], cuts: Mapping[str, Iterable[str]]) -> Spec:
+        """A spec for the named dims, each cut as ``cuts`` says and whole where it says nothing."""
+        return cls(tuple(DimSpec(name, tuple(cuts.get(name, ()))) for name in logical_axes))
+
+    @property
+    def logical_axes(self) -> tuple[str, ...]:
+        return tuple(dim.logical_axis for dim in self.dims)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every mesh axis that cuts this tensor, dim after dim."""
+        return tuple(axis for dim in self.dims for axis in dim.axes)
+
+    def dim_of(self, axis: str) -> int | None:
+        """Number of the dim that the mesh axis cuts, or None."""
+        return next((number for number, dim in enumerate(self.dims) if axis in dim.axes), None)
+
+    def axes_of(self, logical_axis: str) -> tuple[str, ...]:
+        """The mesh axes that cut the named dim; none when the tensor has no such dim."""
+        return next((dim.axes for dim in self.dims if dim.logical_axis == logical_axis), ())
+
+    def without(self, axes: Iterable[str]) -> Spec:
+        """The same tensor with the given mesh axes taken off, as after a gather over them."""
+        gone = set(axes)
+        return Spec(
+            tuple(DimSpec(dim.logical_axis, tuple(a for a in dim.axes if a not in gone)) for dim in self.dims)
+        )
+
+    def renamed(self, names: Mapping[str, str]) -> Spec:
+        """The same cuts under other logical axes, as when ``length`` becomes ``kv_length``."""
+        return Spec(tuple(DimSpec(names.get(d.logical_axis, d.logical_axis), d.axes) for d in self.dims))
+
+    def prefixed(self, logical_axis: str, axes: Iterable[str] = ()) -> Spec:
+        """The spec of the same tensor stacked along a new leading dim."""
+        return Spec((DimSpec(logical_axis, tuple(axes)), *self.dims))
+
+    def __str__(self) -> str:
+        return " ".join(str(dim) for dim in self.dims)

@@ -1,0 +1,168 @@
+"""What a model is to the planner: a table of weights, activations and the moves between them.
+
+``models`` builds such tables for the families we know, ``pattern_table`` for a user's own program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+Contraction = tuple[str, str]
+"""A (component, logical axis) pair that is summed over."""
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "bool": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initializer:
+    """How a weight starts: ``normal`` with a standard deviation (cut off at 3), ``ones`` or ``zeros``."""
+
+    kind: Literal["normal", "ones", "zeros"]
+    stddev: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One parameter, or one row of parameters that ``num`` layers share.
+
+    ``shape`` and ``logical_axes`` describe one layer. ``stack`` names the dim along which an engine may keep
+    the layers together (``layers``), or is None for a weight that exists once.
+    ``storage``: the logical axes that may carry the cut at rest, in the order in which they are tried; none:
+    the weight rests whole.
+    ``contracted``: what is summed over in making its gradient, as (component, logical axis) pairs.
+    ``unit``: for a logical axis that counts elements, how many make one unit that may not be split.
+    ``torch_dims``: the dims as PyTorch stores them, each a tuple of logical axes merged major first.
+    ``frozen``: not trained by gradients (the routing bias); saved all the same.
+    ``hugging_face``: published name, with ``{layer}`` and ``{expert}`` where they count.
+    ``first_layer``: number of the first of the ``num`` layers in the whole model.
+    """
+
+    name: str
+    component: str
+    logical_axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    initializer: Initializer
+    contracted: tuple[Contraction, ...]
+    storage: tuple[str, ...] = ()
+    num: int = 1
+    stack: str | None = None
+    first_layer: int = 0
+    dtype: str = "float32"
+    unit: Mapping[str, int] | None = None
+    torch_dims: tuple[tuple[str, ...], ...] | None = None
+    frozen: bool = False
+    hugging_face: str | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.logical_axes), self.name
+
+    def size(self, logical_axis: str) -> int:
+        """Size of the named dim, in elements."""
+        return self.shape[self.logical_axes.index(logical_axis)]
+
+    def units_of(self, logical_axis: str) -> int:
+        """How many pieces the named dim may be cut into at most."""
+        return self.size(logical_axis) // (self.unit or {}).get(logical_axis, 1)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all ``num`` layers together."""
+        return prod(self.shape) * self.num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """One named activation. Its shape is ``sizes`` of the table at its logical axes, and the request's batch and length."""
+
+    name: str
+    component: str
+    logical_axes: tuple[str, ...]
+    num: int = 1
+    dtype: str | None = None
+    """A dtype of its own; None: the computation's."""
+
+
+MoveKind = Literal["stream", "keys", "dispatch", "combine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A step of the forward pass at which a tensor changes owner: from ``source``'s layout to ``target``'s.
+
+    ``summed``: what was contracted in making the source: it is partial over the axes that cut those.
+    ``feeds``: what the target is contracted with next: its gradient is partial over the axes that cut those.
+    ``renamed``: logical axes that change name on the way (``length`` becomes ``kv_length``).
+    ``kind``: ``keys`` obeys ``move.attention``, ``dispatch`` and ``combine`` obey ``move.moe``.
+    """
+
+    source: str
+    target: str
+    summed: tuple[Contraction, ...] = ()
+    feeds: tuple[Contraction, ...] = ()
+    renamed: Mapping[str, str] | None = None
+    kind: MoveKind = "stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTable:
+    """A model as data.
+
+    ``sizes``: elements along each logical axis of activations, but for batch, length, groups and slots, which
+    the request and the layout give. ``top_k`` experts per token; ``capacity_factor`` None: no token is dropped.
+    ``dtype``: what its computation runs in unless the request says otherwise.
+    """
+
+    family: str
+    name: str
+    sizes: Mapping[str, int]
+    weights: tuple[Weight, ...]
+    activations: tuple[Activation, ...]
+    moves: tuple[Move, ...]
+    num_layers: int
+    dtype: str = "bfloat16"
+    capacity_factor: float | None = None
+    natural_layout: str = "fsdp"
+    natural_mesh: Mapping[str, int] | None = None
+    natural_batch: int | None = None
+    natural_length: int | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained elements; a tied weight counts once, a frozen one not at all."""
+        return sum(weight.num_parameters for weight in self.weights if not weight.frozen)
+
+    @property
+    def components(self) -> frozenset[str]:
+        """The components that have a tensor in this model."""
+        return frozenset(row.component for row in (*self.weights, *self.activations))
+
+    def weight(self, name: str) -> Weight:
+        return next(weight for weight in self.weights if weight.name == name)
+
+    def activation(self, name: str) -> Activation:
+        return next(activation for activation in self.activations if activation.name == name)
+
+
+def as_torch_stores(weight: Weight) -> Weight:
+    """The same weight with the dims that PyTorch stores: heads and head_dim are one dim, outputs come first.
+
+    >>> w = Weight(name="q", component="attention", logical_axes=("embed", "heads", "head_dim"), shape=(64, 4, 16),
+    ...            initializer=Initializer(kind="normal", stddev=0.1), contracted=(), storage=("embed",),
+    ...            torch_dims=(("heads", "head_dim"), ("embed",)))
+    >>> stored = as_torch_stores(w)
+    >>> stored.logical_axes, stored.shape, stored.unit, stored.storage
+    (('heads', 'embed'), (64, 64), {'heads': 16}, ('heads',))
+    """
+    dims = weight.torch_dims or tuple((name,) for name in weight.logical_axes)
+    assert sorted(name for dim in dims for name in dim) == sorted(weight.logical_axes), weight.name
+    unit = {dim[0]: prod(weight.size(name) for name in dim[1:]) for dim in dims if len(dim) > 1}
+    return replace(
+        weight,
+        logical_axes=tuple(dim[0] for dim in dims),
+        shape=tuple(prod(weight.size(name) for name in dim) for dim in dims),
+        unit={**(weight.unit or {}), **unit} or None,
+        storage=(dims[0][0],),
+    )
