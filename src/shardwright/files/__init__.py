@@ -1,0 +1,10 @@
+"""Files that users write, read into values that remember where they stand.
+
+Core and PyYAML only. Whatever is wrong with a file is one ``InputError`` that names the place.
+"""
+
+from shardwright.files.json_text import parse_json, read_json
+from shardwright.files.text import read_text
+from shardwright.files.yaml_text import parse_yaml, read_yaml
+
+__all__ = ["parse_json", "parse_yaml", "read_json", "read_text", "read_yaml"]

@@ -1,0 +1,102 @@
+"""A file's text, and the errors that point into one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from shardwright.core.errors import InputError, caret
+from shardwright.core.nearest import nearest
+from shardwright.core.position import Position
+
+MAX_BYTES = 256 * 1024 * 1024
+"""Nothing that is read whole as text is larger; the index of a model of 671 B parameters has 9 MB."""
+
+_LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+"""What YAML 1.1 ends a line with, so that our line numbers are the parser's."""
+
+_WINDOW = 100
+"""How many characters of a long line an error shows."""
+
+
+def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a UTF-8 file, without a byte order mark.
+
+    Raises InputError when there is no such file, when it cannot be read, is a folder, is larger than
+    ``max_bytes`` or is not UTF-8. Pipes are read too, never more than ``max_bytes`` of them.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise InputError(_no_such_file(path)) from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: this is a folder. Name a file in it.") from None
+    except PermissionError:
+        raise InputError(f"{path}: no permission to read this file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"{str(path)!r}: cannot be read: {reason}.") from None
+    if len(data) > max_bytes:
+        raise InputError(
+            f"{path}: larger than {max_bytes:,} bytes, the most that is read as text. Is it the right file?"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # With a byte order mark the decoder counts from behind it, in the bytes that it carries along.
+        bad, start = error.object, error.start
+        line = bad.count(b"\n", 0, start) + 1
+        raise InputError(
+            f"{path}: not UTF-8 text: byte 0x{bad[start]:02x} on line {line}. Save the file as UTF-8."
+        ) from None
+
+
+def place_of(text: str, index: int, source: str) -> Position:
+    """Where the character ``text[index]`` stands.
+
+    >>> str(place_of("a: 1\\nb: 2", 8, "x.yaml"))
+    'x.yaml:2:4'
+    """
+    line, line_start = 1, 0
+    for match in _LINE_BREAK.finditer(text, 0, index):
+        line, line_start = line + 1, match.end()
+    return Position(source=source, line=line, column=index - line_start + 1)
+
+
+def error_at(message: str, text: str, position: Position, length: int = 1) -> InputError:
+    """An error with its place, the line it stands on and a caret under ``length`` characters of it.
+
+    >>> print(error_at("'b' stands here.", "a: 1\\nb: 2", Position(source="x.yaml", line=2, column=1)))
+    x.yaml:2:1: 'b' stands here.
+        b: 2
+        ^
+    """
+    lines = _LINE_BREAK.split(text)
+    line = lines[position.line - 1] if position.line <= len(lines) else ""
+    column = min(position.column - 1, len(line))
+    # A tab or an invisible character would move the caret away from its place.
+    line = "".join(char if char.isprintable() else " " for char in line)
+    if not line.strip():
+        return InputError(f"{position}: {message}")
+    first = max(0, min(column - _WINDOW // 2, len(line) - _WINDOW))
+    shown = line[first : first + _WINDOW]
+    before = "..." if first else ""
+    after = "..." if first + _WINDOW < len(line) else ""
+    start = column - first
+    stop = min(start + max(1, length), max(len(shown), start + 1))
+    return InputError(
+        f"{position}: {message}\n{caret(before + shown + after, len(before) + start, len(before) + stop)}"
+    )
+
+
+def _no_such_file(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"{path}: no such file; the folder {folder} does not exist."
+    try:
+        near = nearest(path.name, (entry.name for entry in folder.iterdir() if entry.is_file()))
+    except OSError:
+        near = None
+    return f"{path}: no such file." + (f" Did you mean '{near}'?" if near else "")
