@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 Contraction = tuple[str, str]
 """A (component, logical axis) pair that is summed over."""
@@ -38,6 +38,8 @@ class Weight:
     ``frozen``: not trained by gradients (the routing bias); saved all the same.
     ``hugging_face``: published name, with ``{layer}`` and ``{expert}`` where they count.
     ``first_layer``: number of the first of the ``num`` layers in the whole model.
+    ``in_use_dtype``: a dtype of its own in use (the router's float32); None: the computation's.
+    ``uses``: further components that use the same weight, in the same layout (tied embeddings: ``logits``).
     """
 
     name: str
@@ -55,6 +57,8 @@ class Weight:
     torch_dims: tuple[tuple[str, ...], ...] | None = None
     frozen: bool = False
     hugging_face: str | None = None
+    in_use_dtype: str | None = None
+    uses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.logical_axes), self.name
@@ -83,6 +87,8 @@ class Activation:
     num: int = 1
     dtype: str | None = None
     """A dtype of its own; None: the computation's."""
+    sizes: Mapping[str, int] | None = None
+    """Elements along logical axes where they differ from the table's (hidden units of a shared expert)."""
 
 
 MoveKind = Literal["stream", "keys", "dispatch", "combine"]
@@ -111,8 +117,10 @@ class ModelTable:
     """A model as data.
 
     ``sizes``: elements along each logical axis of activations, but for batch, length, groups and slots, which
-    the request and the layout give. ``top_k`` experts per token; ``capacity_factor`` None: no token is dropped.
+    the request and the layout give; an activation's own ``sizes`` come first. ``top_k`` experts per token, None
+    without experts; ``capacity_factor`` None: no token is dropped.
     ``dtype``: what its computation runs in unless the request says otherwise.
+    ``architecture``: what the mathematics needs beyond shapes; None for a user's own program.
     """
 
     family: str
@@ -123,7 +131,9 @@ class ModelTable:
     moves: tuple[Move, ...]
     num_layers: int
     dtype: str = "bfloat16"
+    top_k: int | None = None
     capacity_factor: float | None = None
+    architecture: Any = None
     natural_layout: str = "fsdp"
     natural_mesh: Mapping[str, int] | None = None
     natural_batch: int | None = None
@@ -138,6 +148,10 @@ class ModelTable:
     def components(self) -> frozenset[str]:
         """The components that have a tensor in this model."""
         return frozenset(row.component for row in (*self.weights, *self.activations))
+
+    def size(self, activation: Activation, logical_axis: str) -> int:
+        """Elements of an activation along a logical axis that the model gives (KeyError: the request gives it)."""
+        return {**self.sizes, **(activation.sizes or {})}[logical_axis]
 
     def weight(self, name: str) -> Weight:
         return next(weight for weight in self.weights if weight.name == name)
