@@ -57,8 +57,8 @@ _EXPLAINED: tuple[tuple[str, str], ...] = (
 )
 """PyYAML's words for common mistakes, as patterns, and a user's. ``{line}`` is where the bracket opened."""
 
-_AT_CONTEXT = ("found unexpected end of stream", "', but got '<stream end>'")
-"""Problems shown where the open bracket or quote stands, not at the end of the file."""
+_AT_CONTEXT = ("found unexpected end of stream", "', but got '<stream end>'", "could not find expected ':'")
+"""Problems shown where the open bracket, quote or key stands, not where the parser gave up."""
 
 
 def read_yaml(path: str | Path) -> Located:
