@@ -1,0 +1,109 @@
+"""Initial values of any box of any tensor, made alone.
+
+An element's value depends on the seed, the tensor's name and the element's index in the whole tensor, counted row
+by row (last dim fastest). Layers that share a row of the model table count as a leading dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import numpy as np
+
+from shardwright.core.box import Box
+from shardwright.core.table import Initializer, Weight
+from shardwright.init.counter import key_of, scramble
+from shardwright.init.normal import STDDEV, truncated_normal
+
+CHUNK = 1 << 15
+"""Elements made at a time: few enough for a processor's cache, and the only memory needed beside the result."""
+
+
+def box_values(weight: Weight, seed: int, box: Box, layer: int | None = None) -> np.ndarray:
+    """Initial values of one box of a weight, float32, of the shape of the box.
+
+    With ``layer``, counted from 0 among the ``num`` layers that share the weight, ``box`` lies in that layer.
+    Without it, ``box`` lies in the whole weight: all its layers, as a leading dim, if it is of those that an engine
+    may stack. Dims are the model table's, not those of ``as_torch_stores``. One bit pattern either way:
+
+    >>> weight = Weight(name="up", component="mlp", logical_axes=("embed", "mlp"), shape=(4, 6), contracted=(),
+    ...                 initializer=Initializer(kind="normal", stddev=0.02), num=3, stack="layers")
+    >>> stacked = box_values(weight, 7, Box((0, 0, 0), (3, 4, 6)))
+    >>> alone = box_values(weight, 7, Box((1, 2), (3, 6)), layer=2)
+    >>> bool((stacked[2, 1:3, 2:6] == alone).all())
+    True
+    """
+    shape = weight.shape
+    if layer is not None:
+        assert 0 <= layer < weight.num, (weight.name, layer, weight.num)
+        stacked = Box((layer, *box.start), (layer + 1, *box.stop))
+        values = tensor_values(weight.name, (weight.num, *shape), weight.initializer, seed, stacked)
+        return values.reshape(box.shape)
+    if weight.stack is not None:
+        shape = (weight.num, *shape)
+    return tensor_values(weight.name, shape, weight.initializer, seed, box)
+
+
+def tensor_values(name: str, shape: Sequence[int], initializer: Initializer, seed: int, box: Box) -> np.ndarray:
+    """Initial values of one box of the tensor ``name`` of ``shape``, float32, of the shape of the box.
+
+    ``normal``: the standard normal cut off at 3, scaled so that the standard deviation of the values is
+    ``initializer.stddev``; the largest therefore lie at 3.04 times that.
+    """
+    assert all(stop <= size for stop, size in zip(box.stop, shape, strict=True)), (name, shape, box)
+    match initializer.kind:
+        case "zeros":
+            return np.zeros(box.shape, np.float32)
+        case "ones":
+            return np.ones(box.shape, np.float32)
+        case "normal":
+            return _normal_values(key_of(seed, name), tuple(shape), initializer.stddev / STDDEV, box)
+
+
+def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], scale: float, box: Box) -> np.ndarray:
+    values = np.empty(box.size, np.float32)
+    filled = 0
+    for index in _indices(shape, box):
+        made = truncated_normal(scramble(index, key))
+        made *= scale
+        values[filled : filled + made.size] = made
+        filled += made.size
+    assert filled == box.size
+    return values.reshape(box.shape)
+
+
+def _indices(shape: tuple[int, ...], box: Box) -> Iterator[np.ndarray]:
+    """The index in the whole tensor of each element of the box, in the order of the box, in chunks of uint64.
+
+    The trailing dims that the box has whole, and the last one before them, make runs of neighbours.
+
+    >>> [index.tolist() for index in _indices((3, 4), Box((1, 1), (3, 3)))]
+    [[5, 6, 9, 10]]
+    """
+    if box.size == 0:
+        return
+    num_outer = max(len(shape) - 1, 0)
+    while num_outer and box.start[num_outer] == 0 and box.stop[num_outer] == shape[num_outer]:
+        num_outer -= 1
+    stride = prod(shape[num_outer + 1 :])
+    run = prod(box.shape[num_outer:])
+    first = box.start[num_outer] * stride if shape else 0
+    num_runs = prod(box.shape[:num_outer])
+    runs_per_chunk, run_per_chunk = max(1, CHUNK // run), min(run, CHUNK)
+    for run_start in range(0, num_runs, runs_per_chunk):
+        bases = _run_bases(shape, box, num_outer, run_start, min(run_start + runs_per_chunk, num_runs))
+        bases += np.uint64(first)
+        for start in range(0, run, run_per_chunk):
+            within = np.arange(start, min(start + run_per_chunk, run), dtype=np.uint64)
+            yield (bases[:, None] + within).reshape(-1)
+
+
+def _run_bases(shape: tuple[int, ...], box: Box, num_outer: int, start: int, stop: int) -> np.ndarray:
+    """Index in the whole tensor at which the outer dims of runs ``start`` to ``stop`` of the box begin, uint64."""
+    rest = np.arange(start, stop, dtype=np.uint64)
+    bases = np.zeros_like(rest)
+    for dim in reversed(range(num_outer)):
+        rest, place = np.divmod(rest, np.uint64(box.shape[dim]))
+        bases += (place + np.uint64(box.start[dim])) * np.uint64(prod(shape[dim + 1 :]))
+    return bases
