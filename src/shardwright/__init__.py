@@ -1,1 +1,40 @@
-"""Shardwright: one declaration of a layout, checked, costed and run unchanged on JAX and PyTorch."""
+"""Shardwright: one declaration of a layout, checked, costed and run unchanged on JAX and PyTorch.
+
+The front door of the core. Importing it loads no framework; ``shardwright.engine_jax`` does.
+"""
+
+from shardwright.core.errors import FindingsError, InputError, NotationError, ShardwrightError
+from shardwright.core.finding import Finding
+from shardwright.core.layout import Layout
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.mesh import Axis, Mesh
+from shardwright.core.notation import parse as parse_spec
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.planning import make_plan
+from shardwright.core.position import located
+from shardwright.core.request import Chip, Request
+from shardwright.core.spec import DimSpec, Spec
+from shardwright.layouts import load_layout, preset_names
+
+__all__ = [
+    "Axis",
+    "Chip",
+    "DimSpec",
+    "Finding",
+    "FindingsError",
+    "InputError",
+    "Layout",
+    "Mesh",
+    "NotationError",
+    "Plan",
+    "Request",
+    "ShardwrightError",
+    "Spec",
+    "TensorPlan",
+    "load_layout",
+    "located",
+    "make_plan",
+    "parse_spec",
+    "preset_names",
+    "read_layout",
+]

@@ -26,7 +26,7 @@ class Located:
     mapping from ``str`` to ``Located``; ``key_positions`` tells where each key of a mapping stands.
     """
 
-    value: str | int | float | bool | None | tuple[Located, ...] | Mapping[str, Located]
+    value: str | int | float | bool | tuple[Located, ...] | Mapping[str, Located] | None
     position: Position
     key_positions: Mapping[str, Position] | None = None
 

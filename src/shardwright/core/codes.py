@@ -1,0 +1,150 @@
+"""The catalogue of findings: every stable code with its severity and the law it speaks for.
+
+A code never changes its meaning. Each has a page in docs/findings/. SW1xx: the declaration. SW2xx: the topology.
+SW3xx: the compiled program and memory. SW5xx: checkpoints. SW6xx: review.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """One kind of finding. ``severity`` is the highest it can have."""
+
+    code: str
+    severity: Severity
+    title: str
+    law: str
+
+
+CODES: dict[str, Code] = {
+    code.code: code
+    for code in (
+        Code(
+            code="SW101",
+            severity="error",
+            title="bytes that no axis cuts",
+            law="Every large tensor is cut by the axes that could cut it.",
+        ),
+        Code(
+            code="SW102",
+            severity="error",
+            title="one axis wanted by two dims",
+            law="An axis cuts at most one dim of any tensor.",
+        ),
+        Code(
+            code="SW103",
+            severity="error",
+            title="an axis that does nothing",
+            law="An axis larger than 1 cuts something in each component, or is idle and said so.",
+        ),
+        Code(
+            code="SW104",
+            severity="warning",
+            title="a padded dim",
+            law="A dim that its axes do not divide is padded, and the padding is stated.",
+        ),
+        Code(
+            code="SW105",
+            severity="info",
+            title="tokens or weights, as `auto` chose",
+            law="A choice that is made for the user is printed with the costs of all options.",
+        ),
+        Code(
+            code="SW106",
+            severity="error",
+            title="mesh sizes",
+            law="The sizes of the mesh axes are at least 1 and multiply to the number of devices.",
+        ),
+        Code(
+            code="SW107",
+            severity="error",
+            title="a split inside a unit",
+            law="The axes of a dim divide it, in whole units: heads, KV heads, experts.",
+        ),
+        Code(
+            code="SW108",
+            severity="error",
+            title="too few rows or tokens",
+            law="Rows divide by dp, tokens by cp.",
+        ),
+        Code(
+            code="SW110",
+            severity="error",
+            title="layers and stages",
+            law="The stages divide the layers.",
+        ),
+        Code(
+            code="SW111",
+            severity="error",
+            title="an unknown name",
+            law="Every axis, role, component, logical axis and option is one that exists.",
+        ),
+        Code(
+            code="SW114",
+            severity="error",
+            title="a small dim cut too finely",
+            law="A storage dim keeps at least one element, and better 16, on each device.",
+        ),
+        Code(
+            code="SW117",
+            severity="warning",
+            title="a mesh order that makes activations strided",
+            law="Axes that stay on a dim stand before those that leave it, in the mesh as on the dim.",
+        ),
+        Code(
+            code="SW118",
+            severity="info",
+            title="another storage dim than the first",
+            law="A weight rests cut on the first dim of its storage list that all its storage axes divide.",
+        ),
+        Code(
+            code="SW119",
+            severity="error",
+            title="a role where it cannot be",
+            law="A role stands only in components where it has something to cut.",
+        ),
+        Code(
+            code="SW120",
+            severity="error",
+            title="a layout that is not one",
+            law="A layout is a mapping with name, mesh and roles, and gives each mesh axis one entry.",
+        ),
+        Code(
+            code="SW121",
+            severity="info",
+            title="what a layout is good for",
+            law="A layout says when it pays.",
+        ),
+        Code(
+            code="SW312",
+            severity="error",
+            title="more memory than the chip has",
+            law="What a device must hold fits in what the chip lets a program use.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """A number that decides a severity, and why it is that number."""
+
+    value: float
+    why: str
+
+
+REPLICATED_ERROR_SHARE = Threshold(
+    value=0.05, why="half of a model's optimizer state at 5% of its weights is a chip's worth of memory at 405 B"
+)
+REPLICATED_WARNING_SHARE = Threshold(value=0.01, why="below 1% a gather costs more latency than the bytes are worth")
+REPLICATED_FLOOR_BYTES = Threshold(value=1 << 24, why="16 MiB on a device is under 0.2% of the smallest chip's memory")
+OVERCUT_ELEMENTS = Threshold(
+    value=16, why="fewer than 16 elements of a dim is less than one 64-byte line of float32: gathers run at latency"
+)

@@ -1,0 +1,91 @@
+"""From a request to a plan: resolve the mesh and every tensor, derive groups, reductions and collectives, and check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.core.checks import check
+from shardwright.core.collectives import step_collectives
+from shardwright.core.gradients import gradient_reductions
+from shardwright.core.memory import bytes_on_device, estimate_memory
+from shardwright.core.mesh import Mesh
+from shardwright.core.mesh_sizes import resolve_mesh
+from shardwright.core.moe_choice import choose_moe_move
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.request import Request
+from shardwright.core.resolve import activation_sizes, resolve_activation, resolve_weight
+from shardwright.core.table import Activation, Weight, as_torch_stores
+
+
+def make_plan(request: Request) -> Plan:
+    """The plan of a request, with every finding; a fix has been planned and checked before it is printed.
+
+    Raises FindingsError where there can be no plan: the mesh sizes do not work out.
+    """
+    plan = resolve(request)
+    return replace(plan, findings=plan.findings + check(plan, resolve))
+
+
+def resolve(request: Request) -> Plan:
+    """The plan without the checks that need it whole."""
+    mesh, notes = resolve_mesh(request)
+    layout, choices = choose_moe_move(request, mesh)
+    request = replace(request, layout=layout)
+    sizes = activation_sizes(request.table, layout, mesh, request.batch, request.length)
+    tensors = tuple(_weight_plan(request, mesh, weight) for weight in request.table.weights)
+    tensors += tuple(_activation_plan(request, mesh, sizes, row) for row in request.table.activations)
+    return Plan(
+        request=request,
+        mesh=mesh,
+        sizes=sizes,
+        tensors=tensors,
+        collectives=step_collectives(request, mesh, sizes, tensors),
+        memory=estimate_memory(request, mesh, tensors),
+        choices=choices,
+        findings=notes,
+    )
+
+
+def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
+    stored = as_torch_stores(weight) if request.engine == "torch" else weight
+    resolved = resolve_weight(stored, request.layout, mesh, request.engine)
+    dtype = weight.dtype if weight.frozen else request.weights_dtype
+    shard_group = mesh.in_mesh_order(resolved.at_rest.axes)
+    return TensorPlan(
+        name=weight.name,
+        kind="weight",
+        component=weight.component,
+        shape=stored.shape,
+        dtype=dtype,
+        at_rest=resolved.at_rest,
+        in_use=resolved.in_use,
+        bytes_per_device=bytes_on_device(resolved.at_rest, stored.shape, dtype, mesh),
+        num=weight.num,
+        shard_group=shard_group,
+        replica_group=tuple(axis for axis in mesh.names if axis not in shard_group),
+        gradient=gradient_reductions(stored, request.layout, resolved.at_rest),
+        asked=resolved.asked,
+        stack=weight.stack,
+    )
+
+
+def _activation_plan(request: Request, mesh: Mesh, sizes: Mapping[str, int], row: Activation) -> TensorPlan:
+    spec = resolve_activation(row, request.layout, mesh, request.table.components)
+    own = {**sizes, **(row.sizes or {})}
+    shape = tuple(own[name] for name in row.logical_axes)
+    dtype = row.dtype or request.dtype
+    group = mesh.in_mesh_order(spec.axes)
+    return TensorPlan(
+        name=row.name,
+        kind="activation",
+        component=row.component,
+        shape=shape,
+        dtype=dtype,
+        at_rest=None,
+        in_use=spec,
+        bytes_per_device=bytes_on_device(spec, shape, dtype, mesh),
+        num=row.num,
+        shard_group=group,
+        replica_group=tuple(axis for axis in mesh.names if axis not in group),
+    )

@@ -1,0 +1,164 @@
+"""Resolution: from a layout to the spec of each tensor, with a record of every axis asked for and granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from shardwright.core.layout import Engine, Layout
+from shardwright.core.mesh import Mesh
+from shardwright.core.order import ordered, staying_axes
+from shardwright.core.roles import ROLES
+from shardwright.core.spec import Spec
+from shardwright.core.storage import choose_storage
+from shardwright.core.table import Activation, ModelTable, Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One axis that a layout asks to cut a tensor. ``granted`` None: it does not, for the reason given."""
+
+    axis: str
+    role: str
+    tried: tuple[str, ...]
+    granted: str | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedWeight:
+    """A weight's spec between steps and in the computation, and what became of each axis."""
+
+    weight: Weight
+    at_rest: Spec
+    in_use: Spec
+    asked: tuple[Asked, ...]
+
+
+def resolve_weight(weight: Weight, layout: Layout, mesh: Mesh, engine: Engine) -> ResolvedWeight:
+    """The specs of one weight, one layer of it; its dims are the engine's (``as_torch_stores`` under PyTorch).
+
+    A pipeline stage cuts the stack of layers, which then stands first, as ``layers/stage``.
+    """
+    component = weight.component
+    asked: list[Asked] = []
+    rules = {r.logical_axis: r.axes for r in layout.rules if r.component == component}
+    ruled = {name: axes for name, axes in rules.items() if name in weight.logical_axes}
+    stays: dict[str, list[str]] = {name: [] for name in (*weight.logical_axes, "layers")}
+    leaves: dict[str, list[str]] = {name: [] for name in weight.logical_axes}
+    storing: list[str] = []
+    for axis in mesh.names:
+        role = ROLES[layout.role(axis, component)]
+        wanted = tuple(n for n in role.weights if n in weight.logical_axes or (n == "layers" and weight.stack))
+        if wanted:
+            name = wanted[0]
+            if name in ruled and axis not in ruled[name]:
+                asked.append(_refused(axis, role.name, wanted, "a rule leaves it out"))
+                continue
+            travels = role.name == "expert" and layout.move_moe == "weights"
+            (leaves if travels else stays)[name].append(axis)
+            asked.append(Asked(axis=axis, role=role.name, tried=wanted, granted=name))
+        elif role.stores and layout.entries[axis].weights != "whole":
+            storing.append(axis)
+        elif role.stores:
+            asked.append(_refused(axis, role.name, (), "weights: whole"))
+    if ruled:
+        storing = _apply_rules(ruled, layout, component, storing, stays, leaves, asked)
+    already = {name: stays.get(name, []) + leaves[name] for name in weight.logical_axes}
+    for choice in choose_storage(weight, layout, mesh, engine, storing, already):
+        reason = "" if choice.granted else ("no dim divides" if choice.tried else "rests whole")
+        if choice.granted:
+            leaves[choice.granted].extend(choice.axes)
+        asked += [
+            Asked(axis=a, role=layout.role(a, component), tried=choice.tried, granted=choice.granted, reason=reason)
+            for a in choice.axes
+        ]
+    at_rest = Spec.build(weight.logical_axes, {n: ordered(mesh, stays[n], leaves[n]) for n in weight.logical_axes})
+    in_use = Spec.build(weight.logical_axes, {n: ordered(mesh, stays[n], ()) for n in weight.logical_axes})
+    if stays["layers"]:
+        at_rest, in_use = at_rest.prefixed("layers", stays["layers"]), in_use.prefixed("layers", stays["layers"])
+    return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, asked=tuple(asked))
+
+
+def _refused(axis: str, role: str, tried: tuple[str, ...], reason: str) -> Asked:
+    return Asked(axis=axis, role=role, tried=tried, granted=None, reason=reason)
+
+
+def _apply_rules(
+    ruled: Mapping[str, tuple[str, ...]],
+    layout: Layout,
+    component: str,
+    storing: list[str],
+    stays: dict[str, list[str]],
+    leaves: dict[str, list[str]],
+    asked: list[Asked],
+) -> list[str]:
+    """Give the ruled dims exactly their axes; a storing axis that no rule names becomes a replica here."""
+    placed: dict[str, str] = {axis: name for cuts in (stays, leaves) for name, axes in cuts.items() for axis in axes}
+    for name, axes in ruled.items():
+        for axis in axes:
+            # A second dim for one axis is left out here and reported as SW102.
+            if axis not in placed:
+                placed[axis] = name
+                leaves[name].append(axis)
+                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
+            elif placed[axis] != name:
+                asked.append(_refused(axis, layout.role(axis, component), (name,), f"it already cuts '{placed[axis]}'"))
+    left = [axis for axis in storing if axis not in placed]
+    asked += [_refused(axis, layout.role(axis, component), (), "a rule leaves it out") for axis in left]
+    return []
+
+
+def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, components: frozenset[str]) -> Spec:
+    """The spec of one activation. ``components``: those of the model, over which 'stays' is asked."""
+    component = activation.component
+    cuts: dict[str, list[str]] = {name: [] for name in activation.logical_axes}
+    for axis in mesh.names:
+        name = next((n for n in layout.cut_by(axis, component) if n in cuts), None)
+        if name is None and component == "router" and "groups" in cuts and takes_share(layout, axis):
+            name = "groups"
+        if name is not None:
+            cuts[name].append(axis)
+    return Spec.build(
+        activation.logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in cuts.items()}
+    )
+
+
+def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components: frozenset[str]) -> tuple[str, ...]:
+    """The axes of one dim of an activation, major first."""
+    if name not in ("batch", "length", "groups"):
+        return ordered(mesh, axes, ())
+    stay = staying_axes(layout, name, components)
+    return ordered(mesh, [a for a in axes if a in stay], [a for a in axes if a not in stay])
+
+
+def takes_share(layout: Layout, axis: str) -> bool:
+    """Whether tokens are whole on an expert axis outside: each device then takes its share before they travel."""
+    if layout.role(axis, "moe") != "expert" or layout.move_moe == "weights":
+        return False
+    return not {"batch", "length"} & set(layout.cut_by(axis, "router"))
+
+
+def activation_sizes(table: ModelTable, layout: Layout, mesh: Mesh, batch: int, length: int) -> Mapping[str, int]:
+    """Elements along every logical axis: the table's, the request's, and the groups and slots of dispatched tokens.
+
+    ``groups`` is the number of pieces into which the axes cut a row on the token side; ``slots`` is the places
+    per expert and group: all tokens of the group where none may be dropped, else the capacity of the row.
+    """
+    sizes = {**table.sizes, "batch": batch, "length": length, "kv_length": length}
+    if "experts" in sizes:
+        groups = mesh.size([a for a in mesh.names if "groups" in layout.cut_by(a, "router") or takes_share(layout, a)])
+        tokens = ceil(length / groups)
+        sizes["groups"] = groups
+        sizes["slots"] = tokens
+        if table.capacity_factor is not None:
+            sizes["slots"] = min(tokens, row_capacity(table, length))
+    return sizes
+
+
+def row_capacity(table: ModelTable, length: int) -> int:
+    """Tokens of one row that one expert takes at most: its even share times the capacity factor, rounded up."""
+    assert table.capacity_factor is not None
+    assert table.top_k is not None
+    return ceil(table.capacity_factor * table.top_k * length / table.sizes["experts"])

@@ -1,0 +1,35 @@
+"""The presets, each a few lines of YAML in this folder, and the way to a user's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardwright.core.errors import InputError
+from shardwright.core.layout import Layout
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.nearest import did_you_mean
+from shardwright.files import parse_yaml, read_yaml
+
+FOLDER = Path(__file__).parent
+
+
+def preset_names() -> tuple[str, ...]:
+    """The names of the presets, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+def load_layout(name_or_path: str | Path) -> Layout:
+    """A preset by its name, or a user's own layout by the path of its file.
+
+    A path ends in .yaml or .yml, or has a folder in it. Raises InputError for a name or a file that is not there
+    or cannot be read, and FindingsError for a file that is no layout.
+    """
+    text = str(name_or_path)
+    if text in preset_names():
+        return read_layout(parse_yaml((FOLDER / f"{text}.yaml").read_text(encoding="utf-8"), f"{text}.yaml"))
+    if text.endswith((".yaml", ".yml")) or "/" in text:
+        return read_layout(read_yaml(text), name=Path(text).stem)
+    raise InputError(
+        f"no layout is called '{text}'. {did_you_mean(text, preset_names())} "
+        f"A layout of your own is given by its path, as in ./{text}.yaml."
+    )
