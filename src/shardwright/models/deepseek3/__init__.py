@@ -1,0 +1,1 @@
+"""DeepSeek-V3 (arXiv:2412.19437): latent attention, many small experts with a shared one, dense first layers."""

@@ -1,0 +1,1 @@
+"""Llama 3.1 and 3.2 (arXiv:2407.21783): dense, grouped queries, SwiGLU."""

@@ -1,0 +1,31 @@
+"""From the dimensions of a Llama 3 model to its table."""
+
+from __future__ import annotations
+
+from shardwright.core.table import ModelTable
+from shardwright.models.llama3.sizes import Llama3Config
+from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
+from shardwright.models.parts.assemble import assemble
+from shardwright.models.parts.size import Size
+
+
+def architecture(config: Llama3Config) -> Architecture:
+    """What the mathematics of this model needs."""
+    return Architecture(
+        embed=config.embed,
+        vocab=config.vocab,
+        tied=config.tied,
+        norm_eps=config.norm_eps,
+        latent_norm_eps=config.norm_eps,
+        rope=config.rope,
+        attention=GroupedQueryAttention(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        mlp=config.mlp,
+        experts=None,
+        stacks=(Stack(name="layers", num=config.num_layers),),
+        initializer_stddev=config.initializer_stddev,
+    )
+
+
+def table(name: str, size: Size[Llama3Config]) -> ModelTable:
+    """The table of a Llama 3 model of any size."""
+    return assemble("llama3", name, architecture(size.config), size.natural, size.dtype)

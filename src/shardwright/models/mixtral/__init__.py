@@ -1,0 +1,1 @@
+"""Mixtral (arXiv:2401.04088): grouped queries, and eight experts in every layer of which two see a token."""

@@ -1,0 +1,46 @@
+"""From the dimensions of a Mixtral model to its table."""
+
+from __future__ import annotations
+
+from shardwright.core.table import ModelTable
+from shardwright.models.mixtral.sizes import MixtralConfig
+from shardwright.models.parts.architecture import Architecture, Experts, GroupedQueryAttention, Stack
+from shardwright.models.parts.assemble import assemble
+from shardwright.models.parts.experts import PublishedNames
+from shardwright.models.parts.size import Size
+
+NAMES = PublishedNames(
+    router="block_sparse_moe.gate.weight",
+    gate="block_sparse_moe.experts.{expert}.w1.weight",
+    up="block_sparse_moe.experts.{expert}.w3.weight",
+    down="block_sparse_moe.experts.{expert}.w2.weight",
+)
+
+
+def architecture(config: MixtralConfig) -> Architecture:
+    """What the mathematics of this model needs."""
+    return Architecture(
+        embed=config.embed,
+        vocab=config.vocab,
+        tied=False,
+        norm_eps=config.norm_eps,
+        latent_norm_eps=config.norm_eps,
+        rope=config.rope,
+        attention=GroupedQueryAttention(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        mlp=None,
+        experts=Experts(
+            num=config.num_experts,
+            width=config.mlp,
+            top_k=config.top_k,
+            scoring="softmax",
+            normalized=True,
+            capacity_factor=config.capacity_factor,
+        ),
+        stacks=(Stack(name="layers", num=config.num_layers, experts=True),),
+        initializer_stddev=config.initializer_stddev,
+    )
+
+
+def table(name: str, size: Size[MixtralConfig]) -> ModelTable:
+    """The table of a Mixtral model of any size."""
+    return assemble("mixtral", name, architecture(size.config), size.natural, size.dtype, NAMES)

@@ -1,0 +1,66 @@
+"""Any dimension of a model, set from text: ``num_layers=2``, ``q_lora=none``, ``rope.kind=default``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from shardwright.core.errors import InputError
+from shardwright.core.nearest import did_you_mean
+
+Config = TypeVar("Config")
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def overridden(model: str, config: Config, overrides: Mapping[str, str]) -> Config:
+    """A config with some dimensions replaced. Raises InputError for an unknown one, or for values that cannot be.
+
+    >>> from shardwright.models.llama3.sizes import SIZES
+    >>> overridden("llama3-test", SIZES["test"].config, {"num_layers": "2", "rope.kind": "default"}).num_layers
+    2
+    """
+    changes: dict[str, Any] = {}
+    try:
+        for key, text in overrides.items():
+            outer, _, inner = key.partition(".")
+            part: Any = changes.get(outer, getattr(config, outer, None))
+            if inner and is_dataclass(part):
+                changes[outer] = _with(part, **{inner: _value(key, inner, part, text)})
+            else:
+                changes[key] = _value(key, key, config, text)
+        return _with(config, **changes)
+    except InputError as error:
+        asked = " ".join(f"{key}={text}" for key, text in overrides.items())
+        raise InputError(f"{model} with --set {asked}: {error}") from None
+
+
+def _with(part: Any, **changes: Any) -> Any:
+    return replace(part, **changes)
+
+
+def _value(key: str, name: str, config: Any, text: str) -> Any:
+    settable = {field.name for field in fields(config) if not is_dataclass(getattr(config, field.name))}
+    if name not in settable:
+        prefix = key[: len(key) - len(name)]
+        raise InputError(f"no dimension '{key}'. {did_you_mean(key, sorted(prefix + known for known in settable))}")
+    kind = get_type_hints(type(config))[name]
+    if get_origin(kind) in (Union, UnionType):
+        if text.lower() == "none":
+            return None
+        kind = next(option for option in get_args(kind) if option is not type(None))
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise InputError(f"{key} is '{text}', and must be one of {', '.join(get_args(kind))}.")
+        return text
+    if kind is bool:
+        known = {"true": True, "false": False}
+        if text.lower() in known:
+            return known[text.lower()]
+        raise InputError(f"{key} is '{text}', and must be {WORDS[bool]}.")
+    try:
+        return kind(text)
+    except ValueError:
+        raise InputError(f"{key} is '{text}', and must be {WORDS[kind]}.") from None

@@ -1,0 +1,105 @@
+"""What the mathematics of a model needs beyond the shapes of its tensors: one description for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.models.parts.rope import Rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedQueryAttention:
+    """``heads`` query heads that share ``kv_heads`` keys and values, each ``head_dim`` wide."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def rotary_dim(self) -> int:
+        """How much of a head turns with position."""
+        return self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """MLA (DeepSeek-V2, arXiv:2405.04434): keys and values are made of a latent of ``kv_lora``, and one shared
+    rotary key of ``rope_dim``. ``q_lora`` None: queries are made directly."""
+
+    heads: int
+    q_lora: int | None
+    kv_lora: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query and of a key."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def latent(self) -> int:
+        """What crosses the links in place of keys and values."""
+        return self.kv_lora + self.rope_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """How much of a head turns with position."""
+        return self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A layer of ``num`` experts of ``width`` hidden units, of which ``top_k`` see a token.
+
+    ``scoring``: softmax or sigmoid of the router's products. ``num_groups`` groups of neighbouring experts, of
+    which the best ``chosen_groups`` stay; a group's worth is the sum of its two best scores under sigmoid
+    (DeepSeek-V3, arXiv:2412.19437, section 2.1.2), its best one under softmax (DeepSeek-V2). ``normalized``: a token's
+    weights are made to sum to one; all are multiplied by ``scale``. ``balanced_by_bias``: a frozen bias is added to the
+    scores for choosing only. ``shared_width``: hidden units that see every token.
+    ``capacity_factor`` None: no token is dropped; else each expert takes that many times its even share of a row.
+    """
+
+    num: int
+    width: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1
+    chosen_groups: int = 1
+    normalized: bool = True
+    scale: float = 1.0
+    balanced_by_bias: bool = False
+    shared_width: int = 0
+    capacity_factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Layers of one kind that follow each other: their weights are kept together, and their names begin with ``name``."""
+
+    name: str
+    num: int
+    first_layer: int = 0
+    experts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder: stacks of layers between an embedding and logits, RMS-normed, with SwiGLU feed-forward layers.
+
+    ``mlp``: hidden units of the layers without experts. ``latent_norm_eps``: of the norms inside latent attention.
+    """
+
+    embed: int
+    vocab: int
+    tied: bool
+    norm_eps: float
+    latent_norm_eps: float
+    rope: Rope
+    attention: GroupedQueryAttention | LatentAttention
+    mlp: int | None
+    experts: Experts | None
+    stacks: tuple[Stack, ...]
+    initializer_stddev: float

@@ -1,0 +1,79 @@
+"""From an architecture to its table: the same parts for every family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwright.core.table import ModelTable
+from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention
+from shardwright.models.parts.attention import grouped_query_attention
+from shardwright.models.parts.ends import ends
+from shardwright.models.parts.experts import PublishedNames, experts_feed_forward
+from shardwright.models.parts.feed_forward import dense_feed_forward, feed_forward_norms
+from shardwright.models.parts.latent_attention import latent_attention
+from shardwright.models.parts.rows import Rows, joined, num_layers
+from shardwright.models.parts.size import Natural
+
+
+def assemble(
+    family: str,
+    name: str,
+    architecture: Architecture,
+    natural: Natural,
+    dtype: str,
+    names: PublishedNames | None = None,
+) -> ModelTable:
+    """The table of an architecture; ``names`` are needed where there are experts."""
+    attention, experts = architecture.attention, architecture.experts
+    parts = [
+        ends(architecture),
+        grouped_query_attention(architecture, attention)
+        if isinstance(attention, GroupedQueryAttention)
+        else latent_attention(architecture, attention),
+        feed_forward_norms(architecture),
+        dense_feed_forward(architecture, architecture.mlp) if architecture.mlp else Rows(),
+    ]
+    if experts is not None:
+        assert names is not None
+        parts.append(experts_feed_forward(architecture, experts, names))
+    rows = joined(parts)
+    return ModelTable(
+        family=family,
+        name=name,
+        sizes=_sizes(architecture),
+        weights=rows.weights,
+        activations=rows.activations,
+        moves=rows.moves,
+        num_layers=num_layers(architecture.stacks),
+        dtype=dtype,
+        top_k=experts.top_k if experts else None,
+        capacity_factor=experts.capacity_factor if experts else None,
+        architecture=architecture,
+        natural_layout=natural.layout,
+        natural_mesh=natural.mesh,
+        natural_batch=natural.batch,
+        natural_length=natural.length,
+    )
+
+
+def _sizes(architecture: Architecture) -> Mapping[str, int]:
+    attention, experts = architecture.attention, architecture.experts
+    sizes = {
+        "embed": architecture.embed,
+        "vocab": architecture.vocab,
+        "heads": attention.heads,
+        "head_dim": attention.head_dim,
+    }
+    if isinstance(attention, GroupedQueryAttention):
+        sizes["kv_heads"] = attention.kv_heads
+    else:
+        sizes |= {"kv_lora": attention.kv_lora, "latent": attention.latent}
+        if attention.q_lora:
+            sizes["q_lora"] = attention.q_lora
+    if any(stack.experts for stack in architecture.stacks):
+        assert experts is not None
+        sizes |= {"scores": experts.num, "experts": experts.num, "top_k": experts.top_k}
+    mlp = architecture.mlp or (experts.width if experts else None)
+    if mlp:
+        sizes["mlp"] = mlp
+    return sizes

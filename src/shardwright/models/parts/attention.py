@@ -1,0 +1,103 @@
+"""Rows of attention with grouped queries: keys and values are what meets the queries of other devices."""
+
+from __future__ import annotations
+
+from shardwright.core.table import Activation, Move
+from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
+from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+
+HEADS = (("attention", "heads"), ("attention", "kv_heads"))
+
+
+def grouped_query_attention(architecture: Architecture, attention: GroupedQueryAttention) -> Rows:
+    """Weights of every stack, and the activations and moves that all layers share."""
+    num = num_layers(architecture.stacks)
+    kv = ("batch", "length", "kv_heads", "head_dim")
+    kv_attended = ("batch", "kv_length", "kv_heads", "head_dim")
+    queries = ("batch", "length", "heads", "head_dim")
+    return Rows(
+        weights=tuple(
+            weight
+            for stack in architecture.stacks
+            for weight in (attention_norm(architecture, stack), *_kernels(architecture, attention, stack))
+        ),
+        activations=(
+            Activation(
+                name="attention.input", component="attention", logical_axes=("batch", "length", "embed"), num=num
+            ),
+            Activation(name="attention.queries", component="attention", logical_axes=queries, num=num),
+            Activation(name="attention.keys", component="attention", logical_axes=kv, num=num),
+            Activation(name="attention.values", component="attention", logical_axes=kv, num=num),
+            Activation(name="attention.keys_attended", component="attention", logical_axes=kv_attended, num=num),
+            Activation(name="attention.values_attended", component="attention", logical_axes=kv_attended, num=num),
+            Activation(name="attention.output", component="attention", logical_axes=queries, num=num),
+            projected("attention.projected", "attention", num),
+        ),
+        moves=(
+            Move(source="residual.stream", target="attention.input", feeds=HEADS),
+            *(
+                Move(
+                    source=f"attention.{what}",
+                    target=f"attention.{what}_attended",
+                    feeds=(("attention", "length"),),
+                    renamed={"length": "kv_length"},
+                    kind="keys",
+                )
+                for what in ("keys", "values")
+            ),
+            Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
+        ),
+    )
+
+
+def _kernels(architecture: Architecture, attention: GroupedQueryAttention, stack: Stack):
+    inputs = {"embed": architecture.embed}
+    for name, heads, num in (
+        ("q", "heads", attention.heads),
+        ("k", "kv_heads", attention.kv_heads),
+        ("v", "kv_heads", attention.kv_heads),
+    ):
+        yield kernel(
+            architecture,
+            stack,
+            f"attention.{name}",
+            "attention",
+            {**inputs, heads: num, "head_dim": attention.head_dim},
+            torch_dims=((heads, "head_dim"), ("embed",)),
+            storage=("embed", heads),
+            contracted=over_tokens("attention"),
+            hugging_face=f"self_attn.{name}_proj.weight",
+        )
+    yield output_kernel(architecture, stack, attention.heads, attention.head_dim)
+
+
+def attention_norm(architecture: Architecture, stack: Stack):
+    """The scale of the norm before attention, which belongs to the residual stream."""
+    return norm(
+        stack,
+        "residual.attention_norm",
+        "residual",
+        architecture.embed,
+        over_tokens("residual"),
+        "input_layernorm.weight",
+    )
+
+
+def output_kernel(architecture: Architecture, stack: Stack, heads: int, head_dim: int):
+    """The projection from all heads back to the width of the stream."""
+    return kernel(
+        architecture,
+        stack,
+        "attention.o",
+        "attention",
+        {"heads": heads, "head_dim": head_dim, "embed": architecture.embed},
+        torch_dims=(("embed",), ("heads", "head_dim")),
+        storage=("embed", "heads"),
+        contracted=over_tokens("attention"),
+        hugging_face="self_attn.o_proj.weight",
+    )
+
+
+def projected(name: str, component: str, num: int) -> Activation:
+    """What a component gives back to the stream."""
+    return Activation(name=name, component=component, logical_axes=("batch", "length", "embed"), num=num)

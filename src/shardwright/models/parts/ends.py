@@ -1,0 +1,73 @@
+"""Rows of the two ends of a decoder: tokens to the residual stream, and the stream to logits."""
+
+from __future__ import annotations
+
+from shardwright.core.table import Activation, Move, Weight
+from shardwright.models.parts.architecture import Architecture
+from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+
+TOKENS = ("batch", "length")
+STREAM = ("batch", "length", "embed")
+
+
+def ends(architecture: Architecture) -> Rows:
+    """Embedding, residual stream, final norm and logits. Tied: one weight, used in both components."""
+    num = num_layers(architecture.stacks)
+
+    def integers(name: str, component: str, *logical_axes: str) -> Activation:
+        return Activation(name=name, component=component, logical_axes=logical_axes, dtype="int32")
+
+    return Rows(
+        weights=(*_kernels(architecture), _final_norm(architecture)),
+        activations=(
+            *(integers(f"input.{what}", "input", *TOKENS) for what in ("tokens", "positions", "segments")),
+            # Which keys a query sees is decided where keys are attended to: once per step, not per layer.
+            *(integers(f"attention.kv_{w}", "attention", "batch", "kv_length") for w in ("positions", "segments")),
+            Activation(name="embedding.output", component="embedding", logical_axes=STREAM),
+            Activation(name="residual.stream", component="residual", logical_axes=STREAM, num=num),
+            Activation(name="logits.input", component="logits", logical_axes=STREAM),
+            Activation(
+                name="logits.scores", component="logits", logical_axes=("batch", "length", "vocab"), dtype="float32"
+            ),
+        ),
+        moves=(
+            Move(source="embedding.output", target="residual.stream", summed=(("embedding", "vocab"),)),
+            Move(source="residual.stream", target="logits.input", feeds=(("logits", "vocab"),)),
+        ),
+    )
+
+
+def _kernels(architecture: Architecture) -> tuple[Weight, ...]:
+    vocab, embed = {"vocab": architecture.vocab}, {"embed": architecture.embed}
+    embedding = kernel(
+        architecture,
+        None,
+        "embedding.tokens",
+        "embedding",
+        {**vocab, **embed},
+        torch_dims=(("vocab",), ("embed",)),
+        storage=("embed", "vocab"),
+        contracted=(*over_tokens("embedding"), *(over_tokens("logits") if architecture.tied else ())),
+        hugging_face="model.embed_tokens.weight",
+        uses=("logits",) if architecture.tied else (),
+    )
+    if architecture.tied:
+        return (embedding,)
+    logits = kernel(
+        architecture,
+        None,
+        "logits.kernel",
+        "logits",
+        {**embed, **vocab},
+        torch_dims=(("vocab",), ("embed",)),
+        storage=("embed", "vocab"),
+        contracted=over_tokens("logits"),
+        hugging_face="lm_head.weight",
+    )
+    return embedding, logits
+
+
+def _final_norm(architecture: Architecture) -> Weight:
+    return norm(
+        None, "residual.final_norm", "residual", architecture.embed, over_tokens("residual"), "model.norm.weight"
+    )

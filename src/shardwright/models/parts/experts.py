@@ -1,0 +1,127 @@
+"""Rows of experts: the router and its slots on the token side, then the experts where they compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.core.table import Activation, Initializer, Move, Weight
+from shardwright.models.parts.architecture import Architecture, Experts, Stack
+from shardwright.models.parts.feed_forward import feed_forward
+from shardwright.models.parts.rows import LAYER, Rows, joined, kernel, num_layers, over_tokens
+
+TOKEN_SIDE = ("batch", "groups", "scores", "slots", "embed")
+EXPERT_SIDE = ("experts", "batch", "groups", "slots", "embed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedNames:
+    """What a family's checkpoints call the parts of a layer with experts."""
+
+    router: str
+    gate: str
+    up: str
+    down: str
+    bias: str = ""
+    shared: str = ""
+
+
+def experts_feed_forward(architecture: Architecture, experts: Experts, names: PublishedNames) -> Rows:
+    """The feed-forward layers of the stacks that have experts, shared ones among them."""
+    stacks = tuple(stack for stack in architecture.stacks if stack.experts)
+    if not stacks:
+        return Rows()
+    routed = Rows(
+        weights=tuple(weight for stack in stacks for weight in _weights(architecture, experts, names, stack)),
+        activations=_activations(experts, num_layers(stacks)),
+        moves=(
+            Move(source="residual.stream", target="router.input"),
+            Move(
+                source="router.dispatched",
+                target="moe.dispatched",
+                feeds=(("moe", "mlp"),),
+                renamed={"scores": "experts"},
+                kind="dispatch",
+            ),
+            Move(
+                source="moe.output",
+                target="router.returned",
+                summed=(("moe", "mlp"),),
+                renamed={"experts": "scores"},
+                kind="combine",
+            ),
+            Move(source="router.output", target="residual.stream"),
+        ),
+    )
+    if not experts.shared_width:
+        return routed
+    return joined((routed, feed_forward(architecture, stacks, experts.shared_width, "shared", names.shared)))
+
+
+def _activations(experts: Experts, num: int) -> tuple[Activation, ...]:
+    def row(name: str, *logical_axes: str, dtype: str | None = None) -> Activation:
+        component = name.split(".")[0]
+        sizes = {"mlp": experts.width} if "mlp" in logical_axes else None
+        return Activation(name=name, component=component, logical_axes=logical_axes, num=num, dtype=dtype, sizes=sizes)
+
+    return (
+        row("router.input", "batch", "length", "embed"),
+        row("router.scores", "batch", "length", "scores", dtype="float32"),
+        row("router.dispatched", *TOKEN_SIDE),
+        row("moe.dispatched", *EXPERT_SIDE),
+        row("moe.hidden", "experts", "batch", "groups", "slots", "mlp"),
+        row("moe.output", *EXPERT_SIDE),
+        row("router.returned", *TOKEN_SIDE),
+        row("router.output", "batch", "length", "embed"),
+    )
+
+
+def _weights(architecture: Architecture, experts: Experts, names: PublishedNames, stack: Stack) -> list[Weight]:
+    embed, width = {"embed": architecture.embed}, {"mlp": experts.width}
+    weights = [
+        kernel(
+            architecture,
+            stack,
+            "router.kernel",
+            "router",
+            {**embed, "scores": experts.num},
+            torch_dims=(("scores",), ("embed",)),
+            storage=("embed", "scores"),
+            # A token's weights reach the loss through every expert's output, so the gradient is in parts over both.
+            contracted=(*over_tokens("router"), ("moe", "mlp"), ("moe", "experts")),
+            hugging_face=names.router,
+            in_use_dtype="float32",
+        )
+    ]
+    if experts.balanced_by_bias:
+        weights.append(
+            Weight(
+                name=f"{stack.name}.router.bias",
+                component="router",
+                logical_axes=("scores",),
+                shape=(experts.num,),
+                initializer=Initializer(kind="zeros"),
+                contracted=(),
+                num=stack.num,
+                stack="layers",
+                first_layer=stack.first_layer,
+                frozen=True,
+                hugging_face=LAYER + names.bias,
+                in_use_dtype="float32",
+            )
+        )
+    for which, published in (("gate", names.gate), ("up", names.up), ("down", names.down)):
+        down = which == "down"
+        weights.append(
+            kernel(
+                architecture,
+                stack,
+                f"moe.{which}",
+                "moe",
+                {"experts": experts.num, **(width if down else embed), **(embed if down else width)},
+                torch_dims=(("experts",), ("embed",), ("mlp",)) if down else (("experts",), ("mlp",), ("embed",)),
+                storage=("embed", "mlp"),
+                contracted=(("moe", "batch"), ("moe", "groups")),
+                hugging_face=published,
+            )
+        )
+    return weights

@@ -1,0 +1,73 @@
+"""Rows of SwiGLU feed-forward layers (arXiv:2002.05202): dense ones, and the shared experts that see every token."""
+
+from __future__ import annotations
+
+from shardwright.core.table import Activation, Move, Weight
+from shardwright.models.parts.architecture import Architecture, Stack
+from shardwright.models.parts.attention import projected
+from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+
+
+def dense_feed_forward(architecture: Architecture, width: int) -> Rows:
+    """The feed-forward layers of the stacks without experts; activations are named ``mlp.*``."""
+    stacks = tuple(stack for stack in architecture.stacks if not stack.experts)
+    return feed_forward(architecture, stacks, width, "mlp", "mlp")
+
+
+def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: int, name: str, published: str) -> Rows:
+    """Rows named ``name.*`` in component ``mlp``, ``published`` being what checkpoints call them inside a layer."""
+    if not stacks:
+        return Rows()
+    num = num_layers(stacks)
+    hidden = Activation(
+        name=f"{name}.hidden",
+        component="mlp",
+        logical_axes=("batch", "length", "mlp"),
+        num=num,
+        sizes={"mlp": width},
+    )
+    return Rows(
+        weights=tuple(
+            _kernel(architecture, stack, width, name, published, which)
+            for stack in stacks
+            for which in ("gate", "up", "down")
+        ),
+        activations=(projected(f"{name}.input", "mlp", num), hidden, projected(f"{name}.projected", "mlp", num)),
+        moves=(
+            Move(source="residual.stream", target=f"{name}.input", feeds=(("mlp", "mlp"),)),
+            Move(source=f"{name}.projected", target="residual.stream", summed=(("mlp", "mlp"),)),
+        ),
+    )
+
+
+def feed_forward_norms(architecture: Architecture) -> Rows:
+    """The scale of the norm before each layer's feed-forward part, which belongs to the residual stream."""
+    return Rows(
+        weights=tuple(
+            norm(
+                stack,
+                "residual.feed_forward_norm",
+                "residual",
+                architecture.embed,
+                over_tokens("residual"),
+                "post_attention_layernorm.weight",
+            )
+            for stack in architecture.stacks
+        )
+    )
+
+
+def _kernel(architecture: Architecture, stack: Stack, width: int, name: str, published: str, which: str) -> Weight:
+    embed, mlp = {"embed": architecture.embed}, {"mlp": width}
+    down = which == "down"
+    return kernel(
+        architecture,
+        stack,
+        f"{name}.{which}",
+        "mlp",
+        {**mlp, **embed} if down else {**embed, **mlp},
+        torch_dims=(("embed",), ("mlp",)) if down else (("mlp",), ("embed",)),
+        storage=("embed", "mlp"),
+        contracted=over_tokens("mlp"),
+        hugging_face=f"{published}.{which}_proj.weight",
+    )

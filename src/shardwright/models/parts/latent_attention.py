@@ -1,0 +1,123 @@
+"""Rows of multi-head latent attention: the latent meets the queries of other devices, never the keys made of it.
+
+In DeepSeek-V3 a token's latent has 576 elements, its keys and values 40,960.
+"""
+
+from __future__ import annotations
+
+from shardwright.core.table import Activation, Move
+from shardwright.models.parts.architecture import Architecture, LatentAttention, Stack
+from shardwright.models.parts.attention import attention_norm, output_kernel, projected
+from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+
+FEEDS_HEADS = (*over_tokens("attention"), ("attention", "heads"))
+"""A down-projection feeds all heads: where these are cut, each device sees its heads' share of the gradient."""
+
+
+def latent_attention(architecture: Architecture, attention: LatentAttention) -> Rows:
+    """Weights of every stack, and the activations and moves that all layers share."""
+    num = num_layers(architecture.stacks)
+
+    def row(name: str, *logical_axes: str, sizes: dict[str, int] | None = None) -> Activation:
+        return Activation(
+            name=f"attention.{name}", component="attention", logical_axes=("batch", *logical_axes), num=num, sizes=sizes
+        )
+
+    values = {"head_dim": attention.value_dim}
+    return Rows(
+        weights=tuple(
+            weight
+            for stack in architecture.stacks
+            for weight in (attention_norm(architecture, stack), *_kernels(architecture, attention, stack))
+        ),
+        activations=(
+            row("input", "length", "embed"),
+            *((row("query_latent", "length", "q_lora"),) if attention.q_lora else ()),
+            row("queries", "length", "heads", "head_dim"),
+            row("latent", "length", "latent"),
+            row("latent_attended", "kv_length", "latent"),
+            row("keys_attended", "kv_length", "heads", "head_dim"),
+            row("values_attended", "kv_length", "heads", "head_dim", sizes=values),
+            row("output", "length", "heads", "head_dim", sizes=values),
+            projected("attention.projected", "attention", num),
+        ),
+        moves=(
+            Move(source="residual.stream", target="attention.input", feeds=(("attention", "heads"),)),
+            Move(
+                source="attention.latent",
+                target="attention.latent_attended",
+                feeds=(("attention", "length"),),
+                renamed={"length": "kv_length"},
+                kind="keys",
+            ),
+            Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
+        ),
+    )
+
+
+def _kernels(architecture: Architecture, attention: LatentAttention, stack: Stack):
+    embed, heads = {"embed": architecture.embed}, {"heads": attention.heads}
+    if attention.q_lora is None:
+        yield kernel(
+            architecture,
+            stack,
+            "attention.q",
+            "attention",
+            {**embed, **heads, "head_dim": attention.head_dim},
+            torch_dims=(("heads", "head_dim"), ("embed",)),
+            storage=("embed", "heads"),
+            contracted=over_tokens("attention"),
+            hugging_face="self_attn.q_proj.weight",
+        )
+    else:
+        yield kernel(
+            architecture,
+            stack,
+            "attention.q_down",
+            "attention",
+            {**embed, "q_lora": attention.q_lora},
+            torch_dims=(("q_lora",), ("embed",)),
+            storage=("embed", "q_lora"),
+            contracted=FEEDS_HEADS,
+            hugging_face="self_attn.q_a_proj.weight",
+        )
+        yield norm(
+            stack, "attention.q_norm", "attention", attention.q_lora, FEEDS_HEADS, "self_attn.q_a_layernorm.weight"
+        )
+        yield kernel(
+            architecture,
+            stack,
+            "attention.q_up",
+            "attention",
+            {"q_lora": attention.q_lora, **heads, "head_dim": attention.head_dim},
+            torch_dims=(("heads", "head_dim"), ("q_lora",)),
+            storage=("q_lora", "heads"),
+            contracted=over_tokens("attention"),
+            hugging_face="self_attn.q_b_proj.weight",
+        )
+    yield kernel(
+        architecture,
+        stack,
+        "attention.kv_down",
+        "attention",
+        {**embed, "latent": attention.latent},
+        torch_dims=(("latent",), ("embed",)),
+        storage=("embed", "latent"),
+        contracted=FEEDS_HEADS,
+        hugging_face="self_attn.kv_a_proj_with_mqa.weight",
+    )
+    yield norm(
+        stack, "attention.kv_norm", "attention", attention.kv_lora, FEEDS_HEADS, "self_attn.kv_a_layernorm.weight"
+    )
+    yield kernel(
+        architecture,
+        stack,
+        "attention.kv_up",
+        "attention",
+        {"kv_lora": attention.kv_lora, **heads, "head_dim": attention.nope_dim + attention.value_dim},
+        torch_dims=(("heads", "head_dim"), ("kv_lora",)),
+        storage=("kv_lora", "heads"),
+        contracted=over_tokens("attention"),
+        hugging_face="self_attn.kv_b_proj.weight",
+    )
+    yield output_kernel(architecture, stack, attention.heads, attention.value_dim)

@@ -1,0 +1,91 @@
+"""Rows of a table, and the few shapes of row that every part writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwright.core.table import Activation, Contraction, Initializer, Move, Weight
+from shardwright.models.parts.architecture import Architecture, Stack
+
+LAYER = "model.layers.{layer}."
+"""How the published names of weights that layers have begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of a table that belong together."""
+
+    weights: tuple[Weight, ...] = ()
+    activations: tuple[Activation, ...] = ()
+    moves: tuple[Move, ...] = ()
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """All rows, in order."""
+    parts = tuple(parts)
+    return Rows(
+        weights=tuple(row for part in parts for row in part.weights),
+        activations=tuple(row for part in parts for row in part.activations),
+        moves=tuple(row for part in parts for row in part.moves),
+    )
+
+
+def kernel(
+    architecture: Architecture,
+    stack: Stack | None,
+    name: str,
+    component: str,
+    dims: dict[str, int],
+    torch_dims: tuple[tuple[str, ...], ...],
+    storage: tuple[str, ...],
+    contracted: tuple[Contraction, ...],
+    hugging_face: str,
+    in_use_dtype: str | None = None,
+    uses: tuple[str, ...] = (),
+) -> Weight:
+    """A matrix, started from a normal distribution with the standard deviation of the published configs."""
+    return Weight(
+        name=f"{stack.name}.{name}" if stack else name,
+        component=component,
+        logical_axes=tuple(dims),
+        shape=tuple(dims.values()),
+        initializer=Initializer(kind="normal", stddev=architecture.initializer_stddev),
+        contracted=contracted,
+        storage=storage,
+        torch_dims=torch_dims,
+        hugging_face=(LAYER if stack else "") + hugging_face,
+        in_use_dtype=in_use_dtype,
+        uses=uses,
+        **_stacked(stack),
+    )
+
+
+def norm(
+    stack: Stack | None, name: str, component: str, width: int, contracted: tuple[Contraction, ...], hugging_face: str
+) -> Weight:
+    """The scale of an RMS norm: one-dimensional, and whole at rest because a gather of it would cost only latency."""
+    return Weight(
+        name=f"{stack.name}.{name}" if stack else name,
+        component=component,
+        logical_axes=("norm",),
+        shape=(width,),
+        initializer=Initializer(kind="ones"),
+        contracted=contracted,
+        hugging_face=(LAYER if stack else "") + hugging_face,
+        in_use_dtype="float32",
+        **_stacked(stack),
+    )
+
+
+def over_tokens(component: str) -> tuple[Contraction, ...]:
+    """The dims that every gradient of a weight used in ``component`` is summed over."""
+    return (component, "batch"), (component, "length")
+
+
+def num_layers(stacks: Iterable[Stack]) -> int:
+    return sum(stack.num for stack in stacks)
+
+
+def _stacked(stack: Stack | None) -> dict:
+    return {"num": stack.num, "stack": "layers", "first_layer": stack.first_layer} if stack else {}

@@ -1,0 +1,51 @@
+"""A named size of a family: its dimensions, and how it is run when nobody says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shardwright.core.errors import InputError
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Natural:
+    """The layout, the complete mesh and the global batch at which a size is shown when nobody says otherwise."""
+
+    layout: str
+    mesh: Mapping[str, int]
+    batch: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size(Generic[Config]):
+    """A named size. ``dtype`` is what its computation runs in."""
+
+    config: Config
+    natural: Natural
+    dtype: str = "bfloat16"
+
+
+def require_positive(**dimensions: int | float) -> None:
+    """Refuse dimensions below 1 (or, for a float, not above 0)."""
+    for name, value in dimensions.items():
+        if value < 1 if isinstance(value, int) else value <= 0:
+            raise InputError(f"{name} is {value}, and must be above 0.")
+
+
+def require_multiple(**dimensions: int) -> None:
+    """Refuse two dimensions, given by name, of which the first is not a multiple of the second."""
+    (name, value), (of, divisor) = dimensions.items()
+    if value % divisor:
+        raise InputError(f"{name} is {value}, and must be a multiple of {of}, which is {divisor}.")
+
+
+def require_at_most(**dimensions: int) -> None:
+    """Refuse two dimensions, given by name, of which the first is larger than the second."""
+    (name, value), (of, limit) = dimensions.items()
+    if value > limit:
+        raise InputError(f"{name} is {value}, and must not be above {of}, which is {limit}.")
