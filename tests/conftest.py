@@ -1,0 +1,88 @@
+"""What every test runs under: simulated devices, no network, the same random choices, and its needs as a marker.
+
+Nothing here imports a framework. All of it is environment variables, which JAX and transformers read when a test
+first imports them; the processes that a test starts can be given a user's environment instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+_AS_STARTED = dict(os.environ)
+
+ROOT = Path(__file__).parent.parent
+
+# JAX reads these when it is imported. Eight devices share two cores here, where an all-reduce may wait long for its
+# last device; a hang is still ended.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_cpu_collective_call_warn_stuck_timeout_seconds=60",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=300",
+    ]
+).strip()
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+# No test reads from the network; without these, a missing file would be asked for at length.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+os.environ.update(_OFFLINE)
+
+# Test processes run side by side; each computes with one thread, so that they do not fight for cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# The same cases on every run, and no time limit for one case on a busy machine.
+# `pytest --hypothesis-profile=search` looks for new cases.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None, print_blob=True)
+settings.load_profile("repeatable")
+
+_FRAMEWORKS = {"jax", "shardwright.engine_jax"}
+_PROCESSES = {"subprocess", "multiprocessing"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with what its file needs, and start the slow files first, so that the last ones are short."""
+    for item in items:
+        if item.get_closest_marker("gpu") is None:
+            for need in _needs(item.path):
+                item.add_marker(need)
+    items.sort(key=lambda item: item.get_closest_marker("devices") is None)
+
+
+@cache
+def _needs(path: Path) -> tuple[str, ...]:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            imported.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    prefixes = {name[:stop] for name in imported for stop in _dots(name)}
+    needs = [
+        need for need, names in (("devices", _FRAMEWORKS), ("processes", _PROCESSES)) if not names.isdisjoint(prefixes)
+    ]
+    return tuple(needs) or ("pure",)
+
+
+def _dots(name: str) -> list[int]:
+    return [index for index, char in enumerate(name) if char == "."] + [len(name)]
+
+
+@pytest.fixture
+def user_environment() -> dict[str, str]:
+    """The environment of a person who types a command: that of the tests without what is set above for JAX.
+
+    `shardwright` and `python` are those of the environment that the tests run in.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), _AS_STARTED.get("PATH", "")])
+    return {**_AS_STARTED, **_OFFLINE, "PATH": path, "TOKENIZERS_PARALLELISM": "false"}
