@@ -1,0 +1,1 @@
+"""The JAX engine: the mathematics of the tables, and their layout lowered to shardings."""

@@ -1,0 +1,72 @@
+"""Between our weights and published checkpoints: names, and the order in which dims are stored.
+
+Arrays are anything with ``transpose``, ``reshape`` and indexing (NumPy, JAX); nothing is imported for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+from shardwright.core.table import Weight
+
+
+def published_names(weight: Weight) -> tuple[str, ...]:
+    """The names under which a weight is published: one, or one per layer, or per layer and expert, in order.
+
+    >>> from shardwright.models import build
+    >>> build("mixtral-test").weight("layers.moe.down")
+    ... # doctest: +ELLIPSIS
+    Weight(name='layers.moe.down', ...)
+    >>> published_names(build("mixtral-test").weight("layers.moe.down"))[:2]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ('model.layers.0.block_sparse_moe.experts.0.w2.weight',
+     'model.layers.0.block_sparse_moe.experts.1.w2.weight')
+    """
+    assert weight.hugging_face is not None, weight.name
+    experts = range(weight.size("experts")) if _per_expert(weight) else range(1)
+    layers = range(weight.first_layer, weight.first_layer + weight.num)
+    return tuple(weight.hugging_face.format(layer=layer, expert=expert) for layer in layers for expert in experts)
+
+
+def to_published(weight: Weight, array: Any) -> Iterator[tuple[str, Any]]:
+    """Each published tensor of a weight: ``array`` holds all its layers, stacked if it has a stack."""
+    names = iter(published_names(weight))
+    for layer in array if weight.stack else [array]:
+        for part in layer if _per_expert(weight) else [layer]:
+            yield next(names), _as_published(weight, part)
+
+
+def from_published(weight: Weight, read: Callable[[str], Any], stack: Callable[[Sequence[Any]], Any]) -> Any:
+    """A weight with all its layers from published tensors. ``stack`` joins arrays along a new first dim."""
+    parts = [_as_ours(weight, read(name)) for name in published_names(weight)]
+    if _per_expert(weight):
+        num = weight.size("experts")
+        parts = [stack(parts[start : start + num]) for start in range(0, len(parts), num)]
+    return stack(parts) if weight.stack else parts[0]
+
+
+def _per_expert(weight: Weight) -> bool:
+    return "{expert}" in (weight.hugging_face or "")
+
+
+def _dims(weight: Weight) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Our dims and the published ones of a single published tensor."""
+    axes = weight.logical_axes
+    torch_dims = weight.torch_dims or tuple((name,) for name in axes)
+    if not _per_expert(weight):
+        return axes, torch_dims
+    return tuple(n for n in axes if n != "experts"), tuple(dim for dim in torch_dims if dim != ("experts",))
+
+
+def _as_published(weight: Weight, part: Any) -> Any:
+    axes, torch_dims = _dims(weight)
+    order = [axes.index(name) for dim in torch_dims for name in dim]
+    return part.transpose(order).reshape([prod(weight.size(name) for name in dim) for dim in torch_dims])
+
+
+def _as_ours(weight: Weight, part: Any) -> Any:
+    axes, torch_dims = _dims(weight)
+    flat = [name for dim in torch_dims for name in dim]
+    return part.reshape([weight.size(name) for name in flat]).transpose([flat.index(name) for name in axes])
