@@ -1,0 +1,97 @@
+"""What a training run is told beyond its plan, and what it says when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shardwright.core.errors import InputError
+
+STDLIB = "stdlib"
+"""The name of the corpus that every machine has: the source text of Python's own standard library."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How long, on what and from where to train.
+
+    ``data``: a file, a folder, or ``stdlib``. ``tokenizer``: a ``tokenizer.json``; None: bytes. ``steps``: the length
+    of the schedule, in steps; ``stop_after``: the step after which this run saves and ends; None: at ``steps``.
+    ``lr``: the highest learning rate, reached after ``warmup`` steps. ``clip``: the largest global norm of the
+    gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints stay; None: all.
+    ``devices``: how many were asked for; None: as many as the mesh has. ``progress``: show a bar on the terminal.
+
+    Raises InputError for numbers that cannot be.
+    """
+
+    steps: int
+    out: Path
+    data: str = STDLIB
+    tokenizer: Path | None = None
+    stop_after: int | None = None
+    lr: float = 3e-4
+    warmup: int = 0
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_every: int | None = None
+    keep: int | None = None
+    resume: bool = False
+    tensorboard: bool = False
+    devices: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        counts = {
+            "--steps": self.steps,
+            "--stop-after": self.stop_after,
+            "--checkpoint-every": self.checkpoint_every,
+            "--keep": self.keep,
+            "--devices": self.devices,
+        }
+        for option, count in counts.items():
+            if count is not None and count < 1:
+                raise InputError(f"{option} is {count}, and must be at least 1.")
+        for option, number in (("--lr", self.lr), ("--clip", self.clip)):
+            if not 0 < number < float("inf"):
+                raise InputError(f"{option} is {number:g}, and must be a number above 0.")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise InputError(f"--weight-decay is {self.weight_decay:g}, and must be a number of at least 0.")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"--seed is {self.seed}, and must be from 0 to 2^63 - 1.")
+        if not 0 <= self.warmup <= self.steps:
+            raise InputError(
+                f"--warmup is {self.warmup}, and must be from 0 to --steps, which is {self.steps}: "
+                f"the learning rate rises for --warmup steps and falls for the rest."
+            )
+        if self.stop_after is not None and self.stop_after > self.steps:
+            raise InputError(
+                f"--stop-after is {self.stop_after}, and must not be above --steps, which is {self.steps}. "
+                f"For a longer run, give a larger --steps."
+            )
+
+    @property
+    def last_step(self) -> int:
+        """The number of steps done when this run ends by itself."""
+        return self.steps if self.stop_after is None else self.stop_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How a run ended. ``step``: steps done since the first run. ``loss``: of the last of them, None when none was done."""
+
+    ended: Literal["finished", "stopped", "interrupted"]
+    step: int
+    loss: float | None
+    checkpoint: Path | None
+    metrics: Path
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "ended": self.ended,
+            "step": self.step,
+            "loss": self.loss,
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "metrics": str(self.metrics),
+        }
