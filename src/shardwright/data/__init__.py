@@ -1,0 +1,26 @@
+"""Text to tokens to rows to batches. What is read is a function of (seed, global row index), never of the mesh.
+
+``read_corpus`` reads and tokenises a source once, ``Rows`` cuts the corpus to rows, ``Batches`` orders and reads them.
+"""
+
+from shardwright.data.batches import Batch, Batches
+from shardwright.data.corpus import Corpus, read_corpus
+from shardwright.data.documents import Document, documents
+from shardwright.data.packing import ROW_FIELDS, Row, Rows
+from shardwright.data.tokens import ByteTokenizer, FileTokenizer, Tokenizer, read_tokenizer
+
+__all__ = [
+    "ROW_FIELDS",
+    "Batch",
+    "Batches",
+    "ByteTokenizer",
+    "Corpus",
+    "Document",
+    "FileTokenizer",
+    "Row",
+    "Rows",
+    "Tokenizer",
+    "documents",
+    "read_corpus",
+    "read_tokenizer",
+]

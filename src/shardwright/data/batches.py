@@ -1,0 +1,98 @@
+"""The order of rows, and the rows of a step.
+
+All rows of all steps are one endless stream. Row k of the stream is a function of (seed, k): epoch by epoch, each row
+of the corpus once, in an order of the epoch's own. Step s reads rows s * batch to (s + 1) * batch, so the only
+position to save is the index of the next row, and the batch size may change between two runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardwright.data.packing import ROW_FIELDS, Row, Rows
+
+if TYPE_CHECKING:
+    import grain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The rows of a step that were asked for, [rows, length] per field of ``ROW_FIELDS``.
+
+    ``first_row`` is the global index of the step's first row, ``next_row`` that of the next step's: the position to
+    save after this step.
+    """
+
+    first_row: int
+    next_row: int
+    arrays: Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The steps of a run: ``batch`` rows each, from global row ``start_row`` on, in the order that ``seed`` gives.
+
+    Step 0 is the first one of this object, whatever ran before: resume with the saved ``next_row`` as ``start_row``.
+    """
+
+    rows: Rows
+    batch: int
+    seed: int
+    start_row: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.batch > 0, self.batch
+        assert self.start_row >= 0, self.start_row
+
+    def read(self, step: int, offsets: Sequence[int] | None = None) -> Batch:
+        """The rows of a step, in the calling thread.
+
+        ``offsets`` says which, counted from the step's first row (0 <= offset < batch); None: all. A process gives
+        those of its own devices; no other row is read.
+        """
+        return self._read(stream(self.rows, self.seed), step, offsets)
+
+    @contextmanager
+    def prefetched(self, offsets: Sequence[int] | None = None, *, depth: int = 2) -> Iterator[Iterator[Batch]]:
+        """An endless iterator over the steps from 0 on, ``depth`` of them read ahead by a thread that ends with the block.
+
+        What goes wrong in the thread is raised by ``next``.
+        """
+        import grain
+
+        ordered = stream(self.rows, self.seed)
+        steps = grain.MapDataset.range(sys.maxsize).map(lambda step: self._read(ordered, step, offsets))
+        batches = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=depth)))
+        try:
+            yield batches
+        finally:
+            batches.close()
+
+    def _read(self, ordered: grain.MapDataset[Row], step: int, offsets: Sequence[int] | None) -> Batch:
+        first_row = self.start_row + step * self.batch
+        offsets = range(self.batch) if offsets is None else offsets
+        assert all(0 <= offset < self.batch for offset in offsets), (offsets, self.batch)
+        arrays = {name: np.empty((len(offsets), self.rows.length), dtype) for name, dtype in ROW_FIELDS.items()}
+        for place, offset in enumerate(offsets):
+            row = ordered[first_row + offset]
+            assert row is not None
+            for name, values in row.items():
+                arrays[name][place] = values
+        return Batch(first_row=first_row, next_row=first_row + self.batch, arrays=arrays)
+
+
+def stream(rows: Rows, seed: int) -> grain.MapDataset[Row]:
+    """Rows in the order of a seed, without end: ``stream(rows, seed)[k]`` is row k of every run with that seed."""
+    # Here, not above: it imports JAX where that is installed, and who only plans or checks data need not wait for it.
+    import grain
+
+    # Grain shuffles epoch e by seed + e. Neighbouring seeds would see the same orders one epoch apart, hence the digest.
+    digest = hashlib.blake2b(str(seed).encode(), digest_size=4, person=b"shardwright rows").digest()
+    return grain.MapDataset.source(rows).shuffle(seed=int.from_bytes(digest, "little")).repeat()

@@ -1,0 +1,193 @@
+"""Where text comes from: a file, a folder, JSONL, or the Python standard library's own source.
+
+| source | its documents |
+|---|---|
+| a text file | itself |
+| ``*.jsonl``, ``*.ndjson`` | the ``text`` of each line, an object; its other keys are not used |
+| a folder | those of each file below it, sorted by path; names that begin with a dot are left out |
+| ``stdlib`` | each ``.py`` file of the standard library, sorted by path, but for tests and installed packages |
+
+All text is UTF-8. A file that is not is an error, never skipped, so that a corpus is what its path says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from shardwright.core.errors import InputError
+from shardwright.core.nearest import nearest
+
+STDLIB = "stdlib"
+"""The word for the standard library; a folder of this name is read as ``./stdlib``."""
+
+_JSONL_SUFFIXES = (".jsonl", ".ndjson")
+_NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A text that stands by itself. ``text`` is UTF-8, ``name`` its file, with the line where a file holds several."""
+
+    name: str
+    text: bytes
+
+
+def documents(source: str | Path) -> Iterator[Document]:
+    """The documents of a source, in an order that depends on the names of the files alone, read one at a time.
+
+    Raises InputError, with the file and the line or byte, for what cannot be read or is not UTF-8, for a JSONL line
+    that is not an object with a ``text``, and for a folder without files.
+    """
+    for path in _files(source):
+        if path.suffix.lower() in _JSONL_SUFFIXES:
+            yield from _jsonl_documents(path)
+        else:
+            with _opened(path) as file:
+                text = file.read()
+            yield Document(name=shown(path), text=_utf8(text, shown(path)))
+
+
+def shown(path: str | Path) -> str:
+    """The path as it can be printed anywhere: file names may hold bytes that are not text."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a path cannot be read, in the system's words."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _files(source: str | Path) -> list[Path]:
+    if source == STDLIB:
+        return _stdlib_files()
+    path = Path(source)
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read data from {shown(path)}: {reason(error)}. "
+            f"Give a text file, a folder, a JSONL file, or the word {STDLIB}."
+        ) from error
+    if not stat.S_ISDIR(mode):
+        return [path]
+    files = _files_below(path)
+    if not files:
+        raise InputError(f"no text in folder {shown(path)}: it has no files, not counting names that begin with a dot")
+    return files
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Files of a folder and of those below it, links followed, sorted by relative path."""
+    found: list[tuple[str, Path]] = []
+    seen: dict[str, str] = {}
+    for here, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:
+            raise InputError(
+                f"{shown(folder)} holds one folder twice, through a link: {shown(seen[real])} and {shown(here)}. "
+                "Remove the link, so that no text is read twice."
+            )
+        seen[real] = here
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [Path(here, name) for name in names if not name.startswith(".")]
+        found += [(path.relative_to(folder).as_posix(), path) for path in paths]
+    return [path for _, path in sorted(found)]
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(f"cannot read folder {shown(error.filename)}: {reason(error)}") from error
+
+
+def _stdlib_files() -> list[Path]:
+    folder = Path(sysconfig.get_path("stdlib"))
+    found: list[tuple[str, Path]] = []
+    for here, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if name not in _NOT_STDLIB]
+        paths = [Path(here, name) for name in names if name.endswith(".py")]
+        found += [(path.relative_to(folder).as_posix(), path) for path in paths]
+    if not found:
+        raise InputError(
+            f"no source text of the Python standard library in {folder}: this Python comes without. "
+            "Give a text file, a folder or a JSONL file."
+        )
+    return [path for _, path in sorted(found)]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        # A pipe or a device could be read without end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"cannot read data from {shown(path)}: it is neither a file nor a folder")
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"cannot read data from {shown(path)}: {reason(error)}") from error
+
+
+def _utf8(data: bytes, name: str) -> bytes:
+    try:
+        if not data.isascii():
+            data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}. "
+            "Convert it, or keep it apart from the data."
+        ) from error
+    return data
+
+
+def _jsonl_documents(path: Path) -> Iterator[Document]:
+    # Bytes, so that only \n ends a line: in text Python would also split at characters that JSON allows inside.
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                name = f"{shown(path)}:{number}"
+                text = _utf8(line.rstrip(b"\r\n"), name).decode()
+                yield Document(name=name, text=_jsonl_text(text, name))
+
+
+def _jsonl_text(line: str, name: str) -> bytes:
+    wanted = 'Each line is an object such as {"text": "..."}.'
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{name}:{error.colno}: not JSON: {error.msg}. {wanted}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: JSON that cannot be read: {error}. {wanted}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{name}: found {_KINDS[type(value)]}, needed an object. {wanted}")
+    if "text" not in value:
+        keys = ", ".join(repr(key) for key in value) or "none"
+        like = nearest("text", value)
+        hint = f"Rename {like!r} to 'text'." if like else wanted
+        raise InputError(f"{name}: no key 'text'; found keys: {keys}. {hint}")
+    text = value["text"]
+    if not isinstance(text, str):
+        raise InputError(f"{name}: 'text' is {_KINDS[type(text)]}, needed a string. {wanted}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name}: 'text' has half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character {error.start}: "
+            "that is no character. Write the pair, or leave it out."
+        ) from error
+
+
+_KINDS: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a truth value",
+    type(None): "null",
+}

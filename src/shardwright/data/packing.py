@@ -1,0 +1,105 @@
+"""Documents packed to rows of one length, and what is in a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from shardwright.core.errors import InputError
+from shardwright.data.corpus import Corpus
+
+Row = dict[str, np.ndarray]
+"""One array [length] per field of ``ROW_FIELDS``, or [rows, length] for several rows."""
+
+ROW_FIELDS = MappingProxyType(
+    {
+        "tokens": np.dtype(np.int32),
+        "targets": np.dtype(np.int32),
+        "segment_ids": np.dtype(np.int32),
+        "positions": np.dtype(np.int32),
+        "valid": np.dtype(np.bool_),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a corpus: row r is its tokens r * length to (r + 1) * length, and a function of r alone.
+
+    Documents follow one another without padding. Of a document that a row's end cuts, the rest begins the next row,
+    where it is a segment like any other. The last tokens of the corpus that fill no row, fewer than ``length``, are in
+    none; ``num_left_out`` counts them.
+
+    ``tokens``       the ids.
+    ``targets``      the id that comes next in the document, also where that is in the next row; 0 where not valid.
+    ``segment_ids``  1, 2, ... for the documents of the row: attention joins only tokens of one segment. 0 is for padding.
+    ``positions``    0, 1, ... within the segment.
+    ``valid``        whether the target counts: everywhere but on end-of-document tokens, after which another
+                     document begins. A document's last word therefore learns to end it, and no target crosses.
+
+    >>> from shardwright.data.tokens import ByteTokenizer
+    >>> corpus = Corpus(source="", tokenizer="bytes", tokens=np.array([97, 98, 99, 256, 100, 256, 101, 256], np.uint16),
+    ...                 ends=np.array([4, 6, 8]))
+    >>> rows = Rows(corpus=corpus, length=3)
+    >>> len(rows), rows.num_left_out
+    (2, 2)
+    >>> for name, values in rows[1].items():
+    ...     print(f"{name:12}", *(values * 1))
+    tokens       256 100 256
+    targets      0 256 0
+    segment_ids  1 2 2
+    positions    0 0 1
+    valid        0 1 0
+
+    Raises InputError where the corpus does not fill one row.
+    """
+
+    corpus: Corpus
+    length: int
+
+    def __post_init__(self) -> None:
+        assert self.length > 0, self.length
+        if len(self) == 0:
+            raise InputError(
+                f"{self.corpus.source} has {self.corpus.num_tokens:,} tokens (by tokenizer {self.corpus.tokenizer}), "
+                f"fewer than the {self.length:,} of one row. Give more text, or a shorter length."
+            )
+
+    def __len__(self) -> int:
+        return self.corpus.num_tokens // self.length
+
+    @property
+    def num_left_out(self) -> int:
+        """Tokens at the end of the corpus that are in no row."""
+        return self.corpus.num_tokens % self.length
+
+    def __getitem__(self, index: int) -> Row:
+        """Row ``index``, 0 <= index < len(self)."""
+        assert 0 <= index < len(self), (index, len(self))
+        start = index * self.length
+        stop = start + self.length
+        window = self.corpus.tokens[start : stop + 1]
+
+        # Ends after the row's start, none before: each is where the next segment begins, counted from the start.
+        ends = self.corpus.ends
+        ends = ends[np.searchsorted(ends, start, side="right") : np.searchsorted(ends, stop, side="right")] - start
+        begins = np.zeros(self.length, np.int32)
+        begins[0] = 1
+        begins[ends[ends < self.length]] = 1
+        segment_ids = np.cumsum(begins, dtype=np.int32)
+        first = np.flatnonzero(begins).astype(np.int32)
+        valid = np.ones(self.length, np.bool_)
+        valid[ends - 1] = False
+
+        targets = np.zeros(self.length, np.int32)
+        targets[: window.size - 1] = window[1:]
+        targets[~valid] = 0
+        return {
+            "tokens": window[: self.length].astype(np.int32),
+            "targets": targets,
+            "segment_ids": segment_ids,
+            "positions": np.arange(self.length, dtype=np.int32) - first[segment_ids - 1],
+            "valid": valid,
+        }
