@@ -51,12 +51,15 @@ _PROCESSES = {"subprocess", "multiprocessing"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with what its file needs, and start the slow files first, so that the last ones are short."""
+    """Mark each test with what its file needs, where it does not say, and start the slow files first.
+
+    Files are handed to whichever test process is free: with the short ones last, both end together.
+    """
     for item in items:
-        if item.get_closest_marker("gpu") is None:
+        if not any(item.get_closest_marker(need) for need in ("pure", "devices", "processes", "gpu")):
             for need in _needs(item.path):
                 item.add_marker(need)
-    items.sort(key=lambda item: item.get_closest_marker("devices") is None)
+    items.sort(key=lambda item: item.get_closest_marker("pure") is not None)
 
 
 @cache

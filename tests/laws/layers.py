@@ -1,0 +1,143 @@
+"""Which layer may import what, as data, and the reading of it off the sources.
+
+A layer is a folder of src/shardwright; ``FRONT`` stands for the files directly in it. Every import statement counts,
+inside functions and for type checking too. Layers that reach an engine only when they are called (``AT_CALL_TIME``)
+import it inside a function, or by name with ``importlib``.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "shardwright"
+FRONT = "(front door)"
+
+_FOUNDATION = {"core", "files", "init", "cost", "models", "checkpoint", "data"}
+
+LAYERS: Mapping[str, frozenset[str]] = {
+    layer: frozenset(permitted)
+    for layer, permitted in {
+        "core": set(),
+        "files": {"core", "yaml"},
+        "init": {"core", "numpy"},
+        "cost": {"core"},
+        "models": {"core"},
+        "layouts": {"core", "files"},
+        "checkpoint": {"core", "numpy", "safetensors", "xxhash"},
+        "data": {"core", "numpy", "grain", "tokenizers"},
+        "engine_jax": {*_FOUNDATION, "numpy", "jax", "optax", "jaxtyping"},
+        "engine_torch": {*_FOUNDATION, "numpy", "torch", "jaxtyping"},
+        "compiled": {"core", "cost"},
+        "interop": {"core", "files", "models"},
+        "report": {*_FOUNDATION, "layouts", "compiled", "interop", "rich"},
+        "cli": {*_FOUNDATION, "layouts", "compiled", "interop", "report", "rich", "tyro"},
+        FRONT: {"core", "files", "layouts", "models"},
+    }.items()
+}
+"""For each layer the other layers and the libraries that it may import, besides the standard library and itself."""
+
+AT_CALL_TIME: Mapping[str, frozenset[str]] = {
+    "report": frozenset({"engine_jax", "engine_torch"}),
+    "cli": frozenset({"engine_jax", "engine_torch", "tensorboardX"}),
+    FRONT: frozenset({"engine_jax", "engine_torch"}),
+}
+"""What a layer may import inside a function, besides what it may import anywhere."""
+
+STANDARD_LIBRARY_ONLY = ("core", "cost", "models")
+"""Layers whose modules load the standard library and each other, nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One imported name as written, absolute, and whether it is imported only when a function is called."""
+
+    name: str
+    line: int
+    at_call_time: bool
+    computed: bool = False
+
+
+def layer_of(module: str) -> str:
+    """
+    >>> layer_of("shardwright.core.mesh"), layer_of("shardwright")
+    ('core', '(front door)')
+    """
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in LAYERS else FRONT
+
+
+def modules(source_folder: Path) -> dict[str, Path]:
+    """Every module under ``source_folder`` by its dotted name."""
+    found = {}
+    for path in sorted(source_folder.rglob("*.py")):
+        parts = path.relative_to(source_folder).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """What ``module`` imports against the table, one sentence each."""
+    layer = layer_of(module)
+    wrong = []
+    for found in _imports(ast.parse(source), module, is_package):
+        permitted = LAYERS[layer] | (AT_CALL_TIME.get(layer, frozenset()) if found.at_call_time else frozenset())
+        if found.computed:
+            if layer not in AT_CALL_TIME:
+                wrong.append(f"{module}:{found.line}: '{layer}' imports by a computed name, which no table can check")
+            continue
+        target = _target(found.name)
+        if target is not None and target != layer and target not in permitted:
+            wrong.append(f"{module}:{found.line}: '{layer}' may not import '{found.name}'")
+    return wrong
+
+
+def _target(name: str) -> str | None:
+    """The layer or library that a dotted name belongs to; None for the standard library."""
+    top = name.split(".")[0]
+    if top == PACKAGE:
+        return layer_of(name)
+    return None if top in sys.stdlib_module_names else top
+
+
+def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[Import]:
+    inside_functions = {
+        id(inner)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for inner in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        at_call_time = id(node) in inside_functions
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name=alias.name, line=line, at_call_time=at_call_time)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, module, is_package)
+            for alias in node.names:
+                # `from shardwright import core` imports a layer; `from shardwright.core import mesh` does too.
+                name = f"{base}.{alias.name}" if base == PACKAGE else base
+                yield Import(name=name, line=line, at_call_time=at_call_time)
+        elif isinstance(node, ast.Call) and _is_import_call(node.func):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield Import(name=argument.value, line=line, at_call_time=at_call_time)
+            else:
+                yield Import(name="?", line=line, at_call_time=at_call_time, computed=True)
+
+
+def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    if node.level == 0:
+        return node.module or ""
+    parts = module.split(".")
+    base = parts[: len(parts) - node.level + (1 if is_package else 0)]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def _is_import_call(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")

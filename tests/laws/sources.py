@@ -1,0 +1,71 @@
+"""Laws over the text of each source file. Every function gives the files that break one law, with the reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+MAX_LINES = 400
+
+LONGER: Mapping[str, int] = {}
+"""Files that may be longer than ``MAX_LINES``, with their length. This list only shrinks."""
+
+_EMPTY_NAME = re.compile(r"(^|_)(utils?|helpers?|common|managers?|misc)($|_)")
+
+
+def python_files(root: Path) -> list[Path]:
+    """The Python files of ``src`` and ``tests``."""
+    return [path for folder in ("src", "tests") for path in sorted((root / folder).rglob("*.py"))]
+
+
+def too_long(root: Path, files: Iterable[Path], longer: Mapping[str, int] = LONGER) -> list[str]:
+    """Files above the limit, and exceptions that grew or are no longer needed."""
+    lengths = {path.relative_to(root).as_posix(): len(path.read_text("utf-8").splitlines()) for path in files}
+    wrong = []
+    for name, length in lengths.items():
+        if length > longer.get(name, MAX_LINES):
+            wrong.append(
+                f"{name} has {length} lines, {longer.get(name, MAX_LINES)} at most: look for the second concept"
+            )
+    for name, length in longer.items():
+        if lengths.get(name, 0) < length:
+            wrong.append(f"{name} has {lengths.get(name, 0)} lines now: shorten its entry or take it off the list")
+    return wrong
+
+
+def named_after_nothing(root: Path, files: Iterable[Path]) -> list[str]:
+    """Files and folders whose name says that they hold anything."""
+    return [
+        f"{path.relative_to(root).as_posix()}: name it after the one thing it holds"
+        for path in files
+        if any(_EMPTY_NAME.search(Path(part).stem) for part in path.relative_to(root).parts)
+    ]
+
+
+def without_docstring(root: Path, files: Iterable[Path]) -> list[str]:
+    """Modules that do not say what they are."""
+    return [
+        f"{path.relative_to(root).as_posix()} has no docstring"
+        for path in files
+        if not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    ]
+
+
+def mutable_dataclasses(root: Path, files: Iterable[Path]) -> list[str]:
+    """Dataclasses that are not frozen and slotted."""
+    wrong = []
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for decorator in node.decorator_list:
+                function = decorator.func if isinstance(decorator, ast.Call) else decorator
+                if ast.unparse(function) not in ("dataclass", "dataclasses.dataclass"):
+                    continue
+                keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+                given = {word.arg for word in keywords if ast.unparse(word.value) == "True"}
+                for needed in sorted({"frozen", "slots"} - given):
+                    wrong.append(f"{path.relative_to(root).as_posix()}:{node.lineno}: {node.name} needs {needed}=True")
+    return wrong

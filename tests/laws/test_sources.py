@@ -1,0 +1,86 @@
+"""The laws over source files hold, and each of them notices a file that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.laws.sources import (
+    MAX_LINES,
+    mutable_dataclasses,
+    named_after_nothing,
+    python_files,
+    too_long,
+    without_docstring,
+)
+
+FILES = python_files(ROOT)
+
+
+def test_the_sources_are_found() -> None:
+    assert {ROOT / "src" / "shardwright" / "core" / "mesh.py", Path(__file__)} <= set(FILES)
+
+
+@pytest.mark.parametrize("law", [too_long, named_after_nothing, without_docstring, mutable_dataclasses])
+def test_law_holds(law: Callable[[Path, Iterable[Path]], list[str]]) -> None:
+    wrong = law(ROOT, FILES)
+    assert not wrong, "\n".join(wrong)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_long_file_is_noticed(tmp_path: Path) -> None:
+    fits = write(tmp_path, "src/fits.py", "x\n" * MAX_LINES)
+    long = write(tmp_path, "src/long.py", "x\n" * (MAX_LINES + 1))
+    assert too_long(tmp_path, [fits, long]) == ["src/long.py has 401 lines, 400 at most: look for the second concept"]
+    assert too_long(tmp_path, [fits, long], {"src/long.py": 401}) == []
+
+
+def test_an_exception_that_is_not_needed_is_noticed(tmp_path: Path) -> None:
+    short = write(tmp_path, "src/short.py", "x\n" * 410)
+    assert too_long(tmp_path, [short], {"src/short.py": 500, "src/gone.py": 450}) == [
+        "src/short.py has 410 lines now: shorten its entry or take it off the list",
+        "src/gone.py has 0 lines now: shorten its entry or take it off the list",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["utils.py", "jax_utils.py", "common/x.py", "mesh_helpers.py", "manager.py", "misc.py"]
+)
+def test_a_name_that_says_nothing_is_noticed(tmp_path: Path, name: str) -> None:
+    assert named_after_nothing(tmp_path, [tmp_path / "src" / name]) == [
+        f"src/{name}: name it after the one thing it holds"
+    ]
+
+
+def test_a_name_that_says_something_is_left_alone(tmp_path: Path) -> None:
+    assert (
+        named_after_nothing(tmp_path, [tmp_path / "src" / "commonwealth.py", tmp_path / "src" / "utilisation.py"]) == []
+    )
+
+
+def test_a_missing_docstring_is_noticed(tmp_path: Path) -> None:
+    with_one = write(tmp_path, "a.py", '"""What it is."""\n')
+    without = write(tmp_path, "b.py", "x = 1\n")
+    assert without_docstring(tmp_path, [with_one, without]) == ["b.py has no docstring"]
+
+
+def test_a_mutable_dataclass_is_noticed(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "a.py",
+        "@dataclass\nclass A: ...\n@dataclass(frozen=True)\nclass B: ...\n@dataclass(frozen=True, slots=True)\nclass C: ...\n",
+    )
+    assert mutable_dataclasses(tmp_path, [path]) == [
+        "a.py:2: A needs frozen=True",
+        "a.py:2: A needs slots=True",
+        "a.py:4: B needs slots=True",
+    ]
