@@ -1,0 +1,41 @@
+"""The checkpoint store: boxes of tensors in safetensors files, a manifest, and nothing in between whole and absent.
+
+    save_checkpoint(out, point, tensors, pieces)      one process
+    saving, join_save, write_part, commit             several processes
+    latest(out), open_checkpoint(directory)           any box of any tensor, on any layout, verified
+    describe(directory), verify(directory)            what it holds, whether it is whole
+
+The format has its page: docs/checkpoint.md.
+"""
+
+from shardwright.checkpoint.data_file import OwnedBox
+from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.inspection import describe, verify
+from shardwright.checkpoint.manifest import Manifest, RunPoint, StoredBox, StoredTensor, TensorInfo
+from shardwright.checkpoint.opened import Checkpoint, Latest, latest, open_checkpoint
+from shardwright.checkpoint.reshard import ReshardPlan, reshard_plan
+from shardwright.checkpoint.save import Save, commit, join_save, save_checkpoint, saving, write_part
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Latest",
+    "Manifest",
+    "OwnedBox",
+    "ReshardPlan",
+    "RunPoint",
+    "Save",
+    "StoredBox",
+    "StoredTensor",
+    "TensorInfo",
+    "commit",
+    "describe",
+    "join_save",
+    "latest",
+    "open_checkpoint",
+    "reshard_plan",
+    "save_checkpoint",
+    "saving",
+    "verify",
+    "write_part",
+]

@@ -1,0 +1,26 @@
+"""What goes wrong with a checkpoint and can be mended outside of this program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.core.errors import InputError
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be written, read or believed.
+
+    ``code`` is the law that was broken: ``SW501`` boxes cover a tensor once, ``SW503`` a checkpoint is whole,
+    ``SW504`` nothing is missing, extra, cast or mis-shaped.
+    """
+
+    def __init__(self, message: str, *, code: str = "SW503") -> None:
+        self.message, self.code = message, code
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, (self.message, self.code)
+
+
+def _remake(message: str, code: str) -> CheckpointError:
+    return CheckpointError(message, code=code)

@@ -1,0 +1,136 @@
+"""What a checkpoint directory holds and whether it is whole, as JSON values for the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardwright.checkpoint.data_file import digest_of_span, read_span
+from shardwright.checkpoint.directory import checkpoints_directory, committed, leftovers, step_of
+from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.manifest import FILE_NAME, StoredBox
+from shardwright.checkpoint.opened import Checkpoint, open_checkpoint
+from shardwright.checkpoint.verified import digest_error, read_error
+
+
+def describe(directory: Path | str) -> dict[str, Any]:
+    """What is in the directory of a step, or of a run, newest step first.
+
+    ``{directory, checkpoints: [{directory, step, seed, data_position, model, layout: {name, text}, mesh, metadata,
+    bytes, num_files, tensors: [{name, shape, dtype, spec, bytes, num_boxes}]}], damaged: [message], leftovers: [name]}``.
+    Raises CheckpointError where there is no checkpoint.
+    """
+    directory = Path(directory)
+    paths, beside = _found_in(directory)
+    shown: list[dict[str, Any]] = []
+    damaged: list[str] = []
+    for path in paths:
+        try:
+            shown.append(_described(open_checkpoint(path)))
+        except CheckpointError as error:
+            damaged.append(str(error))
+    return {
+        "directory": str(directory),
+        "checkpoints": shown,
+        "damaged": damaged,
+        "leftovers": [path.name for path in beside],
+    }
+
+
+def verify(directory: Path | str) -> dict[str, Any]:
+    """Reads every byte of the checkpoint of a step, or of all of a run, against the digests.
+
+    ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], leftovers: [name]}``.
+    Raises CheckpointError where there is no checkpoint.
+    """
+    directory = Path(directory)
+    paths, beside = _found_in(directory)
+    checked = [_verified(path) for path in paths]
+    return {
+        "directory": str(directory),
+        "ok": all(item["ok"] for item in checked),
+        "checkpoints": checked,
+        "leftovers": [path.name for path in beside],
+    }
+
+
+def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The checkpoints and the leftovers that a directory means: a run's, its ``checkpoints``, or one step's."""
+    if (directory / FILE_NAME).exists() or step_of(directory) is not None:
+        return (directory,), ()
+    out = directory.parent if checkpoints_directory(directory.parent) == directory else directory
+    found = committed(out)
+    if not found:
+        raise CheckpointError(
+            f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
+            f"as in OUT/checkpoints/step-00000010."
+        )
+    return found, leftovers(out)
+
+
+def _described(checkpoint: Checkpoint) -> dict[str, Any]:
+    point = checkpoint.point
+    return {
+        "directory": str(checkpoint.directory),
+        "step": point.step,
+        "seed": point.seed,
+        "data_position": point.data_position,
+        "model": point.model,
+        "layout": {"name": point.layout_name, "text": point.layout_text},
+        "mesh": dict(point.mesh),
+        "metadata": dict(point.metadata),
+        "bytes": sum(file.num_bytes for file in checkpoint.manifest.files),
+        "num_files": len(checkpoint.manifest.files),
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(tensor.info.shape),
+                "dtype": tensor.info.dtype,
+                "spec": tensor.info.spec,
+                "bytes": sum(stored.num_bytes for stored in tensor.boxes),
+                "num_boxes": len(tensor.boxes),
+            }
+            for name, tensor in checkpoint.manifest.tensors.items()
+        ],
+    }
+
+
+def _verified(directory: Path) -> dict[str, Any]:
+    problems: list[CheckpointError] = []
+    result: dict[str, Any] = {"directory": str(directory), "step": None, "num_boxes": 0, "bytes": 0}
+    try:
+        checkpoint = open_checkpoint(directory)
+    except CheckpointError as error:
+        problems.append(error)
+    else:
+        boxes = [(name, box) for name, tensor in checkpoint.manifest.tensors.items() for box in tensor.boxes]
+        problems += [error for name, box in boxes if (error := _box_problem(directory, name, box))]
+        problems += _strangers(checkpoint)
+        result |= {
+            "step": checkpoint.point.step,
+            "num_boxes": len(boxes),
+            "bytes": sum(file.num_bytes for file in checkpoint.manifest.files),
+        }
+    return {
+        **result,
+        "ok": not problems,
+        "problems": [{"code": error.code, "message": str(error)} for error in problems],
+    }
+
+
+def _box_problem(directory: Path, name: str, stored: StoredBox) -> CheckpointError | None:
+    try:
+        found = digest_of_span(read_span(directory / stored.file, stored.offset, stored.num_bytes))
+    except OSError as error:
+        return read_error(directory, name, stored, error)
+    return None if found == stored.digest else digest_error(directory, name, stored)
+
+
+def _strangers(checkpoint: Checkpoint) -> list[CheckpointError]:
+    """Data files that the manifest does not list: nothing reads them, and a save never leaves one."""
+    listed = {file.name for file in checkpoint.manifest.files}
+    return [
+        CheckpointError(f"{path}: the manifest does not list this file. Move it away.")
+        for path in sorted(checkpoint.directory.glob("*.safetensors"))
+        if path.name not in listed
+    ]

@@ -1,0 +1,155 @@
+"""A checkpoint on disk, opened: what it holds, and any box of it, on any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from shardwright.checkpoint.directory import STEP, committed, step_of
+from shardwright.checkpoint.dtypes import DTYPES, numpy_dtype
+from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.expected import mismatches
+from shardwright.checkpoint.manifest import Manifest, RunPoint, StoredFile, StoredTensor, TensorInfo, digest_of
+from shardwright.checkpoint.read_manifest import read_manifest
+from shardwright.checkpoint.reshard import copies_into
+from shardwright.checkpoint.verified import VerifiedBoxes
+from shardwright.core.box import Box
+from shardwright.core.nearest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One whole checkpoint. Made by ``open_checkpoint``; elements are read, and verified, when asked for."""
+
+    directory: Path
+    manifest: Manifest
+    _boxes: VerifiedBoxes = field(repr=False)
+
+    @property
+    def point(self) -> RunPoint:
+        """Where the run stood."""
+        return self.manifest.point
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Shape, dtype and spec of every tensor, by name."""
+        return {name: tensor.info for name, tensor in self.manifest.tensors.items()}
+
+    def tensor(self, name: str) -> StoredTensor:
+        """A tensor and its stored boxes. Raises CheckpointError (SW504) for a name that is not there."""
+        try:
+            return self.manifest.tensors[name]
+        except KeyError:
+            raise CheckpointError(
+                f"{self.directory}: no tensor is called '{name}'. {did_you_mean(name, self.manifest.tensors)}",
+                code="SW504",
+            ) from None
+
+    def read_box(self, name: str, box: Box | None = None, *, raw: bool = False) -> np.ndarray:
+        """The elements of any box of a tensor (all of it by default), however it was cut when it was saved.
+
+        Reads only the stored boxes that have a part in it, and verifies each before an element of it is handed
+        out. The array is the caller's own, in the tensor's own dtype: nothing is ever cast. With ``raw`` the
+        elements are opaque (``np.void`` of their width), for whoever moves them and need not understand them.
+
+        Raises CheckpointError for an unknown name (SW504) and for bytes that are not those that were saved (SW503).
+        """
+        stored = self.tensor(name)
+        info, dtype = stored.info, DTYPES[stored.info.dtype]
+        box = Box.whole(info.shape) if box is None else box
+        assert len(box.start) == len(info.shape), (name, info.shape, box)
+        assert Box.whole(info.shape).contains(box), (name, info.shape, box)
+        result_dtype = dtype.raw if raw else numpy_dtype(dtype, name)
+        result = np.empty(box.shape, dtype.bits)
+        for copy in copies_into(stored.boxes, box):
+            source = self._boxes.read(name, copy.source, dtype)
+            result[copy.part.within(box).slices] = source[copy.part.within(copy.source.box).slices]
+        return result.view(result_dtype)
+
+    def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]]) -> None:
+        """Holds the checkpoint against the tensors a program wants: name to (shape, dtype).
+
+        Raises CheckpointError (SW504) that names every tensor that is missing, extra, mis-shaped or mis-typed.
+        """
+        lines = mismatches(self.tensors, wanted)
+        if lines:
+            shown = lines[:20] + ([f"... and {len(lines) - 20} more"] if len(lines) > 20 else [])
+            raise CheckpointError(
+                f"{self.directory}: the checkpoint does not fit this run, and nothing of it was loaded:\n"
+                + "\n".join(f"  {line}" for line in shown),
+                code="SW504",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The newest whole checkpoint, or None, and why each newer one was passed over."""
+
+    checkpoint: Checkpoint | None
+    passed_over: tuple[CheckpointError, ...]
+
+
+def open_checkpoint(directory: Path | str) -> Checkpoint:
+    """Opens the directory of one step, proving all but the elements themselves.
+
+    The manifest is consistent in itself and has its digest, boxes cover each tensor once, every file is there
+    with its size and its header's digest. Raises CheckpointError, one message that names file and tensor.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    step = step_of(directory)
+    if step is None and STEP.match(directory.name):
+        raise CheckpointError(
+            f"{directory}: the save or the deletion of this checkpoint did not end. Give another one."
+        )
+    if step is not None and step != manifest.point.step:
+        raise CheckpointError(
+            f"{directory}: the manifest is of step {manifest.point.step}, the directory of step {step}."
+        )
+    for file in manifest.files:
+        _check_file(directory, file, manifest)
+    return Checkpoint(directory=directory, manifest=manifest, _boxes=VerifiedBoxes(directory))
+
+
+def latest(out: Path | str) -> Latest:
+    """The newest whole checkpoint under ``OUT/checkpoints``, and what is wrong with each newer one."""
+    passed_over: list[CheckpointError] = []
+    for directory in committed(Path(out)):
+        try:
+            return Latest(checkpoint=open_checkpoint(directory), passed_over=tuple(passed_over))
+        except CheckpointError as error:
+            passed_over.append(error)
+    return Latest(checkpoint=None, passed_over=tuple(passed_over))
+
+
+def _check_file(directory: Path, file: StoredFile, manifest: Manifest) -> None:
+    path = directory / file.name
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes == file.num_bytes:
+            with path.open("rb") as opened:
+                header = opened.read(file.header_bytes)
+            if digest_of(header) == file.header_digest:
+                return
+            problem = "its header does not match its digest: the file was damaged after it was written"
+        else:
+            problem = f"found {num_bytes} bytes, needed {file.num_bytes}"
+    except FileNotFoundError:
+        problem = "the file is missing"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    raise CheckpointError(
+        f"{path}: {problem}. It holds {_held(file, manifest)}. Restore it from a copy, or resume from another checkpoint."
+    )
+
+
+def _held(file: StoredFile, manifest: Manifest) -> str:
+    """The tensors that a file has boxes of, the first few by name."""
+    names = [
+        name for name, tensor in manifest.tensors.items() if any(stored.file == file.name for stored in tensor.boxes)
+    ]
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return f"boxes of {shown}" + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")

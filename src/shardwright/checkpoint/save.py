@@ -1,0 +1,210 @@
+"""A save: every process hands in its boxes, one of them commits, and the checkpoint is there, or it is not.
+
+One process: ``save_checkpoint``. Several, with a barrier of the engine's at each step down:
+
+    process 0                              the others
+    with saving(out, step) as save:
+        ---------------------------------- barrier
+        write_part(save, ..., process=0)   write_part(join_save(out, step), ..., process=i)
+        ---------------------------------- barrier
+        commit(save, ..., num_processes=n)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.checkpoint.data_file import MAX_FILE_BYTES, OwnedBox, grouped, write_data_file
+from shardwright.checkpoint.directory import (
+    LEFTOVER,
+    leftovers,
+    make_durable,
+    only_writer,
+    step_directory,
+    temporary_name,
+)
+from shardwright.checkpoint.dtypes import DTYPES
+from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
+from shardwright.checkpoint.part import Part, merge, part_name, read_part, write_part_file
+from shardwright.checkpoint.read_manifest import check_cover, read_manifest
+from shardwright.checkpoint.retention import check_keep, delete_old
+from shardwright.core.box import Box
+from shardwright.core.nearest import did_you_mean
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """A save under way: its files go to ``directory``, which becomes ``step_directory(out, step)`` at the end."""
+
+    out: Path
+    step: int
+    directory: Path
+
+
+def save_checkpoint(
+    out: Path | str,
+    point: RunPoint,
+    tensors: Sequence[TensorInfo],
+    pieces: Iterable[OwnedBox],
+    *,
+    keep: int | None = None,
+) -> Path:
+    """Writes the checkpoint of one step from one process, and returns its directory.
+
+    ``pieces`` are the boxes of all tensors, each once: of replicas, the first only. With ``keep`` the older
+    whole checkpoints beyond that number are deleted afterwards.
+
+    Raises CheckpointError, with nothing half-written left: another save is running here, the step was saved
+    before, boxes do not cover a tensor once, the disk is full or may not be written.
+    """
+    check_keep(keep)
+    with saving(out, point.step) as save:
+        write_part(save, tensors, pieces)
+        return commit(save, point, keep=keep)
+
+
+@contextmanager
+def saving(out: Path | str, step: int) -> Iterator[Save]:
+    """A new save, held by one process while all processes write into it; what killed ones left is deleted first.
+
+    Leaving the block without ``commit``, by an error or not, deletes what was written.
+    """
+    out = Path(out)
+    final = step_directory(out, step)
+    with _explained(final), only_writer(out):
+        for leftover in leftovers(out):
+            shutil.rmtree(leftover)
+        _refuse_to_overwrite(final)
+        directory = temporary_name(final, "saving")
+        directory.mkdir()
+        try:
+            yield Save(out=out, step=step, directory=directory)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def join_save(out: Path | str, step: int) -> Save:
+    """The save of a step that process 0 has begun, for the other processes."""
+    out = Path(out)
+    final = step_directory(out, step)
+    found = [path for path in leftovers(out) if path.name.startswith(f"{final.name}.saving-")]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{final}: found {len(found)} saves of this step under way, needed 1. "
+            f"Every process must be given the same --out, on a file system that all of them see."
+        )
+    return Save(out=out, step=step, directory=found[0])
+
+
+def write_part(
+    save: Save,
+    tensors: Sequence[TensorInfo],
+    pieces: Iterable[OwnedBox],
+    *,
+    process: int = 0,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Writes the boxes one process owns, durably, and then the list of them, by which it is known to be done.
+
+    Every process gives the same ``tensors``. Boxes of size 0 are left out. Raises CheckpointError.
+    """
+    known = {info.name: info for info in tensors}
+    if len(known) != len(tensors):
+        names = [info.name for info in tensors]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CheckpointError(f"two tensors are called '{twice}'. Give each a name of its own.", code="SW504")
+    for info in tensors:
+        if info.dtype not in DTYPES:
+            raise CheckpointError(
+                f"tensor '{info.name}': a checkpoint does not hold dtype '{info.dtype}'. {did_you_mean(info.dtype, DTYPES)}",
+                code="SW504",
+            )
+    owned = [(_info_of(piece, known), piece) for piece in pieces]
+    with _explained(step_directory(save.out, save.step)):
+        part = Part(infos=tuple(tensors))
+        for number, group in enumerate(grouped([pair for pair in owned if pair[1].box.size], max_file_bytes)):
+            path = save.directory / f"boxes-{process:05d}-{number:05d}.safetensors"
+            part = part.with_file(*write_data_file(path, group, save.step))
+        write_part_file(save.directory, process, part)
+
+
+def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | None = None) -> Path:
+    """Makes a checkpoint of what the processes have written, in one step that either happened or did not.
+
+    Raises CheckpointError where a process has not handed in its part, processes disagree about the tensors, or
+    boxes do not cover a tensor exactly once.
+    """
+    check_keep(keep)
+    final = step_directory(save.out, save.step)
+    assert point.step == save.step, (point.step, save.step)
+    with _explained(final):
+        parts = [read_part(save.directory, final, process) for process in range(num_processes)]
+        files, stored = merge(final, parts)
+        for tensor in stored:
+            check_cover(final, tensor)
+        manifest = Manifest(point=point, files=files, tensors={tensor.info.name: tensor for tensor in stored})
+        with (save.directory / FILE_NAME).open("x", encoding="utf-8") as file:
+            file.write(manifest_text(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        read_manifest(save.directory)
+        for process in range(num_processes):
+            (save.directory / part_name(process)).unlink()
+        make_durable(save.directory)
+        _refuse_to_overwrite(final)
+        os.rename(save.directory, final)
+        make_durable(final.parent)
+    delete_old(save.out, final, keep)
+    return final
+
+
+def _info_of(piece: OwnedBox, known: dict[str, TensorInfo]) -> TensorInfo:
+    info = known.get(piece.name)
+    if info is None:
+        raise CheckpointError(
+            f"a box of '{piece.name}' was handed over, and no such tensor was declared. {did_you_mean(piece.name, known)}",
+            code="SW504",
+        )
+    if len(piece.box.start) != len(info.shape) or not Box.whole(info.shape).contains(piece.box):
+        raise CheckpointError(
+            f"tensor '{info.name}': the box [{piece.box}] is not within its shape {info.shape}.", code="SW501"
+        )
+    return info
+
+
+def _refuse_to_overwrite(final: Path) -> None:
+    if os.path.lexists(final):
+        raise CheckpointError(
+            f"{final}: this step was saved before, and a checkpoint is never overwritten. "
+            f"Move it away, or give this run a directory of its own with --out."
+        )
+
+
+@contextmanager
+def _explained(final: Path) -> Iterator[None]:
+    """An operating system's error as one message about the checkpoint ``final``."""
+    try:
+        yield
+    except OSError as error:
+        named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+        hidden = named is None or any(LEFTOVER.fullmatch(part) for part in named.parts)
+        where = "" if hidden else f" ({named})"
+        advice = ""
+        if error.errno in NO_SPACE:
+            advice = " Free some space, or give a directory on another disk with --out."
+        elif error.errno in NOT_ALLOWED:
+            advice = " Give a directory that may be written with --out."
+        raise CheckpointError(
+            f"{final}: this checkpoint could not be written: {error.strerror or error}{where}.{advice} "
+            f"Nothing of it was kept, and earlier checkpoints are as they were."
+        ) from error

@@ -1,0 +1,86 @@
+"""Stored boxes read, and believed only when their digest is right."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from shardwright.checkpoint.data_file import CHUNK_BYTES
+from shardwright.checkpoint.dtypes import Dtype
+from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.manifest import StoredBox, digest_of
+
+CACHE_BYTES = 1 << 30
+
+
+class VerifiedBoxes:
+    """Reads stored boxes whole, verifies them, and keeps the last ones, for the next requester of a part of them.
+
+    The one thing here that changes after it is made: a cache of at most ``cache_bytes`` (a larger box is kept
+    alone). Threads may share it; a box is read and verified by one of them at a time.
+    """
+
+    __slots__ = ("_cache", "_cache_bytes", "_directory", "_lock")
+
+    def __init__(self, directory: Path, cache_bytes: int = CACHE_BYTES) -> None:
+        self._directory = directory
+        self._cache_bytes = cache_bytes
+        self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
+        self._lock = Lock()
+
+    def read(self, tensor: str, stored: StoredBox, dtype: Dtype) -> np.ndarray:
+        """The elements of a stored box, as read-only unsigned integers of the dtype's width, in the box's shape.
+
+        Raises CheckpointError where the bytes are not those that were saved.
+        """
+        place = (stored.file, stored.offset)
+        with self._lock:
+            data = self._cache.get(place)
+            if data is None:
+                data = _read_verified(self._directory, tensor, stored)
+                self._cache[place] = data
+                held = sum(array.nbytes for array in self._cache.values())
+                while held > self._cache_bytes and len(self._cache) > 1:
+                    held -= self._cache.popitem(last=False)[1].nbytes
+            self._cache.move_to_end(place)
+        return data.view(dtype.bits).reshape(stored.box.shape)
+
+
+def digest_error(directory: Path, tensor: str, stored: StoredBox) -> CheckpointError:
+    """The error of a box whose bytes are not those that were saved."""
+    return CheckpointError(
+        f"{directory / stored.file}: tensor '{tensor}', box [{stored.box}]: bytes {stored.offset} to "
+        f"{stored.offset + stored.num_bytes} do not match their digest: the file was damaged after it was written. "
+        f"Restore it from a copy, or resume from another checkpoint."
+    )
+
+
+def read_error(directory: Path, tensor: str, stored: StoredBox, error: OSError) -> CheckpointError:
+    """The error of a box that cannot be read at all."""
+    return CheckpointError(
+        f"{directory / stored.file}: tensor '{tensor}', box [{stored.box}]: cannot be read: {error.strerror}."
+    )
+
+
+def _read_verified(directory: Path, tensor: str, stored: StoredBox) -> np.ndarray:
+    data = np.empty(stored.num_bytes, np.uint8)
+    view = data.data
+    filled = 0
+    try:
+        with (directory / stored.file).open("rb", buffering=0) as file:
+            file.seek(stored.offset)
+            # A single read stops at 2 GiB on Linux.
+            while filled < stored.num_bytes:
+                count = file.readinto(view[filled : filled + 16 * CHUNK_BYTES])
+                if not count:
+                    break
+                filled += count
+    except OSError as error:
+        raise read_error(directory, tensor, stored, error) from error
+    if filled < stored.num_bytes or digest_of(data) != stored.digest:
+        raise digest_error(directory, tensor, stored)
+    data.flags.writeable = False
+    return data
