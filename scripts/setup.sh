@@ -37,8 +37,11 @@ find_python() {
         set -- python3 python3.13 python3.12 python3.11 python
     fi
     for candidate in "$@"; do
-        if ! command -v "$candidate" >/dev/null 2>&1; then
+        place=$(command -v "$candidate" || true)
+        if [ -z "$place" ]; then
             reason='is not there'
+        elif [ "${place#"$PWD/$venv/"}" != "$place" ]; then
+            reason='is that of the environment itself'
         elif reason=$("$candidate" -c "$describe" 2>&1); then
             printf '%s\n' "$candidate"
             return
@@ -95,7 +98,7 @@ PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 export PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 
 install() {
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --editable "$1"
+    "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable "$1"
 }
 say "installing JAX and what training needs"
 install '.[jax]'
