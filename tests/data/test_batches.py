@@ -163,7 +163,6 @@ with Batches(rows=rows, batch=4, seed=0).prefetched() as ahead:
         ("pass", 0, ""),
         ("raise KeyboardInterrupt", -2, "KeyboardInterrupt"),
         ("sys.exit(3)", 3, ""),
-        ("ahead = [ahead]; sys.exit(3)", 3, ""),
     ],
 )
 def test_a_program_ends_at_once_and_without_a_word(ending: str, code: int, last: str) -> None:

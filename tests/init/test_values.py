@@ -49,7 +49,7 @@ def tensors_and_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], Box]:
     return shape, Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tensors_and_boxes(), st.sampled_from([1, 2, 5, 64, CHUNK]))
 def test_any_box_has_the_bits_of_the_whole(case: tuple[tuple[int, ...], Box], chunk: int) -> None:
     shape, box = case

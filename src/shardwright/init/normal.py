@@ -87,8 +87,7 @@ def quantile(q: np.ndarray) -> np.ndarray:
     """The standard normal value below which lies the probability 0.5 + q, for abs(q) < 0.5 - 1e-10 (AS 241, PPND16)."""
     rest = q * q
     np.subtract(_CENTRE_SQUARED, rest, out=rest)
-    # The tails are made below; here they only must not divide by zero.
-    np.maximum(rest, 0.0, out=rest)
+    # The tails come out wrong here and are made below. The denominator's first root, -0.0729, is beyond them.
     value = _polynomial(_CENTRE_NUMERATOR, rest)
     value *= q
     value /= _polynomial(_CENTRE_DENOMINATOR, rest)
