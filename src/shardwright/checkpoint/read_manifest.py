@@ -70,16 +70,16 @@ def read_manifest(directory: Path) -> Manifest:
 def check_cover(place: Path, tensor: StoredTensor) -> None:
     """Raises CheckpointError (SW501) unless the boxes, all within the shape, cover the tensor exactly once."""
     boxes = [stored.box for stored in tensor.boxes]
-    found = coverage(boxes, tensor.info.shape, limit=1)
+    found = coverage(boxes, tensor.info.shape, limit=8)
     if found.exact:
         return
-    if found.holes:
-        fault = f"no box has [{found.holes[0]}]"
-    else:
-        first, second, *_ = found.overlaps[0].indices
-        fault = f"the boxes [{boxes[first]}] and [{boxes[second]}] both have [{found.overlaps[0].region}]"
+    faults = [f"no box has [{hole}]" for hole in found.holes]
+    for overlap in found.overlaps:
+        first, second, *_ = overlap.indices
+        faults.append(f"the boxes [{boxes[first]}] and [{boxes[second]}] both have [{overlap.region}]")
+    shown = "; ".join([*faults[:4], *(["and more"] if found.more or len(faults) > 4 else [])])
     raise CheckpointError(
-        f"{place}: tensor '{tensor.info.name}' of shape {tensor.info.shape} is not covered once by its boxes: {fault}.",
+        f"{place}: tensor '{tensor.info.name}' of shape {tensor.info.shape} is not covered once by its boxes: {shown}.",
         code="SW501",
     )
 

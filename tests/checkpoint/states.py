@@ -1,0 +1,120 @@
+"""States to save: named arrays, cut into boxes by random partitions that have nothing to do with any mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, save_checkpoint
+from shardwright.core.box import Box
+
+DTYPES = (
+    np.dtype(np.float32),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(np.float16),
+    np.dtype(np.int32),
+    np.dtype(np.int64),
+    np.dtype(np.uint8),
+    np.dtype(np.bool_),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Arrays by name and, for each, the boxes that it is handed over in."""
+
+    arrays: Mapping[str, np.ndarray]
+    boxes: Mapping[str, Sequence[Box]]
+
+    @property
+    def infos(self) -> list[TensorInfo]:
+        return [
+            TensorInfo(name=name, shape=array.shape, dtype=array.dtype.name, spec=f"spec of {name}")
+            for name, array in self.arrays.items()
+        ]
+
+    @property
+    def owned(self) -> list[OwnedBox]:
+        return [
+            OwnedBox(name=name, box=box, array=self.arrays[name][box.slices])
+            for name, boxes in self.boxes.items()
+            for box in boxes
+        ]
+
+
+def point(step: int = 10, **changes: object) -> RunPoint:
+    values: dict[str, object] = {
+        "step": step,
+        "seed": 3,
+        "data_position": 8 * step,
+        "model": "llama3-test",
+        "layout_name": "fsdp",
+        "layout_text": "name: fsdp\nmesh: {fsdp: 8}\n",
+        "mesh": {"data": 1, "fsdp": 8},
+        "metadata": {"lr": 3e-4, "schedule": ["cosine", 100]},
+    }
+    return RunPoint(**{**values, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def random_partition(rng: np.random.Generator, box: Box, cuts: int) -> list[Box]:
+    """Boxes that make up ``box``, by cutting one of them in two ``cuts`` times: seldom a grid."""
+    boxes = [box]
+    for _ in range(cuts):
+        old = boxes.pop(int(rng.integers(len(boxes))))
+        dims = [dim for dim, size in enumerate(old.shape) if size > 1]
+        if not dims:
+            boxes.append(old)
+            continue
+        dim = int(rng.choice(dims))
+        at = int(rng.integers(old.start[dim] + 1, old.stop[dim]))
+        boxes.append(Box(old.start, (*old.stop[:dim], at, *old.stop[dim + 1 :])))
+        boxes.append(Box((*old.start[:dim], at, *old.start[dim + 1 :]), old.stop))
+    return boxes
+
+
+def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Random bits, NaNs and all, but for bool, which has two."""
+    if dtype == np.bool_:
+        return rng.integers(0, 2, tuple(shape)).astype(np.bool_)
+    count = int(np.prod(shape, dtype=int)) * dtype.itemsize
+    return np.frombuffer(rng.bytes(count), dtype).reshape(tuple(shape)).copy()
+
+
+def random_state(seed: int, tensors: int = 6) -> State:
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {"step": np.array(seed, np.int32)}
+    for number in range(tensors):
+        shape = rng.integers(1, 9, int(rng.integers(0, 4)))
+        arrays[f"moments.first/w{number}"] = random_array(rng, shape, DTYPES[int(rng.integers(len(DTYPES)))])
+    boxes = {
+        name: random_partition(rng, Box.whole(array.shape), int(rng.integers(0, 7))) for name, array in arrays.items()
+    }
+    return State(arrays=arrays, boxes=boxes)
+
+
+def small_state() -> State:
+    """Two weights and a counter, always the same: for tests that damage a checkpoint and read what is said of it."""
+    embed = np.arange(32, dtype=np.float32).reshape(4, 8)
+    scale = np.arange(6, dtype=np.float32).astype(ml_dtypes.bfloat16)
+    return State(
+        arrays={"embed": embed, "scale": scale, "count": np.array(7, np.int32)},
+        boxes={
+            "embed": [Box((0, 0), (2, 8)), Box((2, 0), (4, 8))],
+            "scale": [Box((0,), (6,))],
+            "count": [Box((), ())],
+        },
+    )
+
+
+def save(out: Path, state: State, step: int = 10, keep: int | None = None) -> Path:
+    return save_checkpoint(out, point(step), state.infos, state.owned, keep=keep)
+
+
+def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    """Equal dtype, shape and bits, so that a NaN equals itself."""
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()

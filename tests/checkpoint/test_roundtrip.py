@@ -1,0 +1,313 @@
+"""What is saved is what is read, bit for bit, on any other partition, and by the safetensors library too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from shardwright.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    OwnedBox,
+    TensorInfo,
+    commit,
+    join_save,
+    latest,
+    open_checkpoint,
+    reshard_plan,
+    save_checkpoint,
+    saving,
+    write_part,
+)
+from shardwright.checkpoint.data_file import grouped
+from shardwright.checkpoint.verified import VerifiedBoxes
+from shardwright.core.box import Box
+from tests.checkpoint.states import point, random_array, random_partition, random_state, same_bits, save, small_state
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_partition_is_read_on_any_other(tmp_path: Path, seed: int) -> None:
+    state = random_state(seed)
+    checkpoint = open_checkpoint(save(tmp_path, state))
+    rng = np.random.default_rng(1000 + seed)
+    for name, array in state.arrays.items():
+        for box in random_partition(rng, Box.whole(array.shape), 5):
+            assert same_bits(checkpoint.read_box(name, box), array[box.slices])
+        assert same_bits(checkpoint.read_box(name), array)
+
+
+def test_the_run_comes_back_as_it_stood(tmp_path: Path) -> None:
+    state = small_state()
+    checkpoint = open_checkpoint(save(tmp_path, state))
+    assert checkpoint.point == point()
+    assert list(checkpoint.point.mesh) == ["data", "fsdp"]
+    assert list(checkpoint.tensors.values()) == state.infos
+
+
+def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
+    state = small_state()
+    directory = save(tmp_path, state)
+    [path] = directory.glob("*.safetensors")
+    with safe_open(path, framework="numpy") as file:
+        assert file.metadata() == {"shardwright": "1", "step": "10"}
+        assert sorted(file.keys()) == ["count", "embed[0:2,0:8]", "embed[2:4,0:8]", "scale"]
+        assert same_bits(file.get_tensor("embed[2:4,0:8]"), state.arrays["embed"][2:])
+        assert same_bits(file.get_tensor("count"), state.arrays["count"])
+        assert file.get_slice("scale").get_dtype() == "BF16"
+        assert file.get_slice("scale").get_shape() == [6]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_safetensors_library_agrees_on_every_dtype_it_gives_numpy(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32"]
+    arrays = {name: random_array(rng, (3, 5), np.dtype(name)) for name in [*names, "float64", "complex64"]}
+    infos = [TensorInfo(name=name, shape=(3, 5), dtype=name) for name in arrays]
+    owned = [OwnedBox(name=name, box=Box.whole((3, 5)), array=array) for name, array in arrays.items()]
+    [path] = save_checkpoint(tmp_path, point(), infos, owned).glob("*.safetensors")
+    loaded = load_file(path)
+    assert all(same_bits(loaded[name], array) for name, array in arrays.items())
+
+
+def test_every_box_is_aligned_to_its_elements(tmp_path: Path) -> None:
+    for seed in range(10):
+        manifest = open_checkpoint(save(tmp_path, random_state(seed), step=seed)).manifest
+        for tensor in manifest.tensors.values():
+            for stored in tensor.boxes:
+                assert stored.offset % (stored.num_bytes // stored.box.size) == 0
+
+
+def test_arrays_of_any_memory_order_are_stored_row_major(tmp_path: Path) -> None:
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    others = {
+        "columns": np.asfortranarray(array),
+        "strided": np.repeat(array, 2, 1)[:, ::2],
+        "big": array.astype(">f4"),
+    }
+    infos = [TensorInfo(name=name, shape=(4, 6), dtype="float32") for name in others]
+    owned = [OwnedBox(name=name, box=Box.whole((4, 6)), array=other) for name, other in others.items()]
+    checkpoint = open_checkpoint(save_checkpoint(tmp_path, point(), infos, owned))
+    assert all(same_bits(checkpoint.read_box(name), array) for name in others)
+
+
+def test_a_tensor_without_elements_has_no_boxes(tmp_path: Path) -> None:
+    infos = [TensorInfo(name="empty", shape=(0, 4), dtype="float32"), TensorInfo(name="w", shape=(2,), dtype="float32")]
+    array = np.ones(2, np.float32)
+    owned = [
+        OwnedBox(name="empty", box=Box((0, 0), (0, 4)), array=np.empty((0, 4), np.float32)),
+        OwnedBox(name="w", box=Box((0,), (2,)), array=array),
+        OwnedBox(name="w", box=Box((2,), (2,)), array=array[2:]),  # a device that the dim was too small for
+    ]
+    checkpoint = open_checkpoint(save_checkpoint(tmp_path, point(), infos, owned))
+    assert checkpoint.read_box("empty").shape == (0, 4)
+    assert same_bits(checkpoint.read_box("w"), array)
+    assert checkpoint.read_box("w", Box((1,), (1,))).shape == (0,)
+
+
+def test_a_state_without_tensors_is_a_checkpoint(tmp_path: Path) -> None:
+    directory = save_checkpoint(tmp_path, point(), [], [])
+    assert [path.name for path in directory.iterdir()] == ["manifest.json"]
+    assert open_checkpoint(directory).tensors == {}
+
+
+def test_keys_stay_apart_where_a_name_looks_like_a_box(tmp_path: Path) -> None:
+    arrays = {"w": np.arange(4, dtype=np.int32), "w[0:2]": np.arange(9, dtype=np.int32), "__metadata__": np.ones(1)}
+    infos = [TensorInfo(name=name, shape=array.shape, dtype=array.dtype.name) for name, array in arrays.items()]
+    boxes = [
+        ("w", Box((0,), (2,))),
+        ("w[0:2]", Box((0,), (9,))),
+        ("w", Box((2,), (4,))),
+        ("__metadata__", Box((0,), (1,))),
+    ]
+    owned = [OwnedBox(name=name, box=box, array=arrays[name][box.slices]) for name, box in boxes]
+    directory = save_checkpoint(tmp_path, point(), infos, owned)
+    checkpoint = open_checkpoint(directory)
+    assert all(same_bits(checkpoint.read_box(name), array) for name, array in arrays.items())
+    [path] = directory.glob("*.safetensors")
+    assert len(load_file(path)) == 4
+
+
+def test_arrays_are_made_one_at_a_time(tmp_path: Path) -> None:
+    alive: list[str] = []
+
+    def made(number: int) -> np.ndarray:
+        alive.append(f"made {number}")
+        return np.full(4, number, np.float32)
+
+    infos = [TensorInfo(name=f"w{number}", shape=(4,), dtype="float32") for number in range(3)]
+    owned = [
+        OwnedBox(name=f"w{number}", box=Box((0,), (4,)), array=lambda number=number: made(number))
+        for number in range(3)
+    ]
+    assert alive == []
+    checkpoint = open_checkpoint(save_checkpoint(tmp_path, point(), infos, owned))
+    assert alive == ["made 0", "made 1", "made 2"]
+    assert checkpoint.read_box("w2").tolist() == [2.0] * 4
+
+
+def test_raw_elements_move_without_being_understood(tmp_path: Path) -> None:
+    state = random_state(4)
+    first = open_checkpoint(save(tmp_path, state, step=1))
+    owned = [
+        OwnedBox(name=name, box=Box.whole(info.shape), array=first.read_box(name, raw=True))
+        for name, info in first.tensors.items()
+    ]
+    second = open_checkpoint(save_checkpoint(tmp_path, point(2), list(first.tensors.values()), owned))
+    assert second.tensors == first.tensors
+    assert all(same_bits(second.read_box(name), array) for name, array in state.arrays.items())
+
+
+def test_what_is_read_belongs_to_the_reader(tmp_path: Path) -> None:
+    state = small_state()
+    checkpoint = open_checkpoint(save(tmp_path, state))
+    box = Box((0, 0), (2, 8))
+    checkpoint.read_box("embed", box)[...] = -1
+    assert same_bits(checkpoint.read_box("embed", box), state.arrays["embed"][:2])
+
+
+def _count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    read: list[str] = []
+    original = Path.open
+
+    def counting(self: Path, *args: object, **kwargs: object) -> object:
+        if self.suffix == ".safetensors":
+            read.append(self.name)
+        return original(self, *args, **kwargs)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    monkeypatch.setattr(Path, "open", counting)
+    return read
+
+
+def test_only_boxes_that_are_needed_are_read_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.arange(64, dtype=np.float32).reshape(8, 8)
+    boxes = [Box((row, 0), (row + 2, 8)) for row in (0, 2, 4, 6)]
+    infos = [TensorInfo(name="w", shape=(8, 8), dtype="float32")]
+    with saving(tmp_path, 10) as under_way:
+        owned = [OwnedBox(name="w", box=box, array=array[box.slices]) for box in boxes]
+        write_part(under_way, infos, owned, max_file_bytes=1)  # a file each
+        checkpoint = open_checkpoint(commit(under_way, point()))
+    read = _count_reads(monkeypatch)
+    for device in range(8):
+        box = Box((1, device), (4, device + 1))
+        assert same_bits(checkpoint.read_box("w", box), array[box.slices])
+    assert read == ["boxes-00000-00000.safetensors", "boxes-00000-00001.safetensors"]
+
+
+def test_the_cache_lets_go_of_what_was_used_longest_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = small_state()
+    opened = open_checkpoint(save(tmp_path, state))
+    small = VerifiedBoxes(opened.directory, cache_bytes=130)  # two boxes of embed, not three boxes
+    checkpoint = Checkpoint(directory=opened.directory, manifest=opened.manifest, _boxes=small)
+    read = _count_reads(monkeypatch)
+    for name, expected in (("embed", 2), ("embed", 2), ("scale", 3), ("scale", 3), ("embed", 5)):
+        assert same_bits(checkpoint.read_box(name), state.arrays[name])
+        assert len(read) == expected
+
+
+def test_a_new_file_begins_before_one_grows_too_large() -> None:
+    info = TensorInfo(name="w", shape=(100,), dtype="float32")
+    wide = TensorInfo(name="wide", shape=(100,), dtype="float64")
+    pairs = [
+        (one, OwnedBox(name=one.name, box=Box((0,), (size,)), array=np.empty(0)))
+        for one, size in ((info, 10), (info, 10), (info, 5), (wide, 10), (info, 90), (info, 1))
+    ]
+    files = [[(one.name, owned.box.size) for one, owned in group] for group in grouped(pairs, 100)]
+    assert files == [[("wide", 10)], [("w", 10), ("w", 10), ("w", 5)], [("w", 90)], [("w", 1)]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_processes_hand_in_parts_and_one_commits(tmp_path: Path, seed: int) -> None:
+    state = random_state(seed)
+    num_processes = 3
+    with saving(tmp_path, 10) as first:
+        others = [join_save(tmp_path, 10) for _ in range(num_processes - 1)]
+        # The last process may well be the first to be done, and one that owns nothing says so.
+        for process, under_way in reversed(list(enumerate([first, *others]))):
+            owned = state.owned[process::num_processes] if process != 1 else []
+            if process == 0:
+                owned += state.owned[1::num_processes]
+            write_part(under_way, state.infos, owned, process=process)
+        directory = commit(first, point(), num_processes=num_processes)
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["boxes-00000-00000.safetensors", "boxes-00002-00000.safetensors", "manifest.json"]
+    found = latest(tmp_path).checkpoint
+    assert found is not None
+    assert all(same_bits(found.read_box(name), array) for name, array in state.arrays.items())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_reshard_plan_says_which_bytes_feed_which_box(tmp_path: Path, seed: int) -> None:
+    state = random_state(seed)
+    checkpoint = open_checkpoint(save(tmp_path, state))
+    rng = np.random.default_rng(seed)
+    for name, array in state.arrays.items():
+        stored = checkpoint.tensor(name).boxes
+        targets = random_partition(rng, Box.whole(array.shape), 4)
+        plan = reshard_plan(stored, targets)
+        assert plan.bytes_read == plan.bytes_moved == array.nbytes
+        owners = np.full(array.shape, -1)
+        for number, box in enumerate(stored):
+            owners[box.box.slices] = number
+        for target in targets:
+            needed = set(np.unique(owners[target.slices]).tolist())
+            assert {stored.index(copy.source) for copy in plan.copies if copy.target == target} == needed
+        assert reshard_plan(stored, [*targets, *targets]).bytes_moved == 2 * array.nbytes
+
+
+def test_data_reaches_the_disk_before_the_names_that_promise_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        found = (
+            path for path in (tmp_path, *tmp_path.rglob("*")) if os.path.samestat(path.stat(), os.fstat(descriptor))
+        )
+        log.append(("fsync", next(found).name.split(".saving-")[0]))
+        fsync(descriptor)
+
+    def renamed(old: Path, new: Path) -> None:
+        log.append(("rename", Path(new).name))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    save(tmp_path, small_state())
+    assert log == [
+        ("fsync", tmp_path.name),
+        ("fsync", "boxes-00000-00000.safetensors"),
+        ("fsync", "part-00000.json.tmp"),
+        ("rename", "part-00000.json"),
+        ("fsync", "manifest.json"),
+        ("fsync", "step-00000010"),
+        ("rename", "step-00000010"),
+        ("fsync", "checkpoints"),
+    ]
+
+
+def test_a_dtype_that_numpy_does_not_know_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(save(tmp_path, small_state()))
+    known = np.dtype
+
+    def without_ml_dtypes(name: object) -> np.dtype:
+        if name == "bfloat16":
+            raise TypeError(name)
+        return known(name)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    monkeypatch.setattr(np, "dtype", without_ml_dtypes)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.read_box("scale")
+    assert str(caught.value) == (
+        "tensor 'scale' is stored as bfloat16, which NumPy knows only once ml_dtypes is imported. "
+        "Import ml_dtypes first, or read it with raw=True."
+    )
+    assert checkpoint.read_box("scale", raw=True).dtype == known("V2")
+    monkeypatch.undo()
+    assert checkpoint.read_box("scale").dtype == ml_dtypes.bfloat16
