@@ -11,6 +11,17 @@ kind="$1"
 venv=.venv
 began=$(date +%s)
 
+# Where the environment is activated, its own Python comes first; it cannot make its successor.
+path=":$PATH:"
+own=":$PWD/$venv/bin:"
+case "$path" in
+    *"$own"*)
+        path="${path%%"$own"*}:${path#*"$own"}"
+        path="${path#:}"
+        PATH="${path%:}"
+        ;;
+esac
+
 say() {
     printf 'setup: %s\n' "$*"
 }
@@ -85,6 +96,8 @@ if [ -z "$reuse" ]; then
     python=${python:-$(find_python)}
     made_with=$("$python" -c "$describe")
     say "making $venv with $python (Python ${made_with%% *})"
+    # Its Python goes first: what is left, if this is stopped here, is then not taken for one made by hand.
+    rm -f "$venv/bin/python"
     rm -rf "$venv"
     mkdir "$venv"
     : >"$venv/UNFINISHED"

@@ -46,12 +46,13 @@ class Checkout:
         (self.commands / name).write_text(text)
         (self.commands / name).chmod(0o755)
 
-    def run(self, kind: str, python: str = "", *, code: int = 0) -> tuple[list[str], str]:
+    def run(self, kind: str, python: str = "", *, code: int = 0, activated: bool = False) -> tuple[list[str], str]:
         """What was done, step by step, and what was written for a person."""
         (self.folder / "log").unlink(missing_ok=True)
+        path = f"{self.folder}/.venv/bin:{self.commands}" if activated else str(self.commands)
         done = subprocess.run(
             ["sh", str(self.folder / "scripts" / "setup.sh"), kind],
-            env={"PATH": str(self.commands), "PYTHON": python},
+            env={"PATH": path, "PYTHON": python},
             capture_output=True,
             text=True,
             check=False,
@@ -155,6 +156,10 @@ def test_takes_the_first_python_that_runs(checkout: Checkout) -> None:
 
 def test_an_activated_environment_is_not_made_from_itself(checkout: Checkout) -> None:
     checkout.run("complete")
+    shutil.copy(checkout.folder / ".venv" / "bin" / "python", checkout.folder / ".venv" / "bin" / "python3")
+    assert checkout.run("complete", activated=True) == ([], "")
+    (checkout.folder / ".venv" / "UNFINISHED").touch()
+    assert checkout.run("complete", activated=True)[0] == ["venv", *COMPLETE]
     (checkout.folder / ".venv" / "UNFINISHED").touch()
     told = checkout.run("complete", str(checkout.folder / ".venv" / "bin" / "python"), code=2)[1]
     assert "bin/python is that of the environment itself\n" in told
