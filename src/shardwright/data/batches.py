@@ -8,6 +8,7 @@ position to save is the index of the next row, and the batch size may change bet
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,9 +66,9 @@ class Batches:
 
         What goes wrong in the thread is raised by ``next``.
         """
-        import grain
-
         ordered = stream(self.rows, self.seed)
+        import grain  # quietly, now that stream has imported it
+
         steps = grain.MapDataset.range(sys.maxsize).map(lambda step: self._read(ordered, step, offsets))
         batches = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=depth)))
         try:
@@ -91,7 +92,13 @@ class Batches:
 def stream(rows: Rows, seed: int) -> grain.MapDataset[Row]:
     """Rows in the order of a seed, without end: ``stream(rows, seed)[k]`` is row k of every run with that seed."""
     # Here, not above: it imports JAX where that is installed, and who only plans or checks data need not wait for it.
-    import grain
+    # Where JAX is not, it logs a warning about a profiler that nobody asked for.
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        import grain
+    finally:
+        logging.disable(disabled)
 
     # Grain shuffles epoch e by seed + e. Neighbouring seeds would see the same orders one epoch apart, hence the digest.
     digest = hashlib.blake2b(str(seed).encode(), digest_size=4, person=b"shardwright rows").digest()
