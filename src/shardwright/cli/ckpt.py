@@ -1,0 +1,38 @@
+"""`shardwright ckpt show` and `shardwright ckpt verify`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from shardwright.cli.extras import needing_extra
+from shardwright.cli.options import ShowVerb, VerifyVerb
+from shardwright.cli.output import write_json, write_view
+
+
+def run_show(verb: ShowVerb) -> int:
+    """Print what a checkpoint holds. 1 where one beside it cannot be read."""
+    with needing_extra("jax", "reading checkpoints"):
+        checkpoint = import_module("shardwright.checkpoint")
+    shown = checkpoint.describe(verb.directory)
+    if verb.json:
+        write_json(shown)
+    else:
+        from shardwright.report.checkpoint_view import checkpoint_view
+
+        write_view(checkpoint_view(shown), sys.stdout)
+    return 1 if shown["damaged"] else 0
+
+
+def run_verify(verb: VerifyVerb) -> int:
+    """Check a checkpoint, byte by byte. 1 where it is not whole."""
+    with needing_extra("jax", "reading checkpoints"):
+        checkpoint = import_module("shardwright.checkpoint")
+    checked = checkpoint.verify(verb.directory)
+    if verb.json:
+        write_json(checked)
+    else:
+        from shardwright.report.checkpoint_view import verified_view
+
+        write_view(verified_view(checked), sys.stdout)
+    return 0 if checked["ok"] else 1

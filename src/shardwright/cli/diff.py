@@ -1,0 +1,73 @@
+"""`shardwright diff`: two layouts under the same options, or two plans from files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwright.cli.options import DiffVerb, PlanOptions
+from shardwright.cli.output import write_json, write_view
+from shardwright.cli.request import asked, with_sizes
+from shardwright.cli.saved_plan import read_saved_plan
+from shardwright.cli.values import mesh_sizes
+from shardwright.core.difference import difference
+from shardwright.core.errors import InputError
+from shardwright.core.nearest import did_you_mean
+from shardwright.core.planning import make_plan
+from shardwright.layouts import load_layout
+
+
+def run_diff(verb: DiffVerb) -> int:
+    """Print what moves from A to B. 0 whether or not anything does."""
+    sides = (verb.a, verb.b)
+    known = {axis for side in sides if not _is_saved(side) for axis in load_layout(_parts(side)[0]).mesh}
+    if not all(_is_saved(side) for side in sides):
+        _refuse_unknown(verb.plan, sorted(known))
+    found = difference(*(_rows(side, verb) for side in sides))
+    if verb.plan.json:
+        write_json(found.to_json())
+    else:
+        from shardwright.report.difference_view import difference_view
+
+        write_view(difference_view(found), sys.stdout)
+    return 0
+
+
+def _rows(side: str, verb: DiffVerb) -> Mapping[str, Any]:
+    """One side in the form of a plan's JSON."""
+    if _is_saved(side):
+        return read_saved_plan(side)
+    if verb.model is None:
+        raise InputError(
+            f"'{side}' is a layout, and a layout is planned for a model. Give one: --model deepseek3-test. "
+            f"(A plan that was saved with --json is a file that ends in .json.)"
+        )
+    name, sizes = _parts(side)
+    options = verb.plan
+    if options.mesh is not None:
+        axes = load_layout(name).mesh
+        common = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
+        options = replace(options, mesh=None)
+        sizes = {**common, **sizes}
+    return make_plan(with_sizes(asked(verb.model, name, options).request, sizes)).to_json()
+
+
+def _is_saved(side: str) -> bool:
+    return side.endswith(".json")
+
+
+def _parts(side: str) -> tuple[str, Mapping[str, int]]:
+    """The layout and the sizes of its own that ``NAME:AXIS=SIZE,...`` gives it."""
+    name, colon, sizes = side.rpartition(":")
+    if not colon or "=" not in sizes:
+        return side, {}
+    return name, mesh_sizes(sizes, f"'{side}'")
+
+
+def _refuse_unknown(options: PlanOptions, known: list[str]) -> None:
+    """--mesh may name axes that one of the layouts lacks, but not one that both do."""
+    for axis in mesh_sizes(options.mesh) if options.mesh is not None else ():
+        if axis not in known:
+            raise InputError(f"--mesh: neither layout has a mesh axis '{axis}'. {did_you_mean(axis, known)}")

@@ -1,0 +1,117 @@
+"""The entry point: which verb, and how it ends.
+
+Exit codes: 0 done; 1 findings of severity error; 2 bad usage or input; 130 interrupted; 141 nobody reads the output.
+Any other exception is a fault of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from shardwright.cli.options import CkptVerb, DiffVerb, PlanVerb, ShowVerb, TrainVerb, Verb
+from shardwright.cli.output import write_json, write_view
+from shardwright.core.errors import FindingsError, ShardwrightError
+
+ABOUT = (
+    "Where every tensor of a large model lives and what crosses the links: declared once, checked, costed, and run "
+    "unchanged. `shardwright --version` prints the version."
+)
+INTERRUPTED, NOBODY_READS = 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (None: that of this process) and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the terminal cannot show must not end the program.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        code = _answer(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        sys.stderr.write("shardwright: interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it ends: give it a place that takes it.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+
+
+def _answer(arguments: list[str]) -> int:
+    if arguments == ["--version"]:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"shardwright {version('shardwright')}\n")
+        return 0
+    as_json = "--json" in arguments
+    try:
+        return _run(_read(arguments, as_json))
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    except ShardwrightError as error:
+        return _refuse(error, as_json)
+
+
+def _read(arguments: list[str], as_json: bool) -> Verb:
+    """The verb that the arguments mean. tyro has explained itself on stderr before its SystemExit leaves here."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                Verb,  # pyright: ignore[reportArgumentType]
+                args=arguments,
+                prog="shardwright",
+                description=ABOUT,
+                config=(tyro.conf.OmitSubcommandPrefixes,),
+            )
+    except SystemExit:
+        sys.stderr.write(said.getvalue())
+        if as_json and said.getvalue():
+            lines = (line.strip("╭╮╰╯│─|+- ") for line in said.getvalue().splitlines())
+            write_json({"error": {"exit_code": 2, "message": "\n".join(line for line in lines if line)}})
+        raise
+
+
+def _run(verb: Verb) -> int:
+    # Each verb is loaded when it is asked for: `plan` must not wait for what `train` needs.
+    match verb:
+        case PlanVerb():
+            from shardwright.cli.plan import run_plan
+
+            return run_plan(verb)
+        case DiffVerb():
+            from shardwright.cli.diff import run_diff
+
+            return run_diff(verb)
+        case TrainVerb():
+            from shardwright.cli.train import run_train
+
+            return run_train(verb)
+        case CkptVerb():
+            from shardwright.cli.ckpt import run_show, run_verify
+
+            return run_show(verb.verb) if isinstance(verb.verb, ShowVerb) else run_verify(verb.verb)
+
+
+def _refuse(error: ShardwrightError, as_json: bool) -> int:
+    """Say what a user can mend: on stderr, and with --json as an object on stdout too."""
+    if isinstance(error, FindingsError):
+        from shardwright.report.findings_view import findings_list
+
+        write_view(lambda _: findings_list(error.findings), sys.stderr)
+        said: dict[str, object] = {"findings": [finding.to_json() for finding in error.findings]}
+    else:
+        sys.stderr.write(f"shardwright: {error}\n")
+        said = {"error": {"exit_code": error.exit_code, "message": str(error)}}
+    if as_json:
+        write_json(said)
+    return error.exit_code

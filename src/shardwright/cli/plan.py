@@ -1,0 +1,23 @@
+"""`shardwright plan`."""
+
+from __future__ import annotations
+
+import sys
+
+from shardwright.cli.options import PlanVerb
+from shardwright.cli.output import write_json, write_view
+from shardwright.cli.request import asked
+from shardwright.core.planning import make_plan
+
+
+def run_plan(verb: PlanVerb) -> int:
+    """Print the plan. 1 where it has a finding of severity error."""
+    question = asked(verb.model, verb.layout, verb.plan)
+    plan = make_plan(question.request)
+    if verb.plan.json:
+        write_json(plan.to_json())
+    else:
+        from shardwright.report.plan_view import plan_view
+
+        write_view(plan_view(plan, question.chosen), sys.stdout)
+    return 1 if plan.errors else 0

@@ -1,0 +1,96 @@
+"""What checkpoints hold, and whether they are whole, as people look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.report.columns import Column, Rows, aligned, section
+from shardwright.report.notation_text import AxisColors
+from shardwright.report.terminal import View
+from shardwright.report.units import pretty_bytes
+
+
+def checkpoint_view(shown: Mapping[str, Any]) -> View:
+    """Draws what ``checkpoint.describe`` found: the newest step with its tensors, the others in a line each."""
+
+    def view(width: int) -> RenderableType:
+        newest, *older = shown["checkpoints"] or [None]
+        parts: list[RenderableType] = [_newest(newest, width)] if newest else []
+        if older:
+            lines = [Text(f"  {one['directory']}  {pretty_bytes(one['bytes'])}") for one in older]
+            parts.append(section("older checkpoints", *lines))
+        parts += _faults(shown["damaged"], shown["leftovers"])
+        return Group(*parts)
+
+    return view
+
+
+def verified_view(checked: Mapping[str, Any]) -> View:
+    """Draws what ``checkpoint.verify`` found, a line for each checkpoint and its problems below it."""
+
+    def view(_: int) -> RenderableType:
+        parts: list[RenderableType] = []
+        for one in checked["checkpoints"]:
+            word = ("whole  ", "bold green") if one["ok"] else ("damaged", "bold red")
+            read = f"{one['num_boxes']:,} boxes, {pretty_bytes(one['bytes'])}"
+            parts.append(Text.assemble(word, f"  {one['directory']}  ", (read, "dim")))
+            for problem in one["problems"]:
+                parts.append(Padding(Text.assemble((problem["code"], "bold"), f": {problem['message']}"), (0, 0, 0, 2)))
+        return Group(*parts, *_faults((), checked["leftovers"]))
+
+    return view
+
+
+def _newest(one: Mapping[str, Any], width: int) -> RenderableType:
+    colors = AxisColors.of(one["mesh"])
+    mesh = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in one["mesh"].items()])
+    lines = [
+        ("step", Text(f"{one['step']:,}")),
+        ("model", Text(one["model"])),
+        ("layout", Text.assemble(one["layout"]["name"], " on ", mesh)),
+        ("seed", Text(str(one["seed"]))),
+        ("next row", Text(f"{one['data_position']:,}")),
+        ("size", Text(f"{one['bytes']:,} bytes ({pretty_bytes(one['bytes'])}) in {one['num_files']} files")),
+    ]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim")
+    for label, text in lines:
+        grid.add_row(label, text)
+    return Group(
+        Text(one["directory"], style="bold"),
+        Padding(grid, (0, 0, 0, 2)),
+        Text(""),
+        section("tensors", _tensors(one["tensors"], colors, width)),
+    )
+
+
+def _tensors(tensors: Sequence[Mapping[str, Any]], colors: AxisColors, width: int) -> RenderableType:
+    columns = [Column(header="tensor"), Column(header="shape"), Column(header="dtype")]
+    columns += [Column(header="at rest", flexible=True), Column(header="boxes", right=True)]
+    columns.append(Column(header="bytes", right=True))
+    cells = [
+        [
+            Text(one["name"]),
+            Text("x".join(map(str, one["shape"])) or "1"),
+            Text(one["dtype"]),
+            colors.spec(one["spec"]),
+            Text(str(one["num_boxes"])),
+            Text(pretty_bytes(one["bytes"])),
+        ]
+        for one in tensors
+    ]
+    return aligned(columns, [Rows(cells=cells)], width)
+
+
+def _faults(damaged: Sequence[str], leftovers: Sequence[str]) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text.assemble(("damaged", "bold red"), f"  {message}") for message in damaged]
+    if leftovers:
+        names = ", ".join(leftovers)
+        parts.append(Text(f"left by a save that did not finish, and never read: {names}", style="yellow"))
+    return parts

@@ -1,0 +1,39 @@
+"""Bytes on one device, as numbers and as bars."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from shardwright.core.plan import Plan
+from shardwright.report.columns import Column, Rows, aligned
+from shardwright.report.units import pretty_bytes
+
+BAR_WIDTH = 30
+BAR = "#"
+
+
+def memory_table(plan: Plan, width: int) -> RenderableType:
+    """Each part exact to the byte; activations are an estimate. With chips, a bar is full at what one may use."""
+    memory, chip = plan.memory, plan.request.chip
+    total = memory.total_bytes_per_device
+    full = max(total, chip.usable_bytes) if chip else max(1, total)
+    parts = [
+        ("weights", memory.weights_bytes, ""),
+        ("gradients", memory.gradients_bytes, ""),
+        ("optimizer", memory.optimizer_bytes, ""),
+        ("activations, estimated", memory.activations_bytes, ""),
+        ("total", total, ""),
+    ]
+    if chip:
+        parts.append((f"{chip.name} has", chip.usable_bytes, f"the total is {total / chip.usable_bytes:.1%} of it"))
+    columns = [Column(header="part"), Column(header="bytes", right=True), Column(header="", right=True)]
+    columns.append(Column(header="", flexible=True))
+    cells = []
+    for name, number, note in parts:
+        style = "bold" if name == "total" else ""
+        bar = Text(BAR * round(BAR_WIDTH * number / full), style="cyan")
+        if note:
+            bar.append((" " if bar else "") + note, style="dim")
+        cells.append([Text(name, style=style), Text(f"{number:,}", style=style), Text(pretty_bytes(number)), bar])
+    return aligned(columns, [Rows(cells=cells)], width)

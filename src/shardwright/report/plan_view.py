@@ -1,0 +1,63 @@
+"""A plan as people look at it, its parts one under another; findings last, where the prompt is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shardwright.core.plan import Choice, Plan
+from shardwright.report.collectives_view import collectives_table
+from shardwright.report.columns import section
+from shardwright.report.findings_view import counted, findings_list
+from shardwright.report.head import head
+from shardwright.report.memory_view import memory_table
+from shardwright.report.notation_text import AxisColors
+from shardwright.report.roles_view import roles_table
+from shardwright.report.tensor_tables import activations_table, weights_table
+from shardwright.report.terminal import View
+from shardwright.report.units import pretty_bytes, pretty_seconds
+
+
+def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) -> View:
+    """Draws a plan. ``tensors`` False leaves out the tables of tensors and collectives, as before a run."""
+
+    def view(width: int) -> RenderableType:
+        colors = AxisColors.of(plan.mesh.shape)
+        parts = [head(plan, colors, chosen), section("roles", roles_table(plan, colors, width))]
+        if tensors:
+            if colors.left_out:
+                parts.append(Text(f"Below, {' and '.join(colors.left_out)} is left out: of size 1.\n", style="dim"))
+            parts += [
+                section("weights, per layer and device", weights_table(plan, colors, width)),
+                section("activations, per layer and device", activations_table(plan, colors, width)),
+                section("collectives of one step, per device", collectives_table(plan, colors, width)),
+            ]
+        parts.append(section("memory of one device", memory_table(plan, width)))
+        if plan.step is not None:
+            parts.append(section("one step", Text("  " + _step(plan))))
+        if plan.choices:
+            parts.append(section("chosen by cost", *(Text("  " + _choice(choice)) for choice in plan.choices)))
+        title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
+        return Group(*parts, title, *([Text(""), findings_list(plan.findings)] if plan.findings else []))
+
+    return view
+
+
+def _step(plan: Plan) -> str:
+    assert plan.step is not None
+    step = plan.step
+    return (
+        f"{pretty_seconds(step.seconds)}: computing {pretty_seconds(step.compute_seconds)}, "
+        f"communicating {pretty_seconds(step.communication_seconds)}, "
+        f"of which {pretty_seconds(step.exposed_seconds)} is not hidden (all estimated)"
+    )
+
+
+def _choice(choice: Choice) -> str:
+    options = []
+    for option, number in sorted(choice.wire_bytes.items(), key=lambda item: item[1]):
+        timed = f", {pretty_seconds(choice.seconds[option])}" if option in choice.seconds else ""
+        options.append(f"{option} {pretty_bytes(number)}{timed}")
+    return f"{choice.what} {choice.chosen}; sent by a device per layer: {'; '.join(options)}"

@@ -1,0 +1,45 @@
+"""Numbers as people read them. Everything else in the code has bytes and seconds."""
+
+from __future__ import annotations
+
+BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+DECIMAL = ("", " K", " M", " B", " T")
+
+
+def pretty_bytes(number: int | float) -> str:
+    """Three or four digits and a binary unit.
+
+    >>> [pretty_bytes(n) for n in (0, 1023, 1024, 1536, 10 * 1024**2, 123_456_789_012)]
+    ['0 B', '1023 B', '1.00 KiB', '1.50 KiB', '10.0 MiB', '115 GiB']
+    """
+    value, unit = float(number), 0
+    while abs(value) >= 1024 and unit + 1 < len(BINARY):
+        value, unit = value / 1024, unit + 1
+    return f"{number:.0f} B" if unit == 0 else f"{_digits(value)} {BINARY[unit]}"
+
+
+def pretty_count(number: int) -> str:
+    """A count with a decimal unit.
+
+    >>> [pretty_count(n) for n in (999, 6_160_000, 671_026_419_200)]
+    ['999', '6.16 M', '671 B']
+    """
+    value, unit = float(number), 0
+    while value >= 1000 and unit + 1 < len(DECIMAL):
+        value, unit = value / 1000, unit + 1
+    return str(number) if unit == 0 else f"{_digits(value)}{DECIMAL[unit]}"
+
+
+def pretty_seconds(seconds: float) -> str:
+    """
+    >>> [pretty_seconds(s) for s in (0.0000123, 0.0451, 12.3)]
+    ['12.3 us', '45.1 ms', '12.3 s']
+    """
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{_digits(seconds * factor)} {unit}"
+    return f"{_digits(seconds * 1e6)} us"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
