@@ -40,11 +40,27 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
         worth_BLE = worth_BLE + jax.lax.stop_gradient(bias_E.astype(jnp.float32))[None, None]
     if experts.num_groups > 1:
         worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = jax.lax.top_k(worth_BLE, experts.top_k)
+    _, experts_BLK = largest(worth_BLE, experts.top_k)
     weights_BLK = jnp.take_along_axis(scores_BLE, experts_BLK, axis=-1)
     if experts.normalized:
         weights_BLK = weights_BLK / (jnp.sum(weights_BLK, axis=-1, keepdims=True) + 1e-20)
     return Routing(experts_BLK, weights_BLK * experts.scale)
+
+
+def largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
+    """The ``num`` largest entries along the last dim, with their indices (int32), largest first, ties by index.
+
+    XLA cuts ``lax.top_k`` along no dim: a batch or a length that is cut would be gathered first. Each of these
+    maxima stays where its tokens are.
+    """
+    values, indices = [], []
+    numbers = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    for _ in range(num):
+        index = jnp.argmax(x, axis=-1, keepdims=True).astype(jnp.int32)
+        values.append(jnp.max(x, axis=-1, keepdims=True))
+        indices.append(index)
+        x = jnp.where(numbers == index, -jnp.inf, x)
+    return jnp.concatenate(values, axis=-1), jnp.concatenate(indices, axis=-1)
 
 
 def moved_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Array:
@@ -61,8 +77,8 @@ def moved_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Arr
 def _in_best_groups(worth_BLE: jax.Array, experts: Experts, best_of_group: int) -> jax.Array:
     """The same worth, and minus infinity for experts outside the best groups."""
     worth_BLNX = worth_BLE.reshape(*worth_BLE.shape[:-1], experts.num_groups, -1)
-    best, _ = jax.lax.top_k(worth_BLNX, best_of_group)
+    best, _ = largest(worth_BLNX, best_of_group)
     group_BLN = jnp.sum(best, axis=-1)
-    _, chosen = jax.lax.top_k(group_BLN, experts.chosen_groups)
+    _, chosen = largest(group_BLN, experts.chosen_groups)
     is_chosen_BLN = jnp.any(chosen[..., None] == jnp.arange(experts.num_groups)[None, None, None], axis=-2)
     return jnp.where(is_chosen_BLN[..., None], worth_BLNX, -jnp.inf).reshape(worth_BLE.shape)

@@ -1,0 +1,27 @@
+"""A core mesh as a mesh of real devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from shardwright.core.errors import InputError
+from shardwright.core.mesh import Mesh
+
+
+def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """The mesh over the first devices there are, in their order: device ``d`` has the coordinates the core says.
+
+    Raises InputError when there are fewer devices than the mesh needs.
+    """
+    present = jax.devices() if devices is None else list(devices)
+    needed = mesh.num_devices
+    if len(present) < needed:
+        raise InputError(
+            f"the mesh {mesh} needs {needed} devices; JAX sees {len(present)} ({present[0].platform}). "
+            f"Give the run {needed} devices (--devices {needed} simulates them on CPU), or smaller axes (--mesh)."
+        )
+    grid = np.array(present[:needed]).reshape([axis.size for axis in mesh.axes])
+    return jax.sharding.Mesh(grid, mesh.names)

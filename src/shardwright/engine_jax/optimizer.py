@@ -1,0 +1,68 @@
+"""AdamW with warm-up, cosine decay and clipping by the global norm, out of optax's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from shardwright.engine_jax.state import State
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
+"""AdamW's constants as Llama and DeepSeek-V3 publish them (arXiv:2302.13971, section 2.3; arXiv:2412.19437, 4.2)."""
+
+FINAL_LR_SHARE = 0.1
+"""The cosine ends at a tenth of the peak (arXiv:2302.13971, section 2.3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """``lr`` is the peak; ``warmup`` and ``steps`` count optimizer steps; ``clip`` bounds the global norm, 0 never clips."""
+
+    lr: float
+    warmup: int
+    steps: int
+    weight_decay: float
+    clip: float
+
+
+def schedule(options: OptimizerOptions) -> optax.Schedule:
+    """Learning rate by step number: linear from 0 over ``warmup`` steps, then a cosine to a tenth at ``steps``."""
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0 if options.warmup else options.lr,
+        peak_value=options.lr,
+        warmup_steps=options.warmup,
+        decay_steps=max(options.steps, options.warmup + 1),
+        end_value=options.lr * FINAL_LR_SHARE,
+    )
+
+
+def apply_gradients(
+    state: State, gradients: Mapping[str, jax.Array], options: OptimizerOptions, decayed: frozenset[str]
+) -> tuple[State, jax.Array]:
+    """The state after one step, but for its buffers, and the global norm of the gradients before clipping.
+
+    Moments are kept in their own dtype and computed in float32. Weights named in ``decayed`` shrink by the learning
+    rate times the weight decay.
+    """
+    norm = optax.global_norm(gradients)
+    if options.clip:
+        factor = jnp.minimum(1.0, options.clip / jnp.maximum(norm, 1e-30))
+        gradients = jax.tree.map(lambda g: g * factor, gradients)
+    moments_in = jax.tree.map(lambda m: m.astype(jnp.float32), (state.first, state.second))
+    adam = optax.scale_by_adam(b1=BETA_1, b2=BETA_2, eps=EPSILON)
+    # The first update sees lr(1): a step at learning rate 0 would train nothing.
+    before = optax.ScaleByAdamState(count=state.step, mu=moments_in[0], nu=moments_in[1])
+    updates, after = adam.update(gradients, before)
+    assert isinstance(after, optax.ScaleByAdamState)
+    rate = schedule(options)(state.step + 1 if options.warmup else state.step)
+    decays = {name: options.weight_decay if name in decayed else 0.0 for name in state.weights}
+    weights = {
+        name: (w - rate * (updates[name] + decays[name] * w)).astype(w.dtype) for name, w in state.weights.items()
+    }
+    first = {name: after.mu[name].astype(m.dtype) for name, m in state.first.items()}
+    second = {name: after.nu[name].astype(m.dtype) for name, m in state.second.items()}
+    return State(weights=weights, buffers=state.buffers, first=first, second=second, step=after.count), norm

@@ -1,0 +1,127 @@
+"""What a run carries from step to step: weights, their moments, buffers and the step number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardwright.core.box import Box
+from shardwright.core.plan import Plan
+from shardwright.engine_jax.shardings import resting_shape, weight_shardings
+from shardwright.init import box_values
+
+FIRST, SECOND = "moments.first/", "moments.second/"
+
+
+class State(NamedTuple):
+    """``weights`` are trained; ``buffers`` are weights that no gradient trains; moments follow the weights.
+
+    Each is a mapping from the table's names to arrays, layers stacked along the leading dim. ``step``: int32 scalar,
+    the number of steps done.
+    """
+
+    weights: Mapping[str, jax.Array]
+    buffers: Mapping[str, jax.Array]
+    first: Mapping[str, jax.Array]
+    second: Mapping[str, jax.Array]
+    step: jax.Array
+
+
+class Tensor(NamedTuple):
+    """One array of the state: the name it is saved under, the weight it belongs to, its shape, dtype and place."""
+
+    name: str
+    weight: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: NamedSharding
+
+
+def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
+    """Every array of a plan's state but the step, weights first, under the names that a checkpoint gives them."""
+    shardings = weight_shardings(plan, mesh)
+    frozen = frozen_names(plan)
+    moments = jnp.dtype(plan.request.moments_dtype)
+    rows = [
+        Tensor(w.name, w.name, resting_shape(w), jnp.dtype(w.dtype), shardings[w.name]) for w in plan.weights
+    ]
+    for prefix in (FIRST, SECOND):
+        rows += [row._replace(name=prefix + row.name, dtype=moments) for row in rows[: len(plan.weights)] if row.name not in frozen]
+    return tuple(rows)
+
+
+def frozen_names(plan: Plan) -> frozenset[str]:
+    """The weights that no gradient trains."""
+    return frozenset(weight.name for weight in plan.request.table.weights if weight.frozen)
+
+
+def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray], step: int) -> State:
+    """The state whose every box is what ``read`` returns for it; no device asks for a box that is not its own."""
+
+    def place(tensor: Tensor) -> jax.Array:
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            return np.asarray(read(tensor, box_of(index or (), tensor.shape)), tensor.dtype)
+
+        return jax.make_array_from_callback(tensor.shape, tensor.sharding, part)
+
+    return assemble(plan, {tensor.name: place(tensor) for tensor in tensors_of(plan, mesh)}, replicated(step, mesh))
+
+
+def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State:
+    """The state before the first step: initial values made box by box, moments zero."""
+    table = plan.request.table
+
+    def read(tensor: Tensor, box: Box) -> np.ndarray:
+        if tensor.name != tensor.weight:
+            return np.zeros(box.shape, tensor.dtype)
+        return box_values(table.weight(tensor.name), seed, box)
+
+    return make_state(plan, mesh, read, 0)
+
+
+def abstract_state(plan: Plan, mesh: Mesh) -> State:
+    """The state's shapes, dtypes and shardings, without values, to lower a step from."""
+    rows = {
+        row.name: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=row.sharding) for row in tensors_of(plan, mesh)
+    }
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    return assemble(plan, rows, step)
+
+
+def assemble(plan: Plan, rows: Mapping[str, object], step: object) -> State:
+    """A state from its arrays by the names of ``tensors_of``."""
+    frozen = frozen_names(plan)
+    trained = [w.name for w in plan.weights if w.name not in frozen]
+    return State(
+        weights={name: rows[name] for name in trained},  # pyright: ignore[reportArgumentType]
+        buffers={name: rows[name] for name in frozen},  # pyright: ignore[reportArgumentType]
+        first={name: rows[FIRST + name] for name in trained},  # pyright: ignore[reportArgumentType]
+        second={name: rows[SECOND + name] for name in trained},  # pyright: ignore[reportArgumentType]
+        step=step,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def arrays_of(state: State) -> Mapping[str, jax.Array]:
+    """Every array of a state but the step, by the names of ``tensors_of``."""
+    return {
+        **state.weights,
+        **state.buffers,
+        **{FIRST + name: array for name, array in state.first.items()},
+        **{SECOND + name: array for name, array in state.second.items()},
+    }
+
+
+def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    """The box that JAX's index of a shard means."""
+    bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+    return Box(tuple(start for start, _, _ in bounds), tuple(stop for _, stop, _ in bounds))
+
+
+def replicated(number: int, mesh: Mesh) -> jax.Array:
+    """An int32 scalar, whole on every device."""
+    return jax.device_put(jnp.asarray(number, jnp.int32), NamedSharding(mesh, PartitionSpec()))
