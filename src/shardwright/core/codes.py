@@ -46,9 +46,9 @@ CODES: dict[str, Code] = {
         ),
         Code(
             code="SW104",
-            severity="warning",
-            title="a padded dim",
-            law="A dim that its axes do not divide is padded, and the padding is stated.",
+            severity="error",
+            title="a padded or uneven dim",
+            law="A dim that its axes do not divide is padded or cut unevenly, and that is stated.",
         ),
         Code(
             code="SW105",
@@ -72,13 +72,13 @@ CODES: dict[str, Code] = {
             code="SW108",
             severity="error",
             title="too few rows or tokens",
-            law="Rows divide by dp, tokens by cp.",
+            law="The axes that cut the batch divide its rows; those that cut the length, its tokens.",
         ),
         Code(
             code="SW110",
             severity="error",
             title="layers and stages",
-            law="The stages divide the layers.",
+            law="The stages divide the layers of every stack, and micro-steps fill them.",
         ),
         Code(
             code="SW111",
@@ -90,7 +90,7 @@ CODES: dict[str, Code] = {
             code="SW114",
             severity="error",
             title="a small dim cut too finely",
-            law="A storage dim keeps at least one element, and better 16, on each device.",
+            law="A weight rests cut on a dim that is large enough for all its storing axes.",
         ),
         Code(
             code="SW117",
@@ -144,7 +144,18 @@ REPLICATED_ERROR_SHARE = Threshold(
     value=0.05, why="half of a model's optimizer state at 5% of its weights is a chip's worth of memory at 405 B"
 )
 REPLICATED_WARNING_SHARE = Threshold(value=0.01, why="below 1% a gather costs more latency than the bytes are worth")
-REPLICATED_FLOOR_BYTES = Threshold(value=1 << 24, why="16 MiB on a device is under 0.2% of the smallest chip's memory")
 OVERCUT_ELEMENTS = Threshold(
-    value=16, why="fewer than 16 elements of a dim is less than one 64-byte line of float32: gathers run at latency"
+    value=2, why="with one element left on a device, the next doubling of the mesh has no legal cut"
 )
+PADDING_WARNING_SHARE = Threshold(value=0.1, why="a tenth more bytes in a gather is more than its latency hides")
+MEMORY_WARNING_SHARE = Threshold(
+    value=0.9, why="activations are an estimate, and the compiler's own buffers take some of the rest"
+)
+THRESHOLDS: dict[str, Threshold] = {
+    "weights or activations that no axis cuts: error from": REPLICATED_ERROR_SHARE,
+    "weights or activations that no axis cuts: warning from": REPLICATED_WARNING_SHARE,
+    "elements left of a storage dim: warning below": OVERCUT_ELEMENTS,
+    "uneven parts, bytes more in a gather: warning from": PADDING_WARNING_SHARE,
+    "memory of the chip: warning from": MEMORY_WARNING_SHARE,
+}
+"""Every number that decides a severity, under what it is compared with."""

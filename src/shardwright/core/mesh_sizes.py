@@ -2,138 +2,172 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
-from shardwright.core.codes import CODES
+from shardwright.core.divisors import nearest_divisors, nearest_multiples
+from shardwright.core.draft import Candidate, Draft
 from shardwright.core.errors import FindingsError
 from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout
+from shardwright.core.layout import Auto, Layout
 from shardwright.core.mesh import Axis, Mesh
 from shardwright.core.nearest import nearest
 from shardwright.core.request import Request
+from shardwright.core.wording import count, either
+
+Sizes = Mapping[str, int | Auto]
 
 
 def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
     """The mesh of a request, with the findings that are no errors.
 
     Raises FindingsError (SW106, SW111): an unknown axis, a size below 1, `auto` twice, sizes that do not
-    multiply to the devices.
+    multiply to the devices. A fix that it names has been tried.
     """
-    layout = request.layout
-    errors = [_unknown(axis, layout) for axis in request.mesh_sizes if axis not in layout.mesh]
-    sizes: dict[str, int | str] = {
-        axis: request.mesh_sizes.get(axis, entry.size) for axis, entry in layout.mesh.items()
-    }
-    errors += [
-        _error(layout, axis, f"mesh axis '{axis}'", f"size {size}", "a size of at least 1", f"--mesh {axis}=1")
-        for axis, size in sizes.items()
-        if isinstance(size, int) and size < 1
-    ]
-    automatic = [axis for axis, size in sizes.items() if size == "auto"]
-    if len(automatic) > 1:
-        errors.append(
-            _error(
-                layout,
-                automatic[1],
-                f"mesh of layout '{layout.name}'",
-                f"'auto' {len(automatic)} times: {', '.join(automatic)}",
-                "'auto' at most once",
-                f"Give a size: --mesh {automatic[0]}=1",
-            )
-        )
-    if errors:
-        raise FindingsError(errors)
-    fixed = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
-    known = prod(fixed.values())
-    devices, notes = request.devices, ()
+    faults = list(_faults(request))
+    if faults:
+        known = {fault.key for fault in faults}
+
+        def mends(fault: Draft, candidate: Candidate) -> bool:
+            left = {other.key for other in _faults(candidate.edit(request))}
+            return fault.key not in left and left <= known
+
+        raise FindingsError([fault.settled(lambda candidate, f=fault: mends(f, candidate)) for fault in faults])
+    sizes, notes = _sizes(request), ()
+    fixed, automatic = _split(sizes)
     if automatic:
+        known = prod(fixed.values())
+        devices = request.devices
         if devices is None:
-            devices, notes = _natural_devices(request, automatic[0], known)
-        if devices % known:
-            raise FindingsError([_does_not_divide(layout, fixed, automatic[0], known, devices)])
+            devices = _natural_devices(request, known)
+            notes = (_says_what_auto_is(request, automatic[0], devices // known, devices),)
         fixed[automatic[0]] = devices // known
-    elif devices is not None and known != devices:
-        raise FindingsError([_wrong_product(layout, fixed, known, devices)])
-    return (
-        Mesh(tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in layout.mesh.items())),
-        notes,
-    )
+    axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
+    return Mesh(axes), notes
 
 
-def _natural_devices(request: Request, axis: str, known: int) -> tuple[int, tuple[Finding, ...]]:
-    """Without a number of devices, `auto` becomes what the model's natural mesh leaves for it, and that is said."""
+def _faults(request: Request) -> Iterator[Draft]:
+    layout = request.layout
+    for axis in request.mesh_sizes:
+        if axis not in layout.mesh:
+            yield _unknown(request, axis)
+    sizes = _sizes(request)
+    fixed, automatic = _split(sizes)
+    for axis, size in fixed.items():
+        if size < 1:
+            found = f"size {size}"
+            fills = _one_size({**fixed, axis: 1}, request.devices, filled=True) if request.devices else ()
+            candidates = (_resize({axis: 1}), *(c for c in fills if c.text.startswith(f"--mesh {axis}=")))
+            yield _fault(layout, axis, f"mesh axis '{axis}'", found, "a size of at least 1", candidates)
+    if len(automatic) > 1:
+        yield _fault(
+            layout,
+            automatic[1],
+            f"mesh of layout '{layout.name}'",
+            f"'auto' {len(automatic)} times: {', '.join(automatic)}",
+            "'auto' at most once",
+            tuple(
+                _resize(dict.fromkeys(automatic[:k] + automatic[k + 1 :], 1)) for k in reversed(range(len(automatic)))
+            ),
+        )
+    devices = request.devices
+    if devices is None or len(automatic) > 1 or any(size < 1 for size in fixed.values()):
+        return
+    known = prod(fixed.values())
+    product = " x ".join(f"{name} {size}" for name, size in fixed.items())
+    product = product if len(fixed) == 1 else f"{product} = {known}"
+    candidates = (*_one_size(fixed, devices, filled=not automatic), *_devices(known, devices, exact=not automatic))
+    where = f"mesh of layout '{layout.name}'"
+    if automatic and devices % known:
+        found = f"{product}, which does not divide {count(devices, 'device')}"
+        needed = f"a product that divides {devices}, or {either(nearest_multiples(known, devices))} devices"
+        yield _fault(layout, automatic[0], where, found, needed, candidates)
+    elif not automatic and known != devices:
+        yield _fault(layout, next(iter(fixed)), where, product, count(devices, "device"), candidates)
+
+
+def _sizes(request: Request) -> Sizes:
+    given = request.mesh_sizes
+    return {axis: given[axis] if axis in given else entry.size for axis, entry in request.layout.mesh.items()}
+
+
+def _split(sizes: Sizes) -> tuple[dict[str, int], list[str]]:
+    """The sizes that are numbers, and the axes whose size is `auto`."""
+    fixed = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
+    return fixed, [axis for axis, size in sizes.items() if size == "auto"]
+
+
+def _natural_devices(request: Request, known: int) -> int:
     natural = prod((request.table.natural_mesh or {}).values())
-    devices = max(1, natural // known) * known
-    finding = Finding(
+    return max(1, natural // known) * known
+
+
+def _says_what_auto_is(request: Request, axis: str, size: int, devices: int) -> Finding:
+    """Without a number of devices, `auto` becomes what the model's natural mesh leaves for it, and that is said."""
+    return Finding(
         code="SW106",
         severity="info",
         where=f"mesh axis '{axis}' of layout '{request.layout.name}'",
-        found=f"'auto', and no number of devices: {axis} = {devices // known}, for the {devices} devices "
+        found=f"'auto', and no number of devices: {axis} = {size}, for the {count(devices, 'device')} "
         f"that {request.table.name} is planned on unless said otherwise",
         needed="a number of devices, or a size",
-        fix=f"--devices {devices}, or --mesh {axis}={devices // known}, says it.",
-    )
-    return devices, (finding,)
-
-
-def _error(layout: Layout, axis: str, where: str, found: str, needed: str, fix: str) -> Finding:
-    return Finding(
-        code="SW106",
-        severity=CODES["SW106"].severity,
-        where=where,
-        found=found,
-        needed=needed,
-        fix=fix,
-        position=layout.mesh[axis].position,
+        fix=f"--devices {devices}, or --mesh {axis}={size}, says it",
+        position=request.layout.mesh[axis].position,
     )
 
 
-def _unknown(axis: str, layout: Layout) -> Finding:
-    match = nearest(axis, layout.mesh)
-    return Finding(
-        code="SW111",
-        severity="error",
-        where=f"a mesh size for '{axis}'",
-        found=f"layout '{layout.name}' has no mesh axis '{axis}'",
-        needed=f"one of {', '.join(layout.mesh)}",
-        fix=f"Write '{match}'." if match else "",
-    )
-
-
-def _does_not_divide(layout: Layout, fixed: dict[str, int], axis: str, known: int, devices: int) -> Finding:
-    product = " x ".join(f"{name} {size}" for name, size in fixed.items())
-    legal = _nearest_multiples(known, devices)
-    return _error(
-        layout,
-        axis,
-        f"mesh of layout '{layout.name}'",
-        f"{product} = {known}, which does not divide {devices} devices",
-        f"a product that divides {devices}, or {legal} devices",
-        _largest_change(fixed, devices),
-    )
-
-
-def _wrong_product(layout: Layout, fixed: dict[str, int], known: int, devices: int) -> Finding:
-    product = " x ".join(f"{name} {size}" for name, size in fixed.items())
-    return _error(
-        layout,
-        next(iter(fixed)),
-        f"mesh of layout '{layout.name}'",
-        f"{product} = {known}",
-        f"{devices} devices",
-        _largest_change(fixed, devices) or f"--devices {known}",
-    )
-
-
-def _largest_change(fixed: dict[str, int], devices: int) -> str:
-    """The change of one size, the largest axis first, that makes the product right; nothing where no one can."""
+def _one_size(fixed: Mapping[str, int], devices: int, *, filled: bool) -> Iterator[Candidate]:
+    """One size changed, the largest axis first: to fill the devices, or to the nearest that divides them."""
     for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
         others = prod(fixed.values()) // size
         if devices % others == 0:
-            return f"--mesh {axis}={devices // others}"
-    return ""
+            left = devices // others
+            yield from (_resize({axis: s}) for s in ((left,) if filled else nearest_divisors(left, size)))
 
 
-def _nearest_multiples(factor: int, number: int) -> str:
-    below = number // factor * factor
-    return f"{below} or {below + factor}" if below else str(factor)
+def _devices(known: int, devices: int, *, exact: bool) -> Iterator[Candidate]:
+    for number in (known,) if exact else reversed(nearest_multiples(known, devices)):
+        yield Candidate(text=f"--devices {number}", edit=lambda request, n=number: replace(request, devices=n))
+
+
+def _resize(changes: Mapping[str, int]) -> Candidate:
+    return Candidate(
+        text=f"--mesh {','.join(f'{axis}={size}' for axis, size in changes.items())}",
+        edit=lambda request: replace(request, mesh_sizes={**request.mesh_sizes, **changes}),
+    )
+
+
+def _fault(layout: Layout, axis: str, where: str, found: str, needed: str, candidates: tuple[Candidate, ...]) -> Draft:
+    return Draft(
+        finding=Finding(
+            code="SW106",
+            severity="error",
+            where=where,
+            found=found,
+            needed=needed,
+            position=layout.mesh[axis].position,
+        ),
+        candidates=candidates,
+    )
+
+
+def _unknown(request: Request, axis: str) -> Draft:
+    layout = request.layout
+    match = nearest(axis, layout.mesh)
+    size = request.mesh_sizes[axis]
+
+    def edit(old: Request) -> Request:
+        others = {name: value for name, value in old.mesh_sizes.items() if name != axis}
+        return replace(old, mesh_sizes={**others, str(match): size})
+
+    return Draft(
+        finding=Finding(
+            code="SW111",
+            severity="error",
+            where=f"a mesh size for '{axis}'",
+            found=f"layout '{layout.name}' has no mesh axis '{axis}'",
+            needed=f"one of {', '.join(layout.mesh)}",
+        ),
+        candidates=(Candidate(text=f"--mesh {match}={size}", edit=edit),) if match else (),
+    )

@@ -1,0 +1,125 @@
+"""Changes of a request that may mend a finding, each with the text that a user would type for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwright.core.draft import Candidate
+from shardwright.core.layout import MeshEntry, RoleEntry, Rule
+from shardwright.core.plan import Plan
+from shardwright.core.request import Request
+from shardwright.core.role_reading import roles_everywhere
+
+
+def option(flag: str, value: Any) -> Candidate:
+    """A field of the request that has a flag of its name: ``--batch 16``."""
+    field = flag.replace("-", "_")
+    return Candidate(text=f"--{flag} {value}", edit=lambda request: replace(request, **{field: value}))
+
+
+def sizes(changes: Mapping[str, int]) -> Candidate:
+    """Sizes of mesh axes: ``--mesh fsdp=16,tensor=4``."""
+    text = ",".join(f"{axis}={size}" for axis, size in changes.items())
+    return Candidate(
+        text=f"--mesh {text}",
+        edit=lambda request: replace(request, mesh_sizes={**request.mesh_sizes, **changes}),
+    )
+
+
+def resized(plan: Plan, axis: str, size: int, absorbing: Iterable[str] = ("fsdp", "data")) -> Iterator[Candidate]:
+    """An axis at another size on the same devices: an axis of an ``absorbing`` role takes the rest.
+
+    Where nothing can take it, and nobody said how many devices there are, the axis changes alone.
+    """
+    request, mesh, roles = plan.request, plan.mesh, tuple(absorbing)
+    rest = mesh.size(axis)
+    for other in _absorbers(plan, axis, roles):
+        wanted, remainder = divmod(mesh.size(other) * rest, size)
+        if remainder == 0:
+            automatic = request.layout.mesh[other].size == "auto" and other not in request.mesh_sizes
+            yield sizes({axis: size} if automatic else {axis: size, other: wanted})
+    if request.devices is None and "fsdp" in roles:
+        yield sizes({axis: size})
+
+
+def _absorbers(plan: Plan, axis: str, roles: tuple[str, ...]) -> list[str]:
+    """The axes that could take another's devices: those of the first role first, `auto` ones first among them."""
+    layout = plan.request.layout
+    able = [
+        (roles.index(entry.elsewhere), layout.mesh[other].size != "auto", other)
+        for other, entry in layout.entries.items()
+        if other != axis and entry.elsewhere in roles and not entry.declared
+    ]
+    return [other for _, _, other in sorted(able)]
+
+
+def entry(plan: Plan, axis: str, **changes: Any) -> Candidate:
+    """Another entry for an axis: ``elsewhere``, ``named`` roles, ``weights`` or ``sequence_parallel`` replaced."""
+    old = plan.request.layout.entries[axis]
+    named = changes.pop("named", {component: old.roles[component] for component in old.declared})
+    new = replace(old, declared=frozenset(named), **changes)
+    new = replace(new, roles=roles_everywhere(named, new.elsewhere, sequence_parallel=new.sequence_parallel))
+
+    def edit(request: Request) -> Request:
+        layout = request.layout
+        return replace(request, layout=replace(layout, entries={**layout.entries, axis: new}))
+
+    return Candidate(text=f"{axis}: {_entry_text(new, named)} under 'roles'", edit=edit)
+
+
+def _entry_text(entry: RoleEntry, named: Mapping[str, str]) -> str:
+    parts = [] if entry.elsewhere is None else [f"elsewhere: {entry.elsewhere}"]
+    parts += [f"{component}: {role}" for component, role in named.items()]
+    if entry.weights is not None:
+        parts.append(f"weights: {entry.weights if entry.weights == 'whole' else _names(entry.weights)}")
+    if entry.sequence_parallel:
+        parts.append("sequence_parallel: true")
+    return str(entry.elsewhere) if parts == [f"elsewhere: {entry.elsewhere}"] else f"{{{', '.join(parts)}}}"
+
+
+def rule(component: str, logical_axis: str, axes: Iterable[str]) -> Candidate:
+    """The exact axes of one logical axis of a component's weights, in place of what a rule says now."""
+    new = Rule(component=component, logical_axis=logical_axis, axes=tuple(axes))
+
+    def edit(request: Request) -> Request:
+        layout = request.layout
+        kept = tuple(r for r in layout.rules if (r.component, r.logical_axis) != (component, logical_axis))
+        return replace(request, layout=replace(layout, rules=(*kept, new)))
+
+    return Candidate(text=f"rules: {{{component}: {{{logical_axis}: {_names(new.axes)}}}}}", edit=edit)
+
+
+def without_rule(component: str, logical_axis: str) -> Candidate:
+    """One rule taken out."""
+
+    def edit(request: Request) -> Request:
+        layout = request.layout
+        kept = tuple(r for r in layout.rules if (r.component, r.logical_axis) != (component, logical_axis))
+        return replace(request, layout=replace(layout, rules=kept))
+
+    return Candidate(text=f"take the rule for '{logical_axis}' in '{component}' out", edit=edit)
+
+
+def mesh_order(plan: Plan, axes: Iterable[str]) -> Candidate:
+    """The same mesh axes in another order: ``mesh: {data: 1, fsdp: auto, expert: 4}``."""
+    order = tuple(axes)
+    entries = plan.request.layout.mesh
+
+    def edit(request: Request) -> Request:
+        layout = request.layout
+        mesh = {axis: layout.mesh[axis] for axis in order}
+        return replace(
+            request, layout=replace(layout, mesh=mesh, entries={axis: layout.entries[axis] for axis in order})
+        )
+
+    return Candidate(text=f"mesh: {{{', '.join(_mesh_entry(axis, entries[axis]) for axis in order)}}}", edit=edit)
+
+
+def _mesh_entry(axis: str, entry: MeshEntry) -> str:
+    return f"{axis}: {entry.size}" if entry.link is None else f"{axis}: {{size: {entry.size}, link: {entry.link}}}"
+
+
+def _names(names: Iterable[str]) -> str:
+    return f"[{', '.join(names)}]"

@@ -1,0 +1,103 @@
+"""SW103: an axis larger than 1 that does nothing, and what an axis repeats where its role left it idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.checks.edits import entry, resized
+from shardwright.core.checks.tensors import cuts, device_bytes, largest_first
+from shardwright.core.draft import Draft
+from shardwright.core.finding import Finding
+from shardwright.core.notation import place_in
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.roles import COMPONENTS, SEQUENCE_PARALLEL
+from shardwright.core.wording import bytes_text, count, every, product
+
+
+def idle_axes(plan: Plan) -> Iterator[Draft]:
+    """One draft for each axis that does nothing at all, and otherwise for each part in which it does nothing."""
+    for axis in plan.mesh.larger_than_one(plan.mesh.names):
+        declared = plan.request.layout.entries[axis]
+        if cuts(plan, axis):
+            yield from _in_components(plan, axis)
+        elif set(declared.roles.values()) != {"idle"} or declared.elsewhere != "idle":
+            yield _nowhere(plan, axis)
+
+
+def _nowhere(plan: Plan, axis: str) -> Draft:
+    layout = plan.request.layout
+    declared = layout.entries[axis]
+    roles = sorted({role for role in declared.roles.values() if role != "idle"})
+    parts = every(repr(c) for c in COMPONENTS if declared.roles[c] != "idle")
+    devices = plan.mesh.num_devices
+    finding = Finding(
+        code="SW103",
+        severity="error",
+        where=f"axis '{axis}'",
+        position=declared.position,
+        found=f"{product(plan.mesh, [axis])}, with role {every(repr(r) for r in roles)} in {parts} alone, cuts nothing "
+        f"of {plan.request.table.name}",
+        needed="an axis of size 1, a role that cuts something of this model, or 'idle'",
+        cost=f"{count(devices, 'device')} do the work of {devices // plan.mesh.size(axis)}",
+    )
+    return Draft(finding=finding, candidates=(*resized(plan, axis, 1), entry(plan, axis, elsewhere="fsdp")))
+
+
+def _in_components(plan: Plan, axis: str) -> Iterator[Draft]:
+    layout, present = plan.request.layout, plan.request.table.components
+    declared = layout.entries[axis]
+    left_idle: dict[str, list[TensorPlan]] = {}
+    for component in (c for c in COMPONENTS if c in present):
+        role = declared.roles[component]
+        tensors = [t for t in plan.tensors if t.component == component]
+        if role != "idle":
+            if not cuts(plan, axis, component):
+                yield _role_cuts_nothing(plan, axis, component, role)
+        elif component not in declared.declared and declared.elsewhere not in (None, "idle"):
+            left_idle[component] = tensors
+    stream = left_idle.pop(SEQUENCE_PARALLEL[0], None) if declared.elsewhere == "tensor" else None
+    if stream is not None:
+        yield _left_idle(plan, axis, {SEQUENCE_PARALLEL[0]: stream})
+    if left_idle:
+        yield _left_idle(plan, axis, left_idle)
+
+
+def _role_cuts_nothing(plan: Plan, axis: str, component: str, role: str) -> Draft:
+    layout = plan.request.layout
+    finding = Finding(
+        code="SW103",
+        severity="error",
+        where=f"axis '{axis}' in '{component}'",
+        position=layout.entries[axis].position,
+        found=f"role '{role}' of {product(plan.mesh, [axis])} cuts no tensor of '{component}' in {plan.request.table.name}",
+        needed="a role that cuts something there, or 'idle'",
+        cost=f"'{component}' is computed {plan.mesh.size(axis)} times over",
+    )
+    named = {c: r for c, r in layout.entries[axis].roles.items() if c in layout.entries[axis].declared}
+    return Draft(finding=finding, candidates=(entry(plan, axis, named={**named, component: "idle"}),))
+
+
+def _left_idle(plan: Plan, axis: str, parts: dict[str, list[TensorPlan]]) -> Draft:
+    """What a role repeats where it has nothing to cut. The largest tensor is shown."""
+    layout = plan.request.layout
+    declared = layout.entries[axis]
+    tensors = [t for rows in parts.values() for t in rows]
+    tensor = largest_first(tensors)[0]
+    held = sum(device_bytes(t) for t in tensors)
+    component, logical_axis = SEQUENCE_PARALLEL
+    parallel = declared.elsewhere == "tensor" and component in parts and logical_axis in tensor.rests.logical_axes
+    whole = (0, len(str(tensor.rests)))
+    finding = Finding(
+        code="SW103",
+        severity="info",
+        tensor=tensor.name,
+        where=f"axis '{axis}' in {every(repr(c) for c in parts)}",
+        position=declared.position,
+        notation=str(tensor.rests),
+        mark=place_in(tensor.rests, tensor.rests.logical_axes.index(logical_axis)) if parallel else whole,
+        found=f"idle there: role '{declared.elsewhere}' has nothing to cut",
+        needed="nothing: 'elsewhere' leaves it idle where its role has nothing to cut",
+        cost=f"{bytes_text(held)} on each device, the same over {product(plan.mesh, [axis])}; "
+        f"{bytes_text(device_bytes(tensor))} of it are {tensor.name}",
+    )
+    return Draft(finding=finding, candidates=(entry(plan, axis, sequence_parallel=True),) if parallel else ())

@@ -1,0 +1,62 @@
+"""SW312: what a device must hold against what its chip lets a program use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.checks.edits import entry, option, resized, sizes
+from shardwright.core.codes import MEMORY_WARNING_SHARE
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.request import REMAT_POLICIES
+from shardwright.core.wording import bytes_text, percent
+
+
+def memory(plan: Plan) -> Iterator[Draft]:
+    """An error above what the chip lets a program use, a warning so near to it that the estimate may be wrong."""
+    chip, held = plan.request.chip, plan.memory
+    if chip is None:
+        return
+    total = held.total_bytes_per_device
+    share = total / chip.usable_bytes
+    if share < MEMORY_WARNING_SHARE.value:
+        return
+    rows = {
+        "weights": held.weights_bytes,
+        "gradients": held.gradients_bytes,
+        "optimizer": held.optimizer_bytes,
+        "activations": held.activations_bytes,
+    }
+    table = "\n".join(f"{name:<11}  {bytes_text(size, like=total)}" for name, size in rows.items())
+    yield Draft(
+        finding=Finding(
+            code="SW312",
+            severity="error" if share > 1 else "warning",
+            where=f"a device of {plan.request.table.name} under layout '{plan.request.layout.name}'",
+            found=f"{bytes_text(total)}, {percent(share)} of what a {chip.name} lets a program use\n{table}",
+            needed=f"{bytes_text(chip.usable_bytes, like=total)} at most ({chip.source})"
+            if share > 1
+            else f"less than {percent(MEMORY_WARNING_SHARE.value)}: {MEMORY_WARNING_SHARE.why}",
+            cost=f"{bytes_text(total - chip.usable_bytes)} a device too much" if share > 1 else "",
+        ),
+        candidates=tuple(_cures(plan)),
+    )
+
+
+def _cures(plan: Plan) -> Iterator[Candidate]:
+    """Recompute more, replicate less, then more devices; each alone, the cheapest first."""
+    request, mesh = plan.request, plan.mesh
+    if request.remat != REMAT_POLICIES[0]:
+        yield option("remat", REMAT_POLICIES[0])
+    for axis in mesh.larger_than_one(request.layout.entries):
+        declared = request.layout.entries[axis]
+        if declared.elsewhere == "data":
+            yield from resized(plan, axis, 1, absorbing=("fsdp",))
+            yield entry(plan, axis, elsewhere="fsdp")
+    growing = [a for a, e in request.layout.entries.items() if e.elsewhere == "fsdp" and not e.declared]
+    for factor in (2, 4, 8, 16, 32):
+        if request.devices is not None and any(e.size == "auto" for e in request.layout.mesh.values()):
+            yield option("devices", request.devices * factor)
+        elif growing and request.devices is None:
+            yield sizes({growing[0]: mesh.size(growing[0]) * factor})

@@ -1,0 +1,120 @@
+"""SW121: what a layout is good for, and the numbers of this plan that say whether it pays here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardwright.core.checks.edits import entry
+from shardwright.core.checks.tensors import device_bytes
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.wording import bytes_text, count, percent
+
+
+def pays(plan: Plan) -> Iterator[Draft]:
+    """One draft for a layout, with a line for each axis larger than 1 and job that it has."""
+    layout = plan.request.layout
+    lines = [line for axis in plan.mesh.larger_than_one(plan.mesh.names) for line in _lines(plan, axis)]
+    if not lines:
+        return
+    total = sum(c.bytes_per_device * c.count_per_step for c in plan.collectives)
+    yield Draft(
+        finding=Finding(
+            code="SW121",
+            severity="info",
+            where=f"layout '{layout.name}'",
+            position=layout.positions.get("pays") or layout.positions.get("mesh"),
+            found="\n".join(lines),
+            needed=layout.pays or "a line 'pays: ...' in the layout, in the words of those who chose it",
+            cost=f"{bytes_text(total)} through the collectives of each device in a step",
+        ),
+        candidates=tuple(_rows_instead(plan)),
+    )
+
+
+def _lines(plan: Plan, axis: str) -> Iterator[str]:
+    roles = plan.request.layout.entries[axis].roles
+    present = plan.request.table.components
+    for role in dict.fromkeys(roles[c] for c in sorted(present)):
+        if role in FACTS:
+            yield f"{axis} {plan.mesh.size(axis)} as {role}: {FACTS[role](plan, axis)}"
+
+
+def _data(plan: Plan, axis: str) -> str:
+    parts = {c for c in plan.request.table.components if plan.request.layout.role(axis, c) == "data"}
+    held = sum(device_bytes(t) for t in plan.weights if t.component in parts)
+    summed = _sent(plan, axis, ("all-reduce",), {t.name for t in plan.weights if t.component in parts})
+    return (
+        f"{count(plan.mesh.size(axis), 'replica')} of weights of {bytes_text(held)} a device; "
+        f"{bytes_text(summed)} of gradients summed once a step"
+    )
+
+
+def _fsdp(plan: Plan, axis: str) -> str:
+    names = {t.name for t in plan.weights if plan.request.layout.role(axis, t.component) == "fsdp"}
+    tokens = plan.request.batch * plan.request.length // plan.mesh.size(plan.loss_axes)
+    moved = _sent(plan, axis, ("all-gather", "reduce-scatter"), names)
+    return (
+        f"{bytes_text(moved)} of weights gathered and gradients scattered a step, for {count(tokens, 'token')} a device"
+    )
+
+
+def _context(plan: Plan, axis: str) -> str:
+    rows, devices = plan.request.batch, plan.mesh.num_devices
+    keys = _sent(plan, axis, None, {m.target for m in plan.request.table.moves if m.kind == "keys"})
+    have = plan.mesh.size(plan.dp) * plan.request.micro_steps
+    text = f"{bytes_text(keys)} of keys moved a step"
+    if rows % (have * plan.mesh.size(axis)) == 0 and axis in plan.cp:
+        return f"{text}; {count(rows, 'row')} would do for {count(devices, 'device')} without cutting them"
+    if rows < have * plan.mesh.size(axis):
+        share = percent(1 - rows / (have * plan.mesh.size(axis)))
+        return f"{text}; {count(rows, 'row')}: as fsdp it would leave {share} of the devices without one"
+    return text
+
+
+def _tensor(plan: Plan, axis: str) -> str:
+    names = {t.name for t in plan.activations}
+    return f"{bytes_text(_sent(plan, axis, None, names))} of activations moved a step"
+
+
+def _expert(plan: Plan, axis: str) -> str:
+    move = plan.request.layout.move_moe
+    names = {t.name for t in plan.tensors if t.component in ("moe", "router")}
+    held = sum(device_bytes(t) for t in plan.weights if t.component == "moe")
+    return f"{bytes_text(_sent(plan, axis, None, names))} moved a step by '{move}', for {bytes_text(held)} of experts a device"
+
+
+def _stage(plan: Plan, axis: str) -> str:
+    stages, steps = plan.mesh.size(axis), plan.request.micro_steps
+    return f"{count(steps, 'micro-step')}: stages stand idle for {percent((stages - 1) / (steps + stages - 1))} of the time"
+
+
+FACTS: dict[str, Callable[[Plan, str], str]] = {
+    "data": _data,
+    "fsdp": _fsdp,
+    "context": _context,
+    "tensor": _tensor,
+    "expert": _expert,
+    "stage": _stage,
+}
+"""What decides whether a role pays: each role's numbers, from the plan's own collectives."""
+
+
+def _sent(plan: Plan, axis: str, kinds: tuple[str, ...] | None, tensors: set[str]) -> int:
+    """Bytes through one device's collectives over an axis in a step."""
+    return sum(
+        c.bytes_per_device * c.count_per_step
+        for c in plan.collectives
+        if axis in c.axes and (kinds is None or c.kind in kinds) and tensors.intersection(c.tensors)
+    )
+
+
+def _rows_instead(plan: Plan) -> Iterator[Candidate]:
+    """Where there is a row for each device, an axis that cuts the sequence may cut rows and gather no keys."""
+    request = plan.request
+    for axis in plan.mesh.larger_than_one(plan.cp):
+        declared = request.layout.entries[axis]
+        parts = plan.mesh.size(plan.dp) * request.micro_steps * plan.mesh.size(axis)
+        if declared.elsewhere == "context" and request.batch % parts == 0:
+            yield entry(plan, axis, elsewhere="fsdp")

@@ -1,0 +1,204 @@
+"""SW101: weights, and activations, that are on several devices where an axis could cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.core.checks.edits import entry, resized, rule, without_rule
+from shardwright.core.checks.tensors import device_bytes, largest_first, state_factor, weight_rows, whole_bytes
+from shardwright.core.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.finding import Finding
+from shardwright.core.notation import place_in
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.position import Position
+from shardwright.core.table import Weight
+from shardwright.core.wording import bytes_text, every, others, percent, product
+
+CAUSES = {
+    "data": "role 'data' makes it a replica",
+    "idle": "the axis is idle there",
+    "whole": "'weights: whole' keeps it a replica",
+    "rule": "a rule leaves the axis out",
+    "no dim": "the role has no dim to cut there, and stores nothing",
+    "no list": "the model's table gives no dim to cut at rest",
+}
+"""Why a mesh axis larger than 1 does not cut a weight at rest. The first two are said by a role and cost what they cost."""
+
+DECLARED = ("data", "idle")
+IN_WORDS = ("whole", "rule")
+"""Asked for, so no more than a warning while another axis cuts the weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A weight that some axes leave whole, for one reason."""
+
+    tensor: TensorPlan
+    weight: Weight
+    axes: tuple[str, ...]
+    cause: str
+
+
+def whole_weights(plan: Plan) -> Iterator[Draft]:
+    """Weights by the axes that leave them whole and the reason, with their bytes and their share of all weights."""
+    total = sum(whole_bytes(tensor) for tensor in plan.weights)
+    groups: dict[tuple[str, tuple[str, ...], bool], list[Whole]] = {}
+    for whole in _whole(plan):
+        uncut = not plan.mesh.larger_than_one(whole.tensor.rests.axes)
+        key = (whole.cause, whole.axes, uncut and whole.cause not in DECLARED)
+        groups.setdefault(key, []).append(whole)
+    for (cause, axes, uncut), group in groups.items():
+        share = sum(whole_bytes(w.tensor) for w in group) / total
+        severity = _severity(share, cause, uncut)
+        if severity is not None:
+            yield _weights(plan, cause, axes, uncut, group, total, severity)
+
+
+def _severity(share: float, cause: str, uncut: bool) -> Severity | None:
+    if share < REPLICATED_WARNING_SHARE.value:
+        return None
+    if cause in DECLARED:
+        return "info"
+    if share < REPLICATED_ERROR_SHARE.value or (cause in IN_WORDS and not uncut):
+        return "warning"
+    return "error"
+
+
+def _whole(plan: Plan) -> Iterator[Whole]:
+    layout, mesh = plan.request.layout, plan.mesh
+    for tensor, weight in weight_rows(plan):
+        reasons = {a.axis: a.reason for a in tensor.asked if a.granted is None}
+        causes: dict[str, list[str]] = {}
+        for axis in mesh.larger_than_one(mesh.names):
+            if axis in tensor.rests.axes:
+                continue
+            role, reason = layout.role(axis, tensor.component), reasons.get(axis, "")
+            if reason == "no dim divides" or reason.startswith("it already cuts"):
+                continue
+            if role in DECLARED:
+                if role == "idle" and axis not in _free(plan, tensor.component):
+                    continue
+                cause = role
+            elif reason in ("weights: whole", "a rule leaves it out"):
+                cause = "whole" if reason == "weights: whole" else "rule"
+            else:
+                cause = "no list" if reason == "rests whole" else "no dim"
+            causes.setdefault(cause, []).append(axis)
+        for cause, axes in causes.items():
+            yield Whole(tensor=tensor, weight=weight, axes=tuple(axes), cause=cause)
+
+
+def _weights(
+    plan: Plan, cause: str, axes: tuple[str, ...], uncut: bool, group: list[Whole], total: int, severity: Severity
+) -> Draft:
+    tensors = largest_first(w.tensor for w in group)
+    tensor = tensors[0]
+    held = sum(whole_bytes(t) for t in tensors)
+    saved = sum(device_bytes(t) for t in tensors) * (1 - 1 / plan.mesh.size(axes))
+    cut_by = "no axis cuts it" if uncut else f"each part is on {plan.mesh.size(axes)} devices"
+    where = f"weights over {every(repr(a) for a in axes)}, {tensor.name} the largest"
+    finding = Finding(
+        code="SW101",
+        severity=severity,
+        tensor=tensor.name,
+        where=where,
+        position=_position(plan, cause, axes, tensor),
+        notation=str(tensor.rests),
+        mark=_could_be_cut(group, tensor),
+        found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) whole over "
+        f"{product(plan.mesh, axes)}: {CAUSES[cause]}, and {cut_by}\n{others([t.name for t in tensors], 'weight')}",
+        needed="nothing: the role says so" if severity == "info" else _threshold_text(),
+        cost=f"{bytes_text(saved)} a device more than if cut, {bytes_text(saved * state_factor(plan))} "
+        "with gradient and moments",
+    )
+    return Draft(finding=finding, candidates=tuple(_cures(plan, cause, axes, tensor)))
+
+
+def _threshold_text() -> str:
+    error, warning = REPLICATED_ERROR_SHARE.value, REPLICATED_WARNING_SHARE.value
+    return f"less than {percent(warning)} of the bytes (from {percent(error)} on it is an error)"
+
+
+def _position(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan) -> Position | None:
+    layout = plan.request.layout
+    if cause == "rule":
+        return next((r.position for r in layout.rules if r.component == tensor.component), None)
+    return layout.entries[axes[0]].position
+
+
+def _could_be_cut(group: list[Whole], tensor: TensorPlan) -> tuple[int, int] | None:
+    """The first dim of the weight's storage list, where it has one."""
+    weight = next(w.weight for w in group if w.tensor is tensor)
+    name = weight.storage[0] if weight.storage else weight.logical_axes[0]
+    return place_in(tensor.rests, tensor.rests.logical_axes.index(name))
+
+
+def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan) -> Iterator[Candidate]:
+    layout = plan.request.layout
+    if cause == "whole":
+        yield entry(plan, axes[0], weights=None)
+    elif cause == "rule":
+        for r in layout.rules:
+            if r.component == tensor.component and r.logical_axis in tensor.rests.logical_axes:
+                yield rule(r.component, r.logical_axis, (*r.axes, *(a for a in axes if a not in r.axes)))
+                yield without_rule(r.component, r.logical_axis)
+    elif cause == "data":
+        yield from resized(plan, axes[0], 1, absorbing=("fsdp",))
+        yield entry(plan, axes[0], elsewhere="fsdp", named=_without(plan, axes[0], "data"))
+    elif cause == "no dim":
+        yield from resized(plan, axes[0], 1)
+
+
+def _without(plan: Plan, axis: str, role: str) -> dict[str, str]:
+    declared = plan.request.layout.entries[axis]
+    return {c: declared.roles[c] for c in declared.declared if declared.roles[c] != role}
+
+
+def whole_activations(plan: Plan) -> Iterator[Draft]:
+    """Activations that no axis cuts, where an axis that is idle there could cut their rows or tokens."""
+    mesh, layout = plan.mesh, plan.request.layout
+    total = sum(whole_bytes(t) for t in plan.activations)
+    groups: dict[str, list[TensorPlan]] = {}
+    for tensor in plan.activations:
+        free = _free(plan, tensor.component)
+        tokens = {"batch", "length", "groups"} & set(tensor.in_use.logical_axes)
+        if free and tokens and not mesh.larger_than_one(tensor.in_use.axes):
+            groups.setdefault(tensor.component, []).append(tensor)
+    for component, tensors in groups.items():
+        held = sum(whole_bytes(t) for t in tensors)
+        free = _free(plan, component)
+        if held / total < REPLICATED_WARNING_SHARE.value:
+            continue
+        tensor = largest_first(tensors)[0]
+        yield Draft(
+            finding=Finding(
+                code="SW101",
+                severity="error" if held / total >= REPLICATED_ERROR_SHARE.value else "warning",
+                tensor=tensor.name,
+                where=f"activations of '{component}', {tensor.name} the largest",
+                position=layout.entries[free[0]].position,
+                notation=str(tensor.in_use),
+                mark=place_in(tensor.in_use, 0),
+                found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of activations ({percent(held / total)}) "
+                f"that no axis cuts; {product(mesh, free)} could",
+                needed=_threshold_text(),
+                cost=f"{mesh.num_devices} devices compute '{component}' each for themselves",
+            ),
+            candidates=tuple(
+                entry(plan, free[0], elsewhere=role, named=_without(plan, free[0], "idle"))
+                for role in ("fsdp", "context", "data")
+            ),
+        )
+
+
+def _free(plan: Plan, component: str) -> tuple[str, ...]:
+    """The axes that the layout calls idle in a component; of those that their role left idle there SW103 speaks."""
+    entries = plan.request.layout.entries
+    return tuple(
+        axis
+        for axis in plan.mesh.larger_than_one(plan.mesh.names)
+        if entries[axis].roles[component] == "idle"
+        and (component in entries[axis].declared or entries[axis].elsewhere in (None, "idle"))
+    )

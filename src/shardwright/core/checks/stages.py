@@ -1,0 +1,61 @@
+"""SW110: pipeline stages against the layers, and against the micro-steps that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from shardwright.core.checks.edits import option, resized
+from shardwright.core.divisors import divisors
+from shardwright.core.draft import Draft
+from shardwright.core.finding import Finding
+from shardwright.core.notation import place_in
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.wording import count, either, percent, product
+
+
+def stages(plan: Plan) -> Iterator[Draft]:
+    """Each stack whose layers its stages do not divide; and fewer micro-steps than stages."""
+    stacked = [t for t in plan.weights if len(t.rests.dims) > len(t.shape)]
+    axes = plan.mesh.larger_than_one({a: None for t in stacked for a in t.rests.dims[0].axes})
+    if not axes:
+        return
+    num_stages = plan.mesh.size(axes)
+    first = {tensor.num: tensor for tensor in reversed(stacked)}
+    common = gcd(*first)
+    for num, tensor in sorted(first.items()):
+        if num % num_stages:
+            yield _uneven(plan, axes, num, tensor, common)
+    micro_steps = plan.request.micro_steps
+    if micro_steps < num_stages:
+        yield Draft(
+            finding=Finding(
+                code="SW110",
+                severity="warning",
+                where=f"micro-steps under layout '{plan.request.layout.name}'",
+                position=plan.request.layout.entries[axes[0]].position,
+                found=f"{count(micro_steps, 'micro-step')} for {product(plan.mesh, axes)}",
+                needed=f"at least {num_stages} micro-steps, one for each stage",
+                cost=f"stages stand idle for {percent((num_stages - 1) / (micro_steps + num_stages - 1))} of the time",
+            ),
+            candidates=tuple(option("micro-steps", steps) for steps in (4 * num_stages, 2 * num_stages, num_stages)),
+        )
+
+
+def _uneven(plan: Plan, axes: tuple[str, ...], num: int, tensor: TensorPlan, common: int) -> Draft:
+    num_stages = plan.mesh.size(axes)
+    legal = [size for size in divisors(common) if size < num_stages]
+    return Draft(
+        finding=Finding(
+            code="SW110",
+            severity="error",
+            tensor=tensor.name,
+            where=f"layers of {tensor.name}",
+            notation=str(tensor.rests),
+            mark=place_in(tensor.rests, 0),
+            found=f"{count(num, 'layer')} over {product(plan.mesh, axes)}",
+            needed=f"stages that divide every stack of layers: {either(divisors(common))}",
+            cost=f"the fullest stage would have {-(-num // num_stages)} of these layers where {num / num_stages:.3g} is even",
+        ),
+        candidates=tuple(c for size in reversed(legal) for c in resized(plan, axes[0], size)),
+    )

@@ -1,0 +1,193 @@
+"""Where weights rest: SW114 for a dim that is too small for its storing axes, SW118 for another dim than the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import gcd
+
+from shardwright.core.checks.edits import entry, resized, rule
+from shardwright.core.checks.tensors import largest_first, weight_rows
+from shardwright.core.codes import OVERCUT_ELEMENTS
+from shardwright.core.divisors import divisors
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.finding import Finding
+from shardwright.core.notation import place_in
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.roles import ROLES, UNIT_NAMES
+from shardwright.core.table import Weight
+from shardwright.core.wording import counted, every, others, product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One weight with the storing axes, larger than 1, that share a storage list, and what came of them."""
+
+    tensor: TensorPlan
+    weight: Weight
+    axes: tuple[str, ...]
+    tried: tuple[str, ...]
+    granted: str | None
+
+
+def stored_weights(plan: Plan) -> Iterator[Stored]:
+    """Each weight that has a storage list, once for each list that its axes share."""
+    for tensor, weight in weight_rows(plan):
+        lists: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
+        for asked in tensor.asked:
+            chosen = asked.granted or asked.reason == "no dim divides"
+            if ROLES[asked.role].stores and asked.tried and chosen and plan.mesh.size(asked.axis) > 1:
+                lists.setdefault((asked.tried, asked.granted), []).append(asked.axis)
+        for (tried, granted), axes in lists.items():
+            yield Stored(tensor=tensor, weight=weight, axes=tuple(axes), tried=tried, granted=granted)
+
+
+def too_small(plan: Plan) -> Iterator[Draft]:
+    """SW114: an error where no dim of the storage list divides, a warning where one has too few elements left."""
+    groups: dict[tuple[object, ...], list[Stored]] = {}
+    thin: dict[tuple[object, ...], list[Stored]] = {}
+    for stored in stored_weights(plan):
+        sizes = tuple(stored.weight.size(name) for name in stored.tried)
+        if stored.granted is None:
+            groups.setdefault((stored.tried, sizes, stored.axes), []).append(stored)
+        elif stored.granted not in UNIT_NAMES and not _ruled(plan, stored):
+            left = stored.weight.size(stored.granted) / plan.mesh.size(stored.tensor.rests.axes_of(stored.granted))
+            if left < OVERCUT_ELEMENTS.value:
+                thin.setdefault((stored.granted, stored.weight.size(stored.granted), stored.axes), []).append(stored)
+    common = _common_product(plan, [group[0] for group in groups.values()])
+    for group in groups.values():
+        yield _none_divides(plan, group, common)
+    for group in thin.values():
+        yield _few_left(plan, group)
+
+
+def _ruled(plan: Plan, stored: Stored) -> bool:
+    return any(
+        r.component == stored.tensor.component and r.logical_axis == stored.granted for r in plan.request.layout.rules
+    )
+
+
+def _already(plan: Plan, stored: Stored, name: str) -> int:
+    return plan.mesh.size(stored.tensor.rests.axes_of(name))
+
+
+def largest_product(plan: Plan, stored: Stored) -> tuple[str, tuple[str, ...]]:
+    """The dim of the storage list and the storing axes, as many devices as can be, that divide it together."""
+    best: tuple[str, tuple[str, ...]] = (stored.tried[0], ())
+    for name in stored.tried:
+        for number in range(1, len(stored.axes) + 1):
+            for axes in combinations(stored.axes, number):
+                pieces = plan.mesh.size(axes)
+                divides = stored.weight.size(name) % (pieces * _already(plan, stored, name)) == 0
+                if divides and pieces > plan.mesh.size(best[1]):
+                    best = (name, axes)
+    return best
+
+
+def _legal_product(plan: Plan, stored: Stored) -> int:
+    """The largest number of devices, whatever the axes, that would divide one dim of the list."""
+    have = plan.mesh.size(stored.axes)
+    return max(gcd(stored.weight.size(name) // _already(plan, stored, name), have) for name in stored.tried)
+
+
+def _common_product(plan: Plan, every_group: list[Stored]) -> int:
+    return min((_legal_product(plan, stored) for stored in every_group), default=1)
+
+
+def _none_divides(plan: Plan, group: list[Stored], common: int) -> Draft:
+    tensor = largest_first(stored.tensor for stored in group)[0]
+    stored = next(s for s in group if s.tensor is tensor)
+    have = plan.mesh.size(stored.axes)
+    dims = [counted(stored.weight.size(name), name) for name in stored.tried]
+    name, axes = largest_product(plan, stored)
+    spec = tensor.rests
+    best = f"{product(plan.mesh, axes)} divides '{name}'" if axes else "none of these axes divides any of them alone"
+    names = [tensor.name, *(s.tensor.name for s in group if s.tensor is not tensor)]
+    finding = Finding(
+        code="SW114",
+        severity="error",
+        tensor=tensor.name,
+        where=f"storage dim of {tensor.name}",
+        position=plan.request.layout.entries[stored.axes[-1]].position,
+        notation=str(spec),
+        mark=place_in(spec, spec.logical_axes.index(stored.tried[0])),
+        found=f"{product(plan.mesh, stored.axes)} divides neither {' nor '.join(dims)}"
+        if len(dims) > 1
+        else f"{product(plan.mesh, stored.axes)} does not divide {dims[0]}",
+        needed=f"a product of at most {_legal_product(plan, stored)}; of these axes, {best}",
+        cost=f"{others(names, 'weight')} would rest whole, {have} times",
+    )
+    return Draft(finding=finding, candidates=tuple(_cures(plan, stored, name, axes, common)))
+
+
+def _cures(plan: Plan, stored: Stored, name: str, axes: tuple[str, ...], common: int) -> Iterator[Candidate]:
+    """More replicas; the expert axis as a replica outside the experts; the largest product, by a rule."""
+    layout = plan.request.layout
+    for target in dict.fromkeys((common, _legal_product(plan, stored))):
+        for axis in sorted(stored.axes, key=lambda a: -plan.mesh.size(a)):
+            rest = plan.mesh.size(a for a in stored.axes if a != axis)
+            if target % rest == 0:
+                yield from resized(plan, axis, target // rest, absorbing=("data",))
+    for axis in stored.axes:
+        if layout.role(axis, "moe") == "expert" and layout.entries[axis].elsewhere == "fsdp":
+            yield entry(plan, axis, elsewhere="data")
+    if axes:
+        yield rule(stored.tensor.component, name, axes)
+    for axis in sorted(stored.axes, key=lambda a: -plan.mesh.size(a)):
+        for size in reversed(divisors(plan.mesh.size(axis))[:-1]):
+            yield from resized(plan, axis, size, absorbing=("data", "fsdp"))
+
+
+def _few_left(plan: Plan, group: list[Stored]) -> Draft:
+    tensor = largest_first(stored.tensor for stored in group)[0]
+    stored = next(s for s in group if s.tensor is tensor)
+    name = stored.granted
+    assert name is not None
+    spec, size = tensor.rests, stored.weight.size(name)
+    axes = spec.axes_of(name)
+    left = size / plan.mesh.size(axes)
+    names = [tensor.name, *(s.tensor.name for s in group if s.tensor is not tensor)]
+    finding = Finding(
+        code="SW114",
+        severity="warning",
+        tensor=tensor.name,
+        where=f"storage dim '{name}' of {tensor.name}",
+        notation=str(spec),
+        mark=place_in(spec, spec.logical_axes.index(name)),
+        found=f"{counted(size, name)} over {product(plan.mesh, axes)}: {left:.3g} on each device",
+        needed=f"at least {OVERCUT_ELEMENTS.value}",
+        cost=f"{OVERCUT_ELEMENTS.why} ({others(names, 'weight')})",
+    )
+    return Draft(finding=finding)
+
+
+def another_dim(plan: Plan) -> Iterator[Draft]:
+    """SW118: weights whose storing axes went past the first dim of their list, grouped by the two dims."""
+    groups: dict[tuple[object, ...], list[Stored]] = {}
+    for stored in stored_weights(plan):
+        if stored.granted is not None and stored.granted != stored.tried[0] and not _ruled(plan, stored):
+            first = stored.tried[0]
+            groups.setdefault((first, stored.weight.size(first), stored.granted, stored.axes), []).append(stored)
+    for group in groups.values():
+        tensor = largest_first(stored.tensor for stored in group)[0]
+        stored = next(s for s in group if s.tensor is tensor)
+        assert stored.granted is not None
+        spec = tensor.rests
+        passed = stored.tried[: stored.tried.index(stored.granted)]
+        names = [tensor.name, *(s.tensor.name for s in group if s.tensor is not tensor)]
+        cut = product(plan.mesh, (*spec.axes_of(passed[0]), *stored.axes))
+        yield Draft(
+            finding=Finding(
+                code="SW118",
+                severity="info",
+                tensor=tensor.name,
+                where=f"storage dim of {tensor.name}",
+                notation=str(spec),
+                mark=place_in(spec, spec.logical_axes.index(stored.granted)),
+                found=f"{every(counted(stored.weight.size(n), n) for n in passed)}: {cut} does not divide it, so "
+                f"'{stored.granted}' is cut",
+                needed=f"a product that divides {stored.weight.size(passed[0])}, to cut '{passed[0]}'",
+                cost=f"{others(names, 'weight')} are cut on another dim than the rest",
+            )
+        )

@@ -1,0 +1,54 @@
+"""SW117: a mesh order under which a device's rows or tokens are not next to those of its neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.checks.edits import mesh_order
+from shardwright.core.draft import Draft
+from shardwright.core.finding import Finding
+from shardwright.core.notation import place_in
+from shardwright.core.placements import StridedShard, placements_of
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.wording import every, others
+
+
+def strides(plan: Plan) -> Iterator[Draft]:
+    """Each dim of activations whose axes stand otherwise on the dim than in the mesh, once."""
+    groups: dict[tuple[str, tuple[str, ...]], list[TensorPlan]] = {}
+    for tensor in plan.activations:
+        for dim in tensor.in_use.dims:
+            axes = plan.mesh.larger_than_one(dim.axes)
+            if axes != plan.mesh.in_mesh_order(axes):
+                groups.setdefault((dim.logical_axis, axes), []).append(tensor)
+    for (name, axes), tensors in groups.items():
+        yield _draft(plan, name, axes, tensors)
+
+
+def _draft(plan: Plan, name: str, axes: tuple[str, ...], tensors: list[TensorPlan]) -> Draft:
+    tensor = tensors[0]
+    spec = tensor.in_use
+    number = spec.logical_axes.index(name)
+    placed = dict(zip(plan.mesh.names, placements_of(spec, plan.mesh), strict=True))
+    strided = [f"{axis} {placed[axis]}" for axis in axes if isinstance(placed[axis], StridedShard)]
+    finding = Finding(
+        code="SW117",
+        severity="warning",
+        tensor=tensor.name,
+        where=f"'{name}' of {tensor.name}",
+        position=plan.request.layout.mesh[axes[0]].position,
+        notation=str(spec),
+        mark=place_in(spec, number),
+        found=f"{every(axes)} stand in this order on '{name}', since the later ones leave it in some component; "
+        f"the mesh has {every(plan.mesh.in_mesh_order(axes))}",
+        needed=f"a mesh with {every(axes)} in this order",
+        cost=f"strided shards ({', '.join(strided)}), which PyTorch cannot save in its own checkpoints, of "
+        f"{others([t.name for t in tensors], 'activation')}",
+    )
+    return Draft(finding=finding, candidates=(mesh_order(plan, _reordered(plan, axes)),))
+
+
+def _reordered(plan: Plan, axes: tuple[str, ...]) -> list[str]:
+    """The mesh's axes with the given ones in their order on the dim; every other axis keeps its place."""
+    wanted = iter(axes)
+    return [next(wanted) if axis in axes else axis for axis in plan.mesh.names]

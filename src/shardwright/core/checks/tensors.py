@@ -1,0 +1,45 @@
+"""What the checks ask of a plan's tensors again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.table import DTYPE_BYTES, Weight, as_torch_stores
+
+
+def weight_rows(plan: Plan) -> Iterator[tuple[TensorPlan, Weight]]:
+    """Each weight of the plan with its row of the table, in the dims of the plan's engine."""
+    for tensor, weight in zip(plan.weights, plan.request.table.weights, strict=True):
+        assert tensor.name == weight.name
+        yield tensor, as_torch_stores(weight) if plan.request.engine == "torch" else weight
+
+
+def whole_bytes(tensor: TensorPlan) -> int:
+    """Bytes of all layers of a tensor, uncut."""
+    return prod(tensor.shape) * tensor.num * DTYPE_BYTES[tensor.dtype]
+
+
+def device_bytes(tensor: TensorPlan) -> int:
+    """Bytes of all layers of a tensor on one device."""
+    return tensor.bytes_per_device * tensor.num
+
+
+def largest_first(tensors: Iterable[TensorPlan]) -> list[TensorPlan]:
+    return sorted(tensors, key=lambda tensor: (-whole_bytes(tensor), tensor.name))
+
+
+def cuts(plan: Plan, axis: str, component: str | None = None) -> bool:
+    """Whether an axis cuts any tensor of the model, or of one component, at rest or in use."""
+    return any(
+        axis in tensor.rests.axes or axis in tensor.in_use.axes
+        for tensor in plan.tensors
+        if component is None or tensor.component == component
+    )
+
+
+def state_factor(plan: Plan) -> float:
+    """Bytes of weight, gradient and both moments for each byte of a weight."""
+    request = plan.request
+    return 2 + 2 * DTYPE_BYTES[request.moments_dtype] / DTYPE_BYTES[request.weights_dtype]

@@ -1,0 +1,73 @@
+"""SW102: an axis that two dims of one tensor want, by a rule or by the role table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.checks.edits import rule, without_rule
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.finding import Finding
+from shardwright.core.layout import Rule
+from shardwright.core.notation import place_in
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.roles import ROLES
+from shardwright.core.spec import Spec
+from shardwright.core.wording import bytes_text, counted, either, others, product
+
+
+def two_dims(plan: Plan) -> Iterator[Draft]:
+    """Each axis and pair of dims, once, with the largest weight or the first activation that shows it."""
+    groups: dict[tuple[str, str, str, str], list[TensorPlan]] = {}
+    for tensor in plan.weights:
+        for asked in tensor.asked:
+            if asked.granted is None and asked.reason.startswith("it already cuts"):
+                dim = tensor.rests.dim_of(asked.axis)
+                assert dim is not None
+                has = tensor.rests.dims[dim].logical_axis
+                groups.setdefault((tensor.component, asked.axis, has, asked.tried[0]), []).append(tensor)
+            elif asked.granted is not None and not ROLES[asked.role].stores:
+                for wants in asked.tried[1:]:
+                    groups.setdefault((tensor.component, asked.axis, asked.granted, wants), []).append(tensor)
+    for tensor in plan.activations:
+        for axis in plan.mesh.names:
+            names = [n for n in plan.request.layout.cut_by(axis, tensor.component) if n in tensor.in_use.logical_axes]
+            for wants in names[1:]:
+                key = (tensor.component, axis, names[0], wants)
+                if key not in groups:
+                    groups[key] = [tensor]
+    for (component, axis, has, wants), tensors in groups.items():
+        yield _draft(plan, component, axis, has, wants, tensors)
+
+
+def _draft(plan: Plan, component: str, axis: str, has: str, wants: str, tensors: list[TensorPlan]) -> Draft:
+    layout = plan.request.layout
+    tensor = max(tensors, key=lambda t: t.bytes_per_device * t.num)
+    rules = {r.logical_axis: r for r in layout.rules if r.component == component and axis in r.axes}
+    asking = rules.get(wants) or rules.get(has)
+    asked = f"a rule gives it '{wants}' as well" if wants in rules else f"'{wants}' is cut by the same role"
+    start, stop = place_in(tensor.rests, tensor.rests.logical_axes.index(wants))
+    finding = Finding(
+        code="SW102",
+        severity="error",
+        tensor=tensor.name,
+        where=f"axis '{axis}' in '{component}', {tensor.name}",
+        position=asking.position if asking else layout.entries[axis].position,
+        notation=_with(tensor.rests, wants, axis),
+        mark=(start, stop + len(axis) + 1),
+        found=f"'{axis}' cuts '{has}' of {others([t.name for t in tensors], 'tensor')}, and {asked}",
+        needed=f"one dim for {product(plan.mesh, [axis])}: {either([repr(has), repr(wants)])}",
+        cost=f"{counted(tensor.shape[tensor.in_use.logical_axes[-len(tensor.shape) :].index(wants)], wants)} stays whole; "
+        f"{bytes_text(tensor.bytes_per_device)} of it on each device",
+    )
+    return Draft(finding=finding, candidates=tuple(_one_of_them(rules, component, axis, has, wants)))
+
+
+def _one_of_them(rules: dict[str, Rule], component: str, axis: str, has: str, wants: str) -> Iterator[Candidate]:
+    for name in (wants, has):
+        if name in rules:
+            left = tuple(a for a in rules[name].axes if a != axis)
+            yield rule(component, name, left) if left else without_rule(component, name)
+
+
+def _with(spec: Spec, wants: str, axis: str) -> str:
+    return " ".join(f"{dim}/{axis}" if dim.logical_axis == wants else str(dim) for dim in spec.dims)

@@ -1,0 +1,186 @@
+"""Dims that their axes do not divide: SW107 in whole units, SW104 where padding or uneven parts hold the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from shardwright.core.checks.edits import resized
+from shardwright.core.checks.tensors import largest_first, weight_rows, whole_bytes
+from shardwright.core.codes import PADDING_WARNING_SHARE
+from shardwright.core.divisors import divisors, nearest_divisors
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.finding import Finding
+from shardwright.core.notation import place_in
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.roles import UNIT_NAMES
+from shardwright.core.spec import Spec
+from shardwright.core.table import Weight
+from shardwright.core.wording import count, counted, either, others, percent, product
+
+Group = tuple[str, tuple[str, ...], int]
+"""A logical axis, the axes that cut it, and how many pieces it may be cut into."""
+
+
+def whole_units(plan: Plan) -> Iterator[Draft]:
+    """SW107: heads, KV heads and experts that would be split, and weights that their axes do not divide."""
+    groups: dict[Group, list[TensorPlan]] = {}
+    for tensor, weight in weight_rows(plan):
+        for name in weight.logical_axes:
+            axes = _unit_axes(plan, tensor, weight, name)
+            large = plan.mesh.larger_than_one(axes)
+            if weight.units_of(name) % plan.mesh.size(large):
+                groups.setdefault((name, large, weight.units_of(name)), []).append(tensor)
+    for (name, axes, units), tensors in groups.items():
+        if plan.request.engine == "torch" and not _has_units(name, plan, tensors):
+            continue
+        yield _split(plan, name, axes, units, tensors)
+
+
+def _unit_axes(plan: Plan, tensor: TensorPlan, weight: Weight, name: str) -> tuple[str, ...]:
+    """The axes that must divide a dim in whole units: those in use, and those that take whole experts.
+
+    Storing axes need only divide the elements (PyTorch: not even these), which the choice of a storage dim sees
+    to; a rule may still give a dim axes that do not.
+    """
+    assert tensor.at_rest is not None
+    in_use, at_rest = tensor.in_use.axes_of(name), tensor.at_rest.axes_of(name)
+    expert = tuple(a for a in at_rest if plan.request.layout.role(a, weight.component) == "expert")
+    axes = in_use or (expert if name == "experts" else ())
+    uneven = plan.request.engine == "jax" and weight.size(name) % plan.mesh.size(at_rest) != 0
+    return at_rest if uneven and weight.units_of(name) % plan.mesh.size(axes) == 0 else axes
+
+
+def _has_units(name: str, plan: Plan, tensors: list[TensorPlan]) -> bool:
+    by_name = {tensor.name: weight for tensor, weight in weight_rows(plan)}
+    return name in UNIT_NAMES or any((by_name[t.name].unit or {}).get(name, 1) > 1 for t in tensors)
+
+
+def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: list[TensorPlan]) -> Draft:
+    tensor, *rest = largest_first(tensors)
+    number, spec, mark = _caret(tensor, name, axes)
+    pieces = plan.mesh.size(axes)
+    each = f"{units / pieces:.3g} {'of a ' if units < pieces else ''}"
+    each += UNIT_NAMES.get(name, "element") + ("" if units < pieces else "s")
+    also = f"; {others([tensor.name, *(t.name for t in rest)], 'weight')}" if rest else ""
+    legal = nearest_divisors(units, pieces)
+    finding = Finding(
+        code="SW107",
+        severity="error",
+        tensor=tensor.name,
+        where=f"dim {number} ('{name}') of {tensor.name}",
+        notation=str(spec),
+        mark=mark,
+        found=f"{counted(units, name)} over {product(plan.mesh, axes)}: {each} on each device{also}",
+        needed=f"a product that divides {units}; the nearest are {either(sorted(legal))}"
+        if len(legal) > 1
+        else f"a product that divides {units}",
+        cost=f"{count(pieces, 'device')} for {counted(units, name)}: {percent(1 - units / pieces)} of them would repeat "
+        "what another has"
+        if units < pieces
+        else "",
+    )
+    return Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, units)))
+
+
+def _caret(tensor: TensorPlan, name: str, axes: tuple[str, ...]) -> tuple[int, Spec, tuple[int, int]]:
+    """Number of the dim, the spec to show, and the place of the dim in it."""
+    spec = tensor.in_use if set(axes) <= set(tensor.in_use.axes_of(name)) else tensor.rests
+    place = spec.logical_axes.index(name)
+    return place, spec, place_in(spec, place)
+
+
+def _legal_sizes(plan: Plan, axes: tuple[str, ...], units: int) -> Iterator[Candidate]:
+    """One axis at a time, the minor one first, at the nearest size below that divides."""
+    for axis in reversed(axes):
+        rest = plan.mesh.size(a for a in axes if a != axis)
+        if units % rest == 0:
+            for size in reversed([s for s in divisors(units // rest) if s < plan.mesh.size(axis)]):
+                yield from resized(plan, axis, size)
+
+
+def padded(plan: Plan) -> Iterator[Draft]:
+    """SW104: dims of activations that JAX pads, and dims of weights that PyTorch cuts into uneven parts."""
+    seen = set()
+    for tensor, weight in weight_rows(plan):
+        if plan.request.engine == "torch":
+            yield from _uneven(plan, tensor, weight, seen)
+        seen |= {(d.logical_axis, plan.mesh.larger_than_one(d.axes)) for d in tensor.in_use.dims}
+    for tensor in plan.activations:
+        for number, (dim, size) in enumerate(zip(tensor.in_use.dims, tensor.shape, strict=True)):
+            axes = plan.mesh.larger_than_one(dim.axes)
+            key = (dim.logical_axis, axes)
+            if dim.logical_axis in ("batch", "length") or size % plan.mesh.size(axes) == 0 or key in seen:
+                continue
+            seen.add(key)
+            yield _padding(plan, tensor, number, size, axes)
+
+
+def _padding(plan: Plan, tensor: TensorPlan, number: int, size: int, axes: tuple[str, ...]) -> Draft:
+    pieces = plan.mesh.size(axes)
+    held = ceil(size / pieces) * pieces
+    name = tensor.in_use.logical_axes[number]
+    finding = Finding(
+        code="SW104",
+        severity="warning",
+        tensor=tensor.name,
+        where=f"dim {number} ('{name}') of {tensor.name}",
+        notation=str(tensor.in_use),
+        mark=place_in(tensor.in_use, number),
+        found=f"{counted(size, name)} over {product(plan.mesh, axes)}: padded to {held}",
+        needed=f"a product that divides {size}; the nearest are {either(sorted(nearest_divisors(size, pieces)))}",
+        cost=f"{percent(held / size - 1)} more memory and compute for this tensor",
+    )
+    return Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, size)))
+
+
+def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, seen: set) -> Iterator[Draft]:
+    """PyTorch's `fully_shard` chunks dim 0, the last parts short or empty; under tensor roles that loses rows.
+
+    Where the axes in use do not divide the dim, the DTensor's spec names rows that the rank does not hold (71 of
+    1,024 small layouts): the save succeeds and cannot be loaded (pytorch#168134, pytorch#161368).
+    """
+    assert tensor.at_rest is not None
+    for number, dim in enumerate(tensor.at_rest.dims[-len(tensor.shape) :]):
+        size = weight.size(dim.logical_axis)
+        in_use = plan.mesh.larger_than_one(tensor.in_use.axes_of(dim.logical_axis))
+        axes = plan.mesh.larger_than_one(dim.axes)
+        key = ("torch", dim.logical_axis, size, axes)
+        if key in seen:
+            continue
+        seen.add(key)
+        spec, mark = tensor.at_rest, place_in(tensor.at_rest, tensor.at_rest.logical_axes.index(dim.logical_axis))
+        where = f"dim {number} ('{dim.logical_axis}') of {tensor.name}"
+        if size % plan.mesh.size(in_use) and dim.logical_axis not in UNIT_NAMES and not weight.unit:
+            finding = Finding(
+                code="SW104",
+                severity="error",
+                tensor=tensor.name,
+                where=where,
+                notation=str(spec),
+                mark=mark,
+                found=f"{counted(size, dim.logical_axis)} over {product(plan.mesh, in_use)}, in uneven parts",
+                needed=f"a product that divides {size}; the nearest are "
+                f"{either(sorted(nearest_divisors(size, plan.mesh.size(in_use))))}",
+                cost="PyTorch's own checkpoint of it saves and cannot be loaded",
+            )
+            yield Draft(finding=finding, candidates=tuple(_legal_sizes(plan, in_use, size)))
+        elif size % plan.mesh.size(axes) and whole_bytes(tensor):
+            part = size // plan.mesh.size(in_use)
+            pieces = plan.mesh.size(axes) // plan.mesh.size(in_use)
+            largest = ceil(part / pieces)
+            waste = largest * pieces / part - 1
+            yield Draft(
+                finding=Finding(
+                    code="SW104",
+                    severity="warning" if waste >= PADDING_WARNING_SHARE.value else "info",
+                    tensor=tensor.name,
+                    where=where,
+                    notation=str(spec),
+                    mark=mark,
+                    found=f"{counted(part, dim.logical_axis)} over {product(plan.mesh, axes)}: parts of {largest}, "
+                    f"and {count(pieces - ceil(part / largest), 'device')} with none",
+                    needed=f"a size that {pieces} divides",
+                    cost=f"{percent(waste)} more bytes in each gather of this weight",
+                )
+            )

@@ -1,0 +1,54 @@
+"""SW111: words of a layout that no tensor of this model answers to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.checks.edits import entry, without_rule
+from shardwright.core.draft import Draft
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.roles import ROLES
+from shardwright.core.wording import either
+
+
+def unused(plan: Plan) -> Iterator[Draft]:
+    """Rules, and names of an entry's `weights:`, that no weight of the model has."""
+    layout, table = plan.request.layout, plan.request.table
+    present: dict[str, dict[str, None]] = {}
+    for tensor in plan.weights:
+        present.setdefault(tensor.component, {}).update(dict.fromkeys(tensor.rests.logical_axes[-len(tensor.shape) :]))
+    for rule in layout.rules:
+        known = tuple(present.get(rule.component, ()))
+        if rule.logical_axis not in known:
+            yield Draft(
+                finding=Finding(
+                    code="SW111",
+                    # A layout may serve several models: a part that this one lacks is no mistake in the rule.
+                    severity="error" if known else "warning",
+                    where=f"rule for '{rule.logical_axis}' in '{rule.component}'",
+                    position=rule.position,
+                    found=f"no weight of {table.name} in '{rule.component}' has a dim '{rule.logical_axis}'",
+                    needed=f"one of {', '.join(known)}" if known else f"a model with weights in '{rule.component}'",
+                ),
+                candidates=(without_rule(rule.component, rule.logical_axis),),
+            )
+    for axis, declared in layout.entries.items():
+        if not isinstance(declared.weights, tuple):
+            continue
+        storing = [c for c, role in declared.roles.items() if ROLES[role].stores and c in present]
+        known = {name for component in storing for name in present[component]}
+        unknown = tuple(name for name in declared.weights if name not in known)
+        if unknown:
+            left = tuple(name for name in declared.weights if name in known)
+            yield Draft(
+                finding=Finding(
+                    code="SW111",
+                    severity="warning",
+                    where=f"option 'weights' of '{axis}'",
+                    position=declared.position,
+                    found=f"no weight of {table.name} that '{axis}' stores has a dim {either(repr(n) for n in unknown)}",
+                    needed="logical axes of weights that the axis stores",
+                ),
+                candidates=(entry(plan, axis, weights=left or None),),
+            )

@@ -1,0 +1,34 @@
+"""Sizes that divide, near a size that does not."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Every divisor of a number of at least 1, ascending.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return (*small, *(number // d for d in reversed(small) if d * d != number))
+
+
+def nearest_divisors(number: int, near: int, count: int = 4) -> tuple[int, ...]:
+    """The divisors nearest to ``near``, the nearest first, the smaller of two that are as near.
+
+    >>> nearest_divisors(8, 6)
+    (4, 8, 2, 1)
+    """
+    return tuple(sorted(divisors(number), key=lambda d: (abs(d - near), d))[:count])
+
+
+def nearest_multiples(factor: int, number: int) -> tuple[int, ...]:
+    """The multiples of ``factor``, at least one time, on both sides of a number that is none.
+
+    >>> nearest_multiples(8, 12), nearest_multiples(8, 4)
+    ((8, 16), (8,))
+    """
+    below = number // factor * factor
+    return (below, below + factor) if below else (factor,)
