@@ -9,12 +9,13 @@ BIN := .venv/bin
 SOURCES := src tests
 
 .NOTPARALLEL:
-.PHONY: help setup demo test check format
+.PHONY: help setup demo test quick check format
 
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
 	@echo 'make setup    prepare .venv with everything the tests need'
+	@echo 'make quick    the tests again, with what JAX compiled for the last time'
 	@echo 'make check    lint, format and types (after make setup)'
 	@echo 'make format   rewrite the sources the way make check wants them'
 	@echo 'With PYTHON=python3.12 a new .venv is built with that Python.'
@@ -26,8 +27,15 @@ demo:
 	@PYTHON='$(PYTHON)' sh scripts/setup.sh demo
 	@sh scripts/demo.sh
 
+# The tests of one file share compilations, so that they stay in one process.
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
+
 test: setup check
-	$(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
+	$(PYTEST) --durations=10 --durations-min=5
+
+# Never what CI runs: a compilation that now fails could be answered from the cache.
+quick:
+	JAX_COMPILATION_CACHE_DIR='$(CURDIR)/.pytest_cache/jax' JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 $(PYTEST)
 
 check:
 	$(BIN)/ruff check $(SOURCES)
