@@ -20,8 +20,9 @@ def checkpoint_view(shown: Mapping[str, Any]) -> View:
     """Draws what ``checkpoint.describe`` found: the newest step with its tensors, the others in a line each."""
 
     def view(width: int) -> RenderableType:
-        newest, *older = shown["checkpoints"] or [None]
-        parts: list[RenderableType] = [_newest(newest, width)] if newest else []
+        checkpoints = shown["checkpoints"]
+        older = checkpoints[1:]
+        parts: list[RenderableType] = [_newest(one, width) for one in checkpoints[:1]]
         if older:
             lines = [Text(f"  {one['directory']}  {pretty_bytes(one['bytes'])}") for one in older]
             parts.append(section("older checkpoints", *lines))

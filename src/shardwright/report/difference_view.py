@@ -86,7 +86,7 @@ def _tensors(changes: Sequence[TensorChange], colors: AxisColors, width: int) ->
     rows = []
     for name, group in ordered:
         times = f" x{group[0].num}" if group[0].num > 1 else ""
-        heading = Text.assemble("  ", (name, "bold"), times)
+        heading = Text.assemble((name, "bold"), times)
         rows.append(Rows(heading=heading, cells=[row for change in group for row in _tensor(change, colors)]))
     return aligned(columns, rows, width)
 
@@ -120,7 +120,7 @@ def _collectives(found: Difference, colors: AxisColors, width: int) -> Renderabl
     for component in COMPONENTS:
         lines = [change for change in found.collectives if change.component == component]
         if lines:
-            heading = Text(f"  {component}", style="bold")
+            heading = Text(component, style="bold")
             groups.append(Rows(heading=heading, cells=[_collective(change, colors) for change in lines]))
     before, after = found.bytes_per_step
     cells = [Text("all collectives"), Text(""), Text(""), Text(pretty_bytes(before)), Text("")]

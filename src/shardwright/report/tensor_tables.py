@@ -66,7 +66,7 @@ def grouped(tensors: Iterable[TensorPlan]) -> list[tuple[str, list[TensorPlan]]]
 def _heading(plan: Plan, name: str, rows: Sequence[TensorPlan]) -> Text:
     """Where they are, how often, and the bytes of all of them on a device."""
     component = rows[0].component
-    heading = Text("  ").append(name, style="bold")
+    heading = Text(name, style="bold")
     if rows[0].num > 1:
         heading.append(f" x{rows[0].num}")
     if component not in name.split("."):

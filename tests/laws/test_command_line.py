@@ -1,0 +1,90 @@
+"""The options of every verb are the ones listed here: whoever adds, renames or takes away one says so in this table."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+
+import pytest
+
+from shardwright.cli.main import main
+
+PLAN = {
+    "--mesh",
+    "--move",
+    "--engine",
+    "--batch",
+    "--length",
+    "--chips",
+    "--devices",
+    "--set",
+    "--weights-dtype",
+    "--moments-dtype",
+    "--dtype",
+    "--remat",
+    "--micro-steps",
+    "--json",
+}
+RUN = {
+    "--steps",
+    "--out",
+    "--data",
+    "--tokenizer",
+    "--stop-after",
+    "--lr",
+    "--warmup",
+    "--weight-decay",
+    "--clip",
+    "--seed",
+    "--checkpoint-every",
+    "--keep",
+    "--resume",
+    "--tensorboard",
+}
+OPTIONS = {
+    "plan": {"--layout", *PLAN},
+    "diff": {"--model", *PLAN},
+    "train": {"--layout", *PLAN, *RUN},
+    "ckpt show": {"--json"},
+    "ckpt verify": {"--json"},
+}
+ARGUMENTS = {"plan": "MODEL", "diff": "A B", "train": "MODEL", "ckpt show": "DIR", "ckpt verify": "DIR"}
+VERBS = {"": {"plan", "diff", "train", "ckpt"}, "ckpt": {"show", "verify"}}
+
+
+def help_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main([*verb.split(), "--help"]) == 0
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_options_of_a_verb(verb, monkeypatch):
+    # An option begins its line: the text beside it may name others.
+    listed = re.findall(r"^  (--[a-z][a-z-]*)", help_of(verb, monkeypatch), re.MULTILINE)
+    assert sorted(listed) == sorted(OPTIONS[verb])
+
+
+@pytest.mark.parametrize("verb", ARGUMENTS)
+def test_arguments_of_a_verb(verb, monkeypatch):
+    usage = help_of(verb, monkeypatch).splitlines()[0]
+    assert re.sub(r"\s*\[[^]]*\]", "", usage) == f"usage: shardwright {verb} {ARGUMENTS[verb]}"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verbs(verb, monkeypatch):
+    usage = help_of(verb, monkeypatch).splitlines()[0]
+    assert set(usage[usage.index("{") + 1 : usage.index("}")].split(",")) == VERBS[verb]
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_option_says_what_it_is_for(verb, monkeypatch):
+    text = help_of(verb, monkeypatch)
+    for option in OPTIONS[verb]:
+        (said,) = re.findall(rf"^  {option} (.*(?:\n {{10,}}\S.*)*)", text, re.MULTILINE)
+        # Without the names of values, the default and the frame, a sentence remains.
+        left = re.sub(r"\([^)]*\)|\{[^}]*\}|\n", " ", said)
+        assert re.search(r"[A-Z][a-z]* [A-Za-z]", left), (option, said)
