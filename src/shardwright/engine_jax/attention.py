@@ -1,7 +1,7 @@
 """Attention of one layer: grouped queries, or a latent of which keys and values are made after it has moved.
 
 B rows, L tokens as queries, S tokens as keys, H heads, K KV heads, G = H / K, D head dim, E value dim,
-M embed, R latent (N of it the compressed part, P the rotary key), Q q_lora.
+M embed, R latent (N of it the compressed part, P the rotary key), Q q_lora, C pieces of a row of queries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shardwright.engine_jax.layer_io import Params, Place
+from shardwright.engine_jax.layer_io import Params, Pieces, Place
 from shardwright.engine_jax.norm import rms_norm
 from shardwright.engine_jax.rotary import Angles, rotate
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
@@ -45,14 +45,20 @@ def attend(q_BLHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight
 
 
 def attention(
-    x_BLM: jax.Array, weights: Params, architecture: Architecture, turned_by: Angles, sight: Sight, place: Place
+    x_BLM: jax.Array,
+    weights: Params,
+    architecture: Architecture,
+    turned_by: Angles,
+    sight: Sight,
+    place: Place,
+    pieces: Pieces,
 ) -> jax.Array:
     """What attention adds to the residual stream, BLM. ``weights`` are one layer's, in use, by their short names."""
     x_BLM = place("attention.input", x_BLM)
     if isinstance(architecture.attention, GroupedQueryAttention):
         out_BLHE = _grouped(x_BLM, weights, architecture, architecture.attention, turned_by, sight, place)
     else:
-        out_BLHE = _latent(x_BLM, weights, architecture, architecture.attention, turned_by, sight, place)
+        out_BLHE = _latent(x_BLM, weights, architecture, architecture.attention, turned_by, sight, place, pieces)
     out_BLHE = place("attention.output", out_BLHE)
     return place("attention.projected", jnp.einsum("BLHE,HEM->BLM", out_BLHE, weights["attention.o"]))
 
@@ -84,6 +90,7 @@ def _latent(
     turned_by: Angles,
     sight: Sight,
     place: Place,
+    pieces: Pieces,
 ) -> jax.Array:
     rope, eps = architecture.rope, architecture.latent_norm_eps
     if form.q_lora is None:
@@ -102,11 +109,38 @@ def _latent(
     key_BLP = rotate(key_BLP[:, :, None, :], turned_by, rope.interleaved)[:, :, 0]
     latent_BLR = place("attention.latent", jnp.concatenate([compressed_BLN, key_BLP], axis=-1))
     latent_BSR = place("attention.latent_attended", latent_BLR)
+    scale = form.head_dim**-0.5 * rope.score_factor
 
+    def one_piece(q_BLHD: jax.Array, latent_BSR: jax.Array, sight: Sight) -> jax.Array:
+        k_BSHD, v_BSHE = _keys_and_values(latent_BSR, weights["attention.kv_up"], form, place)
+        return attend(q_BLHD, k_BSHD, v_BSHE, sight, scale)
+
+    if pieces.num == 1:
+        return one_piece(q_BLHD, latent_BSR, sight)
+    # Each piece makes keys and values of its own copy of the latent. Their gradients, of which each piece has its
+    # part, then meet at the latent: 576 elements of a token cross the links in DeepSeek-V3, and not 40,960.
+    B, L, H, _ = q_BLHD.shape
+    by_piece = jax.vmap(
+        one_piece,
+        in_axes=(1, 1, Sight(positions_BL=1, segments_BL=1, kv_positions_BS=None, kv_segments_BS=None)),
+        out_axes=1,
+        spmd_axis_name=pieces.axes,
+    )
+
+    def cut(array_BL: jax.Array) -> jax.Array:
+        return array_BL.reshape(B, pieces.num, L // pieces.num, *array_BL.shape[2:])
+
+    latent_BCSR = jnp.broadcast_to(latent_BSR[:, None], (B, pieces.num, *latent_BSR.shape[1:]))
+    cut_sight = sight._replace(positions_BL=cut(sight.positions_BL), segments_BL=cut(sight.segments_BL))
+    return by_piece(cut(q_BLHD), latent_BCSR, cut_sight).reshape(B, L, H, form.value_dim)
+
+
+def _keys_and_values(
+    latent_BSR: jax.Array, kv_up_NHD: jax.Array, form: LatentAttention, place: Place
+) -> tuple[jax.Array, jax.Array]:
     compressed_BSN, key_BSP = jnp.split(latent_BSR, [form.kv_lora], axis=-1)
-    kv_BSHD = jnp.einsum("BSN,NHD->BSHD", compressed_BSN, weights["attention.kv_up"])
+    kv_BSHD = jnp.einsum("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD)
     plain_BSHD, v_BSHE = jnp.split(kv_BSHD, [form.nope_dim], axis=-1)
     shared_BSHP = jnp.broadcast_to(key_BSP[:, :, None, :], (*plain_BSHD.shape[:3], form.rope_dim))
     k_BSHD = place("attention.keys_attended", jnp.concatenate([plain_BSHD, shared_BSHP], axis=-1))
-    v_BSHE = place("attention.values_attended", v_BSHE)
-    return attend(q_BLHD, k_BSHD, v_BSHE, sight, form.head_dim**-0.5 * rope.score_factor)
+    return k_BSHD, place("attention.values_attended", v_BSHE)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from shardwright.core.table import ModelTable
 from shardwright.engine_jax.attention import Sight, attention
 from shardwright.engine_jax.embedding import embed, logits
-from shardwright.engine_jax.layer_io import Params, Place, Use, cast_for_use, stay
+from shardwright.engine_jax.layer_io import Params, Pieces, Place, Use, cast_for_use, stay
 from shardwright.engine_jax.mlp import feed_forward
 from shardwright.engine_jax.moe import experts_layer
 from shardwright.engine_jax.norm import rms_norm
@@ -23,6 +23,10 @@ from shardwright.models.parts.architecture import Architecture, Stack
 
 PADDING = 0
 """The segment of tokens that belong to no document: no expert sees them."""
+
+
+WHOLE = Pieces()
+"""Queries of one device."""
 
 
 class Forward(NamedTuple):
@@ -50,6 +54,7 @@ def forward(
     use: Use | None = None,
     remat: str = "full",
     groups: int = 1,
+    pieces: Pieces = WHOLE,
 ) -> Forward:
     """Logits of every token.
 
@@ -57,7 +62,7 @@ def forward(
     and, where rows hold several documents, ``positions`` within a document and ``segments`` (0 is padding),
     all int32 BL. ``place`` and ``use``: see ``layer_io``. ``remat``: what the backward pass recomputes,
     ``full``, ``dots`` (all but matrix products of weights) or ``none``. ``groups``: pieces of a row that are
-    dispatched to experts together; results do not depend on it.
+    dispatched to experts together. ``pieces``: how the layout cuts a row of queries. Results depend on neither.
     """
     architecture: Architecture = table.architecture
     use = use or cast_for_use(table, jnp.dtype(dtype))
@@ -70,7 +75,7 @@ def forward(
 
         def one_layer(x_BLM: jax.Array, layer: Params, stack: Stack = stack) -> tuple[jax.Array, jax.Array | None]:
             weights = {name.removeprefix(f"{stack.name}."): use(name, array) for name, array in layer.items()}
-            return _layer(x_BLM, weights, stack, architecture, rows, groups, place)
+            return _layer(x_BLM, weights, stack, architecture, rows, groups, pieces, place)
 
         x_BLM, counts_NE = jax.lax.scan(_recomputed(one_layer, remat), x_BLM, layers)
         if counts_NE is not None:
@@ -87,11 +92,12 @@ def _layer(
     architecture: Architecture,
     rows: Rows,
     groups: int,
+    pieces: Pieces,
     place: Place,
 ) -> tuple[jax.Array, jax.Array | None]:
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
-    added_BLM = attention(normed_BLM, weights, architecture, rows.turned_by, rows.sight, place)
+    added_BLM = attention(normed_BLM, weights, architecture, rows.turned_by, rows.sight, place, pieces)
     x_BLM = x_BLM + place("residual.stream", added_BLM)
     normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
     if not stack.experts:

@@ -8,6 +8,7 @@ rest into use: cast, and gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,13 @@ from shardwright.core.table import ModelTable
 Place = Callable[[str, jax.Array], jax.Array]
 Use = Callable[[str, jax.Array], jax.Array]
 Params = Mapping[str, jax.Array]
+
+
+class Pieces(NamedTuple):
+    """How the layout cuts a row of queries: into ``num`` pieces, by these mesh axes, major first."""
+
+    num: int = 1
+    axes: tuple[str, ...] = ()
 
 
 def stay(name: str, array: jax.Array) -> jax.Array:

@@ -47,11 +47,13 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     shardings = weight_shardings(plan, mesh)
     frozen = frozen_names(plan)
     moments = jnp.dtype(plan.request.moments_dtype)
-    rows = [
-        Tensor(w.name, w.name, resting_shape(w), jnp.dtype(w.dtype), shardings[w.name]) for w in plan.weights
-    ]
+    rows = [Tensor(w.name, w.name, resting_shape(w), jnp.dtype(w.dtype), shardings[w.name]) for w in plan.weights]
     for prefix in (FIRST, SECOND):
-        rows += [row._replace(name=prefix + row.name, dtype=moments) for row in rows[: len(plan.weights)] if row.name not in frozen]
+        rows += [
+            row._replace(name=prefix + row.name, dtype=moments)
+            for row in rows[: len(plan.weights)]
+            if row.name not in frozen
+        ]
     return tuple(rows)
 
 

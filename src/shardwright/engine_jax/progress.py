@@ -1,0 +1,96 @@
+"""What a person sees of a run: a bar with loss, tokens/s and time left; a line now and then where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from shardwright.engine_jax.journal import StepRecord
+
+LINES = 10
+"""Without a terminal, so many lines over a run."""
+
+
+class Shown:
+    """Says nothing; the ways to say something inherit its four calls."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def doing(self, text: str) -> None:
+        """What is under way before the steps begin."""
+
+    def begin(self, first: int, last: int) -> None:
+        """Steps ``first`` (already done) to ``last``."""
+
+    def step(self, record: StepRecord) -> None:
+        """One more step is done."""
+
+
+class Bar(Shown):
+    """A bar on a terminal."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starting", total=None, told="")
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False)
+
+    def doing(self, text: str) -> None:
+        self._progress.update(self._task, description=text, total=None)
+
+    def begin(self, first: int, last: int) -> None:
+        self._progress.reset(self._task, total=last, completed=first, description="training", start=True)
+
+    def step(self, record: StepRecord) -> None:
+        self._progress.update(self._task, completed=record.step, told=told(record))
+
+
+class Lines(Shown):
+    """Lines in a file or a pipe."""
+
+    def __init__(self) -> None:
+        self._every, self._last = 1, 0
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def doing(self, text: str) -> None:
+        print(f"{text} ...", flush=True)
+
+    def begin(self, first: int, last: int) -> None:
+        self._every, self._last = max(1, (last - first) // LINES), last
+
+    def step(self, record: StepRecord) -> None:
+        if record.step % self._every == 0 or record.step in (1, self._last):
+            print(f"step {record.step:>{len(str(self._last))}}/{self._last}  {told(record)}", flush=True)
+
+
+def told(record: StepRecord) -> str:
+    """Loss and speed, of one width from step to step."""
+    return f"loss {record.loss:7.4f}  {record.tokens_per_s:>9,.0f} tokens/s"
+
+
+@contextmanager
+def progress(show: bool) -> Iterator[Shown]:
+    """A bar on a terminal, lines elsewhere, silence where ``show`` is False."""
+    if not show:
+        yield Shown()
+    elif not sys.stdout.isatty():
+        yield Lines()
+    else:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(), transient=False) as bar:
+            yield Bar(bar)
