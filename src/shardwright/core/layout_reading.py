@@ -26,6 +26,8 @@ def read_layout(source: Located, *, name: str | None = None) -> Layout:
     """
     faults = Faults()
     top = faults.mapping(source, "the layout", TOP_KEYS)
+    if not isinstance(source.value, Mapping):
+        raise FindingsError(faults.findings)
     given = faults.text(top, "name", "the layout") or name
     if given is None:
         faults.fault("SW120", source.position, "the layout", "no name", "a name", "Add 'name: my-layout'.")

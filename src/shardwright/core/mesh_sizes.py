@@ -88,8 +88,9 @@ def _faults(request: Request) -> Iterator[Draft]:
 
 
 def _sizes(request: Request) -> Sizes:
-    given = request.mesh_sizes
-    return {axis: given[axis] if axis in given else entry.size for axis, entry in request.layout.mesh.items()}
+    sizes: dict[str, int | Auto] = {axis: entry.size for axis, entry in request.layout.mesh.items()}
+    sizes.update((axis, size) for axis, size in request.mesh_sizes.items() if axis in sizes)
+    return sizes
 
 
 def _split(sizes: Sizes) -> tuple[dict[str, int], list[str]]:

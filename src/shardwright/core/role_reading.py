@@ -107,7 +107,9 @@ def _entry(faults: Faults, axis: str, node: Located, position: Position) -> Role
         )
     weights = _weights(faults, node.value.get("weights"))
     entry = _spread(faults, axis, named, elsewhere, weights, bool(parallel and parallel.value), position)
-    _options_have_a_role(faults, where, node, entry)
+    misread = (stated is not None and elsewhere is None) or any(c in node.value and c not in named for c in COMPONENTS)
+    if not misread:
+        _options_have_a_role(faults, where, node, entry)
     return entry
 
 

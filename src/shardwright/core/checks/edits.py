@@ -11,12 +11,18 @@ from shardwright.core.layout import MeshEntry, RoleEntry, Rule
 from shardwright.core.plan import Plan
 from shardwright.core.request import Request
 from shardwright.core.role_reading import roles_everywhere
+from shardwright.core.roles import COMPONENTS
 
 
 def option(flag: str, value: Any) -> Candidate:
     """A field of the request that has a flag of its name: ``--batch 16``."""
     field = flag.replace("-", "_")
     return Candidate(text=f"--{flag} {value}", edit=lambda request: replace(request, **{field: value}))
+
+
+def both(first: Candidate, second: Candidate) -> Candidate:
+    """Two changes at once: ``--batch 128 --micro-steps 2``."""
+    return Candidate(text=f"{first.text} {second.text}", edit=lambda request: second.edit(first.edit(request)))
 
 
 def sizes(changes: Mapping[str, int]) -> Candidate:
@@ -58,7 +64,7 @@ def _absorbers(plan: Plan, axis: str, roles: tuple[str, ...]) -> list[str]:
 def entry(plan: Plan, axis: str, **changes: Any) -> Candidate:
     """Another entry for an axis: ``elsewhere``, ``named`` roles, ``weights`` or ``sequence_parallel`` replaced."""
     old = plan.request.layout.entries[axis]
-    named = changes.pop("named", {component: old.roles[component] for component in old.declared})
+    named = changes.pop("named", named_roles(old))
     new = replace(old, declared=frozenset(named), **changes)
     new = replace(new, roles=roles_everywhere(named, new.elsewhere, sequence_parallel=new.sequence_parallel))
 
@@ -67,6 +73,12 @@ def entry(plan: Plan, axis: str, **changes: Any) -> Candidate:
         return replace(request, layout=replace(layout, entries={**layout.entries, axis: new}))
 
     return Candidate(text=f"{axis}: {_entry_text(new, named)} under 'roles'", edit=edit)
+
+
+def named_roles(entry: RoleEntry, *, without: str | None = None) -> dict[str, str]:
+    """The roles that an entry names by component, but for those of one role."""
+    roles = {component: entry.roles[component] for component in COMPONENTS if component in entry.declared}
+    return {component: role for component, role in roles.items() if role != without}
 
 
 def _entry_text(entry: RoleEntry, named: Mapping[str, str]) -> str:

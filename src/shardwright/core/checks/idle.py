@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.checks.edits import entry, resized
+from shardwright.core.checks.edits import entry, named_roles, resized
 from shardwright.core.checks.tensors import cuts, device_bytes, largest_first
 from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
@@ -73,8 +73,8 @@ def _role_cuts_nothing(plan: Plan, axis: str, component: str, role: str) -> Draf
         needed="a role that cuts something there, or 'idle'",
         cost=f"'{component}' is computed {plan.mesh.size(axis)} times over",
     )
-    named = {c: r for c, r in layout.entries[axis].roles.items() if c in layout.entries[axis].declared}
-    return Draft(finding=finding, candidates=(entry(plan, axis, named={**named, component: "idle"}),))
+    named = {**named_roles(layout.entries[axis]), component: "idle"}
+    return Draft(finding=finding, candidates=(entry(plan, axis, named=named),))
 
 
 def _left_idle(plan: Plan, axis: str, parts: dict[str, list[TensorPlan]]) -> Draft:
@@ -97,7 +97,7 @@ def _left_idle(plan: Plan, axis: str, parts: dict[str, list[TensorPlan]]) -> Dra
         mark=place_in(tensor.rests, tensor.rests.logical_axes.index(logical_axis)) if parallel else whole,
         found=f"idle there: role '{declared.elsewhere}' has nothing to cut",
         needed="nothing: 'elsewhere' leaves it idle where its role has nothing to cut",
-        cost=f"{bytes_text(held)} on each device, the same over {product(plan.mesh, [axis])}; "
-        f"{bytes_text(device_bytes(tensor))} of it are {tensor.name}",
+        cost=f"{bytes_text(held)} of weights and activations of all layers a device, the same over "
+        f"{product(plan.mesh, [axis])}; {bytes_text(device_bytes(tensor), like=held)} of it are {tensor.name}",
     )
     return Draft(finding=finding, candidates=(entry(plan, axis, sequence_parallel=True),) if parallel else ())

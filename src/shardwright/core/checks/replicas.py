@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.core.checks.edits import entry, resized, rule, without_rule
-from shardwright.core.checks.tensors import device_bytes, largest_first, state_factor, weight_rows, whole_bytes
+from shardwright.core.checks.edits import entry, named_roles, resized, rule, without_rule
+from shardwright.core.checks.tensors import cuts, device_bytes, largest_first, state_factor, weight_rows, whole_bytes
 from shardwright.core.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
 from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
@@ -68,10 +68,12 @@ def _severity(share: float, cause: str, uncut: bool) -> Severity | None:
 
 def _whole(plan: Plan) -> Iterator[Whole]:
     layout, mesh = plan.request.layout, plan.mesh
+    # Of an axis that does nothing at all SW103 speaks.
+    at_work = [axis for axis in mesh.larger_than_one(mesh.names) if cuts(plan, axis)]
     for tensor, weight in weight_rows(plan):
         reasons = {a.axis: a.reason for a in tensor.asked if a.granted is None}
         causes: dict[str, list[str]] = {}
-        for axis in mesh.larger_than_one(mesh.names):
+        for axis in at_work:
             if axis in tensor.rests.axes:
                 continue
             role, reason = layout.role(axis, tensor.component), reasons.get(axis, "")
@@ -113,7 +115,7 @@ def _weights(
         cost=f"{bytes_text(saved)} a device more than if cut, {bytes_text(saved * state_factor(plan))} "
         "with gradient and moments",
     )
-    return Draft(finding=finding, candidates=tuple(_cures(plan, cause, axes, tensor)))
+    return Draft(finding=finding, candidates=tuple(_cures(plan, cause, axes, tensor, severity == "error")))
 
 
 def _threshold_text() -> str:
@@ -135,7 +137,7 @@ def _could_be_cut(group: list[Whole], tensor: TensorPlan) -> tuple[int, int] | N
     return place_in(tensor.rests, tensor.rests.logical_axes.index(name))
 
 
-def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan) -> Iterator[Candidate]:
+def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan, error: bool) -> Iterator[Candidate]:
     layout = plan.request.layout
     if cause == "whole":
         yield entry(plan, axes[0], weights=None)
@@ -145,52 +147,45 @@ def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan) ->
                 yield rule(r.component, r.logical_axis, (*r.axes, *(a for a in axes if a not in r.axes)))
                 yield without_rule(r.component, r.logical_axis)
     elif cause == "data":
-        yield from resized(plan, axes[0], 1, absorbing=("fsdp",))
-        yield entry(plan, axes[0], elsewhere="fsdp", named=_without(plan, axes[0], "data"))
-    elif cause == "no dim":
+        if not layout.entries[axes[0]].declared:
+            yield from resized(plan, axes[0], 1, absorbing=("fsdp",))
+        yield entry(plan, axes[0], elsewhere="fsdp", named=named_roles(layout.entries[axes[0]], without="data"))
+    elif cause == "no dim" and error:
         yield from resized(plan, axes[0], 1)
-
-
-def _without(plan: Plan, axis: str, role: str) -> dict[str, str]:
-    declared = plan.request.layout.entries[axis]
-    return {c: declared.roles[c] for c in declared.declared if declared.roles[c] != role}
 
 
 def whole_activations(plan: Plan) -> Iterator[Draft]:
     """Activations that no axis cuts, where an axis that is idle there could cut their rows or tokens."""
     mesh, layout = plan.mesh, plan.request.layout
-    total = sum(whole_bytes(t) for t in plan.activations)
-    groups: dict[str, list[TensorPlan]] = {}
+    total = sum(whole_bytes(tensor) for tensor in plan.activations)
+    groups: dict[tuple[str, ...], list[TensorPlan]] = {}
     for tensor in plan.activations:
-        free = _free(plan, tensor.component)
+        free = tuple(axis for axis in _free(plan, tensor.component) if cuts(plan, axis))
         tokens = {"batch", "length", "groups"} & set(tensor.in_use.logical_axes)
         if free and tokens and not mesh.larger_than_one(tensor.in_use.axes):
-            groups.setdefault(tensor.component, []).append(tensor)
-    for component, tensors in groups.items():
+            groups.setdefault(free, []).append(tensor)
+    for free, tensors in groups.items():
         held = sum(whole_bytes(t) for t in tensors)
-        free = _free(plan, component)
         if held / total < REPLICATED_WARNING_SHARE.value:
             continue
-        tensor = largest_first(tensors)[0]
-        yield Draft(
-            finding=Finding(
-                code="SW101",
-                severity="error" if held / total >= REPLICATED_ERROR_SHARE.value else "warning",
-                tensor=tensor.name,
-                where=f"activations of '{component}', {tensor.name} the largest",
-                position=layout.entries[free[0]].position,
-                notation=str(tensor.in_use),
-                mark=place_in(tensor.in_use, 0),
-                found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of activations ({percent(held / total)}) "
-                f"that no axis cuts; {product(mesh, free)} could",
-                needed=_threshold_text(),
-                cost=f"{mesh.num_devices} devices compute '{component}' each for themselves",
-            ),
-            candidates=tuple(
-                entry(plan, free[0], elsewhere=role, named=_without(plan, free[0], "idle"))
-                for role in ("fsdp", "context", "data")
-            ),
+        tensors = largest_first(tensors)
+        tensor = tensors[0]
+        finding = Finding(
+            code="SW101",
+            severity="error" if held / total >= REPLICATED_ERROR_SHARE.value else "warning",
+            tensor=tensor.name,
+            where=f"activations over {every(repr(axis) for axis in free)}, {tensor.name} the largest",
+            position=layout.entries[free[0]].position,
+            notation=str(tensor.in_use),
+            mark=place_in(tensor.in_use, 0),
+            found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of activations ({percent(held / total)}) that no "
+            f"axis cuts; {product(mesh, free)} could\n{others([t.name for t in tensors], 'activation')}",
+            needed=_threshold_text(),
+            cost=f"{mesh.num_devices} devices each compute all of them",
         )
+        roles, named = ("fsdp", "context", "data"), named_roles(layout.entries[free[0]], without="idle")
+        cures = [entry(plan, free[0], elsewhere=role, named=named) for role in roles]
+        yield Draft(finding=finding, candidates=tuple(cures))
 
 
 def _free(plan: Plan, component: str) -> tuple[str, ...]:

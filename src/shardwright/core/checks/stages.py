@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from shardwright.core.checks.edits import option, resized
+from shardwright.core.checks.edits import both, option, resized
 from shardwright.core.divisors import divisors
 from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
@@ -38,7 +38,13 @@ def stages(plan: Plan) -> Iterator[Draft]:
                 needed=f"at least {num_stages} micro-steps, one for each stage",
                 cost=f"stages stand idle for {percent((num_stages - 1) / (micro_steps + num_stages - 1))} of the time",
             ),
-            candidates=tuple(option("micro-steps", steps) for steps in (4 * num_stages, 2 * num_stages, num_stages)),
+            candidates=(
+                *(option("micro-steps", steps) for steps in (4 * num_stages, 2 * num_stages, num_stages)),
+                both(
+                    option("batch", plan.mesh.size(plan.dp) * num_stages),
+                    option("micro-steps", num_stages),
+                ),
+            ),
         )
 
 

@@ -42,8 +42,8 @@ def _draft(plan: Plan, name: str, axes: tuple[str, ...], tensors: list[TensorPla
         found=f"{every(axes)} stand in this order on '{name}', since the later ones leave it in some component; "
         f"the mesh has {every(plan.mesh.in_mesh_order(axes))}",
         needed=f"a mesh with {every(axes)} in this order",
-        cost=f"strided shards ({', '.join(strided)}), which PyTorch cannot save in its own checkpoints, of "
-        f"{others([t.name for t in tensors], 'activation')}",
+        cost=f"neighbours in the mesh hold {name} that do not follow each other, under PyTorch as strided shards "
+        f"({', '.join(strided)}): {others([t.name for t in tensors], 'activation')}",
     )
     return Draft(finding=finding, candidates=(mesh_order(plan, _reordered(plan, axes)),))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from shardwright.core.checks.edits import resized
-from shardwright.core.checks.tensors import largest_first, weight_rows, whole_bytes
+from shardwright.core.checks.tensors import largest_first, weight_rows
 from shardwright.core.codes import PADDING_WARNING_SHARE
 from shardwright.core.divisors import divisors, nearest_divisors
 from shardwright.core.draft import Candidate, Draft
@@ -63,7 +63,6 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
     each = f"{units / pieces:.3g} {'of a ' if units < pieces else ''}"
     each += UNIT_NAMES.get(name, "element") + ("" if units < pieces else "s")
     also = f"; {others([tensor.name, *(t.name for t in rest)], 'weight')}" if rest else ""
-    legal = nearest_divisors(units, pieces)
     finding = Finding(
         code="SW107",
         severity="error",
@@ -72,15 +71,20 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
         notation=str(spec),
         mark=mark,
         found=f"{counted(units, name)} over {product(plan.mesh, axes)}: {each} on each device{also}",
-        needed=f"a product that divides {units}; the nearest are {either(sorted(legal))}"
-        if len(legal) > 1
-        else f"a product that divides {units}",
+        needed=_legal_text(units, pieces),
         cost=f"{count(pieces, 'device')} for {counted(units, name)}: {percent(1 - units / pieces)} of them would repeat "
         "what another has"
         if units < pieces
         else "",
     )
     return Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, units)))
+
+
+def _legal_text(size: int, near: int) -> str:
+    """The sizes that would do: all of them where they are few, else the nearest."""
+    nearest = sorted(nearest_divisors(size, near))
+    which = "" if len(nearest) == len(divisors(size)) else "the nearest are "
+    return f"a product that divides {size}: {which}{either(nearest)}"
 
 
 def _caret(tensor: TensorPlan, name: str, axes: tuple[str, ...]) -> tuple[int, Spec, tuple[int, int]]:
@@ -128,7 +132,7 @@ def _padding(plan: Plan, tensor: TensorPlan, number: int, size: int, axes: tuple
         notation=str(tensor.in_use),
         mark=place_in(tensor.in_use, number),
         found=f"{counted(size, name)} over {product(plan.mesh, axes)}: padded to {held}",
-        needed=f"a product that divides {size}; the nearest are {either(sorted(nearest_divisors(size, pieces)))}",
+        needed=_legal_text(size, pieces),
         cost=f"{percent(held / size - 1)} more memory and compute for this tensor",
     )
     return Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, size)))
@@ -160,27 +164,41 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, seen: set) -> Iterat
                 notation=str(spec),
                 mark=mark,
                 found=f"{counted(size, dim.logical_axis)} over {product(plan.mesh, in_use)}, in uneven parts",
-                needed=f"a product that divides {size}; the nearest are "
-                f"{either(sorted(nearest_divisors(size, plan.mesh.size(in_use))))}",
+                needed=_legal_text(size, plan.mesh.size(in_use)),
                 cost="PyTorch's own checkpoint of it saves and cannot be loaded",
             )
             yield Draft(finding=finding, candidates=tuple(_legal_sizes(plan, in_use, size)))
-        elif size % plan.mesh.size(axes) and whole_bytes(tensor):
-            part = size // plan.mesh.size(in_use)
-            pieces = plan.mesh.size(axes) // plan.mesh.size(in_use)
-            largest = ceil(part / pieces)
-            waste = largest * pieces / part - 1
-            yield Draft(
-                finding=Finding(
-                    code="SW104",
-                    severity="warning" if waste >= PADDING_WARNING_SHARE.value else "info",
-                    tensor=tensor.name,
-                    where=where,
-                    notation=str(spec),
-                    mark=mark,
-                    found=f"{counted(part, dim.logical_axis)} over {product(plan.mesh, axes)}: parts of {largest}, "
-                    f"and {count(pieces - ceil(part / largest), 'device')} with none",
-                    needed=f"a size that {pieces} divides",
-                    cost=f"{percent(waste)} more bytes in each gather of this weight",
-                )
-            )
+        elif size % plan.mesh.size(axes):
+            yield _uneven_parts(plan, tensor, where, mark, counted(size, dim.logical_axis), size, axes, in_use)
+
+
+def _uneven_parts(
+    plan: Plan,
+    tensor: TensorPlan,
+    where: str,
+    mark: tuple[int, int],
+    shown: str,
+    size: int,
+    axes: tuple[str, ...],
+    in_use: tuple[str, ...],
+) -> Draft:
+    """A part of each device of the axes in use, chunked again over the storing ones."""
+    part = size // plan.mesh.size(in_use)
+    pieces = plan.mesh.size(axes) // plan.mesh.size(in_use)
+    largest = ceil(part / pieces)
+    empty = (pieces - ceil(part / largest)) * plan.mesh.size(in_use)
+    more = largest * pieces / part - 1
+    none = f", and {count(empty, 'device')} with none" if empty else ""
+    return Draft(
+        finding=Finding(
+            code="SW104",
+            severity="warning" if more >= PADDING_WARNING_SHARE.value else "info",
+            tensor=tensor.name,
+            where=where,
+            notation=str(tensor.at_rest),
+            mark=mark,
+            found=f"{shown} over {product(plan.mesh, axes)}: parts of {largest} at most{none}",
+            needed=f"a size that {plan.mesh.size(axes)} divides",
+            cost=f"{percent(more)} more bytes in each gather of this weight",
+        )
+    )
