@@ -1,0 +1,1 @@
+"""Golden files, and the programs that write them anew."""
