@@ -1,8 +1,8 @@
 """Which layer may import what, as data, and the reading of it off the sources.
 
 A layer is a folder of src/shardwright; ``FRONT`` stands for the files directly in it. Every import statement counts,
-inside functions and for type checking too. Layers that reach an engine only when they are called (``AT_CALL_TIME``)
-import it inside a function, or by name with ``importlib``.
+inside functions and for type checking too. What a layer reaches only when it is called (``AT_CALL_TIME``: engines,
+extras) it imports inside a function, or by name with ``importlib``.
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ LAYERS: Mapping[str, frozenset[str]] = {
 }
 """For each layer the other layers and the libraries that it may import, besides the standard library and itself."""
 
+_ENGINES = frozenset({"engine_jax", "engine_torch"})
+
 AT_CALL_TIME: Mapping[str, frozenset[str]] = {
-    "report": frozenset({"engine_jax", "engine_torch"}),
-    "cli": frozenset({"engine_jax", "engine_torch", "tensorboardX"}),
-    FRONT: frozenset({"engine_jax", "engine_torch"}),
+    "report": _ENGINES,
+    "cli": _ENGINES,
+    # An extra that a run writes its curves with, when asked to.
+    "engine_jax": frozenset({"tensorboardX"}),
+    FRONT: _ENGINES,
 }
 """What a layer may import inside a function, besides what it may import anywhere."""
 
@@ -86,13 +90,13 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
     for found in _imports(ast.parse(source), module, is_package):
         permitted = LAYERS[layer] | (AT_CALL_TIME.get(layer, frozenset()) if found.at_call_time else frozenset())
         if found.computed:
-            if layer not in AT_CALL_TIME:
+            if not _ENGINES & AT_CALL_TIME.get(layer, frozenset()):
                 wrong.append(f"{module}:{found.line}: '{layer}' imports by a computed name, which no table can check")
             continue
         target = _target(found.name)
         if target is not None and target != layer and target not in permitted:
             wrong.append(f"{module}:{found.line}: '{layer}' may not import '{found.name}'")
-    return wrong
+    return list(dict.fromkeys(wrong))
 
 
 def _target(name: str) -> str | None:
