@@ -111,28 +111,26 @@ def _latent(
     latent_BSR = place("attention.latent_attended", latent_BLR)
     scale = form.head_dim**-0.5 * rope.score_factor
 
-    def one_piece(q_BLHD: jax.Array, latent_BSR: jax.Array, sight: Sight) -> jax.Array:
+    def one_piece(
+        q_BLHD: jax.Array, latent_BSR: jax.Array, positions_BL: jax.Array, segments_BL: jax.Array
+    ) -> jax.Array:
         k_BSHD, v_BSHE = _keys_and_values(latent_BSR, weights["attention.kv_up"], form, place)
-        return attend(q_BLHD, k_BSHD, v_BSHE, sight, scale)
+        seen = sight._replace(positions_BL=positions_BL, segments_BL=segments_BL)
+        return attend(q_BLHD, k_BSHD, v_BSHE, seen, scale)
 
     if pieces.num == 1:
-        return one_piece(q_BLHD, latent_BSR, sight)
-    # Each piece makes keys and values of its own copy of the latent. Their gradients, of which each piece has its
-    # part, then meet at the latent: 576 elements of a token cross the links in DeepSeek-V3, and not 40,960.
-    B, L, H, _ = q_BLHD.shape
-    by_piece = jax.vmap(
-        one_piece,
-        in_axes=(1, 1, Sight(positions_BL=1, segments_BL=1, kv_positions_BS=None, kv_segments_BS=None)),
-        out_axes=1,
-        spmd_axis_name=pieces.axes,
-    )
+        return one_piece(q_BLHD, latent_BSR, sight.positions_BL, sight.segments_BL)
 
     def cut(array_BL: jax.Array) -> jax.Array:
-        return array_BL.reshape(B, pieces.num, L // pieces.num, *array_BL.shape[2:])
+        B, L, *rest = array_BL.shape
+        return array_BL.reshape(B, pieces.num, L // pieces.num, *rest)
 
-    latent_BCSR = jnp.broadcast_to(latent_BSR[:, None], (B, pieces.num, *latent_BSR.shape[1:]))
-    cut_sight = sight._replace(positions_BL=cut(sight.positions_BL), segments_BL=cut(sight.segments_BL))
-    return by_piece(cut(q_BLHD), latent_BCSR, cut_sight).reshape(B, L, H, form.value_dim)
+    # Each piece makes keys and values of its own copy of the latent. Their gradients, of which each piece has its
+    # part, then meet at the latent: 576 elements of a token cross the links in DeepSeek-V3, and not 40,960.
+    latent_BCSR = jnp.broadcast_to(latent_BSR[:, None], (latent_BSR.shape[0], pieces.num, *latent_BSR.shape[1:]))
+    by_piece = jax.vmap(one_piece, in_axes=1, out_axes=1, spmd_axis_name=pieces.axes)
+    out_BCLHE = by_piece(cut(q_BLHD), latent_BCSR, cut(sight.positions_BL), cut(sight.segments_BL))
+    return out_BCLHE.reshape(*q_BLHD.shape[:3], form.value_dim)
 
 
 def _keys_and_values(
