@@ -12,7 +12,9 @@ from shardwright.core.roles import ROLES, SEQUENCE_PARALLEL
 Auto = Literal["auto"]
 Engine = Literal["jax", "torch"]
 
-ATTENTION_MOVES = ("gather", "ring", "ulysses")
+ATTENTION_MOVES = ("gather", "ring")
+KEPT_ATTENTION_MOVES = ("ulysses",)
+"""Words with a meaning that nothing plans yet."""
 MOE_MOVES = ("all-to-all", "ring", "weights", "auto")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.core.errors import FindingsError
-from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES, Auto, Layout, MeshEntry, Rule
+from shardwright.core.layout import ATTENTION_MOVES, KEPT_ATTENTION_MOVES, MOE_MOVES, Auto, Layout, MeshEntry, Rule
 from shardwright.core.layout_faults import Faults, shown
 from shardwright.core.position import Located, Position
 from shardwright.core.role_reading import read_roles
@@ -14,9 +14,6 @@ from shardwright.core.roles import COMPONENTS, LOGICAL_AXES
 TOP_KEYS = ("name", "about", "pays", "mesh", "roles", "move", "rules")
 MESH_KEYS = ("size", "link")
 LINKS = ("ici", "dcn")
-KEPT_MOVES = ("ulysses",)
-"""Movements of attention that have a meaning, and that nothing plans yet."""
-PLANNED_ATTENTION_MOVES = tuple(move for move in ATTENTION_MOVES if move not in KEPT_MOVES)
 
 
 def read_layout(source: Located, *, name: str | None = None) -> Layout:
@@ -35,7 +32,7 @@ def read_layout(source: Located, *, name: str | None = None) -> Layout:
     mesh = _mesh(faults, top.get("mesh"), source.position)
     entries = read_roles(faults, top.get("roles"), source.position, mesh)
     move = faults.mapping(top["move"], "'move'", ("attention", "moe")) if "move" in top else {}
-    attention = faults.choice(move, "attention", PLANNED_ATTENTION_MOVES, "gather", KEPT_MOVES)
+    attention = faults.choice(move, "attention", ATTENTION_MOVES, "gather", KEPT_ATTENTION_MOVES)
     moe = faults.choice(move, "moe", MOE_MOVES, "all-to-all")
     rules = _rules(faults, top.get("rules"), tuple(mesh))
     if faults.findings:

@@ -20,6 +20,14 @@ def option(flag: str, value: Any) -> Candidate:
     return Candidate(text=f"--{flag} {value}", edit=lambda request: replace(request, **{field: value}))
 
 
+def devices(number: int) -> Candidate:
+    """As many devices; with chips, a shape that has as many."""
+    return Candidate(
+        text=f"--devices {number}, or --chips of a shape with {number}",
+        edit=lambda request: replace(request, devices=number),
+    )
+
+
 def both(first: Candidate, second: Candidate) -> Candidate:
     """Two changes at once: ``--batch 128 --micro-steps 2``."""
     return Candidate(text=f"{first.text} {second.text}", edit=lambda request: second.edit(first.edit(request)))

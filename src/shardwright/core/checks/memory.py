@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.checks.edits import entry, option, resized, sizes
+from shardwright.core.checks.edits import devices, entry, option, resized, sizes
 from shardwright.core.codes import MEMORY_WARNING_SHARE
 from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
@@ -57,6 +57,6 @@ def _cures(plan: Plan) -> Iterator[Candidate]:
     growing = [a for a, e in request.layout.entries.items() if e.elsewhere == "fsdp" and not e.declared]
     for factor in (2, 4, 8, 16, 32):
         if request.devices is not None and any(e.size == "auto" for e in request.layout.mesh.values()):
-            yield option("devices", request.devices * factor)
+            yield devices(request.devices * factor)
         elif growing and request.devices is None:
             yield sizes({growing[0]: mesh.size(growing[0]) * factor})
