@@ -163,7 +163,12 @@ def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | N
         make_durable(save.directory)
         _refuse_to_overwrite(final)
         os.rename(save.directory, final)
+    try:
         make_durable(final.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{final}: the checkpoint is written, and might not survive a loss of power: {error.strerror}."
+        ) from error
     delete_old(save.out, final, keep)
     return final
 

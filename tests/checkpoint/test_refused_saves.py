@@ -1,0 +1,367 @@
+"""A save that cannot be right, or cannot be finished, ends in one message and leaves nothing of itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shardwright.checkpoint import (
+    CheckpointError,
+    OwnedBox,
+    TensorInfo,
+    commit,
+    join_save,
+    latest,
+    save_checkpoint,
+    saving,
+    verify,
+    write_part,
+)
+from shardwright.checkpoint.directory import committed, leftovers
+from shardwright.core.box import Box
+from shardwright.core.errors import InputError
+from tests.checkpoint.states import State, point, same_bits, save, small_state
+
+INFO = TensorInfo(name="w", shape=(4, 8), dtype="float32")
+ARRAY = np.zeros((4, 8), np.float32)
+
+
+def refused(out: Path, call: Callable[[], object]) -> str:
+    """The whole message of a refused save, the run's directory written as OUT. Nothing of the save may be left."""
+    before = committed(out)
+    with pytest.raises(InputError) as caught:
+        call()
+    assert committed(out) == before
+    assert leftovers(out) == ()
+    return str(caught.value).replace(str(out), "OUT")
+
+
+def save_boxes(out: Path, *boxes: Box, info: TensorInfo = INFO, array: np.ndarray | None = None) -> Path:
+    owned = [OwnedBox(name="w", box=box, array=ARRAY[box.slices] if array is None else array) for box in boxes]
+    return save_checkpoint(out, point(), [info], owned)
+
+
+STEP = "OUT/checkpoints/step-00000010"
+NOT_COVERED = f"{STEP}: tensor 'w' of shape (4, 8) is not covered once by its boxes:"
+
+
+def test_a_hole(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda: save_boxes(tmp_path, Box((0, 0), (2, 8)), Box((2, 0), (4, 7))))
+    assert message == f"{NOT_COVERED} no box has [2:4,7:8]."
+
+
+def test_an_overlap(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda: save_boxes(tmp_path, Box((0, 0), (3, 8)), Box((2, 0), (4, 8))))
+    assert message == f"{NOT_COVERED} the boxes [0:3,0:8] and [2:4,0:8] both have [2:3,0:8]."
+
+
+def test_a_replica_that_writes_too(tmp_path: Path) -> None:
+    whole = Box.whole((4, 8))
+    message = refused(tmp_path, lambda: save_boxes(tmp_path, whole, whole))
+    assert message == f"{NOT_COVERED} the boxes [0:4,0:8] and [0:4,0:8] both have [0:4,0:8]."
+
+
+def test_many_faults_are_cut(tmp_path: Path) -> None:
+    message = refused(
+        tmp_path,
+        lambda: save_boxes(
+            tmp_path, *(Box((row, col), (row + 1, col + 1)) for row in range(4) for col in range(row % 2, 8, 2))
+        ),
+    )
+    assert message.startswith(f"{NOT_COVERED} no box has [")
+    assert message.endswith("; and more.")
+
+
+def test_a_box_outside_the_shape(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda: save_boxes(tmp_path, Box((0, 0), (5, 8))))
+    assert message == "tensor 'w': the box [0:5,0:8] is not within its shape (4, 8)."
+
+
+def test_a_local_shard_that_says_it_is_whole(tmp_path: Path) -> None:
+    """What saves one rank's part under the name of the whole elsewhere."""
+    message = refused(tmp_path, lambda: save_boxes(tmp_path, Box.whole((4, 8)), array=ARRAY[:2]))
+    assert message == (
+        "tensor 'w', box [0:4,0:8]: found an array of shape (2, 8) and dtype float32, needed (4, 8) and float32."
+    )
+
+
+def test_an_array_of_another_dtype(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda: save_boxes(tmp_path, Box.whole((4, 8)), array=ARRAY.astype(ml_dtypes.bfloat16)))
+    assert message == (
+        "tensor 'w', box [0:4,0:8]: found an array of shape (4, 8) and dtype bfloat16, needed (4, 8) and float32."
+    )
+
+
+def test_a_dtype_that_has_no_place_in_the_format(tmp_path: Path) -> None:
+    info = TensorInfo(name="w", shape=(4, 8), dtype="float8_e4m3")
+    message = refused(tmp_path, lambda: save_boxes(tmp_path, Box.whole((4, 8)), info=info))
+    assert message == "tensor 'w': a checkpoint does not hold dtype 'float8_e4m3'. Did you mean 'float8_e4m3fn'?"
+
+
+def test_a_tensor_that_was_not_declared(tmp_path: Path) -> None:
+    owned = [OwnedBox(name="v", box=Box.whole((4, 8)), array=ARRAY)]
+    message = refused(tmp_path, lambda: save_checkpoint(tmp_path, point(), [INFO], owned))
+    assert message == "a box of 'v' was handed over, and no such tensor was declared. Known: w."
+
+
+def test_two_tensors_of_one_name(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda: save_checkpoint(tmp_path, point(), [INFO, INFO], []))
+    assert message == "two tensors are called 'w'. Give each a name of its own."
+
+
+def test_a_step_that_was_saved_before(tmp_path: Path) -> None:
+    save(tmp_path, small_state())
+    message = refused(tmp_path, lambda: save(tmp_path, small_state()))
+    assert message == (
+        f"{STEP}: this step was saved before, and a checkpoint is never overwritten. "
+        f"Move it away, or give this run a directory of its own with --out."
+    )
+    assert verify(tmp_path)["ok"]
+
+
+def test_two_savers_in_one_directory(tmp_path: Path) -> None:
+    with saving(tmp_path, 20) as first:
+        with pytest.raises(CheckpointError) as caught:
+            save(tmp_path, small_state())
+        assert str(caught.value) == (
+            f"{tmp_path}/checkpoints: process {os.getpid()} on {os.uname().nodename} is saving a checkpoint here. "
+            f"Wait until it ends, or give this run a directory of its own with --out."
+        )
+        write_part(first, small_state().infos, small_state().owned)
+        commit(first, point(20))
+    save(tmp_path, small_state())
+    assert len(committed(tmp_path)) == 2
+
+
+def test_a_save_that_is_left_without_a_commit(tmp_path: Path) -> None:
+    with saving(tmp_path, 10) as under_way:
+        write_part(under_way, small_state().infos, small_state().owned)
+    assert (committed(tmp_path), leftovers(tmp_path)) == ((), ())
+
+
+def test_a_process_that_has_not_handed_in_its_part(tmp_path: Path) -> None:
+    def without_the_second() -> None:
+        with saving(tmp_path, 10) as under_way:
+            write_part(under_way, small_state().infos, small_state().owned)
+            commit(under_way, point(), num_processes=2)
+
+    assert refused(tmp_path, without_the_second) == (
+        f"{STEP}: process 1 has not handed in its part, so this checkpoint is not committed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "difference"),
+    [
+        (
+            [TensorInfo(name="w", shape=(8, 4), dtype="float32")],
+            "'w' is float32 (8, 4) '' there and float32 (4, 8) '' in process 0",
+        ),
+        ([INFO, TensorInfo(name="v", shape=(), dtype="int32")], "'v' is int32 () '' there and not in process 0"),
+        ([], "'w' is not there and float32 (4, 8) '' in process 0"),
+    ],
+)
+def test_processes_that_run_different_programs(tmp_path: Path, theirs: list[TensorInfo], difference: str) -> None:
+    def disagreeing() -> None:
+        with saving(tmp_path, 10) as under_way:
+            write_part(under_way, [INFO], [OwnedBox(name="w", box=Box.whole((4, 8)), array=ARRAY)])
+            write_part(join_save(tmp_path, 10), theirs, [], process=1)
+            commit(under_way, point(), num_processes=2)
+
+    assert refused(tmp_path, disagreeing) == (
+        f"{STEP}: process 1 and process 0 do not have the same tensors: {difference}. "
+        f"Every process must run the same program with the same options."
+    )
+
+
+def test_one_process_that_takes_the_place_of_another(tmp_path: Path) -> None:
+    def twice() -> None:
+        with saving(tmp_path, 10) as under_way:
+            for _ in range(2):
+                write_part(under_way, small_state().infos, small_state().owned)
+
+    assert refused(tmp_path, twice) == (
+        f"{STEP}: this checkpoint could not be written: File exists. "
+        f"Nothing of it was kept, and earlier checkpoints are as they were."
+    )
+
+
+def test_a_save_that_process_0_has_not_begun(tmp_path: Path) -> None:
+    assert refused(tmp_path, lambda: join_save(tmp_path, 10)) == (
+        f"{STEP}: found 0 saves of this step under way, needed 1. "
+        f"Every process must be given the same --out, on a file system that all of them see."
+    )
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_keeping_none(tmp_path: Path, keep: int) -> None:
+    assert refused(tmp_path, lambda: save(tmp_path, small_state(), keep=keep)) == (
+        f"found {keep} checkpoints to keep, needed at least 1. Leave it out to keep all."
+    )
+
+
+def test_metadata_that_is_not_json_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range float values"):
+        save_checkpoint(tmp_path, point(metadata={"loss": float("nan")}), [], [])
+    assert (committed(tmp_path), leftovers(tmp_path)) == ((), ())
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """The operating system's own limit, which Python turns into an error of a write as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
+    save(tmp_path, small_state(), step=5)
+    array = np.ones(1 << 20, np.float32)
+    info = TensorInfo(name="w", shape=array.shape, dtype="float32")
+    owned = [OwnedBox(name="w", box=Box.whole(array.shape), array=array)]
+    with largest_file(1 << 20):
+        message = refused(tmp_path, lambda: save_checkpoint(tmp_path, point(), [info], owned))
+    assert message == (
+        f"{STEP}: this checkpoint could not be written: File too large. "
+        f"Free some space, or give a directory on another disk with --out. "
+        f"Nothing of it was kept, and earlier checkpoints are as they were."
+    )
+    assert verify(tmp_path)["ok"]
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    assert refused(tmp_path, lambda: save(tmp_path, small_state())) == (
+        f"{STEP}: this checkpoint could not be written: File exists (OUT/checkpoints). "
+        f"Nothing of it was kept, and earlier checkpoints are as they were."
+    )
+
+
+# Every call with which a save asks something of the file system: (where it stands, its name).
+CALLS = [(os, "fsync"), (os, "rename"), (os, "open"), (Path, "open"), (Path, "mkdir"), (Path, "unlink")]
+
+
+def failing_at(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> Callable[[], int]:
+    """Makes call ``number`` (from 0) of those fail with an error of the system; the result tells how many were made."""
+    made = [0]
+
+    def wrapped(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            made[0] += 1
+            if made[0] - 1 == number:
+                raise OSError(code, os.strerror(code))
+            return original(*args, **kwargs)
+
+        return call
+
+    for place, name in CALLS:
+        monkeypatch.setattr(place, name, wrapped(getattr(place, name)))
+    return lambda: made[0]
+
+
+def test_whichever_call_of_a_save_fails_a_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:
+    state = small_state()
+    save(tmp_path, state, step=1)
+    outcomes: list[str] = []
+    for number in range(200):
+        step = number + 2
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            calls = failing_at(monkeypatch, number, errno.ENOSPC)
+            try:
+                save(tmp_path, state, step=step)
+                outcome = "written"
+            except CheckpointError as error:
+                outcome = str(error).replace(str(tmp_path), "OUT").split(": ", 1)[1]
+            unfailed = calls() <= number
+        assert leftovers(tmp_path) == ()
+        found = latest(tmp_path)
+        assert found.passed_over == ()
+        assert found.checkpoint is not None
+        assert all(same_bits(found.checkpoint.read_box(name), array) for name, array in state.arrays.items())
+        assert (found.checkpoint.point.step == step) == ("is written" in outcome or outcome == "written")
+        outcomes.append(outcome)
+        if unfailed:
+            break
+    assert len(outcomes) > 12
+    could_not = (
+        "this checkpoint could not be written: No space left on device. "
+        "Free some space, or give a directory on another disk with --out. "
+        "Nothing of it was kept, and earlier checkpoints are as they were."
+    )
+    without_power = "the checkpoint is written, and might not survive a loss of power: No space left on device."
+    # The manifest is read back before it is believed; the last call of all makes the new name durable.
+    assert set(outcomes[:-3]) == {could_not, "cannot be read: No space left on device."}
+    assert outcomes[-3:] == [without_power, without_power, "written"]
+
+
+def test_an_interrupt_in_the_middle_of_a_save(tmp_path: Path) -> None:
+    def interrupted() -> np.ndarray:
+        raise KeyboardInterrupt
+
+    state = small_state()
+    owned = [*state.owned[:-1], OwnedBox(name="count", box=Box((), ()), array=interrupted)]
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, point(), state.infos, owned)
+    assert (committed(tmp_path), leftovers(tmp_path)) == ((), ())
+    save(tmp_path, state)
+
+
+def steps(out: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in committed(out)]
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    state: State = small_state()
+    for step in (1, 2, 3, 4):
+        save(tmp_path, state, step=step)
+    save(tmp_path, state, step=5, keep=3)
+    assert steps(tmp_path) == [5, 4, 3]
+    save(tmp_path, state, step=6, keep=1)
+    assert steps(tmp_path) == [6]
+
+
+def test_what_was_just_written_is_kept_even_below_others(tmp_path: Path) -> None:
+    for step in (7, 8, 9):
+        save(tmp_path, small_state(), step=step)
+    save(tmp_path, small_state(), step=2, keep=2)
+    assert steps(tmp_path) == [9, 8, 2]
+
+
+def test_a_damaged_one_neither_counts_nor_goes(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, small_state(), step=step)
+    (tmp_path / "checkpoints/step-00000003/manifest.json").write_text("{}")
+    save(tmp_path, small_state(), step=4, keep=2)
+    assert steps(tmp_path) == [4, 3, 2]
+    found = latest(tmp_path).checkpoint
+    assert found is not None
+    assert found.point.step == 4
+
+
+def test_an_old_one_that_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, small_state(), step=5)
+    rename = os.rename
+
+    def refusing(old: Path, new: Path) -> None:
+        if ".deleting-" in str(new):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", refusing)
+    with pytest.raises(CheckpointError) as caught:
+        save(tmp_path, small_state(), keep=1)
+    assert str(caught.value).replace(str(tmp_path), "OUT") == (
+        f"{STEP}: the checkpoint is written, and the old one step-00000005 could not be deleted: Permission denied."
+    )
+    assert steps(tmp_path) == [10, 5]
