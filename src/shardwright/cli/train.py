@@ -15,7 +15,7 @@ from shardwright.cli.output import write_json, write_view
 from shardwright.cli.request import asked
 from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.planning import make_plan
-from shardwright.core.run import RunOptions
+from shardwright.core.run import RunOptions, RunOutcome
 
 SIMULATED_DEVICES = "--xla_force_host_platform_device_count"
 WARMUP_SHARE = 10
@@ -46,7 +46,21 @@ def run_train(verb: TrainVerb) -> int:
     outcome = train(run, plan)
     if verb.plan.json:
         write_json({"plan": plan.to_json(), "run": outcome.to_json()})
+    else:
+        sys.stdout.write(ended(outcome, run) + "\n")
     return 0
+
+
+def ended(outcome: RunOutcome, run: RunOptions) -> str:
+    """How the run ended, where everything is, and how it goes on."""
+    loss = "" if outcome.loss is None else f", loss {outcome.loss:.4f}"
+    lines = [f"{outcome.ended} after step {outcome.step:,} of {run.steps:,}{loss}"]
+    if outcome.checkpoint is not None:
+        lines.append(f"  checkpoint  {outcome.checkpoint}")
+    lines.append(f"  metrics     {outcome.metrics}")
+    if outcome.ended != "finished":
+        lines.append("  to go on    the same command with --resume, on any layout")
+    return "\n".join(lines)
 
 
 def run_options(options: TrainOptions, *, devices: int | None, progress: bool) -> tuple[RunOptions, dict[str, str]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from shardwright.report.columns import Column, Rows, aligned, section
 from shardwright.report.notation_text import AxisColors
 from shardwright.report.terminal import View
-from shardwright.report.units import pretty_bytes
+from shardwright.report.units import pretty_bytes, several
 
 
 def checkpoint_view(shown: Mapping[str, Any]) -> View:
@@ -57,7 +57,7 @@ def _newest(one: Mapping[str, Any], width: int) -> RenderableType:
         ("layout", Text.assemble(one["layout"]["name"], " on ", mesh)),
         ("seed", Text(str(one["seed"]))),
         ("next row", Text(f"{one['data_position']:,}")),
-        ("size", Text(f"{one['bytes']:,} bytes ({pretty_bytes(one['bytes'])}) in {one['num_files']} files")),
+        ("size", Text(f"{one['bytes']:,} bytes ({pretty_bytes(one['bytes'])}) in {several(one['num_files'], 'file')}")),
     ]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim")
@@ -75,18 +75,15 @@ def _tensors(tensors: Sequence[Mapping[str, Any]], colors: AxisColors, width: in
     columns = [Column(header="tensor"), Column(header="shape"), Column(header="dtype")]
     columns += [Column(header="at rest", flexible=True), Column(header="boxes", right=True)]
     columns.append(Column(header="bytes", right=True))
-    cells = [
-        [
-            Text(one["name"]),
-            Text("x".join(map(str, one["shape"])) or "1"),
-            Text(one["dtype"]),
-            colors.spec(one["spec"]),
-            Text(str(one["num_boxes"])),
-            Text(pretty_bytes(one["bytes"])),
-        ]
-        for one in tensors
-    ]
-    return aligned(columns, [Rows(cells=cells)], width)
+    groups: dict[str, list[list[Text]]] = {}
+    for one in tensors:
+        group, _, leaf = one["name"].rpartition(".")
+        cells = [leaf, "x".join(map(str, one["shape"])) or "1", one["dtype"], colors.spec(one["spec"])]
+        cells += [str(one["num_boxes"]), pretty_bytes(one["bytes"])]
+        row = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
+        groups.setdefault(group or leaf, []).append(row)
+    rows = [Rows(heading=Text(name, style="bold"), cells=cells) for name, cells in groups.items()]
+    return aligned(columns, rows, width)
 
 
 def _faults(damaged: Sequence[str], leftovers: Sequence[str]) -> list[RenderableType]:

@@ -12,7 +12,7 @@ from shardwright.core.roles import COMPONENTS
 from shardwright.report.columns import Column, Rows, aligned, section
 from shardwright.report.notation_text import AxisColors
 from shardwright.report.terminal import View
-from shardwright.report.units import pretty_bytes
+from shardwright.report.units import pretty_bytes, several
 
 NOTHING = "-"
 REMOVED, ADDED = "red", "green"
@@ -64,7 +64,7 @@ def _head(found: Difference, colors: AxisColors) -> RenderableType:
 def _side(name: str, side: Side, colors: AxisColors, style: str) -> Text:
     mesh = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in side.mesh.items()])
     what = Text.assemble((side.model, "bold"), " under ", (side.layout, "bold"))
-    step = f"{side.batch} rows of {side.length:,} tokens, {side.engine}"
+    step = f"{several(side.batch, 'row')} of {several(side.length, 'token')}, {side.engine}"
     return Text.assemble((f"{name}  ", style), what, "\n   ", mesh, f"; {step}")
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from shardwright.core.plan import Plan
 from shardwright.report.columns import INDENT
 from shardwright.report.notation_text import AxisColors
-from shardwright.report.units import pretty_count
+from shardwright.report.units import pretty_count, several
 
 
 def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> RenderableType:
@@ -43,22 +43,22 @@ def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> Renderabl
 
 def _model(plan: Plan) -> str:
     table = plan.request.table
-    layers = "1 layer" if table.num_layers == 1 else f"{table.num_layers} layers"
-    return f"{table.num_parameters:,} parameters ({pretty_count(table.num_parameters)}), {layers}"
+    number = pretty_count(table.num_parameters)
+    return f"{table.num_parameters:,} parameters ({number}), {several(table.num_layers, 'layer')}"
 
 
 def _mesh(plan: Plan, colors: AxisColors) -> Text:
     axes = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in plan.mesh.shape.items()])
-    number = plan.mesh.num_devices
     chip = plan.request.chip
-    devices = f"{number} device" + ("" if number == 1 else "s") + (f" of {chip.name}" if chip else "")
-    return Text.assemble(axes, f" = {devices}")
+    kind = f", {chip.name}" if chip else ""
+    return Text.assemble(axes, f" = {several(plan.mesh.num_devices, 'device')}{kind}")
 
 
 def _step(plan: Plan) -> str:
     request = plan.request
     parts = "" if request.micro_steps == 1 else f", in {request.micro_steps} micro-steps"
-    return f"{request.batch} rows of {request.length:,} tokens = {request.batch * request.length:,} tokens{parts}"
+    tokens = several(request.batch * request.length, "token")
+    return f"{several(request.batch, 'row')} of {several(request.length, 'token')} = {tokens}{parts}"
 
 
 def _computation(plan: Plan) -> str:

@@ -28,7 +28,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
         parts = [head(plan, colors, chosen), section("roles", roles_table(plan, colors, width))]
         if tensors:
             if colors.left_out:
-                parts.append(Text(f"Below, {' and '.join(colors.left_out)} is left out: of size 1.\n", style="dim"))
+                parts.append(Text(f"Axes of size 1 are left out below: {', '.join(colors.left_out)}.\n", style="dim"))
             parts += [
                 section("weights, per layer and device", weights_table(plan, colors, width)),
                 section("activations, per layer and device", activations_table(plan, colors, width)),

@@ -30,7 +30,7 @@ def weights_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
         if form != "three lines":
             columns.append(Column(header="gradient"))
         groups = [
-            Rows(heading=_heading(plan, name, rows), cells=[_weight(row, colors, larger, form) for row in rows])
+            Rows(heading=_heading(plan, name, rows), cells=[_weight(row, rows, colors, larger, form) for row in rows])
             for name, rows in grouped(plan.weights)
         ]
         if natural_width(columns, groups) <= width or form == "three lines":
@@ -46,7 +46,7 @@ def activations_table(plan: Plan, colors: AxisColors, width: int) -> RenderableT
         Rows(
             heading=_heading(plan, name, rows),
             cells=[
-                [Text(_leaf(row)), _shape(row), colors.spec(str(row.in_use)), Text(pretty_bytes(row.bytes_per_device))]
+                [_leaf(row, rows), _shape(row), colors.spec(str(row.in_use)), Text(pretty_bytes(row.bytes_per_device))]
                 for row in rows
             ],
         )
@@ -66,8 +66,8 @@ def grouped(tensors: Iterable[TensorPlan]) -> list[tuple[str, list[TensorPlan]]]
 def _heading(plan: Plan, name: str, rows: Sequence[TensorPlan]) -> Text:
     """Where they are, how often, and the bytes of all of them on a device."""
     component = rows[0].component
-    heading = Text(name, style="bold")
-    if rows[0].num > 1:
+    heading = Text.assemble((name, "bold"))
+    if _shared_num(rows):
         heading.append(f" x{rows[0].num}")
     if component not in name.split("."):
         heading.append(f" ({component})", style="dim")
@@ -77,7 +77,9 @@ def _heading(plan: Plan, name: str, rows: Sequence[TensorPlan]) -> Text:
     return heading
 
 
-def _weight(row: TensorPlan, colors: AxisColors, larger: Sequence[str], form: str) -> list[Text]:
+def _weight(
+    row: TensorPlan, rows: Sequence[TensorPlan], colors: AxisColors, larger: Sequence[str], form: str
+) -> list[Text]:
     assert row.at_rest is not None
     at_rest, in_use = colors.spec(str(row.at_rest)), colors.spec(str(row.in_use))
     gradient = _gradient(row, colors, larger)
@@ -86,7 +88,7 @@ def _weight(row: TensorPlan, colors: AxisColors, larger: Sequence[str], form: st
     if form == "three lines" and gradient:
         lines.append(Text.assemble(("grad: ", "dim"), gradient))
     specs = Text(" " if form == "one line" else "\n").join(lines)
-    cells = [Text(_leaf(row)), _shape(row), specs, Text(pretty_bytes(row.bytes_per_device))]
+    cells = [_leaf(row, rows), _shape(row), specs, Text(pretty_bytes(row.bytes_per_device))]
     return cells if form == "three lines" else [*cells, gradient]
 
 
@@ -100,8 +102,14 @@ def _gradient(row: TensorPlan, colors: AxisColors, larger: Sequence[str]) -> Tex
     return Text(", ").join(parts)
 
 
-def _leaf(row: TensorPlan) -> str:
-    return row.name.rpartition(".")[2]
+def _shared_num(rows: Sequence[TensorPlan]) -> bool:
+    """Whether the heading says for all rows how many layers have them."""
+    return rows[0].num > 1 and len({row.num for row in rows}) == 1
+
+
+def _leaf(row: TensorPlan, rows: Sequence[TensorPlan]) -> Text:
+    name = Text(row.name.rpartition(".")[2])
+    return name if row.num == 1 or _shared_num(rows) else name.append(f" x{row.num}", style="dim")
 
 
 def _shape(row: TensorPlan) -> Text:

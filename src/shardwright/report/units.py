@@ -41,5 +41,13 @@ def pretty_seconds(seconds: float) -> str:
     return f"{_digits(seconds * 1e6)} us"
 
 
+def several(number: int, noun: str) -> str:
+    """
+    >>> several(1, "file"), several(2000, "file")
+    ('1 file', '2,000 files')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _digits(value: float) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
