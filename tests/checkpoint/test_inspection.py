@@ -1,0 +1,99 @@
+"""`ckpt show` and `ckpt verify` as data; and the format's page, which names every field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shardwright.checkpoint import CheckpointError, describe, saving, verify
+from shardwright.checkpoint.dtypes import DTYPES
+from shardwright.checkpoint.manifest import manifest_value
+from shardwright.checkpoint.opened import open_checkpoint
+from tests.checkpoint.states import save, small_state
+
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoint.md"
+
+
+def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
+    directory = save(tmp_path, small_state())
+    assert describe(directory) == {
+        "directory": str(directory),
+        "checkpoints": [
+            {
+                "directory": str(directory),
+                "step": 10,
+                "seed": 3,
+                "data_position": 80,
+                "model": "llama3-test",
+                "layout": {"name": "fsdp", "text": "name: fsdp\nmesh: {fsdp: 8}\n"},
+                "mesh": {"data": 1, "fsdp": 8},
+                "metadata": {"lr": 3e-4, "schedule": ["cosine", 100]},
+                "bytes": 464,
+                "num_files": 1,
+                "tensors": [
+                    {"name": "embed", "shape": [4, 8], "dtype": "float32", "spec": "spec of embed", "bytes": 128, "num_boxes": 2},
+                    {"name": "scale", "shape": [6], "dtype": "bfloat16", "spec": "spec of scale", "bytes": 12, "num_boxes": 1},
+                    {"name": "count", "shape": [], "dtype": "int32", "spec": "spec of count", "bytes": 4, "num_boxes": 1},
+                ],
+            }
+        ],
+        "damaged": [],
+        "leftovers": [],
+    }  # fmt: skip
+
+
+def test_what_is_whole(tmp_path: Path) -> None:
+    directory = save(tmp_path, small_state())
+    checked = {"directory": str(directory), "ok": True, "step": 10, "num_boxes": 4, "bytes": 464, "problems": []}
+    assert verify(directory) == {"directory": str(directory), "ok": True, "checkpoints": [checked], "leftovers": []}
+
+
+def test_a_run_s_directory_means_all_of_its_checkpoints(tmp_path: Path) -> None:
+    first, second = save(tmp_path, small_state(), step=5), save(tmp_path, small_state(), step=10)
+    (first / "manifest.json").write_text("[]")
+    for directory in (tmp_path, tmp_path / "checkpoints"):
+        with saving(tmp_path, 20) as under_way:
+            shown, checked = describe(directory), verify(directory)
+        assert [item["directory"] for item in shown["checkpoints"]] == [str(second)]
+        assert shown["damaged"] == [f"{first}/manifest.json: found [], needed a mapping."]
+        assert [(item["directory"], item["ok"]) for item in checked["checkpoints"]] == [
+            (str(second), True),
+            (str(first), False),
+        ]
+        assert not checked["ok"]
+        assert shown["leftovers"] == checked["leftovers"] == [under_way.directory.name]
+        assert json.loads(json.dumps([shown, checked])) == [shown, checked]
+
+
+@pytest.mark.parametrize("look", [describe, verify])
+@pytest.mark.parametrize("name", ["", "nowhere"])
+def test_a_directory_without_checkpoints(tmp_path: Path, look: Callable[[Path], object], name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        look(tmp_path / name)
+    assert str(caught.value) == (
+        f"{tmp_path / name}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
+        f"as in OUT/checkpoints/step-00000010."
+    )
+
+
+def test_the_page_names_every_field_of_a_manifest(tmp_path: Path) -> None:
+    value = manifest_value(open_checkpoint(save(tmp_path, small_state())).manifest)
+    page = PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(value)
+    for text, item in (
+        ("`{" + ", ".join(value["files"][0]) + "}`", "files"),
+        ("`{" + ", ".join(value["tensors"][0]) + "}`", "tensors"),
+        ("`{" + ", ".join(value["tensors"][0]["boxes"][0]) + "}`", "boxes"),
+    ):
+        assert text in page, item
+
+
+def test_widths_are_those_of_the_libraries() -> None:
+    for name, dtype in DTYPES.items():
+        assert np.dtype(getattr(ml_dtypes, name, name)).itemsize == dtype.num_bytes
