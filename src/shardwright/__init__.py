@@ -9,12 +9,14 @@ from shardwright.core.layout import Layout
 from shardwright.core.layout_reading import read_layout
 from shardwright.core.mesh import Axis, Mesh
 from shardwright.core.notation import parse as parse_spec
+from shardwright.core.own_model import activation_spec, table_of
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.planning import make_plan
 from shardwright.core.position import located
 from shardwright.core.request import Chip, Request
 from shardwright.core.spec import DimSpec, Spec
 from shardwright.layouts import load_layout, preset_names
+from shardwright.models import build as model_table
 
 __all__ = [
     "Axis",
@@ -31,10 +33,13 @@ __all__ = [
     "ShardwrightError",
     "Spec",
     "TensorPlan",
+    "activation_spec",
     "load_layout",
     "located",
     "make_plan",
+    "model_table",
     "parse_spec",
     "preset_names",
     "read_layout",
+    "table_of",
 ]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from shardwright.core.table import ModelTable
 from shardwright.engine_jax.attention import Sight, attention
 from shardwright.engine_jax.embedding import embed, logits
-from shardwright.engine_jax.layer_io import Params, Pieces, Place, Use, cast_for_use, stay
+from shardwright.engine_jax.layer_io import WHOLE, Cuts, Params, Place, Use, cast_for_use, stay
 from shardwright.engine_jax.mlp import feed_forward
 from shardwright.engine_jax.moe import experts_layer
 from shardwright.engine_jax.norm import rms_norm
@@ -23,10 +23,6 @@ from shardwright.models.parts.architecture import Architecture, Stack
 
 PADDING = 0
 """The segment of tokens that belong to no document: no expert sees them."""
-
-
-WHOLE = Pieces()
-"""Queries of one device."""
 
 
 class Forward(NamedTuple):
@@ -53,21 +49,19 @@ def forward(
     place: Place = stay,
     use: Use | None = None,
     remat: str = "full",
-    groups: int = 1,
-    pieces: Pieces = WHOLE,
+    cuts: Cuts = WHOLE,
 ) -> Forward:
     """Logits of every token.
 
     ``params``: arrays by the names of the table, weights of a stack with its layers along dim 0. ``batch``: ``tokens``,
     and, where rows hold several documents, ``positions`` within a document and ``segments`` (0 is padding),
     all int32 BL. ``place`` and ``use``: see ``layer_io``. ``remat``: what the backward pass recomputes,
-    ``full``, ``dots`` (all but matrix products of weights) or ``none``. ``groups``: pieces of a row that are
-    dispatched to experts together. ``pieces``: how the layout cuts a row of queries. Results depend on neither.
+    ``full``, ``dots`` (all but matrix products of weights) or ``none``.
     """
     architecture: Architecture = table.architecture
     use = use or cast_for_use(table, jnp.dtype(dtype))
     rows = _rows(architecture, batch, place)
-    x_BLM = embed(batch["tokens"], params, use, place)
+    x_BLM = embed(batch["tokens"], params, use, place, cuts.vocab)
     counts: dict[str, jax.Array] = {}
     for stack in architecture.stacks:
         prefix = f"{stack.name}."
@@ -75,7 +69,7 @@ def forward(
 
         def one_layer(x_BLM: jax.Array, layer: Params, stack: Stack = stack) -> tuple[jax.Array, jax.Array | None]:
             weights = {name.removeprefix(f"{stack.name}."): use(name, array) for name, array in layer.items()}
-            return _layer(x_BLM, weights, stack, architecture, rows, groups, pieces, place)
+            return _layer(x_BLM, weights, stack, architecture, rows, cuts, place)
 
         x_BLM, counts_NE = jax.lax.scan(_recomputed(one_layer, remat), x_BLM, layers)
         if counts_NE is not None:
@@ -91,20 +85,19 @@ def _layer(
     stack: Stack,
     architecture: Architecture,
     rows: Rows,
-    groups: int,
-    pieces: Pieces,
+    cuts: Cuts,
     place: Place,
 ) -> tuple[jax.Array, jax.Array | None]:
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
-    added_BLM = attention(normed_BLM, weights, architecture, rows.turned_by, rows.sight, place, pieces)
+    added_BLM = attention(normed_BLM, weights, architecture, rows.turned_by, rows.sight, place, cuts.queries)
     x_BLM = x_BLM + place("residual.stream", added_BLM)
     normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
     if not stack.experts:
         added_BLM = feed_forward(normed_BLM, weights, "mlp", place)
         return place("residual.stream", x_BLM + place("residual.stream", added_BLM)), None
     assert architecture.experts is not None
-    added_BLM, counts_E = experts_layer(normed_BLM, rows.valid_BL, weights, architecture.experts, groups, place)
+    added_BLM, counts_E = experts_layer(normed_BLM, rows.valid_BL, weights, architecture.experts, cuts.groups, place)
     added_BLM = place("residual.stream", added_BLM)
     if architecture.experts.shared_width:
         added_BLM = added_BLM + place("residual.stream", feed_forward(normed_BLM, weights, "shared", place))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from shardwright.core.plan import Plan
 from shardwright.core.table import ModelTable
 
 Place = Callable[[str, jax.Array], jax.Array]
@@ -21,10 +22,40 @@ Params = Mapping[str, jax.Array]
 
 
 class Pieces(NamedTuple):
-    """How the layout cuts a row of queries: into ``num`` pieces, by these mesh axes, major first."""
+    """A dim that the layout cuts into ``num`` pieces, by these mesh axes, major first."""
 
     num: int = 1
     axes: tuple[str, ...] = ()
+
+
+class Cuts(NamedTuple):
+    """What the mathematics must know of a layout, where each piece of a dim computes something of its own.
+
+    ``groups``: pieces of a row whose tokens are dispatched to experts together. ``queries``: of a row of queries.
+    ``vocab``: of the embedding's rows. No result depends on them, but for the order of sums.
+    """
+
+    groups: int = 1
+    queries: Pieces = Pieces()
+    vocab: Pieces = Pieces()
+
+
+WHOLE = Cuts()
+"""One device."""
+
+
+def cuts_of(plan: Plan) -> Cuts:
+    """The cuts of a plan."""
+
+    def pieces(tensor: str, logical_axis: str) -> Pieces:
+        axes = plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
+        return Pieces(num=plan.mesh.size(axes), axes=axes)
+
+    return Cuts(
+        groups=plan.sizes.get("groups", 1),
+        queries=pieces("attention.queries", "length"),
+        vocab=pieces("embedding.tokens", "vocab"),
+    )
 
 
 def stay(name: str, array: jax.Array) -> jax.Array:

@@ -14,8 +14,8 @@ def partition_spec(spec: Spec) -> PartitionSpec:
     """A spec as JAX writes it: one entry per dim, None where the dim is whole.
 
     >>> from shardwright.core.notation import parse
-    >>> partition_spec(parse("batch/data/fsdp length/expert embed"))
-    PartitionSpec(('data', 'fsdp'), 'expert', None)
+    >>> partition_spec(parse("batch/data/fsdp length/expert embed")) == PartitionSpec(("data", "fsdp"), "expert", None)
+    True
     """
     entries = [dim.axes if len(dim.axes) > 1 else (dim.axes[0] if dim.axes else None) for dim in spec.dims]
     return PartitionSpec(*entries)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.plan import Plan
 from shardwright.engine_jax.forward import forward
-from shardwright.engine_jax.layer_io import Pieces
+from shardwright.engine_jax.layer_io import cuts_of
 from shardwright.engine_jax.loss import summed_cross_entropy
 from shardwright.engine_jax.optimizer import OptimizerOptions, apply_gradients
 from shardwright.engine_jax.placement import activation_placer, weight_user
@@ -59,10 +59,7 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
     number changes no result.
     """
     request = plan.request
-    place, use = activation_placer(plan, mesh), weight_user(plan, mesh)
-    groups = plan.sizes.get("groups", 1)
-    cut_by = plan.mesh.larger_than_one(plan.by_name["attention.queries"].in_use.axes_of("length"))
-    pieces = Pieces(num=plan.mesh.size(cut_by), axes=cut_by)
+    place, use, cuts = activation_placer(plan, mesh), weight_user(plan, mesh), cuts_of(plan)
 
     def summed_loss(weights: Arrays, buffers: Arrays, batch: Arrays) -> tuple[jax.Array, Arrays]:
         seen = {name: batch[name] for name in ("tokens", "positions", "segments")}
@@ -74,8 +71,7 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
             place=place,
             use=use,
             remat=request.remat,
-            groups=groups,
-            pieces=pieces,
+            cuts=cuts,
         )
         return summed_cross_entropy(result.logits_BLV, batch["targets"], batch["valid"]), result.counts_NE
 

@@ -1,0 +1,167 @@
+"""A user's own model as a table: shapes by name, and, by name patterns, a component and a logical name for each dim.
+
+A description is ``component: dims``, as in ``attention: embed heads head_dim``. Dims are those of the shape, in its
+order. ``layers`` may stand first, for layers stacked along dim 0. A dim that nothing may cut is named with a leading
+underscore: ``_taps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from shardwright.core.errors import InputError, NotationError
+from shardwright.core.layout import Layout
+from shardwright.core.mesh import Mesh
+from shardwright.core.nearest import did_you_mean
+from shardwright.core.notation import parse_with_places
+from shardwright.core.resolve import resolve_activation
+from shardwright.core.roles import COMPONENTS, LOGICAL_AXES
+from shardwright.core.spec import Spec
+from shardwright.core.table import Activation, Initializer, ModelTable, Weight
+
+STORAGE_FIRST = ("embed", "q_lora", "kv_lora")
+"""The dims that carry the cut at rest before any other of a weight, as in our own tables."""
+
+NOT_MADE_HERE = Initializer(kind="zeros")
+"""A user's program makes its own initial values; nothing of ours reads this."""
+
+
+def table_of(
+    shapes: Mapping[str, tuple[Sequence[int], str]],
+    descriptions: Mapping[str, str],
+    *,
+    activations: Mapping[str, str] | None = None,
+    name: str = "own",
+) -> ModelTable:
+    """The table of a program that is not ours.
+
+    ``shapes``: shape and dtype of each weight by name. ``descriptions``: for each name pattern (``*`` stands for any
+    text) a component and the logical name of each dim. ``activations``: the same by plain name, for those whose
+    layout is wanted in the plan; their sizes come from the weights and the request.
+
+    Raises InputError for a weight that no pattern matches or that two describe differently, a rank that differs, a
+    size that one logical axis has twice over, and an unknown component or logical axis.
+
+    >>> table = table_of({"h/0/q": ((64, 4, 16), "float32"), "h/0/scale": ((64,), "float32")},
+    ...                  {"*/q": "attention: embed heads head_dim", "*/scale": "residual: norm"})
+    >>> [(w.name, w.component, w.storage) for w in table.weights]
+    [('h/0/q', 'attention', ('embed', 'heads', 'head_dim')), ('h/0/scale', 'residual', ())]
+    """
+    parsed = {pattern: _parse(f"'{pattern}'", text) for pattern, text in descriptions.items()}
+    weights = tuple(_weight(key, shape, dtype, parsed) for key, (shape, dtype) in shapes.items())
+    unused = [pattern for pattern in parsed if not any(fnmatchcase(key, pattern) for key in shapes)]
+    if unused:
+        raise InputError(f"pattern '{unused[0]}' matches no weight. {did_you_mean(unused[0], shapes)}")
+    rows = tuple(
+        Activation(name=key, component=component, logical_axes=axes)
+        for key, text in (activations or {}).items()
+        for component, axes in (_parse(f"activation '{key}'", text),)
+    )
+    sizes = _sizes(weights)
+    if "experts" in sizes:
+        sizes.setdefault("scores", sizes["experts"])
+    for row in rows:
+        _check_sizes_known(row, sizes)
+    return ModelTable(
+        family="own",
+        name=name,
+        sizes=sizes,
+        weights=weights,
+        activations=rows,
+        moves=(),
+        num_layers=max((w.num for w in weights), default=1),
+    )
+
+
+def activation_spec(layout: Layout, mesh: Mesh, logical_axes: str, *, component: str) -> Spec:
+    """How a layout cuts one activation of a component, from the logical names of its dims.
+
+    Raises InputError for an unknown component, NotationError for names that are not logical axes.
+    """
+    known, axes = _parse("the activation", f"{component}: {logical_axes}")
+    row = Activation(name="the activation", component=known, logical_axes=axes)
+    return resolve_activation(row, layout, mesh, frozenset(COMPONENTS))
+
+
+def _parse(where: str, text: str) -> tuple[str, tuple[str, ...]]:
+    component, colon, dims = text.partition(":")
+    component = component.strip()
+    if not colon:
+        raise InputError(f"{where}: '{text}' is not 'component: dims', as in 'attention: embed heads head_dim'.")
+    if component not in COMPONENTS:
+        raise InputError(f"{where}: unknown component '{component}'. {did_you_mean(component, COMPONENTS)}")
+    free = [word for word in dims.split() if word.startswith("_")]
+    parsed = parse_with_places(dims.strip(), known_logical_axes=(*LOGICAL_AXES, *free))
+    if parsed.spec.axes:
+        start, stop = parsed.place_of(parsed.spec.dim_of(parsed.spec.axes[0]) or 0)
+        raise NotationError(
+            f"{where}: logical names only; which mesh axes cut a dim is the layout's to say",
+            text=parsed.text,
+            start=start,
+            stop=stop,
+        )
+    return component, parsed.spec.logical_axes
+
+
+def _weight(name: str, shape: Sequence[int], dtype: str, parsed: Mapping[str, tuple[str, tuple[str, ...]]]) -> Weight:
+    matches = {pattern: description for pattern, description in parsed.items() if fnmatchcase(name, pattern)}
+    if not matches:
+        raise InputError(f"no pattern describes weight '{name}' of shape {tuple(shape)}. {did_you_mean(name, parsed)}")
+    if len(set(matches.values())) > 1:
+        raise InputError(
+            f"weight '{name}' is described in {len(matches)} ways, by {', '.join(map(repr, matches))}. Leave one."
+        )
+    pattern, (component, axes) = next(iter(matches.items()))
+    if len(axes) != len(shape):
+        raise InputError(
+            f"'{pattern}' names {len(axes)} dims ({' '.join(axes)}); weight '{name}' has {len(shape)}: {tuple(shape)}."
+        )
+    stacked = bool(axes) and axes[0] == "layers"
+    if "layers" in axes[1:]:
+        raise InputError(f"'{pattern}': 'layers' stands first or not at all; the store and the stages cut dim 0.")
+    num, axes, shape = (shape[0], axes[1:], tuple(shape[1:])) if stacked else (1, axes, tuple(shape))
+    return Weight(
+        name=name,
+        component=component,
+        logical_axes=axes,
+        shape=shape,
+        initializer=NOT_MADE_HERE,
+        contracted=_contracted(component),
+        storage=_storage(axes),
+        num=num,
+        stack="layers" if stacked else None,
+        dtype=dtype,
+    )
+
+
+def _storage(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Every dim that may be cut, the usual ones first; a weight of one dim rests whole."""
+    if len(axes) < 2:
+        return ()
+    free = [axis for axis in axes if not axis.startswith("_")]
+    return tuple(sorted(free, key=lambda axis: STORAGE_FIRST.index(axis) if axis in STORAGE_FIRST else len(axes)))
+
+
+def _contracted(component: str) -> tuple[tuple[str, str], ...]:
+    """A weight's gradient is summed over the tokens it has seen."""
+    return ((component, "batch"), (component, "groups" if component == "moe" else "length"))
+
+
+def _sizes(weights: Sequence[Weight]) -> dict[str, int]:
+    """Elements along each logical axis where all weights agree; others have no single size and are left out."""
+    seen: dict[str, set[int]] = {}
+    for weight in weights:
+        for axis, size in zip(weight.logical_axes, weight.shape, strict=True):
+            seen.setdefault(axis, set()).add(size)
+    return {axis: next(iter(found)) for axis, found in seen.items() if len(found) == 1}
+
+
+def _check_sizes_known(row: Activation, sizes: Mapping[str, int]) -> None:
+    given = {"batch", "length", "kv_length", *(("groups", "slots") if "experts" in sizes else ())}
+    unknown = [axis for axis in row.logical_axes if axis not in given and axis not in sizes]
+    if unknown:
+        raise InputError(
+            f"activation '{row.name}': the weights give '{unknown[0]}' no size, or several. "
+            f"Name a dim of a weight '{unknown[0]}', or leave the activation out."
+        )

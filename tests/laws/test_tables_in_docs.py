@@ -1,0 +1,38 @@
+"""The tables that the docs show are those that the code reads."""
+
+from __future__ import annotations
+
+import re
+
+from shardwright.core.roles import COMPONENTS, LOGICAL_AXES, ROLES
+from tests.conftest import ROOT
+
+
+def rows_of(document: str, header: str) -> list[list[str]]:
+    """The cells of the table under a header line, code marks taken off."""
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    body = text.split(header, 1)[1].split("\n\n", 1)[0]
+    lines = [line for line in body.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s-]+", line)]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_role_table() -> None:
+    shown = rows_of("rules.md", "| role | activations: cuts | weights at rest: cuts | stores | where |")
+    assert shown == [
+        [
+            role.name,
+            ", ".join(role.activations) or "nothing",
+            ", ".join(role.weights) or ("the storage dim" if role.stores else "nothing"),
+            "yes" if role.stores else "no",
+            "everywhere" if role.components == COMPONENTS else ", ".join(role.components),
+        ]
+        for role in ROLES.values()
+    ]
+
+
+def test_the_logical_axes() -> None:
+    assert rows_of("notation.md", "| logical axis | what it counts |") == [list(item) for item in LOGICAL_AXES.items()]
+
+
+def test_the_components() -> None:
+    assert [row[0] for row in rows_of("layouts.md", "| component | what it is |")] == list(COMPONENTS)
