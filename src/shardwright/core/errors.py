@@ -52,6 +52,9 @@ class FindingsError(ShardwrightError):
         self.findings = tuple(findings)
         super().__init__("\n\n".join(finding.text() for finding in self.findings))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.findings,)
+
 
 def caret(text: str, start: int, stop: int, indent: str = "    ") -> str:
     """``text`` with a caret line under ``text[start:stop]``.

@@ -23,17 +23,11 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
     """The mesh of a request, with the findings that are no errors.
 
     Raises FindingsError (SW106, SW111): an unknown axis, a size below 1, `auto` twice, sizes that do not
-    multiply to the devices. A fix that it names has been tried.
+    multiply to the devices. A fix that it names gives a mesh.
     """
-    faults = list(_faults(request))
+    faults = mesh_faults(request)
     if faults:
-        known = {fault.key for fault in faults}
-
-        def mends(fault: Draft, candidate: Candidate) -> bool:
-            left = {other.key for other in _faults(candidate.edit(request))}
-            return fault.key not in left and left <= known
-
-        raise FindingsError([fault.settled(lambda candidate, f=fault: mends(f, candidate)) for fault in faults])
+        raise FindingsError([fault.settled(lambda c, f=fault: mends(f, c, request)) for fault in faults])
     sizes, notes = _sizes(request), ()
     fixed, automatic = _split(sizes)
     if automatic:
@@ -45,6 +39,17 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
         fixed[automatic[0]] = devices // known
     axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
     return Mesh(axes), notes
+
+
+def mesh_faults(request: Request) -> tuple[Draft, ...]:
+    """What is wrong with the sizes; nothing where there is a mesh."""
+    return tuple(_faults(request))
+
+
+def mends(fault: Draft, candidate: Candidate, request: Request) -> bool:
+    """Whether a candidate takes a fault away and brings no other."""
+    left = {other.key for other in _faults(candidate.edit(request))}
+    return fault.key not in left and left <= {other.key for other in _faults(request)}
 
 
 def _faults(request: Request) -> Iterator[Draft]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.core.checks import check
+from shardwright.core.checks import check, check_mesh
 from shardwright.core.collectives import step_collectives
 from shardwright.core.gradients import gradient_reductions
 from shardwright.core.memory import bytes_on_device, estimate_memory
@@ -23,6 +23,7 @@ def make_plan(request: Request) -> Plan:
 
     Raises FindingsError where there can be no plan: the mesh sizes do not work out.
     """
+    check_mesh(request, resolve)
     plan = resolve(request)
     return replace(plan, findings=plan.findings + check(plan, resolve))
 

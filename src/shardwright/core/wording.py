@@ -29,7 +29,7 @@ def percent(share: float) -> str:
     >>> percent(0.04183), percent(1)
     ('4.18%', '100%')
     """
-    return f"{_three_digits(100 * share).removesuffix('.0')}%"
+    return f"{100 * share:.0f}%" if share >= 1 else f"{100 * share:.3g}%"
 
 
 def product(mesh: Mesh, axes: Iterable[str]) -> str:

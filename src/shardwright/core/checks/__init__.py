@@ -1,12 +1,13 @@
 """Checks of a whole plan. Each file holds one group; each check is a generator of drafts.
 
 A draft names what might mend it. ``check`` prints the first candidate that does: it plans the changed request, runs
-the checks again, and takes it when the finding is gone and no error is new.
+the checks again, and takes it when the finding is gone, or no more than information, and no error is new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from shardwright.core.checks.choices import choices
 from shardwright.core.checks.idle import idle_axes
@@ -23,6 +24,7 @@ from shardwright.core.checks.unused import unused
 from shardwright.core.draft import Candidate, Draft, Key
 from shardwright.core.errors import FindingsError
 from shardwright.core.finding import Finding, worst_first
+from shardwright.core.mesh_sizes import mends, mesh_faults
 from shardwright.core.plan import Plan
 from shardwright.core.request import Request
 
@@ -50,21 +52,43 @@ def drafts(plan: Plan) -> tuple[Draft, ...]:
     return tuple(draft for one in CHECKS for draft in one(plan))
 
 
+def check_mesh(request: Request, resolve: Callable[[Request], Plan]) -> None:
+    """Raise FindingsError where there is no mesh. Of the fixes that give one, the first whose plan has no error is taken."""
+    faults = mesh_faults(request)
+    if faults:
+        raise FindingsError([_settled_mesh(fault, request, resolve) for fault in faults])
+
+
+def _settled_mesh(fault: Draft, request: Request, resolve: Callable[[Request], Plan]) -> Finding:
+    able = [candidate for candidate in fault.candidates if mends(fault, candidate, request)]
+    for candidate in able:
+        changed = candidate.edit(request)
+        if not mesh_faults(changed) and not _errors(drafts(resolve(changed))):
+            return replace(fault.finding, fix=candidate.text)
+    return replace(fault, candidates=tuple(able)).settled(lambda _: True)
+
+
 def check(plan: Plan, resolve: Callable[[Request], Plan]) -> tuple[Finding, ...]:
     """Every finding about a plan, errors first; ``resolve`` plans a changed request, to try a fix."""
     found = drafts(plan)
-    errors = {draft.key for draft in found if draft.finding.severity == "error"}
+    errors = _errors(found)
     tried: dict[str, dict[Key, Draft] | None] = {}
 
     def holds(draft: Draft, candidate: Candidate) -> bool:
         if candidate.text not in tried:
             tried[candidate.text] = _after(candidate, plan, resolve)
         after = tried[candidate.text]
-        if after is None or draft.key in after:
+        if after is None:
             return False
-        return all(key in errors for key, one in after.items() if one.finding.severity == "error")
+        left = after.get(draft.key)
+        mended = left is None or (left.finding.severity == "info" != draft.finding.severity)
+        return mended and _errors(after.values()) <= errors
 
     return worst_first(draft.settled(lambda candidate, d=draft: holds(d, candidate)) for draft in found)
+
+
+def _errors(found: Iterable[Draft]) -> set[Key]:
+    return {draft.key for draft in found if draft.finding.severity == "error"}
 
 
 def _after(candidate: Candidate, plan: Plan, resolve: Callable[[Request], Plan]) -> dict[Key, Draft] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from shardwright.core.checks.edits import entry
 from shardwright.core.checks.tensors import device_bytes
-from shardwright.core.draft import Candidate, Draft
+from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.plan import Plan
 from shardwright.core.wording import bytes_text, count, percent
@@ -28,9 +28,9 @@ def pays(plan: Plan) -> Iterator[Draft]:
             found="\n".join(lines),
             needed=layout.pays or "a line 'pays: ...' in the layout, in the words of those who chose it",
             cost=f"{bytes_text(total)} through the collectives of each device in a step",
-        ),
-        candidates=tuple(_rows_instead(plan)),
+        )
     )
+    yield from _rows_instead(plan)
 
 
 def _lines(plan: Plan, axis: str) -> Iterator[str]:
@@ -61,12 +61,10 @@ def _fsdp(plan: Plan, axis: str) -> str:
 
 
 def _context(plan: Plan, axis: str) -> str:
-    rows, devices = plan.request.batch, plan.mesh.num_devices
-    keys = _sent(plan, axis, None, {m.target for m in plan.request.table.moves if m.kind == "keys"})
+    rows = plan.request.batch
+    keys = _keys(plan, axis)
     have = plan.mesh.size(plan.dp) * plan.request.micro_steps
     text = f"{bytes_text(keys)} of keys moved a step"
-    if rows % (have * plan.mesh.size(axis)) == 0 and axis in plan.cp:
-        return f"{text}; {count(rows, 'row')} would do for {count(devices, 'device')} without cutting them"
     if rows < have * plan.mesh.size(axis):
         share = percent(1 - rows / (have * plan.mesh.size(axis)))
         return f"{text}; {count(rows, 'row')}: as fsdp it would leave {share} of the devices without one"
@@ -110,11 +108,29 @@ def _sent(plan: Plan, axis: str, kinds: tuple[str, ...] | None, tensors: set[str
     )
 
 
-def _rows_instead(plan: Plan) -> Iterator[Candidate]:
+def _rows_instead(plan: Plan) -> Iterator[Draft]:
     """Where there is a row for each device, an axis that cuts the sequence may cut rows and gather no keys."""
     request = plan.request
     for axis in plan.mesh.larger_than_one(plan.cp):
         declared = request.layout.entries[axis]
         parts = plan.mesh.size(plan.dp) * request.micro_steps * plan.mesh.size(axis)
-        if declared.elsewhere == "context" and request.batch % parts == 0:
-            yield entry(plan, axis, elsewhere="fsdp")
+        if declared.elsewhere != "context" or request.batch % parts:
+            continue
+        keys = _keys(plan, axis)
+        yield Draft(
+            finding=Finding(
+                code="SW121",
+                severity="info",
+                where=f"axis '{axis}' as context",
+                position=declared.position,
+                found=f"{count(request.batch, 'row')}, enough for the {count(parts, 'part')} of the batch that there would be "
+                f"if '{axis}' cut rows",
+                needed=f"fewer than {count(parts, 'row')}, or rows that are too long for one device",
+                cost=f"{bytes_text(keys)} of keys moved a step, which an axis that cuts rows does not move",
+            ),
+            candidates=(entry(plan, axis, elsewhere="fsdp"),),
+        )
+
+
+def _keys(plan: Plan, axis: str) -> int:
+    return _sent(plan, axis, None, {move.target for move in plan.request.table.moves if move.kind == "keys"})

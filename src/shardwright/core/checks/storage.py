@@ -48,14 +48,13 @@ def too_small(plan: Plan) -> Iterator[Draft]:
     groups: dict[tuple[object, ...], list[Stored]] = {}
     thin: dict[tuple[object, ...], list[Stored]] = {}
     for stored in stored_weights(plan):
-        sizes = tuple(stored.weight.size(name) for name in stored.tried)
         if stored.granted is None:
-            groups.setdefault((stored.tried, sizes, stored.axes), []).append(stored)
+            groups.setdefault((stored.tried[0], stored.weight.size(stored.tried[0]), stored.axes), []).append(stored)
         elif stored.granted not in UNIT_NAMES and not _ruled(plan, stored):
             left = stored.weight.size(stored.granted) / plan.mesh.size(stored.tensor.rests.axes_of(stored.granted))
             if left < OVERCUT_ELEMENTS.value:
                 thin.setdefault((stored.granted, stored.weight.size(stored.granted), stored.axes), []).append(stored)
-    common = _common_product(plan, [group[0] for group in groups.values()])
+    common = _common_product(plan, [stored for group in groups.values() for stored in group])
     for group in groups.values():
         yield _none_divides(plan, group, common)
     for group in thin.values():
@@ -91,8 +90,9 @@ def _legal_product(plan: Plan, stored: Stored) -> int:
     return max(gcd(stored.weight.size(name) // _already(plan, stored, name), have) for name in stored.tried)
 
 
-def _common_product(plan: Plan, every_group: list[Stored]) -> int:
-    return min((_legal_product(plan, stored) for stored in every_group), default=1)
+def _common_product(plan: Plan, weights: list[Stored]) -> int:
+    """The largest number of devices that would do for each of the weights."""
+    return min((_legal_product(plan, stored) for stored in weights), default=1)
 
 
 def _none_divides(plan: Plan, group: list[Stored], common: int) -> Draft:
@@ -115,16 +115,17 @@ def _none_divides(plan: Plan, group: list[Stored], common: int) -> Draft:
         found=f"{product(plan.mesh, stored.axes)} divides neither {' nor '.join(dims)}"
         if len(dims) > 1
         else f"{product(plan.mesh, stored.axes)} does not divide {dims[0]}",
-        needed=f"a product of at most {_legal_product(plan, stored)}; of these axes, {best}",
+        needed=f"a product of at most {_common_product(plan, group)}; of these axes, {best}",
         cost=f"{others(names, 'weight')} would rest whole, {have} times",
     )
-    return Draft(finding=finding, candidates=tuple(_cures(plan, stored, name, axes, common)))
+    return Draft(finding=finding, candidates=tuple(_cures(plan, group, stored, common)))
 
 
-def _cures(plan: Plan, stored: Stored, name: str, axes: tuple[str, ...], common: int) -> Iterator[Candidate]:
+def _cures(plan: Plan, group: list[Stored], stored: Stored, common: int) -> Iterator[Candidate]:
     """More replicas; the expert axis as a replica outside the experts; the largest product, by a rule."""
     layout = plan.request.layout
-    for target in dict.fromkeys((common, _legal_product(plan, stored))):
+    name, axes = largest_product(plan, stored)
+    for target in dict.fromkeys((common, _common_product(plan, group))):
         for axis in sorted(stored.axes, key=lambda a: -plan.mesh.size(a)):
             rest = plan.mesh.size(a for a in stored.axes if a != axis)
             if target % rest == 0:

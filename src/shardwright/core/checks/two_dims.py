@@ -45,6 +45,7 @@ def _draft(plan: Plan, component: str, axis: str, has: str, wants: str, tensors:
     rules = {r.logical_axis: r for r in layout.rules if r.component == component and axis in r.axes}
     asking = rules.get(wants) or rules.get(has)
     asked = f"a rule gives it '{wants}' as well" if wants in rules else f"'{wants}' is cut by the same role"
+    size = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))[wants]
     start, stop = place_in(tensor.rests, tensor.rests.logical_axes.index(wants))
     finding = Finding(
         code="SW102",
@@ -56,8 +57,8 @@ def _draft(plan: Plan, component: str, axis: str, has: str, wants: str, tensors:
         mark=(start, stop + len(axis) + 1),
         found=f"'{axis}' cuts '{has}' of {others([t.name for t in tensors], 'tensor')}, and {asked}",
         needed=f"one dim for {product(plan.mesh, [axis])}: {either([repr(has), repr(wants)])}",
-        cost=f"{counted(tensor.shape[tensor.in_use.logical_axes[-len(tensor.shape) :].index(wants)], wants)} stays whole; "
-        f"{bytes_text(tensor.bytes_per_device)} of it on each device",
+        cost=f"'{wants}' ({counted(size, wants)}) stays whole; {bytes_text(tensor.bytes_per_device)} of the tensor on each "
+        "device",
     )
     return Draft(finding=finding, candidates=tuple(_one_of_them(rules, component, axis, has, wants)))
 

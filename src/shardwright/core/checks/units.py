@@ -60,8 +60,9 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
     tensor, *rest = largest_first(tensors)
     number, spec, mark = _caret(tensor, name, axes)
     pieces = plan.mesh.size(axes)
-    each = f"{units / pieces:.3g} {'of a ' if units < pieces else ''}"
-    each += UNIT_NAMES.get(name, "element") + ("" if units < pieces else "s")
+    unit = UNIT_NAMES.get(name, "element")
+    part = f"of {'an' if unit[0] in 'aeiou' else 'a'} {unit}" if units < pieces else f"{unit}s"
+    each = f"{units / pieces:.4g} {part}"
     also = f"; {others([tensor.name, *(t.name for t in rest)], 'weight')}" if rest else ""
     finding = Finding(
         code="SW107",
@@ -109,11 +110,12 @@ def padded(plan: Plan) -> Iterator[Draft]:
     for tensor, weight in weight_rows(plan):
         if plan.request.engine == "torch":
             yield from _uneven(plan, tensor, weight, seen)
-        seen |= {(d.logical_axis, plan.mesh.larger_than_one(d.axes)) for d in tensor.in_use.dims}
+        cut = zip(tensor.in_use.dims[-len(tensor.shape) :], tensor.shape, strict=True)
+        seen |= {(dim.logical_axis, size, plan.mesh.larger_than_one(dim.axes)) for dim, size in cut}
     for tensor in plan.activations:
         for number, (dim, size) in enumerate(zip(tensor.in_use.dims, tensor.shape, strict=True)):
             axes = plan.mesh.larger_than_one(dim.axes)
-            key = (dim.logical_axis, axes)
+            key = (dim.logical_axis, size, axes)
             if dim.logical_axis in ("batch", "length") or size % plan.mesh.size(axes) == 0 or key in seen:
                 continue
             seen.add(key)
@@ -149,13 +151,14 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, seen: set) -> Iterat
         size = weight.size(dim.logical_axis)
         in_use = plan.mesh.larger_than_one(tensor.in_use.axes_of(dim.logical_axis))
         axes = plan.mesh.larger_than_one(dim.axes)
-        key = ("torch", dim.logical_axis, size, axes)
+        unloadable = size % plan.mesh.size(in_use) and dim.logical_axis not in UNIT_NAMES and not weight.unit
+        key = ("torch", dim.logical_axis, size, in_use if unloadable else axes)
         if key in seen:
             continue
         seen.add(key)
         spec, mark = tensor.at_rest, place_in(tensor.at_rest, tensor.at_rest.logical_axes.index(dim.logical_axis))
         where = f"dim {number} ('{dim.logical_axis}') of {tensor.name}"
-        if size % plan.mesh.size(in_use) and dim.logical_axis not in UNIT_NAMES and not weight.unit:
+        if unloadable:
             finding = Finding(
                 code="SW104",
                 severity="error",

@@ -1,0 +1,90 @@
+"""Each law, broken: the whole text of the finding; a neighbour that keeps it; and every printed fix, followed to the letter."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright import FindingsError
+from shardwright.core.checks import CHECKS
+from shardwright.core.codes import CODES, SEVERITIES
+from shardwright.core.finding import Finding
+from shardwright.core.planning import resolve
+from tests.golden.findings_cases import CASES, FOLDER, Case, findings, golden_text, of_its_code, request
+from tests.golden.typed_fix import typed
+
+HOW = "If the text was meant to change: python -m tests.golden.regenerate_findings, and read the diff."
+READING_FIX = ("Write ", "Take ", "Add ", "Did you mean ")
+
+
+def key(finding: Finding) -> tuple[str, str | None, str]:
+    return finding.code, finding.tensor, finding.where
+
+
+def ids(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_whole_text_is_the_golden_one(case):
+    assert golden_text(case) == case.path.read_text(encoding="utf-8"), HOW
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_case_has_a_finding_of_its_code_and_its_neighbour_has_not(case):
+    found = {key(finding) for finding in of_its_code(case)}
+    assert found
+    assert not found & {key(finding) for finding in of_its_code(case.beside())}
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_no_finding_is_worse_than_its_code_allows(case):
+    for finding in findings(case):
+        assert SEVERITIES.index(finding.severity) >= SEVERITIES.index(CODES[finding.code].severity)
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case):
+    before = findings(case)
+    errors = {key(finding) for finding in before if finding.severity == "error"}
+    for finding in before:
+        if not finding.fix or finding.fix.startswith(READING_FIX):
+            continue
+        after = findings(typed(case, finding.fix))
+        assert key(finding) not in {key(f) for f in after if f.severity != "info" or finding.severity == "info"}
+        assert {key(f) for f in after if f.severity == "error"} <= errors
+
+
+def test_every_code_has_a_case_and_the_folder_no_file_without_one():
+    assert {case.code for case in CASES} == set(CODES)
+    assert set(FOLDER.glob("*")) == {case.path for case in CASES}
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_no_check_can_be_left_out(check):
+    for case in CASES:
+        try:
+            plan = resolve(request(case))
+        except FindingsError:
+            continue
+        if any(draft.finding.code == case.code for draft in check(plan)):
+            return
+    raise AssertionError(f"no case needs {check.__name__}")
+
+
+def test_places_in_files_have_line_and_column():
+    for case in CASES:
+        for finding in of_its_code(case):
+            if finding.position is not None:
+                assert finding.place.startswith(f"{finding.position.source}:{finding.position.line}:")
+                assert finding.position.column >= 1
+
+
+def test_carets_stand_under_a_whole_word_of_the_notation():
+    for case in CASES:
+        for finding in findings(case):
+            if finding.notation is not None and finding.mark is not None:
+                start, stop = finding.mark
+                marked = finding.notation[start:stop]
+                assert marked
+                assert all(word in finding.notation.split() for word in marked.split())

@@ -1,0 +1,56 @@
+"""A fix as a person would use it: its text is typed, into the command or into the layout's file, and nothing else is known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from shardwright.layouts import FOLDER
+from tests.golden.findings_cases import Case
+
+FLAGS = re.compile(r"--([a-z-]+) (\S+)")
+ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
+RULE_OUT = re.compile(r"take the rule for '(?P<name>\w+)' in '(?P<component>\w+)' out")
+
+
+def typed(case: Case, fix: str) -> Case:
+    """The case after a fix was followed to the letter. Raises ValueError for a text that says nothing one could type."""
+    if fix.startswith("--"):
+        return replace(case, options=with_flags(case.options, fix.split(", or ")[0]))
+    values = yaml.safe_load(layout_text(case))
+    if match := ENTRY.fullmatch(fix):
+        values["roles"].update(yaml.safe_load(f"{{{match['entry']}}}"))
+    elif match := RULE_OUT.fullmatch(fix):
+        del values["rules"][match["component"]][match["name"]]
+    elif fix.startswith("rules: "):
+        for component, rules in yaml.safe_load(fix)["rules"].items():
+            values.setdefault("rules", {}).setdefault(component, {}).update(rules)
+    elif fix.startswith("mesh: "):
+        values["mesh"] = yaml.safe_load(fix)["mesh"]
+    else:
+        raise ValueError(fix)
+    return replace(case, layout=yaml.safe_dump(values, sort_keys=False))
+
+
+def with_flags(options: dict[str, Any], text: str) -> dict[str, Any]:
+    """The options with those of a command line put in their place; ``--mesh`` adds to the sizes given before."""
+    assert FLAGS.sub("", text).strip() == "", text
+    changed = dict(options)
+    for flag, value in FLAGS.findall(text):
+        if flag == "mesh":
+            sizes = {axis: int(size) for axis, size in (pair.split("=") for pair in value.split(","))}
+            # A name that no layout has is a misspelling of the one that is typed now.
+            old = {a: s for a, s in changed.get("mesh_sizes", {}).items() if a != "tensorr"}
+            changed["mesh_sizes"] = {**old, **sizes}
+        else:
+            changed[flag.replace("-", "_")] = int(value) if value.isdigit() else value
+    return changed
+
+
+def layout_text(case: Case) -> str:
+    if "\n" in case.layout:
+        return case.layout
+    return (FOLDER / f"{case.layout}.yaml").read_text(encoding="utf-8")
