@@ -57,9 +57,7 @@ class Box:
         )
 
     def contains(self, other: Box) -> bool:
-        return all(
-            a <= c and d <= b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True)
-        )
+        return all(a <= c and d <= b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True))
 
     def __str__(self) -> str:
         return ",".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))

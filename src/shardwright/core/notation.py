@@ -75,7 +75,9 @@ def parse_with_places(
             )
         if logical_known is not None and logical.name not in logical_known:
             raise _error(
-                f"no logical axis is called '{logical.name}'. {did_you_mean(logical.name, logical_known)}", text, logical
+                f"no logical axis is called '{logical.name}'. {did_you_mean(logical.name, logical_known)}",
+                text,
+                logical,
             )
         seen_logical[logical.name] = dim
         for cut in cuts:
@@ -115,7 +117,9 @@ def _split_word(text: str, start: int, word: str) -> list[Word]:
         if not NAME.fullmatch(part):
             what = f"'{part}' is not a name" if part else "a name is missing here"
             raise _error(
-                f"{what}. A dim is a logical axis, then '/' and a mesh axis for each cut: 'batch/data/fsdp'.", text, here
+                f"{what}. A dim is a logical axis, then '/' and a mesh axis for each cut: 'batch/data/fsdp'.",
+                text,
+                here,
             )
         words.append(here)
         place = here.stop + 1

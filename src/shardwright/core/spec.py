@@ -69,9 +69,7 @@ class Spec:
     def without(self, axes: Iterable[str]) -> Spec:
         """The same tensor with the given mesh axes taken off, as after a gather over them."""
         gone = set(axes)
-        return Spec(
-            tuple(DimSpec(dim.logical_axis, tuple(a for a in dim.axes if a not in gone)) for dim in self.dims)
-        )
+        return Spec(tuple(DimSpec(dim.logical_axis, tuple(a for a in dim.axes if a not in gone)) for dim in self.dims))
 
     def renamed(self, names: Mapping[str, str]) -> Spec:
         """The same cuts under other logical axes, as when ``length`` becomes ``kv_length``."""
