@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.core.errors import InputError
+from shardwright.core.roles import COMPONENTS
 from shardwright.files import parse_json, read_text
 
 TEXT, WHOLE = "a text", "a whole number"
@@ -42,6 +43,8 @@ def read_saved_plan(path: str) -> Mapping[str, Any]:
             raise _no_plan(path, f"'{key}' is not a list")
         for number, row in enumerate(rows):
             _fields(path, f"'{key}' {number}", row, fields)
+            if "component" in fields and row["component"] not in COMPONENTS:
+                raise _no_plan(path, f"'component' of '{key}' {number} is '{row['component']}', which is no component")
             if key == "tensors" and not isinstance(row.get("at_rest"), str | None):
                 raise _no_plan(path, f"'at_rest' of '{key}' {number} is not a text")
             if key == "collectives" and not _is_texts(row.get("axes")):

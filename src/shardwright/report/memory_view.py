@@ -14,7 +14,7 @@ BAR = "#"
 
 
 def memory_table(plan: Plan, width: int) -> RenderableType:
-    """Each part exact to the byte; activations are an estimate. With chips, a bar is full at what one may use."""
+    """Each part exact to the byte; activations are an estimate. With chips, a full bar is what one may use."""
     memory, chip = plan.memory, plan.request.chip
     total = memory.total_bytes_per_device
     full = max(total, chip.usable_bytes) if chip else max(1, total)
@@ -32,8 +32,6 @@ def memory_table(plan: Plan, width: int) -> RenderableType:
     cells = []
     for name, number, note in parts:
         style = "bold" if name == "total" else ""
-        bar = Text(BAR * round(BAR_WIDTH * number / full), style="cyan")
-        if note:
-            bar.append((" " if bar else "") + note, style="dim")
+        bar = Text(note, style="dim") if note else Text(BAR * round(BAR_WIDTH * number / full), style="cyan")
         cells.append([Text(name, style=style), Text(f"{number:,}", style=style), Text(pretty_bytes(number)), bar])
     return aligned(columns, [Rows(cells=cells)], width)

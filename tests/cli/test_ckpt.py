@@ -1,0 +1,92 @@
+"""`shardwright ckpt show` and `ckpt verify`: what people see, and how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardwright.checkpoint import describe, verify
+from shardwright.cli.main import main
+from tests.checkpoint.states import save, small_state
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_show(tmp_path, capsys):
+    older, newest = save(tmp_path, small_state(), step=5), save(tmp_path, small_state(), step=10)
+    assert main(["ckpt", "show", str(tmp_path)]) == 0
+    assert capsys.readouterr() == (
+        f"""{newest}
+  step      10
+  model     llama3-test
+  layout    fsdp on data 1 x fsdp 8
+  seed      3
+  next row  80
+  size      464 bytes (464 B) in 1 file
+
+tensors
+    tensor  shape  dtype     at rest        boxes  bytes
+  embed
+    embed   4x8    float32   spec of embed      2  128 B
+  scale
+    scale   6      bfloat16  spec of scale      1   12 B
+  count
+    count   1      int32     spec of count      1    4 B
+
+older checkpoints
+  {older}  464 B
+
+""",
+        "",
+    )
+
+
+def test_show_and_verify_with_json_are_what_the_store_says(tmp_path, capsys):
+    save(tmp_path, small_state())
+    for verb, value in (("show", describe(tmp_path)), ("verify", verify(tmp_path))):
+        assert main(["ckpt", verb, str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(value))
+
+
+def test_a_whole_checkpoint(tmp_path, capsys):
+    directory = save(tmp_path, small_state())
+    assert main(["ckpt", "verify", str(tmp_path)]) == 0
+    assert capsys.readouterr() == (f"whole    {directory}  4 boxes, 464 B\n", "")
+
+
+def test_one_changed_byte_is_found(tmp_path, capsys):
+    directory = save(tmp_path, small_state())
+    (path,) = directory.glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert main(["ckpt", "verify", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    first, second, *_ = out.splitlines()
+    assert first == f"damaged  {directory}  4 boxes, 464 B"
+    assert second.startswith(f"  SW503: {path}")
+    assert err == ""
+    assert main(["ckpt", "verify", str(tmp_path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_a_checkpoint_that_cannot_be_read_is_shown_as_damaged(tmp_path, capsys):
+    save(tmp_path, small_state(), step=5)
+    newest = save(tmp_path, small_state(), step=10)
+    (newest / "manifest.json").write_text("[]", encoding="utf-8")
+    assert main(["ckpt", "show", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "  step      5\n" in out
+    assert f"damaged  {newest}" in out
+
+
+@pytest.mark.parametrize("verb", ["show", "verify"])
+def test_no_checkpoint_there(verb, tmp_path, capsys):
+    assert main(["ckpt", verb, str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"shardwright: {tmp_path}: there is no checkpoint here. ")

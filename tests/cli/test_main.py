@@ -1,0 +1,197 @@
+"""How the command line ends: exit codes, messages, one JSON object, speed, and what it never loads."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from shardwright.cli import plan as plan_verb
+from shardwright.cli.main import main
+
+FRAMEWORKS = {"jax", "jaxlib", "torch", "numpy", "optax", "grain", "transformers", "tensorboardX", "safetensors"}
+SMALL = ["plan", "llama3-test"]
+TOO_MANY_HEADS = ["plan", "deepseek3-test", "--layout", "fsdp-tp", "--mesh", "fsdp=1,tensor=8"]
+
+
+def test_a_plan_is_printed_and_done(capsys):
+    assert main(SMALL) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("llama3-test under fsdp\n")
+    assert err == ""
+
+
+def test_a_finding_of_severity_error_ends_with_1(capsys):
+    assert main(TOO_MANY_HEADS) == 1
+    assert "error SW107: " in capsys.readouterr().out
+
+
+def test_the_findings_are_in_the_plan_with_json(capsys):
+    assert main([*TOO_MANY_HEADS, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert [f["code"] for f in json.loads(out)["findings"] if f["severity"] == "error"] == ["SW107"]
+    assert err == ""
+
+
+REFUSED = {
+    "model": (["plan", "llama3-tset"], "shardwright: no model 'llama3-tset'. Did you mean 'llama3-test'?\n"),
+    "layout": (
+        [*SMALL, "--layout", "fspd"],
+        "shardwright: no layout is called 'fspd'. Did you mean 'fsdp'? "
+        "A layout of your own is given by its path, as in ./fspd.yaml.\n",
+    ),
+    "file": ([*SMALL, "--layout", "./no.yaml"], "shardwright: no.yaml: no such file.\n"),
+    "batch": ([*SMALL, "--batch", "0"], "shardwright: --batch is 0, and must be at least 1.\n"),
+    "length": ([*SMALL, "--length", "-2"], "shardwright: --length is -2, and must be at least 1.\n"),
+    "devices": ([*SMALL, "--devices", "0"], "shardwright: --devices is 0, and must be at least 1.\n"),
+    "micro-steps": ([*SMALL, "--micro-steps", "0"], "shardwright: --micro-steps is 0, and must be at least 1.\n"),
+    "dimension": (
+        [*SMALL, "--set", "num_layer=2"],
+        "shardwright: llama3-test with --set num_layer=2: no dimension 'num_layer'. Did you mean 'num_layers'?\n",
+    ),
+    "chips": (
+        [*SMALL, "--chips", "h100:8", "--devices", "4"],
+        "shardwright: --chips h100:8 has 8 devices, and --devices says 4. Leave one out.\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_ends_with_2_and_one_message(case, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, message = REFUSED[case]
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", message)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_with_json_the_message_is_an_object_too(case, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, message = REFUSED[case]
+    assert main([*arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    said = message.removeprefix("shardwright: ").removesuffix("\n")
+    assert json.loads(out) == {"error": {"exit_code": 2, "message": said}}
+    assert err == message
+
+
+def test_a_mesh_that_cannot_be_is_a_finding_on_stderr(capsys):
+    assert main([*SMALL, "--mesh", "fsdp=3", "--devices", "8", "--json"]) == 1
+    out, err = capsys.readouterr()
+    (finding,) = json.loads(out)["findings"]
+    assert (finding["code"], finding["found"], finding["needed"]) == ("SW106", "data 1 x fsdp 3 = 3", "8 devices")
+    assert err.startswith("error SW106: The sizes of the mesh axes are at least 1")
+
+
+USAGE = {
+    "no verb": ([], "Expected one of {plan, diff, train, ckpt}."),
+    "no model": (["plan"], "Missing from shardwright plan:"),
+    "option": ([*SMALL, "--lyout", "ep"], "--layout NAME|FILE"),
+    "whole number": ([*SMALL, "--batch", "3.5"], "Error parsing --batch: '3.5' is not a whole number."),
+    "number": (
+        ["train", "llama3-test", "--steps", "1", "--out", "x", "--lr", "fast"],
+        "Error parsing --lr: 'fast' is not a number.",
+    ),
+    "choice": ([*SMALL, "--dtype", "fp8"], "Expected one of ('float32', 'bfloat16', 'float16')."),
+    "no value": ([*SMALL, "--batch"], "Missing value for argument '--batch'."),
+    "not yet": (["compile", "llama3-test"], "Available subcommands: plan, diff, train, ckpt"),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_bad_usage_ends_with_2_and_says_what_was_meant(case, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    arguments, message = USAGE[case]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert main([*arguments, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == 2
+    assert error["message"]
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"shardwright \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_help_is_no_error(capsys):
+    assert main(["--help"]) == 0
+    assert "{plan,diff,train,ckpt}" in capsys.readouterr().out
+
+
+def test_an_interrupt_is_one_line(capsys, monkeypatch):
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan_verb, "make_plan", interrupted)
+    assert main(SMALL) == 130
+    assert capsys.readouterr() == ("", "shardwright: interrupted\n")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(plan_verb, "make_plan", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(SMALL)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_leaves_early_gets_no_traceback(options, user_environment):
+    command = ["shardwright", "plan", "deepseek3-test", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=user_environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_terminal_without_our_characters_gets_others(user_environment):
+    environment = {**user_environment, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(["shardwright", "plan", "--help"], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
+LOADED = """
+import sys
+from shardwright.cli.main import main
+assert main(sys.argv[1:]) == 0
+print("LOADED", *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+
+def loaded_by(arguments: list[str], environment: dict[str, str]) -> set[str]:
+    command = [sys.executable, "-c", LOADED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return set(done.stderr.split("LOADED")[1].split())
+
+
+def test_plan_loads_no_framework(user_environment):
+    assert loaded_by(["plan", "deepseek3-671b"], user_environment).isdisjoint(FRAMEWORKS)
+    assert loaded_by(["plan", "deepseek3-671b", "--json"], user_environment).isdisjoint({*FRAMEWORKS, "rich"})
+
+
+def test_diff_loads_no_framework(user_environment):
+    arguments = ["diff", "ep", "ep-as-cp", "--model", "deepseek3-test"]
+    assert loaded_by(arguments, user_environment).isdisjoint(FRAMEWORKS)
+
+
+def test_the_plan_of_the_largest_model_takes_less_than_a_second(user_environment):
+    """From the shell and back. Time of the process alone, the best of three: other tests run beside it."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(["shardwright", "plan", "deepseek3-671b"], capture_output=True, env=user_environment, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(times) < 1
