@@ -130,7 +130,7 @@ def test_an_interrupt_is_one_line(capsys, monkeypatch):
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_verb, "make_plan", interrupted)
+    monkeypatch.setattr(plan_verb, "planned", interrupted)
     assert main(SMALL) == 130
     assert capsys.readouterr() == ("", "shardwright: interrupted\n")
 
@@ -139,7 +139,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
     def broken(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(plan_verb, "make_plan", broken)
+    monkeypatch.setattr(plan_verb, "planned", broken)
     with pytest.raises(ZeroDivisionError):
         main(SMALL)
 

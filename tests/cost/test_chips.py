@@ -1,59 +1,86 @@
-"""Chips by name, and what is refused."""
+"""The table of chips: every number with its source and date, and the limits that the compiler and the driver set."""
 
 from __future__ import annotations
 
-import tomllib
+import math
+import re
 
 import pytest
 
 from shardwright.core.errors import InputError
-from shardwright.cost.chips import GIB, TABLE, read_chips
+from shardwright.cost.chips import GIB, Number, chip_of, chips
 
-FORM = "Expected: KIND:SHAPE, as in v5p:4x4x4, v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8."
-
-
-@pytest.mark.parametrize(
-    ("text", "num_devices"),
-    [("v5p:4x4x4", 64), ("v5p:4x4x4*2", 128), ("v6e:16x16", 256), ("tpu7x:2x2x1", 8), ("h100:8x8", 64), ("h200:1", 1)],
-)
-def test_devices_of_a_shape(text, num_devices):
-    chip, number = read_chips(text)
-    assert chip is not None
-    assert number == num_devices
-
-
-def test_cpu_has_devices_and_no_limit():
-    assert read_chips("cpu:8") == (None, 8)
+UNITS = ("_bytes", "_gib", "_per_s", "_s", "_devices", "_chips", "_dims", "_per_chip", "_share_of_bf16")
+COMMON = {"devices_per_chip", "bf16_flops_per_s", "float32_share_of_bf16", "hbm_bytes_per_s"}
+OF_NETWORK = {
+    "torus": {
+        "torus_dims",
+        "pod_chips",
+        "longest_dim_chips",
+        "wraps_at_multiples_of_chips",
+        "link_bytes_per_s",
+        "hop_latency_s",
+    },
+    "switch": {"domain_devices", "scale_up_bytes_per_s", "base_latency_s"},
+}
 
 
-def test_bytes_are_the_limit_of_one_device():
-    chip, _ = read_chips("v5p:2x2x1")
-    assert chip is not None
-    assert chip.usable_bytes == int(95.74 * GIB)
-    chip, _ = read_chips("h100:8")
-    assert chip is not None
-    assert chip.usable_bytes == 84_942_979_072
+def cited(number: Number):
+    return (number.used, *number.others)
 
 
-def test_every_number_has_a_source_with_a_date():
-    for row in tomllib.loads(TABLE.read_text(encoding="utf-8"))["chip"]:
-        assert "2026" in row["source"], row
-        assert len({"usable_bytes", "usable_gib"} & set(row)) == 1, row
+@pytest.mark.parametrize("kind", chips())
+def test_every_number_has_a_unit_a_source_and_a_date(kind):
+    for name, number in chip_of(kind).numbers.items():
+        assert name.endswith(UNITS), name
+        for one in cited(number):
+            assert one.value > 0
+            assert math.isfinite(one.value)
+            assert len(one.source) > 5, name
+            assert re.fullmatch(r"2026(-\d\d(-\d\d)?)?", one.date), name
+        assert number.read("slowest") <= number.read("used") <= number.read("fastest")
 
 
-@pytest.mark.parametrize(
-    "text", ["h100", "h100:", "h100:8x", "h100:0", "h100:8*", "h100:a", ":8", "8x8", "v5p:4x4x4*0"]
-)
-def test_what_is_no_shape(text):
-    with pytest.raises(InputError) as refused:
-        read_chips(text)
-    kind = text.partition(":")[0]
-    if text == ":8":
-        assert str(refused.value).startswith("--chips: no chip is called ''. ")
-    else:
-        assert str(refused.value) == f"--chips: '{text}' does not say which chips and how many. {FORM}", kind
+@pytest.mark.parametrize("kind", chips())
+def test_every_chip_has_the_numbers_of_its_network_and_one_limit(kind):
+    chip = chip_of(kind)
+    limits = {"usable_bytes", "usable_gib"} & set(chip.numbers)
+    assert len(limits) == 1
+    rest = set(chip.numbers) - limits - {"scale_out_bytes_per_s"}
+    assert rest == COMMON | OF_NETWORK[chip.network]
+
+
+def test_latencies_are_not_in_conflict():
+    # read() takes the largest of conflicting numbers as the fastest, which would be wrong for a latency.
+    for chip in chips().values():
+        assert not any(number.others for name, number in chip.numbers.items() if name.endswith("latency_s"))
+
+
+def test_usable_bytes_are_those_of_the_compiler_or_the_driver():
+    assert chip_of("v5p").chip.usable_bytes == int(95.74 * GIB)
+    assert chip_of("tpu7x").chip.usable_bytes == int(94.75 * GIB)
+    assert chip_of("h100").chip.usable_bytes == 84_942_979_072
+    assert chip_of("h200").chip.source == "OpenXLA's target specification: what the driver reports 2026"
+
+
+def test_conflicts_are_kept():
+    def values(kind: str, name: str) -> set[float]:
+        return {one.value for one in cited(chip_of(kind).numbers[name])}
+
+    assert values("v5e", "link_bytes_per_s") == {45e9, 50e9}
+    assert values("v5p", "link_bytes_per_s") == values("v6e", "link_bytes_per_s") == {90e9, 100e9}
+    assert values("v5e", "hbm_bytes_per_s") == {819e9, 859e9}
+    assert values("b200", "hbm_bytes_per_s") == {7.672e12, 8.0e12}
+    assert values("b200", "bf16_flops_per_s") == {2225e12, 2250e12}
+    assert values("h100", "scale_up_bytes_per_s") == {370e9, 450e9}
+
+
+def test_what_no_source_was_checked_for_is_not_there():
+    for kind in ("gb200", "b300"):
+        with pytest.raises(KeyError):
+            chip_of(kind).read("scale_out_bytes_per_s")
 
 
 def test_an_unknown_chip():
     with pytest.raises(InputError, match=r"^--chips: no chip is called 'h10'\. Did you mean 'h100'\?$"):
-        read_chips("h10:8")
+        chip_of("h10")

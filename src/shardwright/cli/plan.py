@@ -6,14 +6,13 @@ import sys
 
 from shardwright.cli.options import PlanVerb
 from shardwright.cli.output import write_json, write_view
-from shardwright.cli.request import asked
-from shardwright.core.planning import make_plan
+from shardwright.cli.request import asked, planned
 
 
 def run_plan(verb: PlanVerb) -> int:
     """Print the plan. 1 where it has a finding of severity error."""
     question = asked(verb.model, verb.layout, verb.plan)
-    plan = make_plan(question.request)
+    plan = planned(question)
     if verb.plan.json:
         write_json(plan.to_json())
     else:

@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 from shardwright.cli.options import PlanOptions
 from shardwright.cli.values import at_least_one, mesh_sizes, moves, settings
 from shardwright.core.errors import InputError
 from shardwright.core.layout import Layout
-from shardwright.core.request import Chip, Request
+from shardwright.core.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
 from shardwright.core.table import ModelTable
 from shardwright.layouts import load_layout
 from shardwright.models import build
 
+if TYPE_CHECKING:
+    from shardwright.cost import Machine
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request, and the options that stand for what was chosen by default (``--batch`` to ``8``)."""
+    """A request, the options that stand for what was chosen by default (``--batch`` to ``8``), and the chips."""
 
     request: Request
     chosen: Mapping[str, str] = field(default_factory=dict)
+    machine: Machine | None = None
 
 
 def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
@@ -37,12 +44,14 @@ def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
     layout = load_layout(layout_name or table.natural_layout)
     sizes = mesh_sizes(options.mesh) if options.mesh is not None else {}
     at_least_one("--devices", options.devices)
-    chip, num_chips = _chips(options.chips)
-    devices = options.devices if options.devices is not None else num_chips
-    if num_chips not in (None, devices):
-        raise InputError(
-            f"--chips {options.chips} has {num_chips} devices, and --devices says {devices}. Leave one out."
-        )
+    machine = None if options.chips is None else _machine(options.chips)
+    devices = options.devices
+    if machine is not None:
+        if devices not in (None, machine.num_devices):
+            raise InputError(
+                f"--chips {options.chips} has {machine.num_devices} devices, and --devices says {devices}. Leave one out."
+            )
+        devices = machine.num_devices
     if layout_name is None and options.mesh is None and table.natural_mesh:
         natural = dict(table.natural_mesh)
         if devices in (None, prod(natural.values())):
@@ -61,9 +70,19 @@ def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
         moments_dtype=_taken("--moments-dtype", options.moments_dtype, "float32", chosen),
         remat=_taken("--remat", options.remat, "full", chosen),
         micro_steps=_natural("--micro-steps", options.micro_steps, 1, table, chosen),
-        chip=chip,
+        chip=None if machine is None else machine.chip,
     )
-    return Asked(request=request, chosen=chosen)
+    return Asked(request=request, chosen=chosen, machine=machine)
+
+
+def planned(question: Asked) -> Plan:
+    """The plan of what was asked, with times where there are chips. Raises FindingsError where there can be none."""
+    plan = make_plan(question.request)
+    if question.machine is None:
+        return plan
+    from shardwright.cost import price
+
+    return price(plan, question.machine)
 
 
 def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:
@@ -99,9 +118,8 @@ def _natural(option: str, value: int | None, natural: int | None, table: ModelTa
     return natural
 
 
-def _chips(text: str | None) -> tuple[Chip | None, int | None]:
-    if text is None:
-        return None, None
-    from shardwright.cost import read_chips
+def _machine(text: str) -> Machine:
+    # Loaded only when chips are asked for.
+    from shardwright.cost import read_machine
 
-    return read_chips(text)
+    return read_machine(text)

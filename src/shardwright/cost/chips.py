@@ -1,11 +1,13 @@
-"""Accelerators by name: what one device may use, and how many devices a slice of them has."""
+"""Accelerators by name: their numbers, each with its source and date, and what other sources say instead."""
 
 from __future__ import annotations
 
-import re
 import tomllib
-from math import prod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
 from shardwright.core.errors import InputError
 from shardwright.core.nearest import did_you_mean
@@ -13,32 +15,91 @@ from shardwright.core.request import Chip
 
 TABLE = Path(__file__).parent / "chips.toml"
 GIB = 1024**3
+CPU = "cpu"
+"""A kind without numbers: simulated devices order layouts, they do not time them."""
 
-_SHAPE = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*(\*[1-9][0-9]*)?")
+Reading = Literal["used", "fastest", "slowest"]
+"""Which of conflicting numbers is taken: the one that a plan uses, or that which makes a step fastest or slowest."""
 
 
-def read_chips(text: str) -> tuple[Chip | None, int]:
-    """The chip that ``KIND:SHAPE`` names and the number of its devices. ``cpu`` has devices and no limit of its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cited:
+    """A number, who says so and when."""
 
-    ``*2`` behind a shape means two slices of it. Raises InputError for an unknown kind and for what is no shape.
+    value: float
+    source: str
+    date: str
 
-    >>> chip, num_devices = read_chips("v5p:4x4x4*2")
-    >>> chip.name, chip.usable_bytes // GIB, num_devices
-    ('TPU v5p', 95, 128)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number that is used, with what other sources say instead."""
+
+    used: Cited
+    others: tuple[Cited, ...] = ()
+
+    def read(self, reading: Reading) -> float:
+        """The number used, or the largest or smallest of all."""
+        values = [self.used.value, *(other.value for other in self.others)]
+        return {"used": values[0], "fastest": max(values), "slowest": min(values)}[reading]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipNumbers:
+    """One table of chips.toml. ``network`` is ``torus`` or ``switch``."""
+
+    kind: str
+    name: str
+    network: str
+    numbers: Mapping[str, Number]
+
+    def read(self, name: str, reading: Reading = "used") -> float:
+        """One number by its name. Raises KeyError where no source was checked for it."""
+        return self.numbers[name].read(reading)
+
+    def whole(self, name: str) -> int:
+        """A number that counts."""
+        return int(self.read(name))
+
+    @property
+    def chip(self) -> Chip:
+        """What the core needs to know: the memory that a program may have."""
+        name = "usable_bytes" if "usable_bytes" in self.numbers else "usable_gib"
+        usable = self.numbers[name].used
+        size = usable.value if name == "usable_bytes" else usable.value * GIB
+        return Chip(name=self.name, usable_bytes=int(size), source=f"{usable.source} {usable.date}")
+
+
+@cache
+def chips() -> Mapping[str, ChipNumbers]:
+    """Every chip by its kind, in the order of the table."""
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["chip"]
+    return {row["kind"]: _chip(row) for row in rows}
+
+
+def chip_of(kind: str) -> ChipNumbers:
+    """The chip of a kind. Raises InputError, with the nearest kind there is.
+
+    >>> chip_of("v5e").read("link_bytes_per_s"), chip_of("v5e").read("link_bytes_per_s", "fastest")
+    (45000000000.0, 50000000000.0)
     """
-    kind, colon, shape = text.partition(":")
-    if not colon or not _SHAPE.fullmatch(shape):
-        raise InputError(
-            f"--chips: '{text}' does not say which chips and how many. Expected: KIND:SHAPE, as in v5p:4x4x4, "
-            f"v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8."
-        )
-    num_chips = prod(int(number) for number in re.split(r"[x*]", shape))
-    if kind == "cpu":
-        return None, num_chips
-    rows = {row["kind"]: row for row in tomllib.loads(TABLE.read_text(encoding="utf-8"))["chip"]}
-    if kind not in rows:
-        raise InputError(f"--chips: no chip is called '{kind}'. {did_you_mean(kind, ['cpu', *rows])}")
-    row = rows[kind]
-    usable_bytes = row["usable_bytes"] if "usable_bytes" in row else int(row["usable_gib"] * GIB)
-    chip = Chip(name=row["name"], usable_bytes=usable_bytes, source=row["source"])
-    return chip, num_chips * row["devices_per_chip"]
+    if kind not in chips():
+        raise InputError(f"--chips: no chip is called '{kind}'. {did_you_mean(kind, [CPU, *chips()])}")
+    return chips()[kind]
+
+
+def _chip(row: Mapping[str, Any]) -> ChipNumbers:
+    numbers = {name: value for name, value in row.items() if isinstance(value, Mapping)}
+    return ChipNumbers(
+        kind=row["kind"],
+        name=row["name"],
+        network=row["network"],
+        numbers={
+            name: Number(used=_cited(value), others=tuple(_cited(other) for other in value.get("others", ())))
+            for name, value in numbers.items()
+        },
+    )
+
+
+def _cited(value: Mapping[str, Any]) -> Cited:
+    return Cited(value=value["value"], source=value["source"], date=value["date"])

@@ -1,0 +1,96 @@
+"""The machine that ``--chips KIND:SHAPE`` names: so many chips of one kind, in a shape that their network has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from shardwright.core.errors import InputError
+from shardwright.core.request import Chip
+from shardwright.cost.chips import CPU, ChipNumbers, chip_of
+
+_SHAPE = re.compile(r"(?P<shape>[1-9][0-9]*(x[1-9][0-9]*)*)(\*(?P<slices>[1-9][0-9]*))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """``slices`` tori of chips, or nodes of GPUs; simulated devices (``numbers`` None) have no links.
+
+    ``shape`` counts chips along the dims of one torus, or nodes and the GPUs of one.
+    """
+
+    numbers: ChipNumbers | None
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return prod(self.shape) * self.slices * self.devices_per_chip
+
+    @property
+    def devices_per_chip(self) -> int:
+        return 1 if self.numbers is None else self.numbers.whole("devices_per_chip")
+
+    @property
+    def chip(self) -> Chip | None:
+        """What the core needs to know of a device; None for simulated ones, which have no limit of their own."""
+        return None if self.numbers is None else self.numbers.chip
+
+
+def read_machine(text: str) -> Machine:
+    """The machine that ``KIND:SHAPE`` names; ``*2`` behind a torus means two slices of it.
+
+    Raises InputError for a text that is no shape, an unknown kind, and a shape that chips of this kind do not have.
+
+    >>> read_machine("v5p:4x4x4*2").num_devices, read_machine("tpu7x:2x2x1").num_devices
+    (128, 8)
+    >>> read_machine("h100:2x8").shape, read_machine("h100:8").shape
+    ((2, 8), (1, 8))
+    """
+    kind, colon, rest = text.partition(":")
+    match = _SHAPE.fullmatch(rest)
+    if not colon or match is None:
+        raise InputError(
+            f"--chips: '{text}' does not say which chips and how many. Expected: KIND:SHAPE, as in v5p:4x4x4, "
+            f"v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8."
+        )
+    shape = tuple(int(number) for number in match["shape"].split("x"))
+    slices = int(match["slices"] or 1)
+    if kind == CPU:
+        return Machine(numbers=None, shape=shape, slices=slices)
+    numbers = chip_of(kind)
+    if numbers.network == "torus":
+        _check_torus(text, numbers, shape)
+    else:
+        shape = _nodes(text, numbers, shape, match["slices"])
+    return Machine(numbers=numbers, shape=shape, slices=slices)
+
+
+def _check_torus(text: str, numbers: ChipNumbers, shape: tuple[int, ...]) -> None:
+    dims, kind = numbers.whole("torus_dims"), numbers.kind
+    form, example = f"{kind}:{'x'.join('XYZ'[:dims])}", f"{kind}:{'x'.join('4' * dims)}"
+    if len(shape) != dims:
+        raise InputError(
+            f"--chips: '{text}' has {len(shape)} {'dim' if len(shape) == 1 else 'dims'}, and a slice of {numbers.name} "
+            f"is a torus of {dims}. Expected: {form}, as in {example}."
+        )
+    longest, pod = numbers.whole("longest_dim_chips"), numbers.whole("pod_chips")
+    if max(shape) > longest or prod(shape) > pod:
+        raise InputError(
+            f"--chips: '{text}' is larger than a slice of {numbers.name} can be: {longest} chips along a dim and {pod} "
+            f"in all. Two slices are written as {example}*2."
+        )
+
+
+def _nodes(text: str, numbers: ChipNumbers, shape: tuple[int, ...], slices: str | None) -> tuple[int, ...]:
+    domain, kind = numbers.whole("domain_devices"), numbers.kind
+    form = f"{kind}:NODESxGPUS, as in {kind}:2x{domain}, or {kind}:{domain} for one node"
+    if len(shape) > 2 or slices:
+        raise InputError(f"--chips: '{text}' is no shape of {numbers.name}. Expected: {form}.")
+    nodes, per_node = shape if len(shape) == 2 else (1, *shape)
+    if per_node > domain:
+        raise InputError(
+            f"--chips: '{text}' has {per_node} GPUs in a node, and {numbers.name} has {domain} at most. Expected: {form}."
+        )
+    return nodes, per_node
