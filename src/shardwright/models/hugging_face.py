@@ -16,13 +16,10 @@ def published_names(weight: Weight) -> tuple[str, ...]:
     """The names under which a weight is published: one, or one per layer, or per layer and expert, in order.
 
     >>> from shardwright.models import build
-    >>> build("mixtral-test").weight("layers.moe.down")
-    ... # doctest: +ELLIPSIS
-    Weight(name='layers.moe.down', ...)
-    >>> published_names(build("mixtral-test").weight("layers.moe.down"))[:2]
-    ... # doctest: +NORMALIZE_WHITESPACE
-    ('model.layers.0.block_sparse_moe.experts.0.w2.weight',
-     'model.layers.0.block_sparse_moe.experts.1.w2.weight')
+    >>> for name in published_names(build("mixtral-test").weight("layers.moe.down"))[7:9]:
+    ...     print(name)
+    model.layers.0.block_sparse_moe.experts.7.w2.weight
+    model.layers.1.block_sparse_moe.experts.0.w2.weight
     """
     assert weight.hugging_face is not None, weight.name
     experts = range(weight.size("experts")) if _per_expert(weight) else range(1)
