@@ -171,7 +171,7 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, seen: set) -> Iterat
                 cost="PyTorch's own checkpoint of it saves and cannot be loaded",
             )
             yield Draft(finding=finding, candidates=tuple(_legal_sizes(plan, in_use, size)))
-        elif size % plan.mesh.size(axes):
+        elif size % plan.mesh.size(in_use) == 0 and size % plan.mesh.size(axes):
             yield _uneven_parts(plan, tensor, where, mark, counted(size, dim.logical_axis), size, axes, in_use)
 
 

@@ -1,0 +1,162 @@
+"""Over random requests: what is found agrees with a few lines of brute force, and every fix holds when it is typed."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shardwright import FindingsError, make_plan, preset_names
+from shardwright.core.plan import Plan
+from shardwright.core.planning import resolve
+from tests.golden.findings_cases import Case, findings, mine, request
+from tests.golden.typed_fix import layout_text, typed
+
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
+SMALL = st.sampled_from([1, 2, 3])
+MODELS = st.sampled_from(["llama3-test", "mixtral-test", "deepseek3-test"])
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    preset = draw(st.sampled_from(preset_names()))
+    case = Case(name="SW000", model=draw(MODELS), layout=preset, neighbour={})
+    axes = [a for a in ("stage", "data", "fsdp", "context", "expert", "tensor") if f"{a}:" in layout_text(case)]
+    sizes = {axis: draw(SIZES) for axis in draw(st.lists(st.sampled_from(axes), unique=True, min_size=1))}
+    options = {
+        "mesh_sizes": sizes,
+        "batch": draw(st.sampled_from([4, 8, 12, 16, 48])),
+        "length": draw(st.sampled_from([96, 128, 130])),
+        "micro_steps": draw(st.sampled_from([1, 2])),
+        "engine": draw(st.sampled_from(["jax", "torch"])),
+    }
+    if draw(st.booleans()):
+        options["devices"] = draw(st.sampled_from([4, 8, 12, 16]))
+    return Case(name="SW000", model=case.model, layout=preset, neighbour={}, options=options)
+
+
+def plan_of(case: Case) -> Plan | None:
+    try:
+        return resolve(request(case))
+    except FindingsError:
+        return None
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_every_fix_of_a_random_request_holds_when_it_is_typed(case):
+    before = findings(case)
+    errors = {(f.code, f.tensor, f.where) for f in before if f.severity == "error"}
+    planned = plan_of(case) is not None
+    for finding in before:
+        if not finding.fix or finding.fix.endswith("says it"):
+            continue
+        after = findings(typed(case, finding.fix))
+        left = {(f.code, f.tensor, f.where) for f in after if f.severity != "info" or finding.severity == "info"}
+        assert (finding.code, finding.tensor, finding.where) not in left
+        if planned:
+            assert {(f.code, f.tensor, f.where) for f in after if f.severity == "error"} <= errors
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_rows_and_tokens_are_refused_exactly_where_a_device_would_get_a_part_of_one(case):
+    plan = plan_of(case)
+    if plan is None:
+        return
+    refused = {f.where.split("'")[1] for f in make_plan(plan.request).findings if f.code == "SW108"}
+    for name in ("batch", "length"):
+        parts = [
+            prod(plan.mesh.size(a) for a in t.in_use.axes_of(name))
+            * (plan.request.micro_steps if name == "batch" else 1)
+            for t in plan.activations
+            if name in t.in_use.logical_axes
+        ]
+        assert (name in refused) == any(plan.sizes[name] % n for n in parts)
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_heads_and_experts_are_refused_exactly_where_a_device_would_get_a_part_of_one(case):
+    plan = plan_of(case)
+    if plan is None or plan.request.engine != "jax":
+        return
+    refused = {f.where.split("'")[1] for f in make_plan(plan.request).findings if f.code == "SW107"}
+    broken = set()
+    for tensor in plan.weights:
+        for size, dim in zip(tensor.shape, tensor.rests.dims[-len(tensor.shape) :], strict=True):
+            if size % plan.mesh.size(dim.axes):
+                broken.add(dim.logical_axis)
+    assert refused == broken
+
+
+def place_on_dim(plan: Plan, axes: tuple[str, ...], device: int) -> int:
+    """The number of the part of a dim that a device holds, the first axis major."""
+    number = 0
+    for axis in axes:
+        number = number * plan.mesh.size(axis) + plan.mesh.coordinates(device)[axis]
+    return number
+
+
+@given(
+    st.permutations(["data", "fsdp", "expert"]),
+    st.tuples(SMALL, SMALL, SMALL),
+    st.sampled_from(["fsdp", "context", "data"]),
+)
+@settings(max_examples=30)
+@example(["expert", "fsdp", "data"], (2, 2, 2), "fsdp")
+def test_a_mesh_order_is_strided_exactly_where_rows_of_neighbours_do_not_follow_each_other(order, sizes, outside):
+    mesh = f"{{{', '.join(f'{axis}: {size}' for axis, size in zip(order, sizes, strict=True))}}}"
+    roles = {"data": "data", "fsdp": "fsdp", "expert": f"{{elsewhere: {outside}, moe: expert}}"}
+    layout = mine("\n".join(f"{axis}: {roles[axis]}" for axis in order), mesh)
+    devices = prod(sizes)
+    case = Case(
+        name="SW000",
+        model="mixtral-test",
+        layout=layout,
+        neighbour={},
+        options={"batch": devices * 2, "length": devices * 2},
+    )
+    plan = resolve(request(case))
+    found = {(f.where.split("'")[1]) for f in make_plan(plan.request).findings if f.code == "SW117"}
+    strided = set()
+    for tensor in plan.activations:
+        for dim in tensor.in_use.dims:
+            starts = [place_on_dim(plan, dim.axes, device) for device in range(devices)]
+            # Where another axis lies between, a part comes again; parts must not come in another order than the mesh's.
+            if list(dict.fromkeys(starts)) != sorted(set(starts)):
+                strided.add(dim.logical_axis)
+    assert found == strided
+
+
+@pytest.mark.parametrize(("fsdp", "expert"), list(product([16, 64, 256, 512], [1, 8, 16])))
+def test_the_largest_product_that_is_named_divides_and_the_next_power_of_two_does_not(fsdp, expert):
+    case = Case(
+        name="SW000",
+        model="deepseek3-671b",
+        layout="ep",
+        neighbour={},
+        options={"mesh_sizes": {"fsdp": fsdp, "expert": expert}, "batch": fsdp * expert},
+    )
+    plan = make_plan(request(case))
+    have = fsdp * expert
+    refused = {f.tensor for f in plan.findings if f.code == "SW114" and f.severity == "error"}
+    rows = {w.name: w for w in plan.request.table.weights}
+    whole = {
+        t.name
+        for t in plan.weights
+        if rows[t.name].storage
+        and t.component != "moe"
+        and all(rows[t.name].size(n) % have for n in rows[t.name].storage)
+    }
+    assert refused <= whole
+    assert bool(refused) == bool(whole)
+    for finding in plan.findings:
+        if finding.tensor in refused and finding.code == "SW114":
+            named = int(finding.needed.split("at most ")[1].split(";")[0])
+            sizes = [rows[finding.tensor].size(n) for n in rows[finding.tensor].storage]
+            assert any(size % named == 0 for size in sizes)
+            assert have % named == 0
