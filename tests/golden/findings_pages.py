@@ -1,0 +1,80 @@
+"""The pages of docs/findings: their parts, and what the command of each part says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from shardwright.cli.main import main
+from shardwright.core.finding import Finding
+
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+SECTIONS = ("Wrong", "Why", "Right", "Cost")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page by its code: what stands above the first section, and the text of each section."""
+
+    code: str
+    head: str
+    sections: dict[str, str]
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.code}.md"
+
+    def block(self, section: str, language: str) -> str:
+        """The one fenced block of a section in a language."""
+        (block,) = [text for word, text in FENCE.findall(self.sections[section]) if word == language]
+        return block
+
+
+def page_of(code: str) -> Page:
+    head, *parts = re.split(r"^## ", (FOLDER / f"{code}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    named = (part.split("\n", 1) for part in parts)
+    return Page(code=code, head=head, sections=dict(named))
+
+
+def said(page: Page, section: str, folder: Path) -> tuple[Finding, ...]:
+    """The findings that the command of a section prints with --json, in a folder with its layout file."""
+    name, text = page.block(section, "yaml").split("\n", 1)
+    (folder / name.removeprefix("# ")).write_text(text, encoding="utf-8")
+    program, *arguments = shlex.split(page.block(section, "sh"))
+    assert program == "shardwright"
+    printed = StringIO()
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with redirect_stdout(printed), redirect_stderr(StringIO()):
+            main([*arguments, "--json"])
+    finally:
+        os.chdir(before)
+    return tuple(_finding(data) for data in json.loads(printed.getvalue())["findings"])
+
+
+def _finding(data: dict) -> Finding:
+    texts = {key: data[key] for key in ("code", "severity", "where", "found", "needed", "fix", "cost")}
+    return Finding(
+        **texts,
+        tensor=data.get("tensor"),
+        notation=data.get("notation"),
+        mark=tuple(data["mark"]) if "mark" in data else None,
+    )
+
+
+def of_the_page(page: Page, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings that a page is about; of SW121, which every layout has, those that something would mend."""
+    return tuple(f for f in findings if f.code == page.code and (f.fix or page.code != "SW121"))
+
+
+def shown(page: Page, folder: Path) -> str:
+    """What the page shows below its wrong layout: the first finding that it is about."""
+    return of_the_page(page, said(page, "Wrong", folder))[0].text() + "\n"
