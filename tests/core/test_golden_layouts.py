@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -78,14 +79,18 @@ def test_every_axis_asked_for_is_granted_or_the_reason_is_recorded(preset, model
                 assert axis in tensor.rests.axes_of(one.granted), (tensor.name, axis)
 
 
-@pytest.mark.parametrize(("preset", "model"), CASES)
-def test_an_axis_without_a_dim_that_divides_is_a_finding(preset, model):
-    plan = plan_of(preset, model)
-    found = {(finding.tensor, axis) for finding in plan.findings for axis in plan.mesh.names if axis in finding.found}
-    for tensor in plan.weights:
-        for one in tensor.asked:
-            if one.granted is None and one.reason == "no dim divides" and plan.mesh.size(one.axis) > 1:
-                assert (tensor.name, one.axis) in found, (tensor.name, one.axis)
+@pytest.mark.parametrize("preset", ["cp", "ep", "ep-as-cp", "fsdp", "hsdp"])
+def test_every_weight_that_no_dim_can_hold_is_counted_by_a_finding(preset):
+    """In the matrix every weight can be stored; five devices divide next to nothing."""
+    asked = request(preset, "deepseek3-test")
+    sizes = {axis: 5 if axis == "fsdp" else 1 for axis in asked.layout.mesh}
+    plan = make_plan(replace(asked, mesh_sizes=sizes, devices=5, batch=10))
+    whole = [tensor.name for tensor in plan.weights if any(one.reason == "no dim divides" for one in tensor.asked)]
+    named = [finding for finding in plan.errors if finding.code == "SW114"]
+    more = [re.search(r"and (\d+) more weights?", finding.cost) for finding in named]
+    assert len(whole) > 3
+    assert {finding.tensor for finding in named} <= set(whole)
+    assert sum(1 + (int(match[1]) if match else 0) for match in more) == len(whole)
 
 
 @pytest.mark.parametrize(("preset", "model"), CASES)

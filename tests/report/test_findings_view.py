@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -30,7 +31,7 @@ INFO = Finding(code="SW121", severity="info", where="layout 'fsdp'", found="a", 
 
 
 def drawn(findings: list[Finding], width: int) -> str:
-    return to_text(lambda _: findings_list(findings), io.StringIO(), width=width)
+    return to_text(lambda columns: findings_list(findings, columns), io.StringIO(), width=width)
 
 
 def test_whole_text():
@@ -61,6 +62,19 @@ def test_the_caret_stays_under_its_place(width):
     (above, below) = next((a, b) for a, b in pairwise(lines) if "^" in b)
     start = below.index("^")
     assert above[start : start + below.count("^")] == "kv_heads/tensor"
+
+
+@pytest.mark.parametrize("word", ["experts/expert", "batch/data/fsdp/context", "embed/tensor", "mlp"])
+def test_of_a_notation_wider_than_the_terminal_the_part_around_the_caret_is_shown(word):
+    notation = "experts/expert batch/data/fsdp/context groups slots embed/tensor mlp"
+    start = notation.index(word)
+    finding = replace(ERROR, notation=notation, mark=(start, start + len(word)))
+    lines = drawn([finding], 60).splitlines()
+    (above, below) = next((a, b) for a, b in pairwise(lines) if "^" in b)
+    first = below.index("^")
+    assert above[first : first + below.count("^")] == word
+    assert len(above) <= 60
+    assert above.strip().replace("...", "") in notation
 
 
 @pytest.mark.parametrize(("preset", "model"), list(cases()))

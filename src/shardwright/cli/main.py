@@ -107,7 +107,7 @@ def _refuse(error: ShardwrightError, as_json: bool) -> int:
     if isinstance(error, FindingsError):
         from shardwright.report.findings_view import findings_list
 
-        write_view(lambda _: findings_list(error.findings), sys.stderr)
+        write_view(lambda width: findings_list(error.findings, width), sys.stderr)
         said: dict[str, object] = {"findings": [finding.to_json() for finding in error.findings]}
     else:
         sys.stderr.write(f"shardwright: {error}\n")

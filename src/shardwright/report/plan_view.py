@@ -40,7 +40,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
         if plan.choices:
             parts.append(section("chosen by cost", *(Text("  " + _choice(choice)) for choice in plan.choices)))
         title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
-        return Group(*parts, title, *([Text(""), findings_list(plan.findings)] if plan.findings else []))
+        return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))
 
     return view
 
