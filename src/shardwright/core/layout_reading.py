@@ -26,7 +26,7 @@ def read_layout(source: Located, *, name: str | None = None) -> Layout:
     if not isinstance(source.value, Mapping):
         raise FindingsError(faults.findings)
     given = faults.text(top, "name", "the layout") or name
-    if given is None:
+    if given is None and "name" not in top:
         faults.fault("SW120", source.position, "the layout", "no name", "a name", "Add 'name: my-layout'.")
     about, pays = faults.text(top, "about", "the layout"), faults.text(top, "pays", "the layout")
     mesh = _mesh(faults, top.get("mesh"), source.position)

@@ -123,8 +123,7 @@ def _rows_instead(plan: Plan) -> Iterator[Draft]:
                 severity="info",
                 where=f"axis '{axis}' as context",
                 position=declared.position,
-                found=f"{count(request.batch, 'row')}, enough for the {count(parts, 'part')} of the batch that there would be "
-                f"if '{axis}' cut rows",
+                found=f"{count(request.batch, 'row')}, which {parts} parts would divide if '{axis}' cut rows: no device without one",
                 needed=f"fewer than {count(parts, 'row')}, or rows that are too long for one device",
                 cost=f"{bytes_text(keys)} of keys moved a step, which an axis that cuts rows does not move",
             ),
@@ -133,4 +132,6 @@ def _rows_instead(plan: Plan) -> Iterator[Draft]:
 
 
 def _keys(plan: Plan, axis: str) -> int:
-    return _sent(plan, axis, None, {move.target for move in plan.request.table.moves if move.kind == "keys"})
+    """Bytes of keys and values that are gathered, and of their gradients that are reduced."""
+    moves = [move for move in plan.request.table.moves if move.kind == "keys"]
+    return _sent(plan, axis, None, {name for move in moves for name in (move.source, move.target)})

@@ -1,0 +1,208 @@
+"""The numbers that findings give, against sums over the table; and the severities on both sides of every threshold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from time import process_time
+
+import pytest
+
+from shardwright import load_layout, make_plan
+from shardwright.core.codes import (
+    MEMORY_WARNING_SHARE,
+    OVERCUT_ELEMENTS,
+    PADDING_WARNING_SHARE,
+    REPLICATED_ERROR_SHARE,
+    REPLICATED_WARNING_SHARE,
+)
+from shardwright.core.divisors import divisors, nearest_divisors, nearest_multiples
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.planning import resolve
+from shardwright.core.request import Chip, Request
+from shardwright.core.table import Initializer, ModelTable, Weight
+from shardwright.core.wording import bytes_text, percent, product
+from shardwright.models import build
+from tests.golden.findings_cases import Case, request
+
+
+def plan(model: str, layout: str, **options) -> Plan:
+    return make_plan(request(Case(name="SW000", model=model, layout=layout, neighbour={}, options=options)))
+
+
+def of(found: Plan, code: str) -> list[Finding]:
+    return [finding for finding in found.findings if finding.code == code]
+
+
+def with_unlisted(table: ModelTable, share: float) -> ModelTable:
+    """With one more weight that has nowhere to be cut at rest, and that share of all parameters."""
+    others = sum(w.num_parameters for w in table.weights)
+    size = round(others * share / (1 - share))
+    weight = Weight(
+        name="extra",
+        component="mlp",
+        logical_axes=("norm",),
+        shape=(size,),
+        initializer=Initializer(kind="zeros"),
+        contracted=(),
+    )
+    return replace(table, weights=(*table.weights, weight))
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"),
+    [(0.008, None), (0.011, "warning"), (0.048, "warning"), (0.052, "error"), (0.5, "error")],
+)
+def test_severity_of_whole_weights_goes_by_their_share(share, severity):
+    table = with_unlisted(build("llama3-test"), share)
+    request = Request(layout=load_layout("fsdp"), table=table, batch=8, length=128, devices=8)
+    found = [f for f in make_plan(request).findings if f.code == "SW101"]
+    assert [f.severity for f in found] == ([severity] if severity else [])
+    if found:
+        # The norms of the layers rest whole as well, as 0.05% of the bytes.
+        total = sum(w.num_parameters for w in table.weights) * 4
+        whole = sum(w.num_parameters for w in table.weights if not w.storage) * 4
+        assert found[0].found.startswith(
+            f"{bytes_text(whole, like=total)} of {bytes_text(total)} of weights ({percent(whole / total)}) whole over fsdp 8"
+        )
+
+
+@pytest.mark.parametrize(("moments", "states"), [("float32", 4), ("bfloat16", 3)])
+def test_replicas_cost_what_a_cut_would_save_with_gradients_and_moments(moments, states):
+    found = plan("llama3-8b", "hsdp", devices=16, moments_dtype=moments)
+    (finding,) = of(found, "SW101")
+    parameters = build("llama3-8b").num_parameters
+    norms = sum(w.num_parameters for w in build("llama3-8b").weights if not w.storage)
+    saved = ((parameters - norms) / 8 + norms) * 4 / 2
+    assert finding.severity == "info"
+    assert finding.cost == (
+        f"{bytes_text(saved)} a device more than if cut, {bytes_text(saved * states)} with gradient and moments"
+    )
+
+
+def test_memory_is_held_against_the_chip_on_both_sides_of_the_warning():
+    total = plan("llama3-test", "fsdp", devices=8).memory.total_bytes_per_device
+    warn = MEMORY_WARNING_SHARE.value
+    for usable, severity in (
+        (total - 1, "error"),
+        (total, "warning"),
+        (total / warn - 1, "warning"),
+        (total / warn + 1, None),
+    ):
+        chip = Chip(name="small", usable_bytes=int(usable), source="a test")
+        found = of(plan("llama3-test", "fsdp", devices=8, chip=chip), "SW312")
+        assert [f.severity for f in found] == ([severity] if severity else [])
+
+
+def test_memory_table_has_the_plans_own_numbers():
+    chip = Chip(name="small", usable_bytes=1 << 20, source="a test")
+    found = plan("llama3-test", "fsdp", devices=8, chip=chip)
+    memory = found.memory
+    lines = of(found, "SW312")[0].found.split("\n")
+    parts = [memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.activations_bytes]
+    total = memory.total_bytes_per_device
+    assert lines[0].startswith(bytes_text(total))
+    assert [line.split(maxsplit=1)[1] for line in lines[1:]] == [bytes_text(part, like=total) for part in parts]
+
+
+@pytest.mark.parametrize(("fsdp", "warned"), [(256, False), (512, True)])
+def test_a_storage_dim_with_one_element_left_is_a_warning(fsdp, warned):
+    found = of(plan("deepseek3-671b", "fsdp", mesh_sizes={"fsdp": fsdp}, batch=fsdp), "SW114")
+    assert [f.severity for f in found] == (["warning"] if warned else [])
+    assert 512 / fsdp < OVERCUT_ELEMENTS.value if warned else 512 / fsdp >= OVERCUT_ELEMENTS.value
+
+
+@pytest.mark.parametrize(("size", "severity"), [(65, "warning"), (71, "info"), (72, None)])
+def test_uneven_parts_are_a_warning_from_a_tenth_on(size, severity):
+    table = build("llama3-test", {"mlp": str(size)})
+    request = Request(layout=load_layout("fsdp"), table=table, batch=8, length=128, devices=8, engine="torch")
+    found = [f for f in make_plan(request).findings if f.code == "SW104" and "'mlp'" in f.where]
+    assert [f.severity for f in found] == ([severity] if severity else [])
+    if found:
+        more = -(-size // 8) * 8 / size - 1
+        assert (more >= PADDING_WARNING_SHARE.value) == (severity == "warning")
+        assert found[0].cost.startswith(percent(more))
+
+
+def test_thresholds_lie_in_order():
+    assert 0 < REPLICATED_WARNING_SHARE.value < REPLICATED_ERROR_SHARE.value < 1
+
+
+def test_choice_lists_every_option_cheapest_first_with_its_bytes():
+    text = "name: m\nmesh: {fsdp: 2, expert: 4}\nroles: {fsdp: fsdp, expert: {elsewhere: fsdp, moe: expert}}\nmove: {moe: auto}\n"
+    found = plan("mixtral-8x7b", text)
+    (choice,) = found.choices
+    (finding,) = of(found, "SW105")
+    costs = sorted(choice.wire_bytes.items(), key=lambda item: item[1])
+    lines = finding.found.split("\n")[1:]
+    assert [line.split()[0] for line in lines] == [option for option, _ in costs]
+    assert [line.split(maxsplit=1)[1] for line in lines] == [bytes_text(b, like=costs[-1][1]) for _, b in costs]
+
+
+def test_keys_that_a_row_for_each_device_would_save_are_the_plans_own_collectives():
+    found = plan("deepseek3-671b", "ep-as-cp", devices=128, batch=128, mesh_sizes={"expert": 8})
+    latent = {"attention.latent", "attention.latent_attended"}
+    keys = sum(c.bytes_per_device * c.count_per_step for c in found.collectives if latent & set(c.tensors))
+    finding = of(found, "SW121")[1]
+    assert finding.cost.startswith(bytes_text(keys))
+    assert keys > 0
+
+
+def test_a_plan_without_faults_is_checked_in_far_less_than_a_tenth_of_a_second():
+    question = request(
+        Case(
+            name="SW000",
+            model="deepseek3-671b",
+            layout="ep-as-cp",
+            neighbour={},
+            options={"mesh_sizes": {"fsdp": 16, "expert": 8}},
+        )
+    )
+    times = []
+    for _ in range(5):
+        start = process_time()
+        make_plan(question)
+        times.append(process_time() - start)
+    assert min(times) < 0.1
+
+
+def test_checks_ask_for_no_second_plan_where_nothing_is_to_be_mended():
+    from shardwright.core.checks import check
+
+    question = request(
+        Case(
+            name="SW000",
+            model="deepseek3-671b",
+            layout="ep-as-cp",
+            neighbour={},
+            options={"mesh_sizes": {"fsdp": 16, "expert": 8}},
+        )
+    )
+    asked = []
+    check(resolve(question), lambda changed: asked.append(changed) or resolve(changed))
+    assert asked == []
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 97, 129_280])
+def test_divisors_and_those_nearest(number):
+    assert list(divisors(number)) == [d for d in range(1, number + 1) if number % d == 0]
+    nearest = nearest_divisors(number, 10, 3)
+    assert set(nearest) <= set(divisors(number))
+    left = set(divisors(number)) - set(nearest)
+    assert all(abs(n - 10) <= abs(d - 10) for n in nearest for d in left)
+
+
+def test_nearest_multiples_lie_on_both_sides():
+    for factor in range(1, 9):
+        for number in range(1, 40):
+            multiples = nearest_multiples(factor, number)
+            assert all(m % factor == 0 and m >= 1 for m in multiples)
+            assert max(multiples) >= number
+            assert len(multiples) == 1 or multiples[0] <= number
+
+
+def test_products_name_only_axes_that_are_larger_than_one():
+    mesh = plan("llama3-test", "fsdp-tp", devices=8).mesh
+    assert product(mesh, mesh.names) == "fsdp 4 x tensor 2 = 8"
+    assert prod(mesh.shape.values()) == 8

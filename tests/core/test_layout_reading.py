@@ -1,0 +1,226 @@
+"""From the text of a layout to roles, sizes and rules; and every fault of a text, at its place, with what mends it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from shardwright import FindingsError, load_layout, preset_names
+from shardwright.core.finding import Finding
+from shardwright.core.layout import Layout
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.position import located
+from shardwright.core.role_reading import components_of, roles_everywhere
+from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.files import parse_yaml
+
+
+def read(text: str) -> Layout:
+    return read_layout(parse_yaml(text, "mine.yaml"))
+
+
+def faults(text: str) -> tuple[Finding, ...]:
+    with pytest.raises(FindingsError) as caught:
+        read(text)
+    return caught.value.findings
+
+
+HEAD = "name: mine\nmesh: {data: 1, fsdp: auto, expert: 4}\nroles:\n  data: data\n  fsdp: fsdp\n"
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_presets_are_read_and_say_what_they_are_for(preset):
+    layout = load_layout(preset)
+    assert layout.name == preset
+    assert layout.about.endswith(".")
+    assert layout.pays
+    for axis, entry in layout.entries.items():
+        assert set(entry.roles) == set(COMPONENTS)
+        assert entry.position is not None
+        assert entry.position.source == f"{preset}.yaml"
+        assert layout.mesh[axis].position is not None
+
+
+def test_an_entry_gives_one_role_in_each_component():
+    layout = read(HEAD + "  expert: {elsewhere: context, moe: expert, attention: fsdp}\n")
+    entry = layout.entries["expert"]
+    assert entry.declared == {"moe", "attention"}
+    assert layout.role("expert", "moe") == "expert"
+    assert layout.role("expert", "attention") == "fsdp"
+    assert layout.role("expert", "router") == "context"
+
+
+def test_elsewhere_leaves_an_axis_idle_where_its_role_has_nothing_to_cut():
+    text = "name: m\nmesh: {tensor: 2, stage: 2}\nroles: {tensor: tensor, stage: {elsewhere: stage}}"
+    layout = read(text)
+    assert [c for c in COMPONENTS if layout.role("tensor", c) == "idle"] == ["input", "residual", "router"]
+    assert [c for c in COMPONENTS if layout.role("stage", c) == "idle"] == ["input", "embedding", "logits"]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("role", ROLES)
+def test_roles_stand_where_the_role_table_lets_them(role, parallel):
+    spread = roles_everywhere({}, role, sequence_parallel=parallel)
+    can = components_of(role, sequence_parallel=parallel)
+    assert {c for c, r in spread.items() if r == role} == set(can)
+    assert set(spread.values()) <= {role, "idle"}
+    assert set(can) - set(ROLES[role].components) == ({"residual"} if role == "tensor" and parallel else set())
+
+
+def test_options_rules_and_movements_are_kept():
+    layout = read(
+        "mesh: {data: {size: 2, link: dcn}, fsdp: auto}\n"
+        "name: mine\n"
+        "about: a\n"
+        "pays: b\n"
+        "roles: {data: data, fsdp: {elsewhere: fsdp, weights: [mlp, embed]}}\n"
+        "move: {attention: ring, moe: auto}\n"
+        "rules: {attention: {q_lora: [fsdp], kv_heads: []}, mlp: {mlp: fsdp}}\n"
+    )
+    assert (layout.mesh["data"].size, layout.mesh["data"].link, layout.mesh["fsdp"].size) == (2, "dcn", "auto")
+    assert layout.entries["fsdp"].weights == ("mlp", "embed")
+    assert (layout.move_attention, layout.move_moe) == ("ring", "auto")
+    assert [(r.component, r.logical_axis, r.axes) for r in layout.rules] == [
+        ("attention", "q_lora", ("fsdp",)),
+        ("attention", "kv_heads", ()),
+        ("mlp", "mlp", ("fsdp",)),
+    ]
+    assert [str(r.position) for r in layout.rules] == ["mine.yaml:7:21", "mine.yaml:7:37", "mine.yaml:7:58"]
+
+
+def test_a_layout_may_be_a_dict_of_a_program_and_take_its_name_from_outside():
+    layout = read_layout(located({"mesh": {"fsdp": 8}, "roles": {"fsdp": "fsdp"}}), name="program")
+    assert layout.name == "program"
+    assert layout.source == "<python>"
+
+
+def test_entries_stand_in_the_order_of_the_mesh():
+    layout = read("name: m\nmesh: {a: 2, b: 2}\nroles: {b: fsdp, a: data}")
+    assert tuple(layout.entries) == tuple(layout.mesh) == ("a", "b")
+
+
+FAULTS = [
+    # text, then (code, line:column, what is found, the fix) of each fault
+    ("[1]", [("SW120", "1:1", "a list", "")]),
+    (
+        "about: x\n",
+        [
+            ("SW120", "1:1", "no name", "Add 'name: my-layout'."),
+            ("SW120", "1:1", "no mesh", "Add 'mesh: {fsdp: auto}'."),
+            ("SW120", "1:1", "no roles", "Add 'roles:'."),
+        ],
+    ),
+    ("name: 3\nmesh: {a: 1}\nroles: {a: data}\n", [("SW120", "1:7", "name 3", "Write name: '...'.")]),
+    (
+        "name: m\nmesh: {}\nroles: {}\n",
+        [("SW120", "2:7", "no axis", "Write 'mesh: {fsdp: auto}'.")],
+    ),
+    (
+        "name: m\nmehs: {a: 1}\nroles: {a: data}\n",
+        [
+            ("SW111", "2:1", "unknown key 'mehs'", "Write 'mesh'."),
+            ("SW120", "1:1", "no mesh", "Add 'mesh: {fsdp: auto}'."),
+        ],
+    ),
+    (
+        "name: m\nmesh: {a: true, b: 0, c: -2, d: 1.5}\nroles: {a: data, b: data, c: data, d: data}\n",
+        [
+            ("SW106", f"2:{column}", f"size {size}", f"Write '{axis}: 1' for an axis that is not used.")
+            for column, size, axis in ((11, "true", "a"), (20, "0", "b"), (26, "-2", "c"), (33, "1.5", "d"))
+        ],
+    ),
+    (
+        "name: m\nmesh: {a: {size: 2, lnik: dcn}, b: {size: 2, link: wifi}}\nroles: {a: data, b: data}\n",
+        [("SW111", "2:21", "unknown key 'lnik'", "Write 'link'."), ("SW111", "2:52", "unknown value 'wifi'", "")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: fsdp, moe: exprt}\n",
+        [("SW111", "6:34", "unknown role 'exprt'", "Write 'expert'.")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: fsdp, mo: expert}\n",
+        [("SW111", "6:29", "unknown component or option 'mo'", "Write 'moe'.")],
+    ),
+    (HEAD, [("SW120", "2:29", "no entry under 'roles'", "Add 'expert: idle' if it is to do nothing.")]),
+    (
+        HEAD + "  expert: {moe: expert}\n",
+        [
+            (
+                "SW120",
+                "6:3",
+                "no role in input, embedding, residual, attention, mlp, router, logits",
+                "Add 'elsewhere: idle', or the role it has there.",
+            )
+        ],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: expert}\n",
+        [("SW119", "6:23", "role 'expert' outside 'moe'", "Write 'expert: {elsewhere: fsdp, moe: expert}'.")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: stage, embedding: stage}\n",
+        [("SW119", "6:41", "role 'stage', which has nothing to cut in 'embedding'", "Write 'embedding: idle'.")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: data, weights: whole}\n",
+        [("SW119", "6:29", "option 'weights' on an axis that never stores weights cut", "Take 'weights' out.")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: fspd, weights: whole}\n",
+        [("SW111", "6:23", "unknown role 'fspd'", "Write 'fsdp'.")],
+    ),
+    *(
+        (
+            HEAD + f"  expert: {{elsewhere: fsdp, {word}: 1}}\n",
+            [("SW111", "6:29", f"option '{word}', a word kept for later", f"Take '{word}' out.")],
+        )
+        for word in ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
+    ),
+    (
+        HEAD + "  expert: idle\nmove: {attention: ulysses, moe: rings}\n",
+        [
+            ("SW111", "7:19", "'ulysses', a word kept for later", "Write 'gather'."),
+            ("SW111", "7:33", "unknown value 'rings'", "Write 'ring'."),
+        ],
+    ),
+    (
+        HEAD + "  expert: idle\nrules: {attention: {heds: [fsdp], embed: [fsdq, fsdp, fsdp]}}\n",
+        [
+            ("SW111", "7:21", "unknown key 'heds'", "Write 'heads'."),
+            ("SW111", "7:43", "unknown mesh axis 'fsdq'", "Write 'fsdp'."),
+            ("SW102", "7:55", "axis 'fsdp' twice", "Write 'fsdp' once."),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), FAULTS, ids=[text.split("\n")[-2 if "\n" in text else 0] for text, _ in FAULTS]
+)
+def test_every_fault_is_told_at_its_place_with_what_mends_it(text, expected):
+    found = faults(text)
+    assert sorted((f.code, f"{f.position.line}:{f.position.column}", f.found, f.fix) for f in found) == sorted(expected)
+    assert all(f.severity == "error" and f.needed for f in found)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in FAULTS])
+def test_a_word_that_is_offered_mends_the_fault_where_it_stands(text):
+    for finding in faults(text):
+        offered = re.fullmatch(r"Write '(\w+)'\.", finding.fix)
+        if offered is None:
+            continue
+        lines = text.split("\n")
+        line, column = finding.position.line - 1, finding.position.column - 1
+        old = re.match(r"\w+", lines[line][column:]).group()
+        lines[line] = lines[line][:column] + offered[1] + lines[line][column + len(old) :]
+        try:
+            left = read("\n".join(lines)) and ()
+        except FindingsError as error:
+            left = error.findings
+        assert finding.found not in [f.found for f in left]
+
+
+def test_faults_of_several_parts_are_told_together():
+    codes = [f.code for f in faults("mesh: {a: two}\nroles: {b: data}\nmove: {moe: x}\n")]
+    assert sorted(codes) == ["SW106", "SW111", "SW111", "SW120", "SW120"]
