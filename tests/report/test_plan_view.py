@@ -109,6 +109,13 @@ def test_memory_is_exact_and_adds_up():
     assert shown["total"].count("#") == 30
 
 
+def test_a_bar_never_wraps():
+    text = drawn(plan_of("fsdp-tp", "llama3-405b"), 80)
+    lines = text[text.index("memory of one device") :].split("\n\n")[0].splitlines()
+    assert len(lines) == 2 + 5
+    assert lines[-1].count("#") == 80 - lines[-1].index("#")
+
+
 def test_with_chips_a_full_bar_is_what_one_may_use():
     chip = Chip(name="C", usable_bytes=2 * plan_of("hsdp", "llama3-test").memory.total_bytes_per_device, source="s")
     plan = make_plan(replace(request("hsdp", "llama3-test"), chip=chip))

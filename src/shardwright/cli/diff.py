@@ -13,7 +13,7 @@ from shardwright.cli.request import asked, with_sizes
 from shardwright.cli.saved_plan import read_saved_plan
 from shardwright.cli.values import mesh_sizes
 from shardwright.core.difference import difference
-from shardwright.core.errors import InputError
+from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.nearest import did_you_mean
 from shardwright.core.planning import make_plan
 from shardwright.layouts import load_layout
@@ -51,7 +51,12 @@ def _rows(side: str, verb: DiffVerb) -> Mapping[str, Any]:
         common = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
         options = replace(options, mesh=None)
         sizes = {**common, **sizes}
-    return make_plan(with_sizes(asked(verb.model, name, options).request, sizes)).to_json()
+    try:
+        return make_plan(with_sizes(asked(verb.model, name, options).request, sizes)).to_json()
+    except FindingsError:
+        own = f"Sizes of its own are given behind its name, as in {name}:AXIS=SIZE,..."
+        sys.stderr.write(f"shardwright: '{side}' has no plan, for the reason below. {own}\n\n")
+        raise
 
 
 def _is_saved(side: str) -> bool:
