@@ -123,6 +123,24 @@ CODES: dict[str, Code] = {
             law="A layout says when it pays.",
         ),
         Code(
+            code="SW201",
+            severity="warning",
+            title="a hot axis on a slow link",
+            law="An axis that every layer's tokens wait for lies within one node or slice.",
+        ),
+        Code(
+            code="SW202",
+            severity="warning",
+            title="a torus without its way round",
+            law="An axis takes whole dims of a torus, long enough for their links to wrap around.",
+        ),
+        Code(
+            code="SW204",
+            severity="info",
+            title="messages below the latency",
+            law="A message is large enough that sending it takes longer than reaching the others.",
+        ),
+        Code(
             code="SW312",
             severity="error",
             title="more memory than the chip has",
@@ -151,11 +169,13 @@ PADDING_WARNING_SHARE = Threshold(value=0.1, why="a tenth more bytes in a gather
 MEMORY_WARNING_SHARE = Threshold(
     value=0.9, why="activations are an estimate, and the compiler's own buffers take some of the rest"
 )
+LATENCY_INFO_SHARE = Threshold(value=0.05, why="below 5% of the communication, larger messages would not be seen")
 THRESHOLDS: dict[str, Threshold] = {
     "weights or activations that no axis cuts: error from": REPLICATED_ERROR_SHARE,
     "weights or activations that no axis cuts: warning from": REPLICATED_WARNING_SHARE,
     "elements left of a storage dim: warning below": OVERCUT_ELEMENTS,
     "uneven parts, bytes more in a gather: warning from": PADDING_WARNING_SHARE,
     "memory of the chip: warning from": MEMORY_WARNING_SHARE,
+    "communication that waits for the links: information from": LATENCY_INFO_SHARE,
 }
 """Every number that decides a severity, under what it is compared with."""

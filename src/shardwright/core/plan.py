@@ -135,20 +135,48 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A number of the hardware that an estimate used, who says so, and what others say: (value, source) pairs."""
+
+    name: str
+    value: float
+    source: str
+    others: tuple[tuple[float, str], ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        others = [{"value": value, "source": source} for value, source in self.others]
+        return {"name": self.name, "value": self.value, "source": self.source, "others": others}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Estimated time of one step: what the chips compute, what crosses the links, and what of that is not hidden."""
+    """Estimated time of one step: what the chips compute, what crosses the links, and what of that is not hidden.
+
+    ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the same estimate
+    with what other sources say of the hardware; None where nobody priced them.
+    """
 
     seconds: float
     compute_seconds: float
     communication_seconds: float
     exposed_seconds: float
+    idle_seconds: float = 0.0
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    flops_per_device: float | None = None
+    constants: tuple[Constant, ...] = ()
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, object]:
         return {
             "seconds": self.seconds,
             "compute_seconds": self.compute_seconds,
             "communication_seconds": self.communication_seconds,
             "exposed_seconds": self.exposed_seconds,
+            "idle_seconds": self.idle_seconds,
+            "low_seconds": self.low_seconds,
+            "high_seconds": self.high_seconds,
+            "flops_per_device": self.flops_per_device,
+            "constants": [constant.to_json() for constant in self.constants],
         }
 
 

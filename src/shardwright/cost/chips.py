@@ -30,6 +30,10 @@ class Cited:
     source: str
     date: str
 
+    @property
+    def text(self) -> str:
+        return f"{self.source}, {self.date}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:

@@ -1,10 +1,64 @@
-"""A plan with what it costs on a machine."""
+"""A plan with what it costs on a machine: the time of every collective and of a step, and what the links say of it."""
 
 from __future__ import annotations
 
-from shardwright.core.plan import Plan
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shardwright.core.finding import Finding, worst_first
+from shardwright.core.plan import Choice, Plan, StepCost
+from shardwright.cost.links import lay
 from shardwright.cost.machine import Machine
+from shardwright.cost.moe import choose_by_time
+from shardwright.cost.step import seconds_of, timed
+from shardwright.cost.topology import topology
+from shardwright.cost.wording import seconds_text
 
 
-def price(plan: Plan, machine: Machine) -> Plan:  # noqa: ARG001
-    return plan
+def price(plan: Plan, machine: Machine) -> Plan:
+    """The plan with seconds; as it is on simulated devices, whose links nobody should time.
+
+    What `auto` left open is chosen anew, by time. Collectives over a link without a figure keep ``seconds`` None, and
+    then there is no ``step``. Raises FindingsError where the plan of another choice has errors in its mesh.
+    """
+    if machine.numbers is None:
+        return plan
+    laid = lay(plan.mesh, machine)
+    plan = choose_by_time(plan, laid)
+    used, low, high = (timed(plan, laid, reading) for reading in ("used", "fastest", "slowest"))
+    return replace(
+        plan,
+        collectives=tuple(
+            replace(one, seconds=seconds_of(one, time)) for one, time in zip(plan.collectives, used.times, strict=True)
+        ),
+        step=_between(used.step, low.step, high.step),
+        findings=worst_first((*_timed_choices(plan), *topology(plan, machine))),
+    )
+
+
+def _between(used: StepCost | None, low: StepCost | None, high: StepCost | None) -> StepCost | None:
+    if used is None or low is None or high is None:
+        return None
+    return replace(used, low_seconds=low.seconds, high_seconds=high.seconds)
+
+
+def _timed_choices(plan: Plan) -> Iterable[Finding]:
+    """The plan's findings; what `auto` chose is said with the times it was chosen by."""
+    timed_choices = [choice for choice in plan.choices if choice.seconds]
+    for finding in plan.findings:
+        if finding.code == "SW105" and timed_choices:
+            yield _timed_choice(finding, timed_choices[0])
+        else:
+            yield finding
+
+
+def _timed_choice(finding: Finding, choice: Choice) -> Finding:
+    ordered = sorted(choice.seconds.items(), key=lambda item: item[1])
+    most, least = ordered[-1][1], ordered[0][1]
+    return replace(
+        finding,
+        found=f"'auto' took '{choice.chosen}'; time of one layer, forward and backward:\n"
+        + "\n".join(f"{option:<10}  {seconds_text(seconds)}" for option, seconds in ordered),
+        needed=f"nothing; 'move: {{{choice.what.split('.')[1]}: {choice.chosen}}}' holds it fast",
+        cost=f"the dearest option takes {most / least:.3g} times as long" if least else "",
+    )

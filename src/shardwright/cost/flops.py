@@ -1,0 +1,91 @@
+"""What one device computes in a step: products of matrices, counted from the table.
+
+| what | flops forward, all devices together |
+|---|---|
+| a weight of two or more dims that tokens pass through | 2 x elements x tokens |
+| a weight of the experts | the same x top_k / experts: what a token is sent to, not the room that is kept for it |
+| scores and their use in attention | 2 x batch x length x length x heads x (head_dim of keys + that of values), none left out for causality |
+| an embedding, a norm, a bias | 0 |
+
+Backward is twice forward (PaLM, arXiv:2204.02311, appendix B). Recomputed: all layers once more under ``full``; scores
+and experts, which are batched products, under ``dots``. The devices that share the work are those of the axes that cut
+the tokens or the weight; any other axis repeats it. Keys and values made of a gathered latent are made on every device
+of the axes that cut the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+from shardwright.core.plan import Phase, Plan, TensorPlan
+from shardwright.core.table import Weight
+
+Work = Mapping[tuple[str, Phase], float]
+"""Flops of one device in a step, by component and phase."""
+
+BACKWARD = 2
+KEYS_OF_A_LATENT = {"kv_lora", "heads"}
+
+
+def step_flops(plan: Plan) -> Work:
+    """What one device computes in a step. Exact for the products counted; nothing else is."""
+    work: dict[tuple[str, Phase], float] = {}
+    for component, forward, again in _products(plan):
+        passes: Mapping[Phase, int] = {"forward": 1, "recompute": int(again), "backward": BACKWARD}
+        for phase, times in passes.items():
+            work[component, phase] = work.get((component, phase), 0.0) + times * forward
+    return work
+
+
+def update_bytes(plan: Plan) -> int:
+    """Bytes that the optimizer reads and writes on one device: weights and moments both, gradients read."""
+    memory = plan.memory
+    return 2 * memory.weights_bytes + memory.gradients_bytes + 2 * memory.optimizer_bytes
+
+
+def _products(plan: Plan) -> Iterator[tuple[str, float, bool]]:
+    """Component, flops forward on one device, and whether they are done again before backward."""
+    request = plan.request
+    for weight, tensor in zip(request.table.weights, plan.weights, strict=True):
+        batched = "experts" in weight.logical_axes
+        again = weight.stack is not None and (request.remat == "full" or (request.remat == "dots" and batched))
+        for component in _components(weight):
+            yield component, _of_weight(plan, weight, tensor, component), again
+    scores = _of_scores(plan)
+    if scores:
+        yield "attention", scores, request.remat != "none"
+
+
+def _components(weight: Weight) -> Iterable[str]:
+    """Where tokens pass through a weight; an embedding is looked up, and multiplies only where it is used again."""
+    if len(weight.shape) < 2:
+        return ()
+    own = () if weight.component == "embedding" else (weight.component,)
+    return (*own, *weight.uses)
+
+
+def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -> float:
+    table, layout = plan.request.table, plan.request.layout
+    tokens = plan.sizes["batch"] * plan.sizes["length"]
+    chosen = table.top_k / weight.size("experts") if table.top_k and "experts" in weight.logical_axes else 1.0
+    over_tokens = ("batch",) if set(weight.logical_axes) >= KEYS_OF_A_LATENT else ("batch", "length", "groups")
+    cutting = {axis for name in over_tokens for axis in layout.axes_that_cut(name, component)}
+    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(cutting | set(tensor.in_use.axes))
+
+
+def _of_scores(plan: Plan) -> float:
+    rows = plan.by_name
+    names = ("attention.queries", "attention.keys_attended", "attention.values_attended")
+    if not all(name in rows for name in names):
+        return 0.0
+    queries, keys, values = (_sizes(rows[name]) for name in names)
+    asking = rows["attention.queries"]
+    stages = plan.request.layout.axes_with("stage", "attention")
+    widths = keys["head_dim"] + values["head_dim"]
+    pairs = prod((queries["batch"], queries["length"], keys["kv_length"], queries["heads"]))
+    return 2 * pairs * widths * asking.num / plan.mesh.size({*asking.in_use.axes, *stages})
+
+
+def _sizes(tensor: TensorPlan) -> Mapping[str, int]:
+    return dict(zip(tensor.in_use.logical_axes, tensor.shape, strict=True))

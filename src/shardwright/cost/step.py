@@ -1,0 +1,116 @@
+"""Seconds of one step, from the plan's collectives and what a device computes.
+
+| what | hidden behind |
+|---|---|
+| gathers of weights, reductions of their gradients | what the same component computes in the same phase |
+| a ring's permutes | the same |
+| reductions over replicas, once a step | nothing: they come after the last product |
+| any other movement of activations | nothing: the next product waits for it |
+
+A step takes what it computes at the chip's full rate, the optimizer's pass through memory, what is not hidden, and,
+with pipeline stages, waiting: (stages - 1) / micro-steps of the rest (book, Training). Nothing here is calibrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.core.plan import Constant, Phase, Plan, PlannedCollective, StepCost
+from shardwright.cost.chips import ChipNumbers, Reading
+from shardwright.cost.collectives import Rates, Time, time_of
+from shardwright.cost.flops import Work, step_flops, update_bytes
+from shardwright.cost.links import Laid
+
+Times = Sequence[Time | None]
+"""The time of one execution of each collective of a plan, in its order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A plan's times under one reading of the hardware's numbers."""
+
+    times: Times
+    step: StepCost | None
+
+
+def timed(plan: Plan, laid: Laid, reading: Reading = "used") -> Timed:
+    """The times of a plan that is laid over a machine; no step where a collective has no time."""
+    chip = laid.machine.numbers
+    assert chip is not None
+    rates = Rates.of(chip, reading)
+    groups = {axes: laid.group(axes) for axes in {one.axes for one in plan.collectives}}
+    times = tuple(time_of(one.kind, one.bytes_per_device, groups[one.axes], rates) for one in plan.collectives)
+    return Timed(times=times, step=_step(plan, times, chip, reading))
+
+
+def seconds_of(one: PlannedCollective, time: Time | None) -> float | None:
+    """Seconds of all executions of a step."""
+    return None if time is None else time.seconds * one.count_per_step
+
+
+def flops_per_s(chip: ChipNumbers, dtype: str, reading: Reading) -> float:
+    """The rate of products of matrices in a dtype."""
+    share = chip.read("float32_share_of_bf16", reading) if dtype == "float32" else 1.0
+    return chip.read("bf16_flops_per_s", reading) * share
+
+
+def constants_of(chip: ChipNumbers, dtype: str) -> tuple[Constant, ...]:
+    """The numbers of a chip that a step's time depends on, each with what other sources say."""
+    names = [name for name in chip.numbers if name.endswith(("_per_s", "_latency_s"))]
+    if dtype == "float32":
+        names.append("float32_share_of_bf16")
+    return tuple(
+        Constant(
+            name=name,
+            value=chip.numbers[name].used.value,
+            source=chip.numbers[name].used.text,
+            others=tuple((other.value, other.text) for other in chip.numbers[name].others),
+        )
+        for name in names
+    )
+
+
+def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> StepCost | None:
+    seconds = [seconds_of(one, time) for one, time in zip(plan.collectives, times, strict=True)]
+    known = [second for second in seconds if second is not None]
+    if len(known) < len(seconds):
+        return None
+    work = step_flops(plan)
+    rate = flops_per_s(chip, plan.request.dtype, reading)
+    computing = {where: flops / rate for where, flops in work.items()}
+    compute = sum(computing.values()) + update_bytes(plan) / chip.read("hbm_bytes_per_s", reading)
+    exposed = _exposed(plan, known, computing)
+    idle = _waiting(plan) * (compute + exposed)
+    return StepCost(
+        seconds=compute + exposed + idle,
+        compute_seconds=compute,
+        communication_seconds=sum(known),
+        exposed_seconds=exposed,
+        idle_seconds=idle,
+        flops_per_device=sum(work.values()),
+        constants=constants_of(chip, plan.request.dtype),
+    )
+
+
+def _exposed(plan: Plan, seconds: Sequence[float], computing: Work) -> float:
+    weights = {tensor.name for tensor in plan.weights}
+    hideable: dict[tuple[str, Phase], float] = {}
+    exposed = 0.0
+    for one, second in zip(plan.collectives, seconds, strict=True):
+        if one.phase != "update" and (one.kind == "permute" or weights.issuperset(one.tensors)):
+            where = one.component, one.phase
+            hideable[where] = hideable.get(where, 0.0) + second
+        else:
+            exposed += second
+    return exposed + _left(hideable, computing)
+
+
+def _left(hideable: Mapping[tuple[str, Phase], float], computing: Work) -> float:
+    return sum(max(0.0, second - computing.get(where, 0.0)) for where, second in hideable.items())
+
+
+def _waiting(plan: Plan) -> float:
+    """The share of the rest of a step that a stage waits for the others."""
+    stages = plan.mesh.size(plan.request.layout.axes_with("stage", "residual"))
+    return (stages - 1) / plan.request.micro_steps
