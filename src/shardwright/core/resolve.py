@@ -141,9 +141,9 @@ def takes_share(layout: Layout, axis: str) -> bool:
 
 
 def activation_sizes(table: ModelTable, layout: Layout, mesh: Mesh, batch: int, length: int) -> Mapping[str, int]:
-    """Elements along every logical axis: the table's, the request's, and the groups and slots of dispatched tokens.
+    """Elements along every logical axis: the table's, the request's, and the groups, tokens and slots of dispatched tokens.
 
-    ``groups`` is the number of pieces into which the axes cut a row on the token side; ``slots`` is the places
+    ``groups`` is the number of pieces into which the axes cut a row on the token side, each of ``tokens``; ``slots`` is the places
     per expert and group: all tokens of the group where none may be dropped, else the capacity of the row.
     """
     sizes = {**table.sizes, "batch": batch, "length": length, "kv_length": length}
@@ -151,6 +151,7 @@ def activation_sizes(table: ModelTable, layout: Layout, mesh: Mesh, batch: int, 
         groups = mesh.size([a for a in mesh.names if "groups" in layout.cut_by(a, "router") or takes_share(layout, a)])
         tokens = ceil(length / groups)
         sizes["groups"] = groups
+        sizes["tokens"] = tokens
         sizes["slots"] = tokens
         if table.capacity_factor is not None:
             sizes["slots"] = min(tokens, row_capacity(table, length))

@@ -124,6 +124,7 @@ LOGICAL_AXES = {
     "scores": "experts, on the token side: the router's scores",
     "experts": "experts, where they compute",
     "groups": "pieces of a row that are dispatched together; carries the cut of length",
+    "tokens": "tokens of one group",
     "slots": "places for tokens, per expert and group",
     "top_k": "the experts chosen for a token",
     "layers": "layers that share one row of the table",

@@ -103,7 +103,8 @@ def experts_layer(
     routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts, place)
     assignment = assign(routing.experts_BLK, valid_BL, experts, groups)
 
-    slots_BGCM = to_slots(x_BLM.reshape(B, groups, T, M), assignment)
+    x_BGTM = place("router.grouped", x_BLM.reshape(B, groups, T, M))
+    slots_BGCM = to_slots(x_BGTM, assignment)
     slots_BGEPM = place("router.dispatched", slots_BGCM.reshape(B, groups, experts.num, P, M))
     x_EBGPM = place("moe.dispatched", slots_BGEPM.transpose(2, 0, 1, 3, 4))
     gate_EBGPF = jnp.einsum("EBGPM,EMF->EBGPF", x_EBGPM, weights["moe.gate"])
@@ -115,7 +116,8 @@ def experts_layer(
     returned_BGTKM = from_slots(y_BGEPM.reshape(B, groups, experts.num * P, M), assignment)
     weights_BGTK = routing.weights_BLK.reshape(B, groups, T, experts.top_k)
     out_BGTM = jnp.einsum("BGTKM,BGTK->BGTM", returned_BGTKM, weights_BGTK, preferred_element_type=jnp.float32)
-    return place("router.output", out_BGTM.astype(x_BLM.dtype).reshape(B, L, M)), assignment.counts_E
+    out_BGTM = place("router.combined", out_BGTM.astype(x_BLM.dtype))
+    return place("router.output", out_BGTM.reshape(B, L, M)), assignment.counts_E
 
 
 def _inverse(slot_N: jax.Array, num: int) -> jax.Array:

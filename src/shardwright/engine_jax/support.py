@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shardwright.core.errors import InputError
 from shardwright.core.plan import Plan
-from shardwright.core.resolve import takes_share
 
 
 def require_support(plan: Plan) -> None:
@@ -24,9 +23,3 @@ def require_support(plan: Plan) -> None:
     experts = mesh.larger_than_one(layout.axes_with("expert", "moe")) if "moe" in components else ()
     if experts and layout.move_moe != "all-to-all":
         raise InputError(f"move.moe '{layout.move_moe}' can be planned and not yet trained. Use --move moe=all-to-all.")
-    shared = [axis for axis in experts if takes_share(layout, axis)]
-    if shared:
-        raise InputError(
-            f"layout '{layout.name}': tokens are whole on expert axis '{shared[0]}' outside 'moe', which can be planned "
-            f"and not yet trained. Let it cut tokens in the router: '{shared[0]}: {{..., router: context}}'."
-        )

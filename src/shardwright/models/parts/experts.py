@@ -10,6 +10,7 @@ from shardwright.models.parts.feed_forward import feed_forward
 from shardwright.models.parts.rows import LAYER, Rows, joined, kernel, num_layers, over_tokens
 
 TOKEN_SIDE = ("batch", "groups", "scores", "slots", "embed")
+GROUPED = ("batch", "groups", "tokens", "embed")
 EXPERT_SIDE = ("experts", "batch", "groups", "slots", "embed")
 
 
@@ -35,6 +36,7 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
         activations=_activations(experts, num_layers(stacks)),
         moves=(
             Move(source="residual.stream", target="router.input"),
+            Move(source="router.input", target="router.grouped", renamed={"length": "groups"}),
             Move(
                 source="router.dispatched",
                 target="moe.dispatched",
@@ -49,6 +51,7 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
                 renamed={"experts": "scores"},
                 kind="combine",
             ),
+            Move(source="router.combined", target="router.output", renamed={"groups": "length"}),
             Move(source="router.output", target="residual.stream"),
         ),
     )
@@ -66,11 +69,13 @@ def _activations(experts: Experts, num: int) -> tuple[Activation, ...]:
     return (
         row("router.input", "batch", "length", "embed"),
         row("router.scores", "batch", "length", "scores", dtype="float32"),
+        row("router.grouped", *GROUPED),
         row("router.dispatched", *TOKEN_SIDE),
         row("moe.dispatched", *EXPERT_SIDE),
         row("moe.hidden", "experts", "batch", "groups", "slots", "mlp"),
         row("moe.output", *EXPERT_SIDE),
         row("router.returned", *TOKEN_SIDE),
+        row("router.combined", *GROUPED),
         row("router.output", "batch", "length", "embed"),
     )
 
