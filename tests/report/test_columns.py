@@ -55,6 +55,15 @@ def test_a_word_longer_than_its_column_is_broken():
     )  # fmt: skip
 
 
+def test_a_chain_of_axes_is_broken_behind_a_slash():
+    assert drawn([rows(("a", "data/fsdp/expert/tensor", "1 B"))], 27) == (
+        "  name  what          bytes\n"
+        "  a     data/fsdp/      1 B\n"
+        "        expert/\n"
+        "        tensor\n"
+    )  # fmt: skip
+
+
 def test_a_cell_of_several_lines():
     assert drawn([rows(("a", "at rest\n-> in use", "1 B"), ("b", "", "2 B"))], 80) == (
         "  name  what       bytes\n"

@@ -153,8 +153,12 @@ def test_choices_and_times_are_shown_when_there_are_any():
         assert option in drawn(plan, 160).split("chosen by cost")[1]
     step = StepCost(seconds=0.5, compute_seconds=0.4, communication_seconds=0.2, exposed_seconds=0.1)
     timed = replace(plan, step=step, collectives=tuple(replace(one, seconds=0.001) for one in plan.collectives))
-    assert "  500 ms: computing 400 ms, communicating 200 ms, of which 100 ms is not hidden" in drawn(timed, 160)
-    assert "time a step" in drawn(timed, 160)
+    assert "  500 ms: computing 400 ms, communicating 200 ms, of which 100 ms is not hidden\n" in drawn(timed, 160)
+    assert "  all time\n" in drawn(timed, 160)
+    other = replace(timed, step=replace(step, idle_seconds=0.05, low_seconds=0.4, high_seconds=0.6))
+    ended = "not hidden, stages waiting 50.0 ms; from 400 ms to 600 ms with what other sources say of the chips\n"
+    assert ended in drawn(other, 200)
+    assert max(len(line) for line in drawn(other, 80).splitlines()) <= 80
 
 
 def test_before_a_run_the_tables_of_tensors_are_left_out():

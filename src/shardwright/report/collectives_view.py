@@ -20,9 +20,9 @@ def collectives_table(plan: Plan, colors: AxisColors, width: int) -> RenderableT
         return Text("  none: nothing crosses a link", style="dim")
     timed = any(one.seconds is not None for one in plan.collectives)
     columns = [Column(header="phase"), Column(header="kind"), Column(header="axes", flexible=True)]
-    columns += [Column(header=name, right=True) for name in ("largest", "times a step", "bytes a step")]
+    columns += [Column(header=name, right=True) for name in ("largest", "times", "all bytes")]
     if timed:
-        columns.append(Column(header="time a step", right=True))
+        columns.append(Column(header="all time", right=True))
     groups = []
     for component in COMPONENTS:
         lines: dict[tuple[str, str, tuple[str, ...]], list[PlannedCollective]] = {}

@@ -95,13 +95,14 @@ def _row(columns: Sequence[Column], cells: Sequence[Text], widths: Sequence[int]
 
 
 def _wrapped(cell: Text, width: int) -> list[Text]:
-    """The cell's own lines, each broken between words where it is too long."""
+    """The cell's own lines, each broken between words where it is too long, or behind a slash."""
     pieces: list[Text] = []
     for line in cell.split("\n", allow_blank=True):
         breaks, start = [], 0
         while len(line.plain) - start > width:
             space = line.plain.rfind(" ", start, start + width + 1)
-            start = space + 1 if space > start else start + width
+            slash = line.plain.rfind("/", start, start + width)
+            start = space + 1 if space > start else slash + 1 if slash > start else start + width
             breaks.append(start)
         for piece in line.divide(breaks) if breaks else [line]:
             piece.rstrip()

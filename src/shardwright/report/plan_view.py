@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.core.plan import Choice, Plan
 from shardwright.report.collectives_view import collectives_table
-from shardwright.report.columns import section
+from shardwright.report.columns import INDENT, section
 from shardwright.report.findings_view import counted, findings_list
 from shardwright.report.head import head
 from shardwright.report.memory_view import memory_table
@@ -36,23 +37,46 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
             ]
         parts.append(section("memory of one device", memory_table(plan, width)))
         if plan.step is not None:
-            parts.append(section("one step", Text("  " + _step(plan))))
+            parts.append(section("one step, estimated", _paragraph(_step(plan)), *map(_paragraph, _sources(plan))))
         if plan.choices:
-            parts.append(section("chosen by cost", *(Text("  " + _choice(choice)) for choice in plan.choices)))
+            parts.append(section("chosen by cost", *(_paragraph(_choice(choice)) for choice in plan.choices)))
         title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
         return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))
 
     return view
 
 
+def _paragraph(text: str) -> RenderableType:
+    return Padding(Text(text), (0, 0, 0, INDENT))
+
+
 def _step(plan: Plan) -> str:
     assert plan.step is not None
     step = plan.step
-    return (
+    said = (
         f"{pretty_seconds(step.seconds)}: computing {pretty_seconds(step.compute_seconds)}, "
         f"communicating {pretty_seconds(step.communication_seconds)}, "
-        f"of which {pretty_seconds(step.exposed_seconds)} is not hidden (all estimated)"
+        f"of which {pretty_seconds(step.exposed_seconds)} is not hidden"
     )
+    if step.idle_seconds:
+        said += f", stages waiting {pretty_seconds(step.idle_seconds)}"
+    if step.low_seconds is not None and step.high_seconds is not None:
+        low, high = pretty_seconds(step.low_seconds), pretty_seconds(step.high_seconds)
+        said += "" if low == high else f"; from {low} to {high} with what other sources say of the chips"
+    return said
+
+
+def _sources(plan: Plan) -> list[str]:
+    """That nothing is calibrated, and which of the numbers that sources dispute was taken."""
+    assert plan.step is not None
+    if not plan.step.constants:
+        return []
+    lines = ["at the full rates of the chips, not calibrated"]
+    for constant in plan.step.constants:
+        others = ", ".join(f"{value:.4g} ({source})" for value, source in constant.others)
+        if others:
+            lines.append(f"{constant.name} {constant.value:.4g} ({constant.source}); also {others}")
+    return lines
 
 
 def _choice(choice: Choice) -> str:
