@@ -24,7 +24,7 @@ from shardwright.core.request import Chip, Request
 from shardwright.core.table import Initializer, ModelTable, Weight
 from shardwright.core.wording import bytes_text, percent, product
 from shardwright.models import build
-from tests.golden.findings_cases import Case, request
+from tests.golden.findings_case import Case, request
 
 
 def plan(model: str, layout: str, **options) -> Plan:
@@ -206,3 +206,28 @@ def test_products_name_only_axes_that_are_larger_than_one():
     mesh = plan("llama3-test", "fsdp-tp", devices=8).mesh
     assert product(mesh, mesh.names) == "fsdp 4 x tensor 2 = 8"
     assert prod(mesh.shape.values()) == 8
+
+
+def test_one_whole_expert_left_is_no_dim_cut_too_finely():
+    found = plan("mixtral-test", "shard-exp-on-fsdp", mesh_sizes={"fsdp": 4, "expert": 2})
+    (gate,) = [t for t in found.weights if t.name == "layers.moe.gate"]
+    assert str(gate.rests).split()[0] == "experts/expert/fsdp"
+    assert of(found, "SW114") == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "batch"),
+    [
+        ("fsdp", {"fsdp": 8}, 8),
+        ("hsdp", {"data": 4, "fsdp": 2}, 8),
+        ("hsdp", {"data": 2, "fsdp": 4}, 8),
+        ("fsdp-tp", {"fsdp": 4, "tensor": 2}, 8),
+        ("cp", {"fsdp": 2, "context": 4}, 8),
+        ("ep", {"fsdp": 2, "expert": 4}, 8),
+        ("ep-as-cp", {"fsdp": 2, "expert": 4}, 8),
+        ("ep-as-cp", {"fsdp": 2, "expert": 4}, 4),
+    ],
+)
+def test_layouts_that_are_trained_on_eight_devices_have_no_error(layout, sizes, batch):
+    for model in ("deepseek3-test", "mixtral-test", "llama3-test"):
+        assert plan(model, layout, mesh_sizes=sizes, batch=batch, length=128).errors == ()

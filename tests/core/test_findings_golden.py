@@ -9,7 +9,8 @@ from shardwright.core.checks import CHECKS
 from shardwright.core.codes import CODES, SEVERITIES
 from shardwright.core.finding import Finding
 from shardwright.core.planning import resolve
-from tests.golden.findings_cases import CASES, FOLDER, Case, findings, golden_text, of_its_code, request
+from tests.golden.findings_case import FOLDER, Case, findings, golden_text, of_its_code, request
+from tests.golden.findings_cases import CASES
 from tests.golden.typed_fix import typed
 
 HOW = "If the text was meant to change: python -m tests.golden.regenerate_findings, and read the diff."

@@ -1,96 +1,11 @@
-"""Requests that break one law each, a neighbour of each that does not, and where the whole text of the finding is kept.
-
-A new or changed text is written by ``python -m tests.golden.regenerate_findings``. Read the diff before you commit it.
-"""
+"""The cases of findings: at least one for each code, and one for each kind of finding that a code has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
+from shardwright.core.request import Chip
+from tests.golden.findings_case import Case, mine
 
-from shardwright import FindingsError, make_plan
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.request import Chip, Request
-from shardwright.core.table import Activation, ModelTable
-from shardwright.files import parse_yaml
-from shardwright.layouts import load_layout
-from shardwright.models import build
-
-FOLDER = Path(__file__).parent / "findings"
 V5E = Chip(name="v5e", usable_bytes=int(15.75 * 2**30), source="libtpu 0.0.42.1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A request that triggers a code. ``layout`` is a preset's name or the text of a file; ``neighbour`` replaces fields."""
-
-    name: str
-    model: str = "llama3-test"
-    layout: str
-    neighbour: dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)
-    table: str = ""
-    """A change of the model's table, by its name in TABLES."""
-
-    @property
-    def code(self) -> str:
-        return self.name.split("-")[0]
-
-    @property
-    def path(self) -> Path:
-        return FOLDER / f"{self.name}.txt"
-
-    def beside(self) -> Case:
-        return replace(self, **self.neighbour)
-
-
-def fused_heads(table: ModelTable) -> ModelTable:
-    """With a weight and an activation that have heads and KV heads in one tensor."""
-    query = table.weight("layers.attention.q")
-    fused = replace(
-        query,
-        name="layers.attention.qk",
-        logical_axes=("embed", "heads", "kv_heads"),
-        shape=(256, 16, 16),
-        torch_dims=None,
-    )
-    scores = Activation(
-        name="attention.scores", component="attention", logical_axes=("batch", "heads", "kv_heads"), num=6
-    )
-    return replace(table, weights=(*table.weights, fused), activations=(*table.activations, scores))
-
-
-def odd_latent(table: ModelTable) -> ModelTable:
-    """With an activation whose hidden units no weight has: 6 of them."""
-    side = Activation(
-        name="mlp.side", component="mlp", logical_axes=("batch", "length", "mlp"), sizes={"mlp": 6}, num=6
-    )
-    return replace(table, activations=(*table.activations, side))
-
-
-def empty_router(table: ModelTable) -> ModelTable:
-    """With a router that nothing cuts: one weight over experts alone, as if tokens never met it."""
-    weight = replace(
-        table.weights[1], name="router.table", component="logits", logical_axes=("norm",), shape=(256,), storage=()
-    )
-    kept = tuple(a for a in table.activations if a.component != "logits")
-    weights = tuple(w for w in table.weights if w.component != "logits")
-    return replace(table, weights=(*weights, weight), activations=kept)
-
-
-TABLES = {"": lambda table: table, "fused": fused_heads, "odd": odd_latent, "bare": empty_router}
-
-
-def mine(roles: str, mesh: str = "{data: 1, fsdp: auto, expert: 4}", rest: str = "") -> str:
-    """A layout of one's own, each entry on a line of its own."""
-    entries = "".join(f"  {line}\n" for line in roles.split("\n"))
-    return f"name: mine\nmesh: {mesh}\nroles:\n{entries}{rest}"
-
-
 EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
 FSDP = mine("fsdp: fsdp", "{fsdp: auto}")
 EIGHT = {"devices": 8}
@@ -446,6 +361,48 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 1, "mesh_sizes": {"stage": 1}}},
     ),
     Case(
+        name="SW201-over-two-nodes",
+        layout=mine("tensor: tensor\nfsdp: fsdp", "{tensor: 8, fsdp: auto}"),
+        options={"batch": 16},
+        chips="h100:2x8",
+        neighbour={"layout": mine("fsdp: fsdp\ntensor: tensor", "{fsdp: auto, tensor: 8}")},
+    ),
+    Case(
+        name="SW201-larger-than-a-node",
+        layout=mine("fsdp: fsdp\ntensor: tensor", "{fsdp: auto, tensor: 16}"),
+        options={"batch": 16},
+        chips="h100:2x8",
+        neighbour={"chips": "gb200:1x16"},
+    ),
+    Case(
+        name="SW201-over-two-slices",
+        model="mixtral-test",
+        layout=mine(EP, "{data: 1, fsdp: 8, expert: {size: 2, link: dcn}}"),
+        options={"batch": 16},
+        chips="v5p:2x2x2*2",
+        neighbour={"layout": mine(EP, "{data: 1, fsdp: 8, expert: 2}")},
+    ),
+    Case(
+        name="SW202-part-of-a-ring",
+        layout=mine("fsdp: fsdp\ntensor: tensor", "{fsdp: auto, tensor: 8}"),
+        options={"batch": 64},
+        chips="v5e:16x16",
+        neighbour={"layout": mine("fsdp: fsdp\ntensor: tensor", "{fsdp: auto, tensor: 16}")},
+    ),
+    Case(
+        name="SW202-slice-too-small",
+        layout=FSDP,
+        options={"batch": 16},
+        chips="v5e:4x4",
+        neighbour={"chips": "v5p:4x4x4", "options": {"batch": 64}},
+    ),
+    Case(
+        name="SW204-small-model",
+        layout=FSDP,
+        chips="h100:8",
+        neighbour={"model": "llama3-8b", "options": {"batch": 8, "length": 2048}},
+    ),
+    Case(
         name="SW312-too-much",
         model="llama3-8b",
         layout="ddp",
@@ -460,37 +417,3 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 64, "batch": 64, "length": 4096, "remat": "full", "chip": V5E}},
     ),
 )
-
-
-@cache
-def layout_of(text: str) -> Layout:
-    return read_layout(parse_yaml(text, "mine.yaml")) if "\n" in text else load_layout(text)
-
-
-@cache
-def table_of(model: str, change: str) -> ModelTable:
-    name, *settings = model.split()
-    return TABLES[change](build(name, dict(setting.split("=") for setting in settings)))
-
-
-def request(case: Case) -> Request:
-    """Raises FindingsError for a layout that cannot be read."""
-    table = table_of(case.model, case.table)
-    options = {"batch": table.natural_batch, "length": table.natural_length, "dtype": table.dtype, **case.options}
-    return Request(layout=layout_of(case.layout), table=table, **options)
-
-
-def findings(case: Case) -> tuple[Finding, ...]:
-    """Every finding of a case, as a user would meet them: those of the reading, of the mesh, or of the plan."""
-    try:
-        return make_plan(request(case)).findings
-    except FindingsError as error:
-        return error.findings
-
-
-def of_its_code(case: Case) -> tuple[Finding, ...]:
-    return tuple(finding for finding in findings(case) if finding.code == case.code)
-
-
-def golden_text(case: Case) -> str:
-    return "\n\n".join(finding.text() for finding in of_its_code(case)) + "\n"

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 
 from shardwright.core.codes import CODES
 from tests.golden import findings_pages
-from tests.golden.findings_cases import CASES, FOLDER, golden_text
+from tests.golden.findings_case import FOLDER, golden_text
+from tests.golden.findings_cases import CASES
 
 
 def main() -> None:

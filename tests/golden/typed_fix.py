@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from shardwright.layouts import FOLDER
-from tests.golden.findings_cases import Case
+from tests.golden.findings_case import Case
 
 FLAGS = re.compile(r"--([a-z-]+) (\S+)")
 ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
