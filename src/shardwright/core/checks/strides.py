@@ -12,6 +12,8 @@ from shardwright.core.placements import StridedShard, placements_of
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.wording import every, others
 
+NOUNS = {"batch": "rows", "length": "tokens"}
+
 
 def strides(plan: Plan) -> Iterator[Draft]:
     """Each dim of activations whose axes stand otherwise on the dim than in the mesh, once."""
@@ -42,7 +44,7 @@ def _draft(plan: Plan, name: str, axes: tuple[str, ...], tensors: list[TensorPla
         found=f"{every(axes)} stand in this order on '{name}', since the later ones leave it in some component; "
         f"the mesh has {every(plan.mesh.in_mesh_order(axes))}",
         needed=f"a mesh with {every(axes)} in this order",
-        cost=f"neighbours in the mesh hold {name} that do not follow each other, under PyTorch as strided shards "
+        cost=f"neighbours in the mesh hold {NOUNS.get(name, name)} that do not follow each other, in PyTorch's terms strided shards "
         f"({', '.join(strided)}): {others([t.name for t in tensors], 'activation')}",
     )
     return Draft(finding=finding, candidates=(mesh_order(plan, _reordered(plan, axes)),))
