@@ -16,6 +16,7 @@ from shardwright.core.layout import Layout
 from shardwright.core.layout_reading import read_layout
 from shardwright.core.request import Request
 from shardwright.core.table import Activation, ModelTable
+from shardwright.cost import price, read_machine
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
@@ -34,6 +35,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     table: str = ""
     """A change of the model's table, by its name in TABLES."""
+    chips: str = ""
+    """What the plan is priced on, as ``--chips`` has it."""
 
     @property
     def code(self) -> str:
@@ -105,13 +108,16 @@ def request(case: Case) -> Request:
     """Raises FindingsError for a layout that cannot be read."""
     table = table_of(case.model, case.table)
     options = {"batch": table.natural_batch, "length": table.natural_length, "dtype": table.dtype, **case.options}
+    if case.chips:
+        options["devices"] = read_machine(case.chips).num_devices
     return Request(layout=layout_of(case.layout), table=table, **options)
 
 
 def findings(case: Case) -> tuple[Finding, ...]:
     """Every finding of a case, as a user would meet them: those of the reading, of the mesh, or of the plan."""
     try:
-        return make_plan(request(case)).findings
+        plan = make_plan(request(case))
+        return price(plan, read_machine(case.chips)).findings if case.chips else plan.findings
     except FindingsError as error:
         return error.findings
 
