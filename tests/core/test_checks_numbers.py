@@ -231,3 +231,10 @@ def test_one_whole_expert_left_is_no_dim_cut_too_finely():
 def test_layouts_that_are_trained_on_eight_devices_have_no_error(layout, sizes, batch):
     for model in ("deepseek3-test", "mixtral-test", "llama3-test"):
         assert plan(model, layout, mesh_sizes=sizes, batch=batch, length=128).errors == ()
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_a_split_head_is_one_finding_for_weights_and_activations_together(engine):
+    found = plan("mixtral-test", "tp", devices=8, engine=engine)
+    assert [f.code for f in found.errors] == ["SW107"]
+    assert of(found, "SW104") == []

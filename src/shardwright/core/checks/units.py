@@ -110,8 +110,9 @@ def padded(plan: Plan) -> Iterator[Draft]:
     for tensor, weight in weight_rows(plan):
         if plan.request.engine == "torch":
             yield from _uneven(plan, tensor, weight, seen)
-        cut = zip(tensor.in_use.dims[-len(tensor.shape) :], tensor.shape, strict=True)
-        seen |= {(dim.logical_axis, size, plan.mesh.larger_than_one(dim.axes)) for dim, size in cut}
+        # An activation counts heads where PyTorch's weight has elements; the weight has its own finding already.
+        for dim in tensor.in_use.dims[-len(tensor.shape) :]:
+            seen.add((dim.logical_axis, weight.units_of(dim.logical_axis), plan.mesh.larger_than_one(dim.axes)))
     for tensor in plan.activations:
         for number, (dim, size) in enumerate(zip(tensor.in_use.dims, tensor.shape, strict=True)):
             axes = plan.mesh.larger_than_one(dim.axes)
