@@ -12,7 +12,7 @@ import pytest
 from shardwright import InputError, Plan
 from shardwright.cli.main import main
 from shardwright.cli.train import ended, simulate_devices
-from shardwright.core.run import RunOptions, RunOutcome
+from shardwright.core.run import Listener, RunOptions, RunOutcome
 
 ENGINE = "shardwright.engine_jax.run"
 FLAG = "--xla_force_host_platform_device_count"
@@ -24,8 +24,10 @@ def calls(monkeypatch) -> list[tuple[RunOptions, Plan]]:
     """Stands in for the engine, and keeps what it was called with."""
     seen = []
 
-    def train(run: RunOptions, plan: Plan) -> RunOutcome:
+    def train(run: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
         seen.append((run, plan))
+        if shown is not None:
+            shown.say("the engine speaks")
         return RunOutcome(
             ended="stopped",
             step=10,
@@ -56,6 +58,7 @@ def test_the_engine_gets_the_options_and_the_plan(calls, capsys):
     assert out.startswith("llama3-test under hsdp\n")
     assert "--warmup 2 --data stdlib --weight-decay 0.1 --clip 1.0 --seed 0" in " ".join(out.split())
     assert out.endswith(
+        "the engine speaks\n"
         "stopped after step 10 of 20, loss 2.5000\n"
         "  checkpoint  runs/a/checkpoints/step-00000010\n"
         "  metrics     runs/a/metrics.jsonl\n"
@@ -81,7 +84,6 @@ def test_every_option_reaches_the_engine(calls):
         resume=True,
         tensorboard=True,
         devices=8,
-        progress=False,
     )
 
 

@@ -24,7 +24,7 @@ WARMUP_SHARE = 10
 
 def run_train(verb: TrainVerb) -> int:
     """Plan and train. 1 where the plan has a finding of severity error: then nothing was allocated."""
-    run, defaults = run_options(verb.run, devices=verb.plan.devices, progress=not verb.plan.json)
+    run, defaults = run_options(verb.run, devices=verb.plan.devices)
     question = asked(verb.model, verb.layout, verb.plan)
     if question.request.engine == "torch":
         raise InputError("--engine torch: the PyTorch engine does not train yet. `shardwright plan` knows its layouts.")
@@ -43,7 +43,13 @@ def run_train(verb: TrainVerb) -> int:
     simulate_devices(run.devices, os.environ, jax_is_loaded="jax" in sys.modules)
     with needing_extra("jax", "training on JAX"):
         train = import_module("shardwright.engine_jax.run").train
-    outcome = train(run, plan)
+    if verb.plan.json:
+        outcome = train(run, plan)
+    else:
+        from shardwright.report.run_progress import run_progress
+
+        with run_progress() as shown:
+            outcome = train(run, plan, shown)
     if verb.plan.json:
         write_json({"plan": plan.to_json(), "run": outcome.to_json()})
     else:
@@ -63,7 +69,7 @@ def ended(outcome: RunOutcome, run: RunOptions) -> str:
     return "\n".join(lines)
 
 
-def run_options(options: TrainOptions, *, devices: int | None, progress: bool) -> tuple[RunOptions, dict[str, str]]:
+def run_options(options: TrainOptions, *, devices: int | None) -> tuple[RunOptions, dict[str, str]]:
     """The run's options with every default filled in, and the options that stand for those.
 
     Raises InputError for numbers that cannot be.
@@ -89,7 +95,6 @@ def run_options(options: TrainOptions, *, devices: int | None, progress: bool) -
         resume=options.resume,
         tensorboard=options.tensorboard,
         devices=devices,
-        progress=progress,
     )
     untouched = TrainOptions(steps=options.steps, out=options.out)
     for name in ("data", "lr", "weight_decay", "clip", "seed"):

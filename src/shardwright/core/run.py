@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from shardwright.core.errors import InputError
 
@@ -20,7 +20,7 @@ class RunOptions:
     of the schedule, in steps; ``stop_after``: the step after which this run saves and ends; None: at ``steps``.
     ``lr``: the highest learning rate, reached after ``warmup`` steps. ``clip``: the largest global norm of the
     gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints stay; None: all.
-    ``devices``: how many were asked for; None: as many as the mesh has. ``progress``: show a bar on the terminal.
+    ``devices``: how many were asked for; None: as many as the mesh has.
 
     Raises InputError for numbers that cannot be.
     """
@@ -40,7 +40,6 @@ class RunOptions:
     resume: bool = False
     tensorboard: bool = False
     devices: int | None = None
-    progress: bool = True
 
     def __post_init__(self) -> None:
         counts = {
@@ -95,3 +94,54 @@ class RunOutcome:
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "metrics": str(self.metrics),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What is known of one step. ``step`` counts from 1; ``tokens`` are the valid ones of the global step.
+
+    ``grad_norm``: the global norm of the gradients before clipping.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    tokens_per_s: float
+    step_s: float
+
+
+class Listener(Protocol):
+    """Whom a run tells how it goes: a progress bar, lines in a log, nobody."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def doing(self, text: str) -> None:
+        """What is under way before the steps begin."""
+        ...
+
+    def begin(self, first: int, last: int) -> None:
+        """The steps begin: ``first`` are done already, the run ends at ``last``."""
+        ...
+
+    def step(self, record: StepRecord) -> None:
+        """One more step is done."""
+        ...
+
+
+class Silent:
+    """A listener that tells nobody."""
+
+    def say(self, text: str) -> None:
+        del text
+
+    def doing(self, text: str) -> None:
+        del text
+
+    def begin(self, first: int, last: int) -> None:
+        del first, last
+
+    def step(self, record: StepRecord) -> None:
+        del record

@@ -5,25 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from shardwright.core.errors import InputError
+from shardwright.core.run import StepRecord
 
 FILE_NAME = "metrics.jsonl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One line. ``step`` counts from 1; ``tokens`` are the valid ones of the global step; ``grad_norm`` before clipping."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    tokens: int
-    tokens_per_s: float
-    step_s: float
 
 
 class Journal:

@@ -15,12 +15,11 @@ import numpy as np
 from shardwright.checkpoint import Checkpoint, latest
 from shardwright.core.errors import InputError, ShardwrightError
 from shardwright.core.plan import Plan
-from shardwright.core.run import RunOptions, RunOutcome
+from shardwright.core.run import Listener, RunOptions, RunOutcome, Silent, StepRecord
 from shardwright.engine_jax.feed import Source, batches, on_devices, open_source
-from shardwright.engine_jax.journal import FILE_NAME, Journal, StepRecord, journal
+from shardwright.engine_jax.journal import FILE_NAME, Journal, journal
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.optimizer import OptimizerOptions
-from shardwright.engine_jax.progress import Shown, progress
 from shardwright.engine_jax.signals import Stop, stop_on_signal
 from shardwright.engine_jax.snapshot import load_state, save_state
 from shardwright.engine_jax.state import State, abstract_state, initial_state
@@ -36,7 +35,7 @@ class RunError(ShardwrightError):
     exit_code = 1
 
 
-def train(options: RunOptions, plan: Plan) -> RunOutcome:
+def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
     """Train as the plan says, from the start or from the newest checkpoint under ``options.out``.
 
     Raises InputError, before anything is allocated or written, for text that cannot be used, too few devices, a folder
@@ -44,24 +43,24 @@ def train(options: RunOptions, plan: Plan) -> RunOutcome:
     """
     require_support(plan)
     mesh = device_mesh(plan.mesh)
-    with progress(options.progress) as shown:
-        shown.doing(f"reading {options.data}")
-        source = open_source(options, plan)
-        told = _told(options, plan, source)
-        checkpoint = _checkpoint_to_resume(options, told, shown)
-        shown.say(
-            f"text: {source.corpus.num_tokens:,} tokens of {source.corpus.num_documents:,} documents "
-            f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
-        )
-        run = _Run(options=options, plan=plan, mesh=mesh, source=source, told=told, shown=shown)
-        if checkpoint is None:
-            shown.doing("making initial values")
-            state, next_row = initial_state(plan, mesh, options.seed), 0
-        else:
-            shown.doing(f"reading {checkpoint.directory}")
-            state, next_row = load_state(checkpoint, plan, mesh), checkpoint.point.data_position
-            shown.say(f"resumed from {checkpoint.directory} (layout {checkpoint.point.layout_name})")
-        return run.go(state, next_row, None if checkpoint is None else checkpoint.directory)
+    shown = shown or Silent()
+    shown.doing(f"reading {options.data}")
+    source = open_source(options, plan)
+    told = _told(options, plan, source)
+    checkpoint = _checkpoint_to_resume(options, told, shown)
+    shown.say(
+        f"text: {source.corpus.num_tokens:,} tokens of {source.corpus.num_documents:,} documents "
+        f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
+    )
+    run = _Run(options=options, plan=plan, mesh=mesh, source=source, told=told, shown=shown)
+    if checkpoint is None:
+        shown.doing("making initial values")
+        state, next_row = initial_state(plan, mesh, options.seed), 0
+    else:
+        shown.doing(f"reading {checkpoint.directory}")
+        state, next_row = load_state(checkpoint, plan, mesh), checkpoint.point.data_position
+        shown.say(f"resumed from {checkpoint.directory} (layout {checkpoint.point.layout_name})")
+    return run.go(state, next_row, None if checkpoint is None else checkpoint.directory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ class _Run:
     mesh: jax.sharding.Mesh
     source: Source
     told: Mapping[str, Any]
-    shown: Shown
+    shown: Listener
 
     def go(self, state: State, next_row: int, saved: Path | None) -> RunOutcome:
         first, last = int(state.step), self.options.last_step
@@ -179,7 +178,7 @@ def _told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
     }
 
 
-def _checkpoint_to_resume(options: RunOptions, told: Mapping[str, Any], shown: Shown) -> Checkpoint | None:
+def _checkpoint_to_resume(options: RunOptions, told: Mapping[str, Any], shown: Listener) -> Checkpoint | None:
     """The newest whole checkpoint, if the run is to go on from one. Raises InputError where that cannot be."""
     found = latest(options.out)
     if not options.resume:

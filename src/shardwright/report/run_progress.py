@@ -9,29 +9,13 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shardwright.engine_jax.journal import StepRecord
+from shardwright.core.run import Listener, StepRecord
 
 LINES = 10
 """Without a terminal, so many lines over a run."""
 
 
-class Shown:
-    """Says nothing; the ways to say something inherit its four calls."""
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-
-    def doing(self, text: str) -> None:
-        """What is under way before the steps begin."""
-
-    def begin(self, first: int, last: int) -> None:
-        """Steps ``first`` (already done) to ``last``."""
-
-    def step(self, record: StepRecord) -> None:
-        """One more step is done."""
-
-
-class Bar(Shown):
+class Bar:
     """A bar on a terminal."""
 
     def __init__(self, progress: Progress) -> None:
@@ -51,7 +35,7 @@ class Bar(Shown):
         self._progress.update(self._task, completed=record.step, told=told(record))
 
 
-class Lines(Shown):
+class Lines:
     """Lines in a file or a pipe."""
 
     def __init__(self) -> None:
@@ -77,20 +61,18 @@ def told(record: StepRecord) -> str:
 
 
 @contextmanager
-def progress(show: bool) -> Iterator[Shown]:
-    """A bar on a terminal, lines elsewhere, silence where ``show`` is False."""
-    if not show:
-        yield Shown()
-    elif not sys.stdout.isatty():
+def run_progress() -> Iterator[Listener]:
+    """A bar where standard output is a terminal, lines elsewhere."""
+    if not sys.stdout.isatty():
         yield Lines()
-    else:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(), transient=False) as bar:
-            yield Bar(bar)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(), transient=False) as bar:
+        yield Bar(bar)
