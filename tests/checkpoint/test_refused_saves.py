@@ -119,7 +119,9 @@ def test_two_tensors_of_one_name(tmp_path: Path) -> None:
 
 def test_a_step_that_was_saved_before(tmp_path: Path) -> None:
     save(tmp_path, small_state())
-    message = refused(tmp_path, lambda: save(tmp_path, small_state()))
+    # Refused before anything is copied from a device: `None` is no array.
+    owned = [OwnedBox(name="w", box=Box.whole((4, 8)), array=lambda: None)]  # pyright: ignore[reportArgumentType]
+    message = refused(tmp_path, lambda: save_checkpoint(tmp_path, point(), [INFO], owned))
     assert message == (
         f"{STEP}: this step was saved before, and a checkpoint is never overwritten. "
         f"Move it away, or give this run a directory of its own with --out."

@@ -219,6 +219,7 @@ def test_a_new_file_begins_before_one_grows_too_large() -> None:
     ]
     files = [[(one.name, owned.box.size) for one, owned in group] for group in grouped(pairs, 100)]
     assert files == [[("wide", 10)], [("w", 10), ("w", 10), ("w", 5)], [("w", 90)], [("w", 1)]]
+    assert [len(group) for group in grouped(pairs, 10_000, max_boxes=4)] == [4, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -24,6 +24,8 @@ from shardwright.core.box import Box
 CHUNK_BYTES = 8 << 20
 MAX_FILE_BYTES = 4 << 30
 """A new file is begun before one grows past this; a single box larger than this has a file of its own."""
+MAX_FILE_BOXES = 100_000
+"""And before its header grows past the 100 MB that the safetensors library reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class OwnedBox:
 
 
 def grouped(
-    pieces: Sequence[tuple[TensorInfo, OwnedBox]], max_bytes: int
+    pieces: Sequence[tuple[TensorInfo, OwnedBox]], max_bytes: int, max_boxes: int = MAX_FILE_BOXES
 ) -> Iterator[Sequence[tuple[TensorInfo, OwnedBox]]]:
     """The pieces of each file in turn, wide elements first, so that every box is aligned to its elements."""
     ordered = sorted(pieces, key=lambda pair: -DTYPES[pair[0].dtype].num_bytes)
@@ -48,7 +50,7 @@ def grouped(
     num_bytes = 0
     for info, piece in ordered:
         size = _num_bytes(info, piece.box)
-        if group and num_bytes + size > max_bytes:
+        if group and (num_bytes + size > max_bytes or len(group) == max_boxes):
             yield group
             group, num_bytes = [], 0
         group.append((info, piece))

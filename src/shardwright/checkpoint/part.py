@@ -53,7 +53,7 @@ def write_part_file(directory: Path, process: int, part: Part) -> None:
     # Renamed when whole: process 0 must never see half a list.
     beside = directory / f"{part_name(process)}.tmp"
     with beside.open("x", encoding="utf-8") as file:
-        json.dump(value, file, separators=(",", ":"))
+        file.write(json.dumps(value, separators=(",", ":")))
         file.flush()
         os.fsync(file.fileno())
     os.rename(beside, directory / part_name(process))

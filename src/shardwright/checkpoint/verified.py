@@ -23,12 +23,13 @@ class VerifiedBoxes:
     alone). Threads may share it; a box is read and verified by one of them at a time.
     """
 
-    __slots__ = ("_cache", "_cache_bytes", "_directory", "_lock")
+    __slots__ = ("_cache", "_cache_bytes", "_directory", "_held_bytes", "_lock")
 
     def __init__(self, directory: Path, cache_bytes: int = CACHE_BYTES) -> None:
         self._directory = directory
         self._cache_bytes = cache_bytes
         self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
+        self._held_bytes = 0
         self._lock = Lock()
 
     def read(self, tensor: str, stored: StoredBox, dtype: Dtype) -> np.ndarray:
@@ -42,9 +43,9 @@ class VerifiedBoxes:
             if data is None:
                 data = _read_verified(self._directory, tensor, stored)
                 self._cache[place] = data
-                held = sum(array.nbytes for array in self._cache.values())
-                while held > self._cache_bytes and len(self._cache) > 1:
-                    held -= self._cache.popitem(last=False)[1].nbytes
+                self._held_bytes += data.nbytes
+                while self._held_bytes > self._cache_bytes and len(self._cache) > 1:
+                    self._held_bytes -= self._cache.popitem(last=False)[1].nbytes
             self._cache.move_to_end(place)
         return data.view(dtype.bits).reshape(stored.box.shape)
 
