@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +29,24 @@ class Mesh:
     """
 
     axes: tuple[Axis, ...]
+    shape: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    """Size of each axis by name, in mesh order."""
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        assert len({axis.name for axis in self.axes}) == len(self.axes), self.axes
+        # Both are asked for many thousand times in a plan.
+        object.__setattr__(self, "shape", MappingProxyType({axis.name: axis.size for axis in self.axes}))
+        object.__setattr__(self, "names", tuple(self.shape))
+        assert len(self.shape) == len(self.axes), self.axes
         assert all(axis.size >= 1 for axis in self.axes), self.axes
+
+    def __reduce__(self) -> tuple[type[Mesh], tuple[tuple[Axis, ...]]]:
+        return Mesh, (self.axes,)
 
     @classmethod
     def of(cls, **sizes: int) -> Mesh:
         """A mesh from names and sizes, major first."""
         return cls(tuple(Axis(name=name, size=size) for name, size in sizes.items()))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(axis.name for axis in self.axes)
-
-    @property
-    def shape(self) -> Mapping[str, int]:
-        return {axis.name: axis.size for axis in self.axes}
 
     @property
     def num_devices(self) -> int:
