@@ -1,0 +1,31 @@
+"""Plans for the tests of costs, priced or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardwright import make_plan
+from shardwright.core.plan import Plan
+from shardwright.core.request import Request
+from shardwright.cost import price, read_machine
+from shardwright.layouts import load_layout
+from shardwright.models import build
+
+
+def request(model: str, layout: str, *, move_moe: str | None = None, **options: Any) -> Request:
+    table = build(model, {})
+    declared = load_layout(layout)
+    if move_moe is not None:
+        declared = replace(declared, move_moe=move_moe)
+    natural = {"batch": table.natural_batch, "length": table.natural_length, "dtype": table.dtype}
+    return Request(layout=declared, table=table, **{**natural, **options})
+
+
+def plan_of(model: str, layout: str, **options: Any) -> Plan:
+    return make_plan(request(model, layout, **options))
+
+
+def priced(model: str, layout: str, chips: str, **options: Any) -> Plan:
+    machine = read_machine(chips)
+    return price(plan_of(model, layout, devices=machine.num_devices, chip=machine.chip, **options), machine)

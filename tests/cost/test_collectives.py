@@ -1,0 +1,165 @@
+"""Closed forms against the worked examples of How To Scale Your Model, and numbers made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.cost.chips import chip_of
+from shardwright.cost.collectives import Rates, Time, time_of
+from shardwright.cost.links import Group, Line
+
+V4, V5E = (Rates.of(chip_of(kind), "used") for kind in ("v4", "v5e"))
+H100 = Rates.of(chip_of("h100"), "fastest")  # 450 GB/s, as the book's examples have it
+US = 1e-6
+RING, OPEN = Line(size=4, closed=True), Line(size=4)
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute")
+
+
+def torus(*lines: Line) -> Group:
+    size = 1
+    for line in lines:
+        size *= line.size
+    return Group(inside=size, domains=1, lines=lines)
+
+
+def node(inside: int, domains: int = 1) -> Group:
+    return Group(inside=inside, domains=domains)
+
+
+def seconds(kind: str, size: float, group: Group, rates: Rates, *, latency: bool = True) -> float:
+    time = time_of(kind, round(size), group, rates)
+    assert time is not None
+    return time.seconds if latency else time.seconds - time.latency_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "group", "rates", "expected_s"),
+    [
+        # Sharded Matrices, pop quiz 2: bf16[2048, 8192] over 4 chips of a v5e, as a ring and as the line that it is.
+        ("all-gather", 34e6, torus(RING), V5E, 377 * US),
+        ("all-gather", 2048 * 8192 * 2, torus(OPEN), V5E, 560 * US),
+        # Question 2: bf16[1024, 4096] on a cube of v4; over X while Y cuts it, over X and Y.
+        ("all-gather", 2 * 1024 * 4096 / 4, torus(RING), V4, 23.3 * US),
+        ("all-gather", 2 * 1024 * 4096, torus(RING, RING), V4, 46.6 * US),
+        ("all-reduce", 2 * 1024 * 4096, torus(RING), V4, 186.4 * US),
+        # Question 3: 256 bytes over 4 chips in a ring are two hops.
+        ("all-gather", 256, torus(RING), V4, 2 * US),
+        # In one ring an all-to-all of V bytes in all is a quarter of their all-gather.
+        ("all-to-all", 34e6 / 4, torus(RING), V5E, 377 / 4 * US),
+        # A permute sends its bytes over one link, one way.
+        ("permute", 45e6, torus(RING), V5E, 1e-3),
+    ],
+)
+def test_torus(kind, size, group, rates, expected_s):
+    assert seconds(kind, size, group, rates) == pytest.approx(expected_s, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "group", "expected_s"),
+    [
+        # GPUs, quiz 2, question 3: bf16[4096, 65536] over a node.
+        ("all-gather", 536e6, node(8), 1.04e-3),
+        # Pop quiz 1: bf16[1024, 16384].
+        ("all-gather", 2 * 1024 * 16384, node(8), 65 * US),
+        ("all-reduce", 2 * 1024 * 16384, node(8), 130 * US),
+        # B (N-1) / (W N^2) of B bytes in all.
+        ("all-to-all", 1e9 / 8, node(8), 1e9 * 7 / (450e9 * 64)),
+        # Over 32 nodes: bytes over 413 GB/s; over a whole axis of 8 in the node, the same time for an eighth.
+        ("all-gather", 1e9, node(8, 32), 1e9 / 413e9),
+        ("all-gather", 1e9 / 8, node(1, 32), 1e9 / 413e9),
+        # Pop quiz 3 with Y = 16: twice as fast as up to a node.
+        ("all-gather", 1e9 / 16, node(1, 16), 1e9 / 16 * 15 / 16 / 50e9),
+        # B (M-1) / (M^2 W_node) of B bytes in all.
+        ("all-to-all", 1e9 / 16, node(8, 2), 1e9 / (4 * 400e9)),
+        ("permute", 50e6, node(1, 2), 1e-3),
+        ("permute", 450e6, node(8), 1e-3),
+    ],
+)
+def test_switches(kind, size, group, expected_s):
+    assert seconds(kind, size, group, H100, latency=False) == pytest.approx(expected_s, rel=0.01)
+
+
+def test_an_all_to_all_over_two_nodes_is_more_than_four_times_one_over_a_node():
+    # By bytes in all, as the book counts: B / (8 * 450e9) and B / (2 * 400e9).
+    over_one = seconds("all-to-all", 1e9 / 8, node(8), H100, latency=False)
+    over_two = seconds("all-to-all", 1e9 / 8, node(8, 2), H100, latency=False)
+    assert over_two > 4 * over_one
+
+
+def test_a_line_through_its_middle():
+    # 4 chips in an open line: 2 x b/2 cross the middle one way, b bytes in all.
+    assert seconds("all-to-all", 45e6, torus(OPEN), V5E) == pytest.approx(1e-3)
+    assert seconds("all-to-all", 45e6, torus(RING), V5E) == pytest.approx(0.5e-3)
+    # 3 chips: one sends to two, 2/3 b.
+    assert seconds("all-to-all", 45e6, torus(Line(size=3)), V5E) == pytest.approx(2 / 3 * 1e-3)
+    # Rings of 4 in two dims: each chip's bytes take 2 hops on average, over 4 links.
+    assert seconds("all-to-all", 45e6, torus(RING, RING), V5E) == pytest.approx(0.5e-3)
+
+
+def test_shared_links_are_slower_and_latency_counts_physical_hops():
+    shared = Line(size=2, stride=4, closed=True, sharing=4)
+    assert seconds("all-gather", 45e6, torus(shared), V5E) == pytest.approx(4 * 0.5e-3)
+    assert time_of("all-gather", 8, torus(shared), V5E) == Time(seconds=4e-6, latency_s=4e-6)
+
+
+def test_inside_and_outside_overlap():
+    slices = Group(inside=4, domains=2, lines=(RING,))
+    # 1 MB: inside 1e6 / 90e9; outside half of it, a quarter by each device, at 3.125 GB/s.
+    assert seconds("all-gather", 1e6, slices, V5E) == pytest.approx(1e6 / 2 / 4 / 3.125e9)
+
+
+def test_what_has_no_figure_has_no_time():
+    b300 = Rates.of(chip_of("b300"), "used")
+    assert time_of("all-gather", 10**6, node(8), b300) is not None
+    assert time_of("all-gather", 10**6, node(8, 2), b300) is None
+
+
+def test_waiting_is_known_from_sending():
+    small, large = (time_of("all-gather", size, node(8), H100) for size in (10**3, 10**9))
+    assert small is not None
+    assert large is not None
+    assert small.waits
+    assert not large.waits
+    assert time_of("all-gather", 10**9, node(1), H100) == Time(seconds=0.0, latency_s=0.0)
+
+
+lines = st.builds(
+    Line, size=st.integers(2, 16), closed=st.booleans(), stride=st.just(1), sharing=st.sampled_from([1, 2, 4])
+)
+groups = st.one_of(
+    st.lists(lines, min_size=1, max_size=3).map(lambda ones: (torus(*ones), V5E)),
+    st.builds(lambda inside, domains: (node(inside, domains), H100), st.integers(1, 8), st.integers(1, 16)),
+)
+
+
+@given(groups, st.sampled_from(KINDS), st.integers(1, 10**10), st.integers(1, 10**10))
+def test_more_bytes_are_never_faster(where, kind, size, more):
+    group, rates = where
+    assert seconds(kind, size, group, rates) <= seconds(kind, size + more, group, rates)
+
+
+@given(groups, st.integers(1, 10**10))
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(where, size):
+    group, rates = where
+    halves = [seconds(kind, size, group, rates, latency=rates.is_torus) for kind in ("reduce-scatter", "all-gather")]
+    assert seconds("all-reduce", size, group, rates, latency=rates.is_torus) == pytest.approx(sum(halves))
+
+
+@given(st.integers(3, 64), st.integers(10**3, 10**10))
+def test_a_ring_is_never_slower_than_a_line(size, sent):
+    for kind in KINDS:
+        closed, opened = (seconds(kind, sent, torus(Line(size=size, closed=c)), V5E) for c in (True, False))
+        assert closed <= opened * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faster_links_are_never_slower(kind):
+    for chip in (chip_of("v5e"), chip_of("h100")):
+        group = torus(OPEN) if chip.network == "torus" else node(8)
+        fastest, used, slowest = (
+            seconds(kind, 1e8, group, Rates.of(chip, reading)) for reading in ("fastest", "used", "slowest")
+        )
+        assert fastest < slowest
+        assert fastest <= used <= slowest

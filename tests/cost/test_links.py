@@ -1,0 +1,126 @@
+"""Which links the axes of a mesh cross: tables of groups, and a count of devices against the mesh itself."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.core.mesh import Axis, Mesh
+from shardwright.cost import read_machine
+from shardwright.cost.links import Line, lay
+
+RING4 = Line(size=4, closed=True)
+
+
+def on_switch(chips: str, **sizes: int):
+    laid = lay(Mesh.of(**sizes), read_machine(chips))
+    return {axis: (laid.group([axis]).inside, laid.group([axis]).domains) for axis in sizes}
+
+
+def on_torus(chips: str, *axes: str, **sizes: int):
+    return lay(Mesh.of(**sizes), read_machine(chips)).group(axes).lines
+
+
+@pytest.mark.parametrize(
+    ("chips", "sizes", "groups"),
+    [
+        ("h100:16x8", {"fsdp": 16, "tensor": 8}, {"fsdp": (1, 16), "tensor": (8, 1)}),
+        ("h100:16x8", {"tensor": 8, "fsdp": 16}, {"tensor": (1, 8), "fsdp": (8, 2)}),
+        ("h100:2x8", {"data": 2, "fsdp": 2, "tensor": 4}, {"data": (1, 2), "fsdp": (2, 1), "tensor": (4, 1)}),
+        ("h100:2x4", {"fsdp": 8}, {"fsdp": (4, 2)}),
+        ("gb200:2x72", {"fsdp": 2, "expert": 72}, {"fsdp": (1, 2), "expert": (72, 1)}),
+        # Groups of 3 lie across the border of nodes of 8 in different ways: taken to be outside.
+        ("h100:3x8", {"fsdp": 8, "tensor": 3}, {"fsdp": (1, 8), "tensor": (1, 3)}),
+        # One of 16 has 8 in each node, and one of 2 behind it is wholly outside.
+        ("h100:4x8", {"data": 2, "fsdp": 16}, {"data": (1, 2), "fsdp": (8, 2)}),
+    ],
+)
+def test_groups_of_a_node(chips, sizes, groups):
+    assert on_switch(chips, **sizes) == groups
+
+
+def test_axes_together_are_one_group():
+    group = lay(Mesh.of(fsdp=16, tensor=8), read_machine("h100:16x8")).group(["fsdp", "tensor"])
+    assert (group.inside, group.domains, group.size) == (8, 16, 128)
+
+
+def test_a_cube_is_three_rings_and_slices_are_outside():
+    laid = lay(Mesh.of(data=2, fsdp=64), read_machine("v5p:4x4x4*2"))
+    assert laid.group(["fsdp"]).lines == (RING4,) * 3
+    assert (laid.group(["data"]).inside, laid.group(["data"]).domains) == (1, 2)
+
+
+def test_an_axis_that_says_dcn_is_outside_wherever_it_stands():
+    mesh = Mesh((Axis(name="fsdp", size=64), Axis(name="data", size=2, link="dcn")))
+    laid = lay(mesh, read_machine("v5p:4x4x4*2"))
+    assert laid.domains == {"fsdp": 1, "data": 2}
+    assert lay(Mesh.of(fsdp=64, data=2), read_machine("v5p:4x4x4*2")).domains == {"fsdp": 2, "data": 1}
+
+
+@pytest.mark.parametrize(
+    ("chips", "sizes", "axis", "lines"),
+    [
+        # A dim of a v5e wraps around at 16 chips, of a v5p at every multiple of 4.
+        ("v5e:4x4", {"x": 4, "y": 4}, "y", (Line(size=4),)),
+        ("v5e:16x16", {"x": 16, "y": 16}, "y", (Line(size=16, closed=True),)),
+        ("v6e:8x16", {"x": 8, "y": 16}, "x", (Line(size=8),)),
+        ("v5p:4x4x4", {"x": 16, "y": 4}, "x", (RING4, RING4)),
+        ("v5p:2x4x4", {"x": 2, "y": 16}, "y", (RING4, RING4)),
+        ("v5p:2x4x4", {"x": 2, "y": 16}, "x", (Line(size=2),)),
+        # A part of a ring is open for the axis that has it; the other goes round it in larger steps.
+        ("v5p:8x8x8", {"fsdp": 128, "expert": 4}, "expert", (Line(size=4),)),
+        (
+            "v5p:8x8x8",
+            {"fsdp": 128, "expert": 4},
+            "fsdp",
+            (Line(size=2, stride=4, closed=True, sharing=4), Line(size=8, closed=True), Line(size=8, closed=True)),
+        ),
+        # The dim of 4 is whole for the axis of 4, wherever the shape has it.
+        ("v5p:4x4x8", {"fsdp": 32, "tensor": 4}, "tensor", (RING4,)),
+        ("v5p:4x4x8", {"fsdp": 16, "tensor": 8}, "tensor", (Line(size=8, closed=True),)),
+        # Two devices of one chip share its links: for each of the two groups of a pair, half.
+        ("tpu7x:4x4x4", {"fsdp": 64, "tensor": 2}, "fsdp", (Line(size=4, closed=True, sharing=2),) * 3),
+        ("tpu7x:4x4x4", {"fsdp": 64, "tensor": 2}, "tensor", (Line(size=2),)),
+        # What does not fit a dim is a line of its own.
+        ("v5e:2x3", {"x": 2, "y": 3}, "y", (Line(size=3),)),
+        ("v5e:4x3", {"x": 2, "y": 6}, "y", (Line(size=2), Line(size=3))),
+    ],
+)
+def test_lines_of_a_torus(chips, sizes, axis, lines):
+    assert sorted(on_torus(chips, axis, **sizes), key=str) == sorted(lines, key=str)
+
+
+def test_parts_of_one_dim_together_are_the_dim():
+    assert on_torus("v5p:8x8x8", "fsdp", "expert", fsdp=128, expert=4) == (Line(size=8, closed=True),) * 3
+    laid = lay(Mesh.of(fsdp=128, expert=4), read_machine("v5p:8x8x8"))
+    assert laid.is_split("expert")
+    assert not laid.is_split("fsdp")
+
+
+def test_hops_to_the_farthest():
+    assert [RING4.hops, Line(size=4).hops, Line(size=2, stride=4, closed=True).hops, Line(size=3).hops] == [2, 3, 4, 2]
+
+
+SHAPES = ("v5p:4x4x4", "v5p:4x4x8*2", "v5e:4x8", "tpu7x:2x2x4", "h100:4x8", "gb200:2x72", "v6e:16x16")
+
+
+@given(shape=st.sampled_from(SHAPES), data=st.data())
+def test_a_group_has_the_devices_that_the_mesh_says(shape, data):
+    machine = read_machine(shape)
+    sizes, rest = [], machine.num_devices
+    while rest > 1 and len(sizes) < 4:
+        sizes.append(data.draw(st.sampled_from([d for d in range(2, rest + 1) if rest % d == 0])))
+        rest //= sizes[-1]
+    mesh = Mesh.of(**{f"a{n}": size for n, size in enumerate((*sizes, rest))})
+    laid = lay(mesh, machine)
+    in_domain = machine.num_devices // (machine.slices if laid.dims else machine.shape[0])
+    for axis in mesh.names:
+        group = laid.group([axis])
+        assert group.size == mesh.size(axis)
+        assert not laid.dims or prod(line.size for line in group.lines) == group.inside
+        # Against the devices themselves: no group lies over more domains than its axis is said to.
+        for device in {0, machine.num_devices // 2, machine.num_devices - 1}:
+            assert len({member // in_domain for member in mesh.group(device, [axis])}) <= group.domains

@@ -1,0 +1,174 @@
+"""The time of a step: what hides behind what, ranges, stages, and the choice of how experts meet tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.core.plan import PlannedCollective
+from shardwright.cost import price, read_machine
+from shardwright.cost.chips import chip_of
+from shardwright.cost.collectives import Rates, time_of
+from shardwright.cost.flops import step_flops, update_bytes
+from shardwright.cost.links import lay
+from tests.cost.plans import plan_of, priced
+
+
+def test_every_collective_has_the_time_of_its_executions():
+    plan = priced("llama3-8b", "fsdp", "v5p:4x4x4", batch=64)
+    laid, rates = lay(plan.mesh, read_machine("v5p:4x4x4")), Rates.of(chip_of("v5p"), "used")
+    assert plan.collectives
+    for one in plan.collectives:
+        time = time_of(one.kind, one.bytes_per_device, laid.group(one.axes), rates)
+        assert time is not None
+        assert one.seconds == one.count_per_step * time.seconds
+    assert plan.step is not None
+    assert plan.step.communication_seconds == pytest.approx(sum(one.seconds or 0 for one in plan.collectives))
+
+
+def test_computing_is_flops_at_the_full_rate_and_a_pass_over_memory():
+    plan = priced("llama3-8b", "fsdp", "v5p:4x4x4", batch=64)
+    assert plan.step is not None
+    flops = sum(step_flops(plan).values())
+    assert plan.step.flops_per_device == flops
+    assert plan.step.compute_seconds == pytest.approx(flops / 459e12 + update_bytes(plan) / 2765e9)
+
+
+def test_float32_is_slower_where_its_products_are():
+    def flops_seconds(chips: str, dtype: str) -> float:
+        plan = priced("llama3-test", "fsdp", chips, dtype=dtype, batch=16)
+        assert plan.step is not None
+        hbm = chip_of(chips.split(":")[0]).read("hbm_bytes_per_s")
+        return plan.step.compute_seconds - update_bytes(plan) / hbm
+
+    assert flops_seconds("h100:8", "float32") == pytest.approx(2 * flops_seconds("h100:8", "bfloat16"))
+    assert flops_seconds("v5e:2x4", "float32") == pytest.approx(flops_seconds("v5e:2x4", "bfloat16"))
+
+
+def with_collectives(*rows: tuple[str, str, str, str]):
+    """A plan with these collectives alone, as (component, phase, kind, tensor), each of 1 GB over fsdp."""
+    plan = plan_of("llama3-8b", "fsdp", devices=64, batch=64)
+    return replace(
+        plan,
+        collectives=tuple(
+            PlannedCollective(
+                component=component,
+                phase=phase,  # pyright: ignore[reportArgumentType]
+                kind=kind,
+                axes=("fsdp",),
+                bytes_per_device=10**9,
+                count_per_step=1,
+                tensors=(tensor,),
+            )
+            for component, phase, kind, tensor in rows
+        ),
+    )
+
+
+GATHER = ("mlp", "forward", "all-gather", "layers.mlp.gate")
+
+
+@pytest.mark.parametrize(
+    ("row", "hides"),
+    [
+        (GATHER, True),
+        (("mlp", "backward", "reduce-scatter", "layers.mlp.gate"), True),
+        (("attention", "forward", "permute", "attention.keys_attended"), True),
+        (("attention", "forward", "all-gather", "attention.keys_attended"), False),
+        (("mlp", "forward", "all-reduce", "mlp.projected"), False),
+        (("residual", "update", "all-reduce", "layers.residual.attention_norm"), False),
+        # Nothing is computed where an embedding is gathered.
+        (("embedding", "forward", "all-gather", "embedding.tokens"), False),
+    ],
+)
+def test_what_hides_behind_the_products_of_its_component(row, hides):
+    step = price(with_collectives(row), read_machine("v5p:4x4x4")).step
+    assert step is not None
+    assert 0 < step.communication_seconds < 0.1
+    assert step.exposed_seconds == (0 if hides else pytest.approx(step.communication_seconds))
+    assert step.seconds == pytest.approx(step.compute_seconds + step.exposed_seconds)
+
+
+def test_what_is_longer_than_the_products_is_exposed():
+    machine = read_machine("v5p:4x4x4")
+    plan = with_collectives(*[GATHER] * 200)
+    step = price(plan, machine).step
+    assert step is not None
+    computed = step_flops(plan)["mlp", "forward"] / 459e12
+    assert step.exposed_seconds == pytest.approx(step.communication_seconds - computed)
+
+
+def test_a_range_is_what_sources_dispute():
+    disputed, agreed = (priced("llama3-test", "fsdp", chips, batch=16).step for chips in ("v5e:2x4", "v4:2x2x2"))
+    assert disputed is not None
+    assert agreed is not None
+    assert disputed.low_seconds is not None
+    assert disputed.low_seconds < disputed.seconds
+    assert disputed.seconds == disputed.high_seconds
+    assert agreed.low_seconds == agreed.seconds == agreed.high_seconds
+    links = {constant.name: constant for constant in disputed.constants}["link_bytes_per_s"]
+    assert (links.value, [value for value, _ in links.others]) == (45e9, [50e9])
+    assert all("2026" in constant.source for constant in disputed.constants)
+
+
+def test_stages_wait_for_each_other():
+    one = priced("llama3-8b", "pp", "v5p:2x2x2", mesh_sizes={"stage": 2}, batch=32, micro_steps=4).step
+    assert one is not None
+    assert one.idle_seconds == pytest.approx((one.compute_seconds + one.exposed_seconds) * 1 / 4)
+    assert one.seconds == pytest.approx(one.compute_seconds + one.exposed_seconds + one.idle_seconds)
+
+
+def test_more_devices_compute_less_each():
+    times = [priced("llama3-8b", "fsdp", chips, batch=256).step for chips in ("v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8")]
+    computing = [step.compute_seconds for step in times if step is not None]
+    assert computing == sorted(computing, reverse=True)
+    assert len(computing) == 3
+
+
+def test_simulated_devices_are_not_timed():
+    plan = plan_of("llama3-test", "fsdp", devices=8)
+    assert price(plan, read_machine("cpu:8")) is plan
+
+
+def test_without_a_figure_for_a_link_there_is_no_step():
+    plan = priced("llama3-test", "hsdp", "b300:2x8", mesh_sizes={"data": 2, "fsdp": 8}, batch=16)
+    assert plan.step is None
+    assert {one.seconds is None for one in plan.collectives if "data" in one.axes} == {True}
+    assert {one.seconds is None for one in plan.collectives if one.axes == ("fsdp",)} == {False}
+
+
+def test_the_fastest_way_to_the_experts_is_chosen_and_all_are_shown():
+    plan = priced("mixtral-8x7b", "ep", "v5p:4x4x4", move_moe="auto", batch=64)
+    (choice,) = plan.choices
+    assert set(choice.seconds) == {"all-to-all", "ring", "weights"}
+    assert choice.chosen == min(choice.seconds, key=lambda option: choice.seconds[option])
+    assert plan.request.layout.move_moe == choice.chosen
+    (said,) = [finding for finding in plan.findings if finding.code == "SW105"]
+    assert said.found.startswith(f"'auto' took '{choice.chosen}'; time of one layer")
+
+
+def test_a_choice_by_time_may_differ_from_that_by_bytes_and_is_planned():
+    # On a ring of 8 a gather's bytes go both ways round at once, and an all-to-all's pass each other's links: with 6
+    # experts for a token it sends less than the ring gathers, and takes longer.
+    options = {"mesh_sizes": {"expert": 8}, "move_moe": "auto", "batch": 128}
+    plan = priced("deepseek3-16b", "ep", "v5p:4x4x8", **options)
+    (choice,) = plan.choices
+    assert min(choice.wire_bytes, key=lambda option: choice.wire_bytes[option]) == "all-to-all"
+    assert choice.chosen == plan.request.layout.move_moe == "ring"
+    assert choice.to_json()["costs"] == choice.seconds
+    held = priced("deepseek3-16b", "ep", "v5p:4x4x8", **{**options, "move_moe": "ring"})
+    assert plan.collectives == held.collectives
+    assert plan.step == held.step
+
+
+def test_options_are_timed_as_the_collectives_that_they_are():
+    plan = priced("deepseek3-16b", "ep", "v5p:4x4x8", mesh_sizes={"expert": 8}, move_moe="auto", batch=128)
+    (choice,) = plan.choices
+    tokens, width = 128 * 4096 / 128, 2048 * 2
+    one_way = 90e9
+    assert plan.request.length == 4096
+    # 6 experts for a token, out and back, forward and backward; 16 chips cross the middle of the ring both ways.
+    sent = tokens * 6 * width
+    assert choice.seconds["all-to-all"] == pytest.approx(4 * sent * (4 * 4 / 8) / (2 * one_way), rel=1e-6)
+    assert choice.seconds["ring"] == pytest.approx(4 * 8 * tokens * width / (2 * one_way), rel=1e-6)

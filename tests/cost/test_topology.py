@@ -1,0 +1,61 @@
+"""Which findings a machine adds to a plan, and which fix is printed. Their whole texts are golden."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.cost.wording import seconds_text
+from tests.cost.plans import priced
+
+
+def of(plan: Plan, code: str) -> list[Finding]:
+    return [finding for finding in plan.findings if finding.code == code]
+
+
+def test_an_axis_in_its_node_is_not_named():
+    assert not of(priced("llama3-test", "fsdp-tp", "h100:2x8", mesh_sizes={"tensor": 8}, batch=16), "SW201")
+
+
+def test_a_hot_axis_outside_its_node_is_named_with_its_time():
+    plan = priced("llama3-test", "fsdp-tp", "h100:4x4", mesh_sizes={"tensor": 8}, batch=16)
+    (found,) = of(plan, "SW201")
+    assert found.fix.startswith("--mesh tensor=4")
+    seconds = sum(one.seconds or 0 for one in plan.collectives if "tensor" in one.axes)
+    assert found.cost.startswith(f"{seconds_text(seconds)} of ")
+
+
+def test_weights_that_travel_can_wait():
+    options = {"mesh_sizes": {"fsdp": 1, "expert": 16}, "batch": 16}
+    assert of(priced("deepseek3-test", "ep", "h100:2x8", **options), "SW201")
+    assert not of(priced("deepseek3-test", "ep", "h100:2x8", move_moe="weights", **options), "SW201")
+
+
+def test_an_axis_that_only_cuts_rows_may_cross():
+    assert not of(priced("llama3-test", "hsdp", "h100:2x8", mesh_sizes={"data": 2, "fsdp": 8}, batch=16), "SW201")
+
+
+@pytest.mark.parametrize(
+    ("chips", "sizes", "severity"),
+    [
+        ("v5p:8x8x8", {"fsdp": 128, "expert": 4}, "warning"),
+        ("v5p:4x4x4", {"fsdp": 16, "expert": 4}, None),
+        ("v5p:2x2x4", {"fsdp": 4, "expert": 4}, None),
+        ("v5e:4x4", {"fsdp": 4, "expert": 4}, "info"),
+    ],
+)
+def test_open_lines(chips, sizes, severity):
+    found = of(priced("deepseek3-671b", "ep-as-cp", chips, mesh_sizes=sizes, batch=128), "SW202")
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+def test_an_open_line_costs_what_a_ring_would_not():
+    (found,) = of(priced("mixtral-8x7b", "ep", "v5e:8x16", mesh_sizes={"fsdp": 16, "expert": 8}, batch=128), "SW202")
+    now, closed = found.cost.split(" of communication a step, where rings would take ")
+    assert now != closed
+
+
+def test_small_messages_are_named_where_they_are_most_of_the_time():
+    assert of(priced("llama3-test", "fsdp", "v5e:2x4"), "SW204")
+    assert not of(priced("llama3-8b", "fsdp", "v5p:2x2x2", batch=8), "SW204")
