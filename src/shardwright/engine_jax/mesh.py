@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import numpy as np
 
@@ -11,12 +9,12 @@ from shardwright.core.errors import InputError
 from shardwright.core.mesh import Mesh
 
 
-def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     """The mesh over the first devices there are, in their order: device ``d`` has the coordinates the core says.
 
     Raises InputError when there are fewer devices than the mesh needs.
     """
-    present = jax.devices() if devices is None else list(devices)
+    present = jax.devices()
     needed = mesh.num_devices
     if len(present) < needed:
         raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
 
 FINAL_LR_SHARE = 0.1
 """The cosine ends at a tenth of the peak (arXiv:2302.13971, section 2.3)."""
+
+Arrays = Mapping[str, jax.Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,28 +44,28 @@ def schedule(options: OptimizerOptions) -> optax.Schedule:
 
 
 def apply_gradients(
-    state: State, gradients: Mapping[str, jax.Array], options: OptimizerOptions, decayed: frozenset[str]
-) -> tuple[State, jax.Array]:
+    state: State[jax.Array], gradients: Arrays, options: OptimizerOptions, decayed: frozenset[str]
+) -> tuple[State[jax.Array], jax.Array]:
     """The state after one step, but for its buffers, and the global norm of the gradients before clipping.
 
     Moments are kept in their own dtype and computed in float32. Weights named in ``decayed`` shrink by the learning
     rate times the weight decay.
     """
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     if options.clip:
         factor = jnp.minimum(1.0, options.clip / jnp.maximum(norm, 1e-30))
-        gradients = jax.tree.map(lambda g: g * factor, gradients)
-    moments_in = jax.tree.map(lambda m: m.astype(jnp.float32), (state.first, state.second))
+        gradients = {name: g * factor for name, g in gradients.items()}
     adam = optax.scale_by_adam(b1=BETA_1, b2=BETA_2, eps=EPSILON)
     # The first update sees lr(1): a step at learning rate 0 would train nothing.
-    before = optax.ScaleByAdamState(count=state.step, mu=moments_in[0], nu=moments_in[1])
-    updates, after = adam.update(gradients, before)
-    assert isinstance(after, optax.ScaleByAdamState)
+    wide = [{name: m.astype(jnp.float32) for name, m in moments.items()} for moments in (state.first, state.second)]
+    before = optax.ScaleByAdamState(count=state.step, mu=wide[0], nu=wide[1])
+    updates, after = cast(tuple[Arrays, optax.ScaleByAdamState], adam.update(gradients, before))
+    mu, nu = cast(Arrays, after.mu), cast(Arrays, after.nu)
     rate = schedule(options)(state.step + 1 if options.warmup else state.step)
     decays = {name: options.weight_decay if name in decayed else 0.0 for name in state.weights}
     weights = {
         name: (w - rate * (updates[name] + decays[name] * w)).astype(w.dtype) for name, w in state.weights.items()
     }
-    first = {name: after.mu[name].astype(m.dtype) for name, m in state.first.items()}
-    second = {name: after.nu[name].astype(m.dtype) for name, m in state.second.items()}
-    return State(weights=weights, buffers=state.buffers, first=first, second=second, step=after.count), norm
+    first = {name: mu[name].astype(m.dtype) for name, m in state.first.items()}
+    second = {name: nu[name].astype(m.dtype) for name, m in state.second.items()}
+    return state._replace(weights=weights, first=first, second=second, step=cast(jax.Array, after.count)), norm

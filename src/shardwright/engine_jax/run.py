@@ -26,7 +26,8 @@ from shardwright.engine_jax.state import State, abstract_state, initial_state
 from shardwright.engine_jax.step import Metrics, abstract_batch, batch_sharding, train_step
 from shardwright.engine_jax.support import require_support
 
-Step = Callable[[State, Mapping[str, jax.Array]], tuple[State, Metrics]]
+Arrays = State[jax.Array]
+Step = Callable[[Arrays, Mapping[str, jax.Array]], tuple[Arrays, Metrics[jax.Array]]]
 
 
 class RunError(ShardwrightError):
@@ -72,7 +73,7 @@ class _Run:
     told: Mapping[str, Any]
     shown: Listener
 
-    def go(self, state: State, next_row: int, saved: Path | None) -> RunOutcome:
+    def go(self, state: Arrays, next_row: int, saved: Path | None) -> RunOutcome:
         first, last = int(state.step), self.options.last_step
         metrics_path = self.options.out / FILE_NAME
         if first >= last:
@@ -119,7 +120,7 @@ class _Run:
         step = train_step(self.plan, self.mesh, optimizer)
         return step.lower(abstract_state(self.plan, self.mesh), abstract_batch(self.plan, self.mesh)).compile()
 
-    def _record(self, number: int, metrics: Metrics, started: float, records: Journal) -> float:
+    def _record(self, number: int, metrics: Metrics[jax.Array], started: float, records: Journal) -> float:
         loss, grad_norm, tokens = (np.asarray(value).item() for value in metrics)
         step_s = time.perf_counter() - started
         record = StepRecord(
@@ -139,7 +140,7 @@ class _Run:
         every = self.options.checkpoint_every
         return every is not None and number % every == 0
 
-    def _save(self, state: State, next_row: int) -> Path:
+    def _save(self, state: Arrays, next_row: int) -> Path:
         return save_state(
             self.options.out,
             state,

@@ -35,7 +35,7 @@ def stop_on_signal() -> Iterator[Stop]:
     def caught(number: int, frame: FrameType | None) -> None:
         del frame
         stop.signal = signal.Signals(number)
-        signal.signal(number, before[number])
+        signal.signal(stop.signal, before[stop.signal])
 
     before = {number: signal.getsignal(number) for number in CAUGHT}
     for number in CAUGHT:

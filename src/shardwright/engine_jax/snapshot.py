@@ -19,7 +19,7 @@ from shardwright.engine_jax.state import State, Tensor, arrays_of, box_of, make_
 
 def save_state(
     out: Path,
-    state: State,
+    state: State[jax.Array],
     plan: Plan,
     mesh: Mesh,
     *,
@@ -50,7 +50,7 @@ def save_state(
     return save_checkpoint(out, point, infos, _owned_boxes(state), keep=keep)
 
 
-def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> State:
+def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> State[jax.Array]:
     """The state of a checkpoint, placed as the plan says, whatever layout wrote it.
 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, and for damaged bytes.
@@ -63,7 +63,7 @@ def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> State:
     return make_state(plan, mesh, read, checkpoint.point.step)
 
 
-def _owned_boxes(state: State) -> Iterator[OwnedBox]:
+def _owned_boxes(state: State[jax.Array]) -> Iterator[OwnedBox]:
     for name, array in arrays_of(state).items():
         for shard in array.addressable_shards:
             if shard.replica_id == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,21 @@ from shardwright.init import box_values
 FIRST, SECOND = "moments.first/", "moments.second/"
 
 
-class State(NamedTuple):
+Leaf = TypeVar("Leaf")
+
+
+class State(NamedTuple, Generic[Leaf]):
     """``weights`` are trained; ``buffers`` are weights that no gradient trains; moments follow the weights.
 
     Each is a mapping from the table's names to arrays, layers stacked along the leading dim. ``step``: int32 scalar,
     the number of steps done.
     """
 
-    weights: Mapping[str, jax.Array]
-    buffers: Mapping[str, jax.Array]
-    first: Mapping[str, jax.Array]
-    second: Mapping[str, jax.Array]
-    step: jax.Array
+    weights: Mapping[str, Leaf]
+    buffers: Mapping[str, Leaf]
+    first: Mapping[str, Leaf]
+    second: Mapping[str, Leaf]
+    step: Leaf
 
 
 class Tensor(NamedTuple):
@@ -62,7 +65,7 @@ def frozen_names(plan: Plan) -> frozenset[str]:
     return frozenset(weight.name for weight in plan.request.table.weights if weight.frozen)
 
 
-def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray], step: int) -> State:
+def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray], step: int) -> State[jax.Array]:
     """The state whose every box is what ``read`` returns for it; no device asks for a box that is not its own."""
 
     def place(tensor: Tensor) -> jax.Array:
@@ -74,7 +77,7 @@ def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray]
     return assemble(plan, {tensor.name: place(tensor) for tensor in tensors_of(plan, mesh)}, replicated(step, mesh))
 
 
-def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State:
+def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State[jax.Array]:
     """The state before the first step: initial values made box by box, moments zero."""
     table = plan.request.table
 
@@ -86,7 +89,7 @@ def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State:
     return make_state(plan, mesh, read, 0)
 
 
-def abstract_state(plan: Plan, mesh: Mesh) -> State:
+def abstract_state(plan: Plan, mesh: Mesh) -> State[jax.ShapeDtypeStruct]:
     """The state's shapes, dtypes and shardings, without values, to lower a step from."""
     rows = {
         row.name: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=row.sharding) for row in tensors_of(plan, mesh)
@@ -95,20 +98,20 @@ def abstract_state(plan: Plan, mesh: Mesh) -> State:
     return assemble(plan, rows, step)
 
 
-def assemble(plan: Plan, rows: Mapping[str, object], step: object) -> State:
+def assemble(plan: Plan, rows: Mapping[str, Leaf], step: Leaf) -> State[Leaf]:
     """A state from its arrays by the names of ``tensors_of``."""
     frozen = frozen_names(plan)
     trained = [w.name for w in plan.weights if w.name not in frozen]
     return State(
-        weights={name: rows[name] for name in trained},  # pyright: ignore[reportArgumentType]
-        buffers={name: rows[name] for name in frozen},  # pyright: ignore[reportArgumentType]
-        first={name: rows[FIRST + name] for name in trained},  # pyright: ignore[reportArgumentType]
-        second={name: rows[SECOND + name] for name in trained},  # pyright: ignore[reportArgumentType]
-        step=step,  # pyright: ignore[reportArgumentType]
+        weights={name: rows[name] for name in trained},
+        buffers={name: rows[name] for name in frozen},
+        first={name: rows[FIRST + name] for name in trained},
+        second={name: rows[SECOND + name] for name in trained},
+        step=step,
     )
 
 
-def arrays_of(state: State) -> Mapping[str, jax.Array]:
+def arrays_of(state: State[Leaf]) -> Mapping[str, Leaf]:
     """Every array of a state but the step, by the names of ``tensors_of``."""
     return {
         **state.weights,

@@ -6,7 +6,7 @@ Batch arrays are int32 [rows, length] (``valid``: bool), cut as the plan cuts ``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from shardwright.engine_jax.optimizer import OptimizerOptions, apply_gradients
 from shardwright.engine_jax.placement import activation_placer, weight_user
 from shardwright.engine_jax.routing import moved_bias
 from shardwright.engine_jax.shardings import named_sharding
-from shardwright.engine_jax.state import State, abstract_state
+from shardwright.engine_jax.state import Leaf, State, abstract_state
 
 BATCH_FIELDS = ("tokens", "targets", "positions", "segments", "valid")
 
@@ -30,12 +30,12 @@ BIAS_RATE = 1e-3
 Arrays = Mapping[str, jax.Array]
 
 
-class Metrics(NamedTuple):
+class Metrics(NamedTuple, Generic[Leaf]):
     """Of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens."""
 
-    loss: jax.Array
-    grad_norm: jax.Array
-    tokens: jax.Array
+    loss: Leaf
+    grad_norm: Leaf
+    tokens: Leaf
 
 
 class Gradients(NamedTuple):
@@ -96,12 +96,12 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
     return gradients
 
 
-def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> Callable[[State, Arrays], tuple[State, Metrics]]:
-    """``step(state, batch) -> (state, metrics)``, compiled; the state given is donated, and its places are the plan's."""
+def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> jax.stages.Wrapped:
+    """``step(state, batch) -> (state, metrics)``, under ``jit``; the state given is donated, and its places are the plan's."""
     gradients_of = gradient_function(plan, mesh)
     decayed = frozenset(weight.name for weight in plan.request.table.weights if len(weight.shape) > 1)
 
-    def step(state: State, batch: Arrays) -> tuple[State, Metrics]:
+    def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         gradients = gradients_of(state.weights, state.buffers, batch)
         after, norm = apply_gradients(state, gradients.by_weight, options, decayed)
         buffers = {name: _moved(name, buffer, gradients.counts_NE) for name, buffer in state.buffers.items()}

@@ -1,0 +1,117 @@
+"""Llama 3 under every layout: trained as on one device, its arrays where the plan says.
+
+The comparison itself is held against the faults that it is for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engine_jax.places import assert_places_are_the_plans
+from tests.engine_jax.steps import (
+    Case,
+    Gradients,
+    Run,
+    assert_same_gradients,
+    assert_same_losses,
+    assert_trains_as,
+    compiled_step,
+    plan_of,
+    run_of,
+    run_on,
+    tokens_of,
+)
+
+MODEL = "llama3-test"
+LOSSES = 1e-5
+CASES = [
+    Case(model=MODEL, layout="ddp", mesh="data=8"),
+    Case(model=MODEL, layout="fsdp", mesh="fsdp=8"),
+    Case(model=MODEL, layout="hsdp", mesh="data=4,fsdp=2"),
+    Case(model=MODEL, layout="hsdp", mesh="data=2,fsdp=4"),
+    Case(model=MODEL, layout="tp", mesh="tensor=8"),
+    Case(model=MODEL, layout="fsdp-tp", mesh="fsdp=4,tensor=2"),
+    Case(model=MODEL, layout="cp", mesh="fsdp=2,context=4"),
+    Case(model=MODEL, layout="cp", mesh="fsdp=2,context=4", rows=4),
+    Case(model=MODEL, layout="fsdp", mesh="fsdp=4", micro_steps=2),
+]
+FSDP = Case(model=MODEL, layout="fsdp", mesh="fsdp=8")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_trains_as_one_device(case: Case) -> None:
+    assert_trains_as(case, case.alone, LOSSES)
+
+
+@pytest.mark.parametrize("mesh", ["data=4,fsdp=2", "data=2,fsdp=4"])
+def test_hybrid_shards_train_as_full_ones(mesh: str) -> None:
+    assert_trains_as(Case(model=MODEL, layout="hsdp", mesh=mesh), FSDP, LOSSES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_arrays_are_where_the_plan_says(case: Case) -> None:
+    assert_places_are_the_plans(compiled_step(case), plan_of(case))
+
+
+def test_arrays_elsewhere_are_seen() -> None:
+    hybrid, swapped = (Case(model=MODEL, layout="hsdp", mesh=mesh) for mesh in ("data=4,fsdp=2", "data=2,fsdp=4"))
+    with pytest.raises(AssertionError, match="weights: embedding"):
+        assert_places_are_the_plans(compiled_step(hybrid), plan_of(swapped))
+
+
+class Replicas:
+    """Step 1 as eight replicas see it: each the mean loss and gradient over the valid tokens of its own row."""
+
+    def __init__(self) -> None:
+        batch = tokens_of(0, 8)
+        rows = np.arange(8)[:, None]
+        runs = [run_on(FSDP.alone, [{**batch, "valid": batch["valid"] & (rows == row)}]) for row in range(8)]
+        self.losses = [run.losses[0] for run in runs]
+        self.tokens = np.asarray([run.tokens[0] for run in runs])
+        self.gradients = [run.gradients[0] for run in runs]
+        self.shares = self.tokens / self.tokens.sum()
+
+    def sum(self, shares: np.ndarray, only: str = "") -> Gradients:
+        """Gradients by these shares of the replicas; those of weights not named ``only`` by the right ones."""
+        return {
+            name: sum(
+                share * gradient[name]
+                for share, gradient in zip(shares if only in name else self.shares, self.gradients, strict=True)
+            )
+            for name in self.gradients[0]
+        }
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Replicas:
+    return Replicas()
+
+
+def test_replicas_have_very_unequal_tokens_and_make_up_the_step(replicas: Replicas) -> None:
+    assert sorted(replicas.tokens) == [0, 2, 19, 24, 29, 29, 30, 31]
+    assert_same_gradients(replicas.sum(replicas.shares), run_of(FSDP.alone).gradients[0])
+
+
+@pytest.mark.parametrize("tokens", [2, 31])
+def test_a_dropped_replica_is_seen(replicas: Replicas, tokens: int) -> None:
+    with pytest.raises(AssertionError, match="layer 0"):
+        assert_same_gradients(
+            replicas.sum(np.where(replicas.tokens == tokens, 0, replicas.shares)), run_of(FSDP.alone).gradients[0]
+        )
+
+
+@pytest.mark.parametrize("name", ["attention_norm", "embedding.tokens", "mlp.down"])
+def test_a_reduction_missing_for_one_weight_is_seen(replicas: Replicas, name: str) -> None:
+    with pytest.raises(AssertionError, match=name):
+        assert_same_gradients(replicas.sum(np.eye(8)[0], only=name), run_of(FSDP.alone).gradients[0])
+
+
+def test_a_loss_normalised_by_each_replica_is_seen(replicas: Replicas) -> None:
+    step = run_of(FSDP.alone)
+    with pytest.raises(AssertionError):
+        assert_same_gradients(replicas.sum(np.full(8, 1 / 8)), step.gradients[0])
+    theirs = Run(losses=step.losses[:1], norms=step.norms[:1], tokens=step.tokens[:1], gradients=())
+    ours = Run(losses=np.asarray([np.mean(replicas.losses)]), norms=theirs.norms, tokens=theirs.tokens, gradients=())
+    with pytest.raises(AssertionError):
+        assert_same_losses(ours, theirs, LOSSES)
