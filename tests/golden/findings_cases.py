@@ -132,6 +132,20 @@ CASES: tuple[Case, ...] = (
         neighbour={"layout": mine(EP, rest="move: {moe: ring}\n")},
     ),
     Case(
+        name="SW405-dropless",
+        model="mixtral-8x7b",
+        layout="ep",
+        options=EIGHT,
+        neighbour={"model": "mixtral-8x7b capacity_factor=4"},
+    ),
+    Case(
+        name="SW405-capacity",
+        model="mixtral-8x7b capacity_factor=1.25",
+        layout="ep",
+        options=EIGHT,
+        neighbour={"model": "mixtral-8x7b capacity_factor=4"},
+    ),
+    Case(
         name="SW106-product",
         layout="hsdp",
         options={"devices": 12, "mesh_sizes": {"data": 2, "fsdp": 4}},

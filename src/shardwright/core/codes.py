@@ -141,6 +141,12 @@ CODES: dict[str, Code] = {
             law="A message is large enough that sending it takes longer than reaching the others.",
         ),
         Code(
+            code="SW405",
+            severity="info",
+            title="slots of experts",
+            law="No token is dropped in silence, and no slot is kept for one without saying so.",
+        ),
+        Code(
             code="SW312",
             severity="error",
             title="more memory than the chip has",

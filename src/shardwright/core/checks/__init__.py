@@ -15,6 +15,7 @@ from shardwright.core.checks.memory import memory
 from shardwright.core.checks.pays import pays
 from shardwright.core.checks.replicas import whole_activations, whole_weights
 from shardwright.core.checks.rows import rows_and_tokens
+from shardwright.core.checks.slots import slots
 from shardwright.core.checks.stages import stages
 from shardwright.core.checks.storage import another_dim, too_small
 from shardwright.core.checks.strides import strides
@@ -35,6 +36,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     idle_axes,
     padded,
     choices,
+    slots,
     whole_units,
     rows_and_tokens,
     stages,
