@@ -98,7 +98,7 @@ def _exposed(plan: Plan, seconds: Sequence[float], computing: Work) -> float:
     hideable: dict[tuple[str, Phase], float] = {}
     exposed = 0.0
     for one, second in zip(plan.collectives, seconds, strict=True):
-        if one.phase != "update" and (one.kind == "permute" or weights.issuperset(one.tensors)):
+        if one.kind == "permute" or weights.issuperset(one.tensors):
             where = one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
         else:
