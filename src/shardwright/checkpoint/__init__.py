@@ -9,6 +9,7 @@ The format has its page: docs/checkpoint.md.
 """
 
 from shardwright.checkpoint.data_file import OwnedBox
+from shardwright.checkpoint.directory import set_aside_after
 from shardwright.checkpoint.errors import CheckpointError
 from shardwright.checkpoint.inspection import describe, verify
 from shardwright.checkpoint.manifest import Manifest, RunPoint, StoredBox, StoredTensor, TensorInfo
@@ -36,6 +37,7 @@ __all__ = [
     "reshard_plan",
     "save_checkpoint",
     "saving",
+    "set_aside_after",
     "verify",
     "write_part",
 ]

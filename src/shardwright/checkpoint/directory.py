@@ -3,6 +3,7 @@
 OUT/checkpoints/step-00000010                    a checkpoint: it got this name when it was whole
 OUT/checkpoints/step-00000020.saving-5f0c9a17    a save that is running, or was killed
 OUT/checkpoints/step-00000005.deleting-81d2e044  a checkpoint that is being deleted, or was when the run was killed
+OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint that was not whole and was passed over; nobody deletes it
 OUT/checkpoints/.lock                            held by the process that saves, and by the kernel's hand let go
 """
 
@@ -60,6 +61,25 @@ def delete(directory: Path) -> None:
     os.rename(directory, doomed)
     make_durable(directory.parent)
     shutil.rmtree(doomed)
+
+
+def set_aside_after(out: Path, step: int) -> tuple[Path, ...]:
+    """Gives the checkpoints of later steps another name, so that a run which passed them over can save those steps again.
+
+    Nothing of them is lost. Returns their new names. Raises CheckpointError where they cannot be renamed.
+    """
+    renamed = []
+    for directory in committed(out):
+        if (later := step_of(directory)) is not None and later > step:
+            aside = directory.with_name(f"{directory.name}.damaged-{secrets.token_hex(4)}")
+            try:
+                os.rename(directory, aside)
+            except OSError as error:
+                raise CheckpointError(f"{directory}: not whole, and cannot be renamed: {error.strerror}.") from error
+            renamed.append(aside)
+    if renamed:
+        make_durable(checkpoints_directory(out))
+    return tuple(renamed)
 
 
 def make_durable(directory: Path) -> None:

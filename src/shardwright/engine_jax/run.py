@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.checkpoint import Checkpoint, latest
+from shardwright.checkpoint import Checkpoint, latest, set_aside_after
 from shardwright.core.errors import InputError, ShardwrightError
 from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome, Silent, StepRecord
@@ -85,6 +85,8 @@ class _Run:
             self.shown.doing("compiling the step")
             step = self._compiled()
             _make_folder(self.options.out)
+            for aside in set_aside_after(self.options.out, first):
+                self.shown.say(f"kept beside, not whole: {aside}")
             loss = math.nan
             with (
                 journal(self.options.out, first_step=first, tensorboard=self.options.tensorboard) as records,
