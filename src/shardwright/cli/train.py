@@ -12,9 +12,8 @@ from pathlib import Path
 from shardwright.cli.extras import needing_extra
 from shardwright.cli.options import TrainOptions, TrainVerb
 from shardwright.cli.output import write_json, write_view
-from shardwright.cli.request import asked
+from shardwright.cli.request import asked, planned
 from shardwright.core.errors import FindingsError, InputError
-from shardwright.core.planning import make_plan
 from shardwright.core.run import RunOptions, RunOutcome
 
 SIMULATED_DEVICES = "--xla_force_host_platform_device_count"
@@ -28,7 +27,7 @@ def run_train(verb: TrainVerb) -> int:
     question = asked(verb.model, verb.layout, verb.plan)
     if question.request.engine == "torch":
         raise InputError("--engine torch: the PyTorch engine does not train yet. `shardwright plan` knows its layouts.")
-    plan = make_plan(question.request)
+    plan = planned(question)
     if not verb.plan.json:
         from shardwright.report.plan_view import plan_view
 

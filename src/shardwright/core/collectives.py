@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 
 from shardwright.core.gradients import partial_axes
 from shardwright.core.mesh import Mesh
@@ -37,7 +38,8 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
     strip = slice(len(tensor.in_use.dims) - len(tensor.shape), None)
     at_rest, in_use = Spec(tensor.at_rest.dims[strip]), Spec(tensor.in_use.dims[strip])
     width = DTYPE_BYTES[request.dtype]
-    times = tensor.num * request.micro_steps
+    layers = _layers_on_device(request, mesh, tensor)
+    times = layers * request.micro_steps
     again = tensor.stack is not None and request.remat != "none"
     for gather in movement(at_rest, in_use, (), shape, mesh):
         yield _planned(tensor.component, "forward", gather, width, times, tensor.name)
@@ -52,7 +54,7 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
     if summed:
         part = elements_per_device(at_rest, shape, mesh)
         reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
-        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[request.weights_dtype], tensor.num, tensor.name)
+        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[request.weights_dtype], layers, tensor.name)
 
 
 def _of_move(
@@ -69,8 +71,13 @@ def _of_move(
     backward = movement(after, before, partial_axes(layout, move.feeds), shape, mesh)
     if move.kind == "keys" and layout.move_attention == "ring":
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
+    if move.kind in ("dispatch", "combine") and layout.move_moe == "ring":
+        around = _ring_of_experts(request, mesh, by_name)
+        there, back = around if move.kind == "dispatch" else around[::-1]
+        forward, backward = _without_all_to_all(forward) + there, _without_all_to_all(backward) + back
     width = DTYPE_BYTES[source.dtype]
-    times = min(source.num, target.num) * request.micro_steps
+    shared = min(source, target, key=lambda row: row.num)
+    times = _layers_on_device(request, mesh, shared) * request.micro_steps
     component = target.component if move.kind in ("dispatch", "keys") else source.component
     component = "moe" if move.kind == "combine" else component
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS)
@@ -89,6 +96,33 @@ def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collectiv
         for c in collectives
         for _ in range(mesh.size(c.axes) - 1)
     )
+
+
+def _ring_of_experts(
+    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan]
+) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """There and back: every token is gathered over the expert axes, each device adds what its experts make of it, and
+    the sums are scattered. Whatever the number of experts a token chooses, it travels once."""
+    axes = mesh.larger_than_one(request.layout.axes_with("expert", "moe"))
+    if not axes:
+        return (), ()
+    tokens = by_name["router.grouped"]
+    shape = dict(zip(tokens.in_use.logical_axes, tokens.shape, strict=True))
+    shape["batch"] //= request.micro_steps
+    size = elements_per_device(tokens.in_use.without(axes), shape, mesh)
+    gather = (Collective(kind="all-gather", axes=axes, elements_per_device=size),)
+    scatter = (Collective(kind="reduce-scatter", axes=axes, elements_per_device=size),)
+    return gather, scatter
+
+
+def _without_all_to_all(collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    return tuple(collective for collective in collectives if collective.kind != "all-to-all")
+
+
+def _layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
+    """How many of the layers that share a row one device computes: all, unless pipeline stages share them out."""
+    stages = mesh.size(request.layout.axes_with("stage", tensor.component)) if tensor.num > 1 else 1
+    return ceil(tensor.num / stages)
 
 
 def _planned(

@@ -1,0 +1,128 @@
+"""The collectives that the specs call for, against counts and bytes worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright import Plan, Request, load_layout, make_plan, model_table
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.plan import PlannedCollective
+from shardwright.files import parse_yaml
+
+BATCH, LENGTH = 8, 64
+
+
+def plan_of(model: str, layout: str, sizes: dict[str, int], **options: object) -> Plan:
+    read = read_layout(parse_yaml(layout, "mine.yaml")) if "\n" in layout else load_layout(layout)
+    return make_plan(
+        Request(layout=read, table=model_table(model), mesh_sizes=sizes, batch=BATCH, length=LENGTH, **options)  # pyright: ignore[reportArgumentType]
+    )
+
+
+def found(plan: Plan, **wanted: object) -> list[PlannedCollective]:
+    return [c for c in plan.collectives if all(getattr(c, name) == value for name, value in wanted.items())]
+
+
+def only(plan: Plan, **wanted: object) -> tuple[int, int]:
+    """Bytes and count of the one row that matches."""
+    (row,) = found(plan, **wanted)
+    return row.bytes_per_device, row.count_per_step
+
+
+def test_ddp_moves_gradients_alone_once_a_step() -> None:
+    plan = plan_of("llama3-test", "ddp", {"data": 8})
+    assert {(c.kind, c.axes, c.phase) for c in plan.collectives} == {("all-reduce", ("data",), "update")}
+    total = sum(c.bytes_per_device * c.count_per_step for c in plan.collectives)
+    assert total == plan.request.table.num_parameters * 4
+
+
+def test_fsdp_gathers_each_weight_twice_and_scatters_its_gradient() -> None:
+    plan = plan_of("llama3-test", "fsdp", {"fsdp": 8})
+    for phase, kind in (("forward", "all-gather"), ("recompute", "all-gather"), ("backward", "reduce-scatter")):
+        rows = found(plan, component="mlp", phase=phase, kind=kind, axes=("fsdp",))
+        assert sum(c.bytes_per_device * c.count_per_step for c in rows) == 6 * 3 * 256 * 768 * 4
+    assert found(plan, component="mlp", phase="recompute") != []
+    assert found(plan_of("llama3-test", "fsdp", {"fsdp": 8}, remat="none"), phase="recompute") == []
+
+
+def test_hsdp_scatters_inside_and_sums_between_once_whatever_the_micro_steps() -> None:
+    plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, micro_steps=2)
+    scattered = found(plan, component="mlp", kind="reduce-scatter")
+    summed = found(plan, component="mlp", kind="all-reduce")
+    assert {(c.axes, c.phase, c.count_per_step) for c in scattered} == {(("fsdp",), "backward", 6 * 3 * 2)}
+    assert {(c.axes, c.phase, c.count_per_step) for c in summed} == {(("data",), "update", 6 * 3)}
+
+
+def test_tensor_parallel_gathers_before_and_scatters_behind_each_half_of_a_layer() -> None:
+    plan = plan_of("llama3-test", "tp", {"tensor": 8})
+    stream = BATCH * LENGTH * 256 * 4
+    # One gather before attention, one before the feed-forward layer, one before the logits.
+    assert only(plan, component="residual", phase="forward", kind="all-gather") == (stream, 2 * 6 + 1)
+    assert only(plan, component="residual", phase="backward", kind="reduce-scatter") == (stream, 2 * 6 + 1)
+    for component in ("attention", "mlp"):
+        assert only(plan, component=component, phase="forward", kind="reduce-scatter") == (stream, 6)
+        assert only(plan, component=component, phase="backward", kind="all-gather") == (stream, 6)
+
+
+def test_context_gathers_keys_and_values_or_the_latent() -> None:
+    plan = plan_of("llama3-test", "cp", {"fsdp": 2, "context": 4})
+    keys = BATCH // 2 * LENGTH * 16 * 16 * 4
+    assert only(plan, component="attention", phase="forward", axes=("context",)) == (keys, 2 * 6)
+    assert only(plan, component="attention", phase="backward", axes=("context",)) == (keys, 2 * 6)
+    latent = BATCH // 2 * LENGTH * (16 + 64) * 4
+    plan = plan_of("deepseek3-test", "cp", {"fsdp": 2, "context": 4})
+    assert only(plan, component="attention", phase="forward", axes=("context",)) == (latent, 4)
+
+
+def test_a_ring_of_keys_passes_a_part_on_once_less_than_there_are_devices() -> None:
+    layout = "name: ring\nmesh: {context: 8}\nroles: {context: context}\nmove: {attention: ring}\n"
+    plan = plan_of("llama3-test", layout, {})
+    part = BATCH * LENGTH // 8 * 16 * 16 * 4
+    assert only(plan, component="attention", phase="forward", kind="permute") == (part, 7 * 2 * 6)
+    assert found(plan, component="attention", kind="all-gather", axes=("context",), bytes_per_device=8 * part) == []
+
+
+EP = "name: mine\nmesh: {{fsdp: 2, expert: 4}}\nroles:\n  fsdp: fsdp\n  expert: {{elsewhere: fsdp, moe: expert}}\nmove: {{moe: {move}}}\n"
+
+
+@pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
+def test_tokens_or_weights_travel(move: str) -> None:
+    plan = plan_of("mixtral-test", EP.format(move=move), {})
+    rows = found(plan, component="moe", phase="forward")
+    over_expert = [(c.kind, c.bytes_per_device, c.count_per_step) for c in rows if "expert" in c.axes]
+    slots = BATCH // 8 * 8 * LENGTH * 128 * 4
+    tokens = BATCH // 2 * LENGTH * 128 * 4
+    experts = 8 * 128 * 256 * 4
+    assert (
+        sorted(over_expert)
+        == {
+            "all-to-all": [("all-to-all", slots, 2 * 4)],
+            "ring": [("all-gather", tokens, 4), ("reduce-scatter", tokens, 4)],
+            "weights": [("all-gather", experts, 3 * 4)],
+        }[move]
+    )
+
+
+def test_a_share_of_whole_tokens_is_gathered_again() -> None:
+    layout = (
+        "name: mine\nmesh: {fsdp: 2, tensor: 4}\nroles:\n  fsdp: fsdp\n  tensor: {elsewhere: tensor, moe: expert}\n"
+    )
+    plan = plan_of("mixtral-test", layout, {})
+    stream = BATCH // 2 * LENGTH * 128 * 4
+    assert only(plan, component="router", phase="forward", kind="all-gather", axes=("tensor",)) == (stream, 4)
+    assert only(plan, component="router", phase="backward", kind="all-gather", axes=("tensor",)) == (stream, 4)
+
+
+def test_a_stage_computes_its_own_layers() -> None:
+    whole = plan_of("llama3-test", "fsdp", {"fsdp": 4})
+    staged = plan_of("llama3-test", "pp", {"stage": 2, "fsdp": 4})
+    per_layer = {c.count_per_step for c in found(whole, component="mlp", phase="forward")}
+    assert per_layer == {18}
+    assert {c.count_per_step for c in found(staged, component="mlp", phase="forward")} == {9}
+
+
+def test_axes_of_size_one_move_nothing() -> None:
+    for preset in ("fsdp", "cp", "ep-as-cp", "fsdp-tp"):
+        layout = load_layout(preset)
+        plan = plan_of("mixtral-test", preset, dict.fromkeys(layout.mesh, 1))
+        assert plan.collectives == (), preset
