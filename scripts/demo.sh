@@ -16,13 +16,16 @@ show plan "$model" --layout ep-as-cp --mesh fsdp=2,expert=4
 show train "$model" --layout ep-as-cp --mesh fsdp=2,expert=4 --devices 8 --data stdlib --steps 120 --stop-after 60 --out "$out"
 show train "$model" --layout hsdp --mesh data=4,fsdp=2 --devices 8 --data stdlib --steps 120 --out "$out" --resume
 
-printf '\n step    loss   layout\n'
-.venv/bin/python - "$out/metrics.jsonl" <<'EOF'
+printf '\nmean loss of ten steps\n'
+.venv/bin/python - "$out/metrics.jsonl" <<'PYTHON'
 import json
 import sys
 
 with open(sys.argv[1], encoding="utf-8") as file:
-    for row in map(json.loads, file):
-        if row["step"] % 10 == 0 or row["step"] in (1, 59, 61):
-            print(f"{row['step']:5d} {row['loss']:7.4f}   {'ep-as-cp' if row['step'] <= 60 else 'hsdp'}")
-EOF
+    losses = [json.loads(line)["loss"] for line in file]
+for first in range(0, len(losses), 10):
+    ten = losses[first : first + 10]
+    layout = "ep-as-cp" if first < 60 else "hsdp"
+    mean = sum(ten) / len(ten)
+    print(f"  steps {first + 1:>3} to {first + len(ten):>3}  {mean:6.3f}  {layout:<8}  {'#' * round(mean * 5)}")
+PYTHON
