@@ -127,7 +127,7 @@ def _gradients(moments: Sequence[Gradients], norms: np.ndarray) -> tuple[Gradien
     before = {name: np.zeros_like(array) for name, array in moments[0].items()}
     gradients: list[Gradients] = []
     for after, norm in zip(moments, norms, strict=False):
-        share = min(1.0, OPTIONS.clip / norm) * (1 - BETA_1)
+        share = OPTIONS.clip / max(norm, OPTIONS.clip) * (1 - BETA_1)
         gradients.append({name: (array - BETA_1 * before[name]) / share for name, array in after.items()})
         before = after
     return tuple(gradients)

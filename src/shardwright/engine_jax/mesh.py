@@ -14,7 +14,10 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
 
     Raises InputError when there are fewer devices than the mesh needs.
     """
-    present = jax.devices()
+    try:
+        present = jax.devices()
+    except RuntimeError as error:
+        raise InputError(f"JAX cannot use the devices it was told to (JAX_PLATFORMS): {error}") from None
     needed = mesh.num_devices
     if len(present) < needed:
         raise InputError(

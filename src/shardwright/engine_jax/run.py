@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shardwright.core.errors import InputError, ShardwrightError
 from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome, Silent, StepRecord
 from shardwright.engine_jax.feed import Source, batches, on_devices, open_source
-from shardwright.engine_jax.journal import FILE_NAME, Journal, journal
+from shardwright.engine_jax.journal import FILE_NAME, BoardWriter, Journal, board_writer, journal, require_folder
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.optimizer import OptimizerOptions
 from shardwright.engine_jax.signals import Stop, stop_on_signal
@@ -43,6 +44,8 @@ def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> Run
     that holds another run, or a checkpoint that this run cannot continue; RunError for a loss that is not finite.
     """
     require_support(plan)
+    require_folder(options.out)
+    writer = board_writer() if options.tensorboard else None
     mesh = device_mesh(plan.mesh)
     shown = shown or Silent()
     shown.doing(f"reading {options.data}")
@@ -53,7 +56,7 @@ def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> Run
         f"text: {source.corpus.num_tokens:,} tokens of {source.corpus.num_documents:,} documents "
         f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
     )
-    run = _Run(options=options, plan=plan, mesh=mesh, source=source, told=told, shown=shown)
+    run = _Run(options=options, plan=plan, mesh=mesh, source=source, told=told, shown=shown, writer=writer)
     if checkpoint is None:
         shown.doing("making initial values")
         state, next_row = initial_state(plan, mesh, options.seed), 0
@@ -72,6 +75,7 @@ class _Run:
     source: Source
     told: Mapping[str, Any]
     shown: Listener
+    writer: BoardWriter | None
 
     def go(self, state: Arrays, next_row: int, saved: Path | None) -> RunOutcome:
         first, last = int(state.step), self.options.last_step
@@ -84,12 +88,11 @@ class _Run:
         with stop_on_signal() as stop:
             self.shown.doing("compiling the step")
             step = self._compiled()
-            _make_folder(self.options.out)
             for aside in set_aside_after(self.options.out, first):
                 self.shown.say(f"kept beside, not whole: {aside}")
             loss = math.nan
             with (
-                journal(self.options.out, first_step=first, tensorboard=self.options.tensorboard) as records,
+                journal(self.options.out, first_step=first, writer=self.writer) as records,
                 batches(self.source, self.plan, self.options.seed, next_row) as ahead,
             ):
                 self.shown.begin(first, last)
@@ -99,10 +102,11 @@ class _Run:
                     batch = next(ahead)
                     state, metrics = step(state, on_devices(batch, sharding))
                     loss = self._record(number, metrics, started, records)
-                    if self._is_due(number) or stop or number == last:
+                    # Asked once: a signal that came between two questions would end the run without saving it.
+                    last = number if stop else last
+                    if self._is_due(number) or number == last:
                         saved = self._save(state, batch.next_row)
-                    if stop:
-                        last = number
+                    if number == last:
                         break
             if stop and stop.signal is not None:
                 self.shown.say(f"{stop.signal.name}: stopped after step {last}; saved in {saved}")
@@ -131,8 +135,8 @@ class _Run:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise RunError(
                 f"step {number}: the loss is {loss} and the gradient's norm {grad_norm}, and both must be finite. "
-                f"Nothing of this step was saved. Lower --lr (now {self.options.lr:g}) or lengthen --warmup "
-                f"(now {self.options.warmup}), and go on from the last checkpoint with --resume."
+                f"This step was not saved. Begin again with a lower --lr (now {self.options.lr:g}) or a longer --warmup "
+                f"(now {self.options.warmup}), and another --out."
             )
         records.write(record)
         self.shown.step(record)
@@ -178,16 +182,28 @@ def _told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
         "moments_dtype": request.moments_dtype,
         "tokenizer": source.corpus.tokenizer,
         "corpus": source.digest,
+        **_described("architecture", asdict(request.table.architecture)),
     }
+
+
+def _described(name: str, value: Any) -> dict[str, Any]:
+    """A value that JSON can hold under one name, or the fields of a dict, theirs too, under its name and theirs."""
+    if isinstance(value, dict):
+        return {key: held for field in value for key, held in _described(f"{name}.{field}", value[field]).items()}
+    return {name: json.loads(json.dumps(value))}
 
 
 def _checkpoint_to_resume(options: RunOptions, told: Mapping[str, Any], shown: Listener) -> Checkpoint | None:
     """The newest whole checkpoint, if the run is to go on from one. Raises InputError where that cannot be."""
     found = latest(options.out)
     if not options.resume:
-        if found.checkpoint is not None or found.passed_over or (options.out / FILE_NAME).exists():
+        if found.checkpoint is not None:
             raise InputError(
                 f"{options.out} already holds a run. Give --resume to go on with it, or another --out for a new one."
+            )
+        if found.passed_over or (options.out / FILE_NAME).exists():
+            raise InputError(
+                f"{options.out} already holds a run, without a whole checkpoint to go on from. Give another --out."
             )
         return None
     if found.checkpoint is None:
@@ -200,7 +216,9 @@ def _checkpoint_to_resume(options: RunOptions, told: Mapping[str, Any], shown: L
         shown.say(f"passed over a checkpoint that is not whole: {error}")
     before = found.checkpoint.point.metadata
     moved = [
-        f"  {name}: was {before.get(name)!r}, is {value!r}" for name, value in told.items() if before.get(name) != value
+        f"  {name}: was {before.get(name)!r}, is {value!r}"
+        for name, value in told.items()
+        if before.get(name) != value and name != "tokenizer"  # a path; what it made of the text is in "corpus"
     ]
     if moved:
         raise InputError(
@@ -209,10 +227,3 @@ def _checkpoint_to_resume(options: RunOptions, told: Mapping[str, Any], shown: L
             + "\nGive the same options, or another --out. The layout and the mesh may change."
         )
     return found.checkpoint
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out} cannot be made: {error.strerror}. Give a folder that can.") from None

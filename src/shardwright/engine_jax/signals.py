@@ -37,7 +37,8 @@ def stop_on_signal() -> Iterator[Stop]:
         stop.signal = signal.Signals(number)
         signal.signal(stop.signal, before[stop.signal])
 
-    before = {number: signal.getsignal(number) for number in CAUGHT}
+    # None: a handler that was not set from Python, which cannot be put back.
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in CAUGHT}
     for number in CAUGHT:
         signal.signal(number, caught)
     try:

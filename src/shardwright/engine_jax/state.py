@@ -69,8 +69,14 @@ def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray]
     """The state whose every box is what ``read`` returns for it; no device asks for a box that is not its own."""
 
     def place(tensor: Tensor) -> jax.Array:
+        # Replicas hold one box several times; it is read once.
+        known: dict[Box, np.ndarray] = {}
+
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            return np.asarray(read(tensor, box_of(index or (), tensor.shape)), tensor.dtype)
+            box = box_of(index or (), tensor.shape)
+            if box not in known:
+                known[box] = np.asarray(read(tensor, box), tensor.dtype)
+            return known[box]
 
         return jax.make_array_from_callback(tensor.shape, tensor.sharding, part)
 

@@ -1,0 +1,94 @@
+"""Runs through the command line, in this process: the smallest models, on text that every machine has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwright.checkpoint import open_checkpoint
+from shardwright.cli.main import main
+from shardwright.engine_jax import run
+
+TEXT = argparse.__file__
+"""About 100 KB of the standard library."""
+
+LLAMA3 = ["llama3-test", "--set", "num_layers=1", "embed=64", "mlp=128", "--length", "32", "--data", TEXT]
+DEEPSEEK3 = ["deepseek3-test", "--set", "num_layers=2", "--length", "32", "--data", TEXT]
+
+FSDP = ["--layout", "fsdp", "--mesh", "fsdp=8"]
+HSDP = ["--layout", "hsdp", "--mesh", "data=4,fsdp=2"]
+CP = ["--layout", "cp", "--mesh", "fsdp=2,context=4"]
+EP_AS_CP = ["--layout", "ep-as-cp", "--mesh", "fsdp=2,expert=4"]
+
+
+def train(model: list[str], out: Path, *options: str) -> int:
+    """The exit code of a training run."""
+    return main(["train", *model, "--batch", "8", "--out", str(out), *options])
+
+
+def metrics(out: Path) -> list[dict[str, float]]:
+    """The objects of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def results(out: Path) -> list[tuple[float, ...]]:
+    """What every step computed, without how long it took."""
+    return [tuple(line[name] for name in ("step", "loss", "grad_norm", "tokens")) for line in metrics(out)]
+
+
+def losses(out: Path) -> np.ndarray:
+    return np.asarray([line["loss"] for line in metrics(out)])
+
+
+def saved(out: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint."""
+    checkpoint = open_checkpoint(directory_of(out, step))
+    return {name: checkpoint.read_box(name) for name in checkpoint.tensors}
+
+
+def directory_of(out: Path, step: int) -> Path:
+    return out / "checkpoints" / f"step-{step:08d}"
+
+
+def checkpoints(out: Path) -> list[str]:
+    """The names of the directories of checkpoints, whole or not."""
+    return sorted(path.name for path in (out / "checkpoints").iterdir() if path.is_dir())
+
+
+def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype, name
+        assert ours[name].shape == array.shape, name
+        assert ours[name].tobytes() == array.tobytes(), name
+
+
+def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float) -> None:
+    """|ours - theirs| / |theirs| of every array."""
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert np.linalg.norm(ours[name] - array) <= tolerance * np.linalg.norm(array), name
+
+
+@contextmanager
+def compiled_once() -> Iterator[None]:
+    """Runs of one plan and one schedule share their compiled step: where that they compile is not what is tested."""
+    compile_step, known = run._Run._compiled, {}
+
+    def compiled(self: run._Run) -> run.Step:
+        options = replace(self.options, out=Path(), stop_after=None, resume=False, checkpoint_every=None)
+        key = repr((self.plan.request, options))
+        if key not in known:
+            known[key] = compile_step(self)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run._Run, "_compiled", compiled)
+        yield

@@ -1,0 +1,91 @@
+"""The state before the first step: the same bits on any layout, each box made once, moments zero."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.core.box import Box
+from shardwright.core.boxes import held_boxes, owned_boxes
+from shardwright.core.planning import make_plan
+from shardwright.engine_jax.mesh import device_mesh
+from shardwright.engine_jax.shardings import resting_spec
+from shardwright.engine_jax.state import State, arrays_of, initial_state, make_state, tensors_of
+from shardwright.init import box_values
+from tests.engine_jax.steps import Case, plan_of
+
+LAYOUTS = [
+    ("ddp", "data=8"),
+    ("fsdp", "fsdp=8"),
+    ("hsdp", "data=4,fsdp=2"),
+    ("tp", "data=2,tensor=4"),
+    ("fsdp-tp", "fsdp=4,tensor=2"),
+    ("cp", "fsdp=2,context=4"),
+    ("ep", "fsdp=2,expert=4"),
+    ("ep-as-cp", "fsdp=2,expert=4"),
+]
+
+
+def state_of(case: Case) -> State:
+    plan = plan_of(case)
+    return initial_state(plan, device_mesh(plan.mesh), seed=7)
+
+
+@pytest.mark.parametrize("model", ["llama3-test", "mixtral-test", "deepseek3-test"])
+def test_every_layout_begins_with_the_same_bits(model: str) -> None:
+    alone = Case(model=model, layout="fsdp", mesh="fsdp=1")
+    expected = {name: np.asarray(array) for name, array in arrays_of(state_of(alone)).items()}
+    for weight in plan_of(alone).request.table.weights:
+        array = expected[weight.name]
+        np.testing.assert_array_equal(array, box_values(weight, 7, Box.whole(array.shape)))
+    for name, array in expected.items():
+        assert np.any(array) != name.startswith("moments") or name.endswith("router.bias"), name
+    layouts = [layout for layout in LAYOUTS if model != "llama3-test" or not layout[0].startswith("ep")]
+    for layout, mesh in layouts:
+        state = state_of(Case(model=model, layout=layout, mesh=mesh))
+        assert int(state.step) == 0
+        arrays = arrays_of(state)
+        assert arrays.keys() == expected.keys()
+        for name, array in arrays.items():
+            for shard in array.addressable_shards:
+                assert np.asarray(shard.data).tobytes() == expected[name][shard.index].tobytes(), (layout, name)
+
+
+def test_another_seed_is_another_model() -> None:
+    plan = plan_of(Case(model="llama3-test", layout="fsdp", mesh="fsdp=8"))
+    first, second = (initial_state(plan, device_mesh(plan.mesh), seed) for seed in (0, 1))
+    assert not np.array_equal(first.weights["layers.mlp.up"], second.weights["layers.mlp.up"])
+
+
+@pytest.mark.parametrize(("layout", "mesh"), LAYOUTS[:4])
+def test_no_box_is_asked_for_twice_nor_by_who_does_not_hold_it(layout: str, mesh: str) -> None:
+    plan = plan_of(Case(model="mixtral-test", layout=layout, mesh=mesh))
+    devices = device_mesh(plan.mesh)
+    asked: Counter[tuple[str, Box]] = Counter()
+
+    def read(tensor, box: Box) -> np.ndarray:
+        asked[tensor.name, box] += 1
+        return np.zeros(box.shape, tensor.dtype)
+
+    state = make_state(plan, devices, read, step=3)
+    assert int(state.step) == 3
+    specs = {weight.name: resting_spec(weight) for weight in plan.weights}
+    expected = Counter(
+        (tensor.name, held.box)
+        for tensor in tensors_of(plan, devices)
+        for held in held_boxes(owned_boxes(specs[tensor.weight], plan.mesh, tensor.shape))
+    )
+    assert asked == expected
+
+
+def test_moments_and_weights_have_the_dtypes_they_were_given() -> None:
+    plan = plan_of(Case(model="deepseek3-test", layout="ep", mesh="fsdp=2,expert=4"))
+    plan = make_plan(replace(plan.request, weights_dtype="bfloat16", moments_dtype="bfloat16"))
+    state = initial_state(plan, device_mesh(plan.mesh), seed=7)
+    for name, array in {**state.weights, **state.first, **state.second}.items():
+        assert array.dtype == jnp.bfloat16, name
+    assert {array.dtype for array in state.buffers.values()} == {jnp.dtype(jnp.float32)}

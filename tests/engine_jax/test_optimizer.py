@@ -1,0 +1,116 @@
+"""AdamW, clipping and the learning rate, held against PyTorch's and against the published formulas."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from shardwright.engine_jax.optimizer import BETA_1, BETA_2, EPSILON, OptimizerOptions, apply_gradients, schedule
+from shardwright.engine_jax.state import State
+
+SHAPES = {"matrix": (5, 4), "scale": (4,)}
+LR, DECAY, CLIP = 3e-2, 0.2, 0.7
+
+
+def gradients_of(step: int) -> dict[str, np.ndarray]:
+    """Some far above the clipping, some far below."""
+    rng = np.random.default_rng(step)
+    return {name: (10.0 ** -(step % 3) * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def start(dtype: str = "float32", moments: str = "float32") -> State:
+    rng = np.random.default_rng(100)
+    weights = {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in SHAPES.items()}
+    zeros = {name: jnp.zeros(shape, moments) for name, shape in SHAPES.items()}
+    return State(weights=weights, buffers={"bias": jnp.ones(3)}, first=zeros, second=zeros, step=jnp.int32(0))
+
+
+def options(**changes: float) -> OptimizerOptions:
+    values = {"lr": LR, "warmup": 0, "steps": 1, "weight_decay": DECAY, "clip": CLIP, **changes}
+    return OptimizerOptions(**values)  # pyright: ignore[reportArgumentType]
+
+
+def test_steps_are_those_of_pytorch() -> None:
+    state = start()
+    theirs = {name: torch.nn.Parameter(torch.tensor(np.asarray(array))) for name, array in state.weights.items()}
+    groups = [
+        {"params": [theirs["matrix"]], "weight_decay": DECAY},
+        {"params": [theirs["scale"]], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, betas=(BETA_1, BETA_2), eps=EPSILON)
+    rates, clipped = [], []
+    for step in range(8):
+        gradients = gradients_of(step)
+        state, norm = apply_gradients(
+            state,
+            {name: jnp.asarray(array) for name, array in gradients.items()},
+            options(warmup=3, steps=8),
+            frozenset({"matrix"}),
+        )
+        for name, parameter in theirs.items():
+            parameter.grad = torch.tensor(gradients[name])
+        their_norm = torch.nn.utils.clip_grad_norm_(theirs.values(), CLIP).item()
+        rate = LR * (step + 1) / 3 if step < 3 else LR * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 2) / 5)) / 2)
+        for group in adamw.param_groups:
+            group["lr"] = rate
+        adamw.step()
+        rates.append(rate)
+        clipped.append(their_norm > CLIP)
+        assert float(norm) == pytest.approx(their_norm, rel=1e-6)
+        for name, array in state.weights.items():
+            np.testing.assert_allclose(array, theirs[name].detach().numpy(), rtol=0, atol=1e-6)
+    assert int(state.step) == 8
+    assert set(clipped) == {True, False}
+    assert rates[2] == LR
+    assert rates[-1] == pytest.approx(LR / 10)
+    np.testing.assert_array_equal(state.buffers["bias"], np.ones(3))
+
+
+@pytest.mark.parametrize("warmup", [0, 4, 10])
+def test_the_rate_rises_and_falls_to_a_tenth(warmup: int) -> None:
+    rates = [float(schedule(options(warmup=warmup, steps=10))(step)) for step in range(11)]
+    assert rates[warmup] == pytest.approx(LR)
+    assert rates[:warmup] == pytest.approx([LR * step / warmup for step in range(warmup)])
+    assert all(before > after for before, after in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    if warmup < 10:
+        assert rates[10] == pytest.approx(LR / 10)
+
+
+def test_nothing_is_clipped_at_0_and_nothing_shrinks_without_decay() -> None:
+    state = start()
+    huge = {name: jnp.full(shape, 1e3) for name, shape in SHAPES.items()}
+    after, _ = apply_gradients(state, huge, options(clip=0.0, weight_decay=0.0), frozenset(SHAPES))
+    for name in SHAPES:
+        np.testing.assert_allclose(after.first[name], 1e3 * (1 - BETA_1), rtol=1e-6)
+        np.testing.assert_allclose(after.weights[name], state.weights[name] - LR, rtol=0, atol=1e-6)
+
+
+def test_a_gradient_of_nothing_moves_nothing_but_the_decay() -> None:
+    state = start()
+    zeros = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    after, norm = apply_gradients(state, zeros, options(), frozenset({"matrix"}))
+    assert float(norm) == 0.0
+    np.testing.assert_array_equal(after.weights["scale"], state.weights["scale"])
+    np.testing.assert_allclose(after.weights["matrix"], state.weights["matrix"] * (1 - LR * DECAY), rtol=1e-6)
+
+
+def test_narrow_weights_and_moments_stay_narrow_and_are_computed_wide() -> None:
+    narrow = start("bfloat16", "bfloat16")
+    wide = narrow._replace(
+        weights={name: array.astype(jnp.float32) for name, array in narrow.weights.items()},
+        first={name: array.astype(jnp.float32) for name, array in narrow.first.items()},
+        second={name: array.astype(jnp.float32) for name, array in narrow.second.items()},
+    )
+    gradients = {name: jnp.asarray(array) for name, array in gradients_of(0).items()}
+    ours, our_norm = apply_gradients(narrow, gradients, options(), frozenset({"matrix"}))
+    theirs, their_norm = apply_gradients(wide, gradients, options(), frozenset({"matrix"}))
+    assert float(our_norm) == float(their_norm)
+    for name in SHAPES:
+        for held in ("weights", "first", "second"):
+            array = getattr(ours, held)[name]
+            assert array.dtype == jnp.bfloat16
+            np.testing.assert_array_equal(array, getattr(theirs, held)[name].astype(jnp.bfloat16))

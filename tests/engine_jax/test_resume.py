@@ -1,0 +1,160 @@
+"""Stopped and resumed is as if it had never stopped: to the bit on one layout, closely on another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwright.checkpoint import open_checkpoint
+from tests.engine_jax.commands import (
+    CP,
+    DEEPSEEK3,
+    EP_AS_CP,
+    FSDP,
+    HSDP,
+    LLAMA3,
+    assert_close,
+    assert_same_bits,
+    checkpoints,
+    compiled_once,
+    directory_of,
+    losses,
+    metrics,
+    results,
+    saved,
+    train,
+)
+
+STEPS = ["--steps", "20", "--seed", "5", "--lr", "1e-3"]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory) -> Path:
+    """A folder with a run of 20 steps, ``straight``, and one that was stopped after 10, ``half``."""
+    folder = tmp_path_factory.mktemp("dense")
+    with compiled_once():
+        assert train(LLAMA3, folder / "straight", *FSDP, *STEPS, "--checkpoint-every", "10") == 0
+        assert train(LLAMA3, folder / "half", *FSDP, *STEPS, "--stop-after", "10") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("experts")
+    with compiled_once():
+        assert train(DEEPSEEK3, folder / "straight", *EP_AS_CP, *STEPS) == 0
+        assert train(DEEPSEEK3, folder / "half", *EP_AS_CP, *STEPS, "--stop-after", "10") == 0
+    return folder
+
+
+def copied(folder: Path, out: Path) -> Path:
+    """A copy of the run that was stopped, to go on with."""
+    return Path(shutil.copytree(folder / "half", out))
+
+
+def test_half_a_run_is_half_of_the_whole(dense: Path) -> None:
+    assert results(dense / "half") == results(dense / "straight")[:10]
+    assert checkpoints(dense / "half") == ["step-00000010"]
+    assert checkpoints(dense / "straight") == ["step-00000010", "step-00000020"]
+    assert_same_bits(saved(dense / "half", 10), saved(dense / "straight", 10))
+
+
+def test_the_loss_falls(dense: Path, experts: Path) -> None:
+    for folder in (dense, experts):
+        values = losses(folder / "straight")
+        assert values[0] == pytest.approx(np.log(2048), abs=0.1)
+        assert values[-1] < values[0] - 0.5
+
+
+@pytest.mark.parametrize(("model", "layout", "runs"), [(LLAMA3, FSDP, "dense"), (DEEPSEEK3, EP_AS_CP, "experts")])
+def test_on_one_layout_to_the_bit(model, layout, runs, request, tmp_path: Path) -> None:
+    folder = request.getfixturevalue(runs)
+    out = copied(folder, tmp_path / "out")
+    assert train(model, out, *layout, *STEPS, "--resume") == 0
+    assert results(out) == results(folder / "straight")
+    assert_same_bits(saved(out, 20), saved(folder / "straight", 20))
+    straight, ours = (open_checkpoint(directory_of(place, 20)).point for place in (folder / "straight", out))
+    assert ours == straight
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "runs", "tolerance"),
+    [
+        pytest.param(LLAMA3, HSDP, "dense", 1e-5, id="llama3: fsdp, then hsdp"),
+        pytest.param(LLAMA3, CP, "dense", 1e-5, id="llama3: fsdp, then cp"),
+        pytest.param(DEEPSEEK3, HSDP, "experts", 1e-4, id="deepseek3: ep-as-cp, then hsdp"),
+    ],
+)
+def test_on_another_layout_closely(model, layout, runs, tolerance, request, tmp_path: Path) -> None:
+    folder = request.getfixturevalue(runs)
+    out = copied(folder, tmp_path / "out")
+    assert train(model, out, *layout, *STEPS, "--resume") == 0
+    assert results(out)[:10] == results(folder / "straight")[:10]
+    np.testing.assert_allclose(losses(out), losses(folder / "straight"), rtol=tolerance, atol=0)
+    assert [line["tokens"] for line in metrics(out)] == [line["tokens"] for line in metrics(folder / "straight")]
+    assert_close(saved(out, 20), saved(folder / "straight", 20), 1e-3)
+
+
+def test_a_finished_run_has_nothing_to_do(dense: Path, capsys) -> None:
+    before = results(dense / "straight")
+    assert train(LLAMA3, dense / "straight", *FSDP, *STEPS, "--resume") == 0
+    assert "nothing to do: 20 steps are done, and this run ends at 20" in capsys.readouterr().out
+    assert results(dense / "straight") == before
+
+
+CHANGED = {
+    "seed": ("--seed", "6", "  seed: was 5, is 6\n"),
+    "steps": ("--steps", "21", "  steps: was 20, is 21\n"),
+    "lr": ("--lr", "0.002", "  lr: was 0.001, is 0.002\n"),
+    "batch": ("--batch", "16", "  batch: was 8, is 16\n"),
+    "a choice that no shape tells": (
+        "--set",
+        "rope.theta=9",
+        "  architecture.rope.theta: was 500000.0, is 9.0\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("option", "value", "said"), CHANGED.values(), ids=CHANGED)
+def test_another_run_is_not_gone_on_with(option, value, said, dense: Path, capsys) -> None:
+    out = dense / "half"
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert train(LLAMA3, out, *FSDP, *STEPS, "--resume", option, value) == 2
+    assert capsys.readouterr().err == (
+        f"shardwright: {directory_of(out, 10)} was saved by a run told otherwise; going on would be another run:\n"
+        f"{said}"
+        "Give the same options, or another --out. The layout and the mesh may change.\n"
+    )
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_second_run_does_not_take_the_place_of_the_first(dense: Path, capsys) -> None:
+    out = dense / "half"
+    assert train(LLAMA3, out, *FSDP, *STEPS) == 2
+    assert capsys.readouterr().err == (
+        f"shardwright: {out} already holds a run. Give --resume to go on with it, or another --out for a new one.\n"
+    )
+
+
+def test_metrics_without_a_checkpoint_are_no_run_to_resume(tmp_path: Path, capsys) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+    assert train(LLAMA3, tmp_path, *FSDP, *STEPS) == 2
+    assert capsys.readouterr().err == (
+        f"shardwright: {tmp_path} already holds a run, without a whole checkpoint to go on from. Give another --out.\n"
+    )
+
+
+def test_a_damaged_checkpoint_is_passed_over(dense: Path, tmp_path: Path, capsys) -> None:
+    out = Path(shutil.copytree(dense / "straight", tmp_path / "out"))
+    manifest = directory_of(out, 20) / "manifest.json"
+    manifest.write_text(manifest.read_text()[:-100])
+    assert train(LLAMA3, out, *FSDP, *STEPS, "--resume") == 0
+    said = capsys.readouterr().out
+    assert "passed over a checkpoint that is not whole" in said
+    assert f"resumed from {directory_of(out, 10)} (layout fsdp)" in said
+    assert results(out) == results(dense / "straight")
+    assert_same_bits(saved(out, 20), saved(dense / "straight", 20))
