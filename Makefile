@@ -9,7 +9,7 @@ BIN := .venv/bin
 SOURCES := src tests
 
 .NOTPARALLEL:
-.PHONY: help setup demo test quick check format
+.PHONY: help setup demo test quick check format golden
 
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
@@ -18,6 +18,7 @@ help:
 	@echo 'make quick    the tests again, with what JAX compiled for the last time'
 	@echo 'make check    lint, format and types (after make setup)'
 	@echo 'make format   rewrite the sources the way make check wants them'
+	@echo 'make golden   write the golden files anew: read the diff before you commit it'
 	@echo 'With PYTHON=python3.12 a new .venv is built with that Python.'
 
 setup:
@@ -45,3 +46,7 @@ check:
 format:
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+golden:
+	$(BIN)/python -m tests.golden.regenerate
+	$(BIN)/python -m tests.golden.regenerate_findings
