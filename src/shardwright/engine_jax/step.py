@@ -19,7 +19,7 @@ from shardwright.engine_jax.loss import summed_cross_entropy
 from shardwright.engine_jax.optimizer import OptimizerOptions, apply_gradients
 from shardwright.engine_jax.placement import activation_placer, weight_user
 from shardwright.engine_jax.routing import moved_bias
-from shardwright.engine_jax.shardings import named_sharding
+from shardwright.engine_jax.shardings import named_sharding, weight_shardings
 from shardwright.engine_jax.state import Leaf, State, abstract_state
 
 BATCH_FIELDS = ("tokens", "targets", "positions", "segments", "valid")
@@ -76,6 +76,7 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
         return summed_cross_entropy(result.logits_BLV, batch["targets"], batch["valid"]), result.counts_NE
 
     slope = jax.value_and_grad(summed_loss, has_aux=True)
+    at_rest = weight_shardings(plan, mesh)
 
     def gradients(weights: Arrays, buffers: Arrays, batch: Arrays) -> Gradients:
         tokens = jnp.sum(batch["valid"], dtype=jnp.int32)
@@ -83,13 +84,14 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
             (loss, counts), by_weight = slope(weights, buffers, batch)
         else:
             parts = _micro_batches(batch, request.micro_steps, batch_sharding(plan, mesh))
-            first = slope(weights, buffers, jax.tree.map(lambda array: array[0], parts))
+            one = jax.eval_shape(slope, weights, buffers, jax.tree.map(lambda array: array[0], parts))
+            (loss, counts), by_weight = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
+            by_weight = {name: jax.lax.with_sharding_constraint(g, at_rest[name]) for name, g in by_weight.items()}
 
             def add(total: Any, part: Arrays) -> tuple[Any, None]:
                 return jax.tree.map(jnp.add, total, slope(weights, buffers, part)), None
 
-            rest = jax.tree.map(lambda array: array[1:], parts)
-            ((loss, counts), by_weight), _ = jax.lax.scan(add, first, rest)
+            ((loss, counts), by_weight), _ = jax.lax.scan(add, ((loss, counts), by_weight), parts)
         count = jnp.maximum(tokens, 1).astype(jnp.float32)
         return Gradients(loss / count, jax.tree.map(lambda g: g / count, by_weight), tokens, counts)
 
