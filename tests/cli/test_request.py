@@ -94,6 +94,17 @@ def test_a_user_s_own_file_is_a_layout(tmp_path):
     assert asked("llama3-test", str(path), PlanOptions()).request.layout.name == "mine"
 
 
+def test_an_empty_name_is_no_layout():
+    with pytest.raises(InputError, match=r"^no layout is called ''\."):
+        asked("llama3-test", "", PlanOptions())
+
+
+def test_a_mistyped_size_answers_at_once():
+    """Past any device there is: the time of the answer must not grow with the number."""
+    plan = make_plan(asked("llama3-test", "fsdp", PlanOptions(mesh=f"fsdp={10**26}")).request)
+    assert plan.errors
+
+
 def test_a_value_that_nobody_has_is_asked_for(monkeypatch):
     from dataclasses import replace
 

@@ -126,3 +126,33 @@ def test_axes_of_size_one_move_nothing() -> None:
         layout = load_layout(preset)
         plan = plan_of("mixtral-test", preset, dict.fromkeys(layout.mesh, 1))
         assert plan.collectives == (), preset
+
+
+def test_a_weight_whole_in_use_of_which_each_device_uses_a_slice_has_its_gradient_summed() -> None:
+    """Left out, each device would train its own KV heads, or its own rows of the vocabulary, and keep old ones of the rest."""
+    rule = "name: mine\nmesh: {fsdp: 2, tensor: 4}\nroles: {fsdp: fsdp, tensor: tensor}\nrules: {attention: {kv_heads: []}}\n"
+    rows = {row.name: row for row in plan_of("llama3-test", rule, {}).weights}
+    assert rows["layers.attention.k"].gradient == {"fsdp": "all-reduce", "tensor": "all-reduce"}
+    assert rows["layers.attention.q"].gradient == {"fsdp": "reduce-scatter"}
+
+    tied = "name: mine\nmesh: {fsdp: 2, tensor: 4}\nroles: {fsdp: fsdp, tensor: {elsewhere: tensor, embedding: idle}}\n"
+    rows = {row.name: row for row in plan_of("llama3-1b", tied, {}).weights}
+    assert rows["embedding.tokens"].gradient == {"fsdp": "reduce-scatter", "tensor": "all-reduce"}
+
+
+def test_micro_steps_and_stages_hold_fewer_activations() -> None:
+    whole = plan_of("llama3-test", "fsdp", {"fsdp": 2}).memory
+    parts = plan_of("llama3-test", "fsdp", {"fsdp": 2}, micro_steps=4).memory
+    gathered = 4 * (4 * 256 * 256 + 3 * 256 * 768)
+    assert whole.activations_bytes - gathered == 4 * (parts.activations_bytes - gathered)
+    assert parts.weights_bytes == whole.weights_bytes
+    one, three = (plan_of("llama3-test", "pp", {"stage": n, "fsdp": 2}).memory for n in (1, 3))
+    stream = BATCH // 2 * LENGTH * 256 * 4
+    assert one.activations_bytes - three.activations_bytes == (6 - 2) * stream
+
+
+def test_a_routing_bias_is_a_buffer_that_every_rank_holds() -> None:
+    rows = {row.name: row for row in plan_of("deepseek3-test", "fsdp", {"fsdp": 8}, engine="torch").weights}
+    bias = rows["moe_layers.router.bias"]
+    assert (str(bias.at_rest), bias.gradient, bias.bytes_per_device) == ("scores", {}, 16 * 4)
+    assert str(rows["moe_layers.attention.q_norm"].at_rest) == "norm/fsdp"

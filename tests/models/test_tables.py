@@ -166,6 +166,24 @@ def test_overrides_are_typed() -> None:
             {"num_layers": "0"},
             "deepseek3-test with --set num_layers=0: num_layers is 0, and must be above 0.",
         ),
+        (
+            "mixtral-test",
+            {"capacity_factor": "nan"},
+            "mixtral-test with --set capacity_factor=nan: capacity_factor is 'nan', and must be a number that is finite.",
+        ),
+        (
+            "llama3-test",
+            {"rope": "1"},
+            "llama3-test with --set rope=1: no dimension 'rope'. Did you mean 'rope.kind'?",
+        ),
+        (
+            "llama3-test",
+            {"__class__.embeds": "1"},
+            "llama3-test with --set __class__.embeds=1: no dimension '__class__.embeds'. Known: embed, head_dim, "
+            "initializer_stddev, mlp, norm_eps, num_heads, num_kv_heads, num_layers, rope.beta_fast, rope.beta_slow, "
+            "rope.factor, rope.high_freq_factor, rope.interleaved, rope.kind, rope.low_freq_factor, rope.mscale, "
+            "rope.mscale_all_dim, rope.original_length, rope.theta, tied, vocab.",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(model: str, overrides: dict[str, str], message: str) -> None:

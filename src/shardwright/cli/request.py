@@ -41,7 +41,7 @@ def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
     chosen: dict[str, str] = {}
     if layout_name is None:
         chosen["--layout"] = table.natural_layout
-    layout = load_layout(layout_name or table.natural_layout)
+    layout = load_layout(table.natural_layout if layout_name is None else layout_name)
     sizes = mesh_sizes(options.mesh) if options.mesh is not None else {}
     at_least_one("--devices", options.devices)
     machine = None if options.chips is None else _machine(options.chips)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from math import isqrt
 
+LARGEST_TRIED = 1 << 16
+"""Past this a factor is not looked for: every divisor of a number below 2 ** 32 is found, and no mistyped size hangs."""
+
 
 def divisors(number: int) -> tuple[int, ...]:
-    """Every divisor of a number of at least 1, ascending.
+    """The divisors of a number of at least 1, ascending: those up to ``LARGEST_TRIED`` and what each leaves.
 
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """
-    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    small = [d for d in range(1, min(isqrt(number), LARGEST_TRIED) + 1) if number % d == 0]
     return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 

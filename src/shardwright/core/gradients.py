@@ -1,15 +1,18 @@
 """How each weight's gradient is reduced over each axis: derived from what is contracted, never configured.
 
-| the axis cuts what is contracted in making the gradient | the axis cuts the weight at rest | reduction |
+| the gradient is in parts over the axis | the axis cuts the weight at rest | reduction |
 |---|---|---|
 | yes | yes | reduce-scatter |
 | yes | no | all-reduce, over replicas once per step |
 | no | either | none |
+
+It is in parts where the axis cuts what is contracted in making the gradient, and where it cuts, in the computation, a dim
+of the weight that is whole in use: each device then makes the gradient of its own part alone, and zeros of the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from shardwright.core.layout import Layout
@@ -26,11 +29,23 @@ def partial_axes(layout: Layout, contracted: tuple[Contraction, ...]) -> tuple[s
     )
 
 
-def gradient_reductions(weight: Weight, layout: Layout, at_rest: Spec) -> Mapping[str, Reduction]:
+def gradient_reductions(weight: Weight, layout: Layout, at_rest: Spec, in_use: Spec) -> Mapping[str, Reduction]:
     """The reduction of a weight's gradient over each axis that needs one; none for a frozen weight."""
     if weight.frozen:
         return {}
+    in_parts = {*partial_axes(layout, weight.contracted), *_sliced_axes(weight, layout, in_use)}
     return {
-        axis: "reduce-scatter" if axis in at_rest.axes else "all-reduce"
-        for axis in partial_axes(layout, weight.contracted)
+        axis: "reduce-scatter" if axis in at_rest.axes else "all-reduce" for axis in layout.entries if axis in in_parts
     }
+
+
+def _sliced_axes(weight: Weight, layout: Layout, in_use: Spec) -> Iterator[str]:
+    """The axes of which each device uses a slice of a weight that it holds whole.
+
+    A rule that leaves ``tensor`` out of the KV heads makes such a weight, and so does a tied one, of which one use
+    alone is cut.
+    """
+    for axis in layout.entries:
+        cut = {name for component in (weight.component, *weight.uses) for name in layout.cut_by(axis, component)}
+        if axis not in in_use.axes and cut & set(weight.logical_axes):
+            yield axis

@@ -35,7 +35,7 @@ def layers_on_device(tensor: TensorPlan, mesh: Mesh) -> int:
 def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> Memory:
     """Memory of one device at the peak of a step.
 
-    Gradients rest as their weights do, in the weights' dtype. Activations: what ``remat`` keeps of each layer
+    Gradients rest as their weights do, in the weights' dtype. Activations, of one micro-step: what ``remat`` keeps of each layer
     (the residual stream; with ``dots`` every named activation but the dispatched tokens; with ``none`` all),
     plus one layer's named activations with their gradients, plus one layer's gathered weights, plus the logits
     and their gradient in float32.
@@ -63,7 +63,8 @@ def _activations(request: Request, mesh: Mesh, weights: list[TensorPlan], activa
         "dots": lambda a: "slots" not in a.in_use.logical_axes,
         "none": lambda _: True,
     }[request.remat]
-    saved = sum(a.bytes_per_device * a.num for a in in_layers if kept(a))
+    stages = {a.component: mesh.size(request.layout.axes_with("stage", a.component)) for a in in_layers}
+    saved = sum(a.bytes_per_device * ceil(a.num / stages[a.component]) for a in in_layers if kept(a))
     working = 2 * sum(a.bytes_per_device for a in in_layers)
     logits = sum(
         2 * a.bytes_per_device * DTYPE_BYTES["float32"] // DTYPE_BYTES[a.dtype]
@@ -73,4 +74,4 @@ def _activations(request: Request, mesh: Mesh, weights: list[TensorPlan], activa
     gathered = sum(
         bytes_on_device(w.in_use, w.shape, request.dtype, mesh) for w in weights if w.at_rest != w.in_use and w.stack
     )
-    return saved + working + logits + gathered
+    return ceil((saved + working + logits) / request.micro_steps) + gathered

@@ -65,7 +65,7 @@ def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
         num=weight.num,
         shard_group=shard_group,
         replica_group=tuple(axis for axis in mesh.names if axis not in shard_group),
-        gradient=gradient_reductions(stored, request.layout, resolved.at_rest),
+        gradient=gradient_reductions(stored, request.layout, resolved.at_rest, resolved.in_use),
         asked=resolved.asked,
         stack=weight.stack,
     )

@@ -163,6 +163,8 @@ class ModelTable:
 def as_torch_stores(weight: Weight) -> Weight:
     """The same weight with the dims that PyTorch stores: heads and head_dim are one dim, outputs come first.
 
+    A frozen weight that rests whole is a buffer there, which ``fully_shard`` leaves on every rank.
+
     >>> w = Weight(name="q", component="attention", logical_axes=("embed", "heads", "head_dim"), shape=(64, 4, 16),
     ...            initializer=Initializer(kind="normal", stddev=0.1), contracted=(), storage=("embed",),
     ...            torch_dims=(("heads", "head_dim"), ("embed",)))
@@ -178,5 +180,5 @@ def as_torch_stores(weight: Weight) -> Weight:
         logical_axes=tuple(dim[0] for dim in dims),
         shape=tuple(prod(weight.size(name) for name in dim) for dim in dims),
         unit={**(weight.unit or {}), **unit} or None,
-        storage=(dims[0][0],),
+        storage=() if weight.frozen and not weight.storage else (dims[0][0],),
     )

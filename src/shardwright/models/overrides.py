@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from math import isfinite
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +27,7 @@ def overridden(model: str, config: Config, overrides: Mapping[str, str]) -> Conf
     try:
         for key, text in overrides.items():
             outer, _, inner = key.partition(".")
-            part: Any = changes.get(outer, getattr(config, outer, None))
+            part: Any = changes.get(outer, getattr(config, outer, None)) if outer in _names(config) else None
             if inner and is_dataclass(part):
                 changes[outer] = _with(part, **{inner: _value(key, inner, part, text)})
             else:
@@ -45,7 +46,9 @@ def _value(key: str, name: str, config: Any, text: str) -> Any:
     settable = {field.name for field in fields(config) if not is_dataclass(getattr(config, field.name))}
     if name not in settable:
         prefix = key[: len(key) - len(name)]
-        raise InputError(f"no dimension '{key}'. {did_you_mean(key, sorted(prefix + known for known in settable))}")
+        inside = {f"{part}.{inner}" for part in _names(config) - settable for inner in _names(getattr(config, part))}
+        known = sorted(prefix + each for each in settable | inside)
+        raise InputError(f"no dimension '{key}'. {did_you_mean(key, known)}")
     kind = get_type_hints(type(config))[name]
     if get_origin(kind) in (Union, UnionType):
         if text.lower() == "none":
@@ -61,6 +64,13 @@ def _value(key: str, name: str, config: Any, text: str) -> Any:
             return known[text.lower()]
         raise InputError(f"{key} is '{text}', and must be {WORDS[bool]}.")
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
         raise InputError(f"{key} is '{text}', and must be {WORDS[kind]}.") from None
+    if isinstance(value, float) and not isfinite(value):
+        raise InputError(f"{key} is '{text}', and must be {WORDS[kind]} that is finite.")
+    return value
+
+
+def _names(config: Any) -> set[str]:
+    return {field.name for field in fields(config)}

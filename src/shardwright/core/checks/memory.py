@@ -45,10 +45,12 @@ def memory(plan: Plan) -> Iterator[Draft]:
 
 
 def _cures(plan: Plan) -> Iterator[Candidate]:
-    """Recompute more, replicate less, then more devices; each alone, the cheapest first."""
+    """Recompute more, fewer rows at a time, replicate less, then more devices; each alone, the cheapest first."""
     request, mesh = plan.request, plan.mesh
     if request.remat != REMAT_POLICIES[0]:
         yield option("remat", REMAT_POLICIES[0])
+    for factor in (2, 4, 8, 16, 32):
+        yield option("micro-steps", request.micro_steps * factor)
     for axis in mesh.larger_than_one(request.layout.entries):
         declared = request.layout.entries[axis]
         if declared.elsewhere == "data":
