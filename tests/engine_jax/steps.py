@@ -35,6 +35,10 @@ SIZES = {
     "deepseek3-test": {"num_layers": "3", "expert_mlp": "96"},
 }
 
+QUICKLY = {"xla_cpu_use_fusion_emitters": False}
+"""These programs run for seconds: half the time to make machine code of them is what counts. How they are partitioned,
+and so what they compute and move, stays as it is."""
+
 Batch = Mapping[str, np.ndarray]
 Gradients = Mapping[str, np.ndarray]
 
@@ -96,7 +100,7 @@ def compiled_step(case: Case, *, unoptimised: bool = False) -> jax.stages.Compil
     plan = plan_of(case)
     mesh = device_mesh(plan.mesh)
     lowered = train_step(plan, mesh, OPTIONS).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
-    return lowered.compile(compiler_options={"xla_backend_optimization_level": 0} if unoptimised else None)
+    return lowered.compile(compiler_options={**QUICKLY, "xla_backend_optimization_level": 0 if unoptimised else 1})
 
 
 @cache

@@ -36,6 +36,10 @@ CASES = [
     Case(model=MODEL, layout="cp", mesh="fsdp=2,context=4", rows=4),
     Case(model=MODEL, layout="fsdp", mesh="fsdp=4", micro_steps=2),
 ]
+PLACED = [
+    Case(model=MODEL, layout="ep", mesh="fsdp=2,expert=4"),
+    Case(model=MODEL, layout="ep-as-cp", mesh="fsdp=2,expert=4"),
+]
 FSDP = Case(model=MODEL, layout="fsdp", mesh="fsdp=8")
 
 
@@ -49,9 +53,9 @@ def test_hybrid_shards_train_as_full_ones(mesh: str) -> None:
     assert_trains_as(Case(model=MODEL, layout="hsdp", mesh=mesh), FSDP, LOSSES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + PLACED, ids=str)
 def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    assert_places_are_the_plans(compiled_step(case), plan_of(case))
+    assert_places_are_the_plans(compiled_step(case, unoptimised=case in PLACED), plan_of(case))
 
 
 def test_arrays_elsewhere_are_seen() -> None:
