@@ -167,6 +167,24 @@ FAULTS = [
         [("SW119", "6:29", "option 'weights' on an axis that never stores weights cut", "Take 'weights' out.")],
     ),
     (
+        HEAD + "  expert: {elsewhere: tensor, residual: idle, sequence_parallel: true}\n",
+        [
+            (
+                "SW119",
+                "6:47",
+                "option 'sequence_parallel' on an axis that is 'idle' in 'residual'",
+                "Write 'residual: tensor', or take 'sequence_parallel' out.",
+            )
+        ],
+    ),
+    (
+        "name: m\nmesh: {a/b: 2, 1: 2}\nroles: {a/b: fsdp, 1: data}\n",
+        [
+            ("SW120", "2:8", "a name that the notation cannot write", "Name it 'a_b', here and under 'roles'."),
+            ("SW120", "2:16", "a name that the notation cannot write", "Name it 'axis_1', here and under 'roles'."),
+        ],
+    ),
+    (
         HEAD + "  expert: {elsewhere: fspd, weights: whole}\n",
         [("SW111", "6:23", "unknown role 'fspd'", "Write 'fsdp'.")],
     ),

@@ -124,3 +124,49 @@ def test_an_activation_of_unknown_size() -> None:
 def test_one_activation_at_a_time(component: str, dims: str, spec: str) -> None:
     mesh = Mesh.of(data=1, fsdp=2, expert=4)
     assert str(activation_spec(load_layout("ep-as-cp"), mesh, dims, component=component)) == spec
+
+
+def test_what_feeds_the_heads_has_its_gradient_summed_over_them() -> None:
+    """TorchTitan #4054: such a sum was missing, and the loss looked normal."""
+    shapes = {"down": ((64, 16), "float32"), "norm": ((16,), "float32"), "bias": ((64,), "float32")}
+    shapes |= {"q": ((64, 4, 16), "float32"), "router": ((64, 8), "float32")}
+    names = {"down": "attention: embed q_lora", "norm": "attention: norm", "bias": "attention: embed"}
+    names |= {"q": NAMES["h/*/q"], "router": "router: embed scores"}
+    request = Request(layout=load_layout("tp"), table=table_of(shapes, names), devices=4, batch=4, length=16)
+    summed = {row.name for row in make_plan(request).weights if "tensor" in row.gradient}
+    assert summed == {"down", "norm", "router"}
+
+
+def test_brackets_in_a_name_are_text() -> None:
+    assert len(table_of({"h[0]?": ((64,), "float32")}, {"h[0]?": "residual: norm"}).weights) == 1
+
+
+@pytest.mark.parametrize("given", [(64, 64), ((64, -1), "float32"), ((64, 0.5), "float32"), ((64,), 32), "weights"])
+def test_what_is_no_shape_and_dtype_is_told(given) -> None:
+    with pytest.raises(InputError, match=r"^weight 'w' is given as .* Expected a shape and a dtype"):
+        table_of({"w": given}, {"w": "mlp: embed mlp"})
+
+
+def test_a_mesh_of_another_layout_is_told() -> None:
+    with pytest.raises(InputError, match=r"^the mesh has an axis 'a', and layout 'tp' has none\."):
+        activation_spec(load_layout("tp"), Mesh.of(a=2), "batch length", component="residual")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch is 0, and must be a whole number of at least 1."),
+        ({"length": 2.5}, "length is 2.5, and must be a whole number of at least 1."),
+        ({"devices": -8}, "devices is -8, and must be a whole number of at least 1."),
+        ({"micro_steps": 0}, "micro_steps is 0, and must be a whole number of at least 1."),
+        ({"mesh_sizes": {"fsdp": "2"}}, "the size of mesh axis 'fsdp' is '2', and must be a whole number."),
+        ({"engine": "tf"}, "engine is 'tf', and must be one of jax, torch."),
+        ({"remat": "some"}, "remat is 'some', and must be one of full, dots, none."),
+        ({"dtype": "fp8"}, "dtype is 'fp8', and must be one of float32, bfloat16, float16."),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused(options, message) -> None:
+    given = {"layout": load_layout("fsdp"), "table": table_of(SHAPES, NAMES), "batch": 8, "length": 16}
+    with pytest.raises(InputError) as caught:
+        Request(**{**given, **options})
+    assert str(caught.value) == message

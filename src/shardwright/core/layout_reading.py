@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from shardwright.core.errors import FindingsError
 from shardwright.core.layout import ATTENTION_MOVES, KEPT_ATTENTION_MOVES, MOE_MOVES, Auto, Layout, MeshEntry, Rule
 from shardwright.core.layout_faults import Faults, shown
+from shardwright.core.notation import NAME
 from shardwright.core.position import Located, Position
 from shardwright.core.role_reading import read_roles
 from shardwright.core.roles import COMPONENTS, LOGICAL_AXES
@@ -60,6 +62,15 @@ def _mesh(faults: Faults, node: Located | None, position: Position) -> dict[str,
         faults.fault("SW120", node.position, "'mesh'", "no axis", "at least one axis", "Write 'mesh: {fsdp: auto}'.")
     mesh: dict[str, MeshEntry] = {}
     for axis, value in values.items():
+        if not NAME.fullmatch(axis):
+            faults.fault(
+                "SW120",
+                node.key_position(axis),
+                f"mesh axis '{axis}'",
+                "a name that the notation cannot write",
+                "a letter or '_', then letters, digits, '_' and '-'",
+                f"Name it '{_writable(axis)}', here and under 'roles'.",
+            )
         link = None
         size_node = value
         if isinstance(value.value, Mapping):
@@ -69,6 +80,11 @@ def _mesh(faults: Faults, node: Located | None, position: Position) -> dict[str,
         size = _size(faults, axis, size_node)
         mesh[axis] = MeshEntry(size=size, link=link, position=node.key_position(axis))
     return mesh
+
+
+def _writable(axis: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", axis)
+    return name if NAME.fullmatch(name) else f"axis_{name}"
 
 
 def _size(faults: Faults, axis: str, node: Located) -> int | Auto:

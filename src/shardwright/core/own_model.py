@@ -7,8 +7,9 @@ underscore: ``_taps``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from typing import SupportsIndex
 
 from shardwright.core.errors import InputError, NotationError
 from shardwright.core.layout import Layout
@@ -18,7 +19,7 @@ from shardwright.core.notation import parse_with_places
 from shardwright.core.resolve import resolve_activation
 from shardwright.core.roles import COMPONENTS, LOGICAL_AXES
 from shardwright.core.spec import Spec
-from shardwright.core.table import Activation, Initializer, ModelTable, Weight
+from shardwright.core.table import Activation, Contraction, Initializer, ModelTable, Weight
 
 STORAGE_FIRST = ("embed", "q_lora", "kv_lora")
 """The dims that carry the cut at rest before any other of a weight, as in our own tables."""
@@ -49,8 +50,8 @@ def table_of(
     [('h/0/q', 'attention', ('embed', 'heads', 'head_dim')), ('h/0/scale', 'residual', ())]
     """
     parsed = {pattern: _parse(f"'{pattern}'", text) for pattern, text in descriptions.items()}
-    weights = tuple(_weight(key, shape, dtype, parsed) for key, (shape, dtype) in shapes.items())
-    unused = [pattern for pattern in parsed if not any(fnmatchcase(key, pattern) for key in shapes)]
+    weights = tuple(_weight(key, *_shape_and_dtype(key, given), parsed) for key, given in shapes.items())
+    unused = [pattern for pattern in parsed if not any(_matches(key, pattern) for key in shapes)]
     if unused:
         raise InputError(f"pattern '{unused[0]}' matches no weight. {did_you_mean(unused[0], shapes)}")
     rows = tuple(
@@ -77,8 +78,14 @@ def table_of(
 def activation_spec(layout: Layout, mesh: Mesh, logical_axes: str, *, component: str) -> Spec:
     """How a layout cuts one activation of a component, from the logical names of its dims.
 
-    Raises InputError for an unknown component, NotationError for names that are not logical axes.
+    Raises InputError for an unknown component and for a mesh of another layout, NotationError for names that are not
+    logical axes.
     """
+    strange = [axis for axis in mesh.names if axis not in layout.entries]
+    if strange:
+        raise InputError(
+            f"the mesh has an axis '{strange[0]}', and layout '{layout.name}' has none. Give the mesh of a plan under it."
+        )
     known, axes = _parse("the activation", f"{component}: {logical_axes}")
     row = Activation(name="the activation", component=known, logical_axes=axes)
     return resolve_activation(row, layout, mesh, frozenset(COMPONENTS))
@@ -105,9 +112,10 @@ def _parse(where: str, text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _weight(name: str, shape: Sequence[int], dtype: str, parsed: Mapping[str, tuple[str, tuple[str, ...]]]) -> Weight:
-    matches = {pattern: description for pattern, description in parsed.items() if fnmatchcase(name, pattern)}
+    matches = {pattern: description for pattern, description in parsed.items() if _matches(name, pattern)}
     if not matches:
-        raise InputError(f"no pattern describes weight '{name}' of shape {tuple(shape)}. {did_you_mean(name, parsed)}")
+        near = did_you_mean(name, parsed) if parsed else "There is no pattern at all."
+        raise InputError(f"no pattern describes weight '{name}' of shape {tuple(shape)}. {near}")
     if len(set(matches.values())) > 1:
         raise InputError(
             f"weight '{name}' is described in {len(matches)} ways, by {', '.join(map(repr, matches))}. Leave one."
@@ -127,7 +135,7 @@ def _weight(name: str, shape: Sequence[int], dtype: str, parsed: Mapping[str, tu
         logical_axes=axes,
         shape=shape,
         initializer=NOT_MADE_HERE,
-        contracted=_contracted(component),
+        contracted=_contracted(component, axes),
         storage=_storage(axes),
         num=num,
         stack="layers" if stacked else None,
@@ -143,9 +151,33 @@ def _storage(axes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(free, key=lambda axis: STORAGE_FIRST.index(axis) if axis in STORAGE_FIRST else len(axes)))
 
 
-def _contracted(component: str) -> tuple[tuple[str, str], ...]:
-    """A weight's gradient is summed over the tokens it has seen."""
-    return ((component, "batch"), (component, "groups" if component == "moe" else "length"))
+def _contracted(component: str, axes: tuple[str, ...]) -> tuple[Contraction, ...]:
+    """What a weight's gradient is summed over: the tokens it has seen, and what the tensor it makes is used by.
+
+    A weight of attention without heads (a down-projection, a norm inside) feeds all heads. A vector along ``embed``
+    follows them: it is added to sums that are whole. The router's scores reach the loss through every expert.
+    """
+    tokens = ((component, "batch"), (component, "groups" if component == "moe" else "length"))
+    if component == "router":
+        return (*tokens, ("moe", "mlp"), ("moe", "experts"))
+    heads = ("heads", "kv_heads")
+    if component == "attention" and axes != ("embed",) and not set(heads) & set(axes):
+        return (*tokens, *((component, name) for name in heads))
+    return tokens
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern describes a name; ``*`` alone is special in it, since names may hold brackets."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
+
+
+def _shape_and_dtype(name: str, given: object) -> tuple[tuple[int, ...], str]:
+    match given:
+        case [[*shape], str(dtype)] if all(isinstance(size, SupportsIndex) and int(size) >= 0 for size in shape):
+            return tuple(int(size) for size in shape), dtype
+    raise InputError(
+        f"weight '{name}' is given as {given!r}. Expected a shape and a dtype, as in ((64, 64), 'float32')."
+    )
 
 
 def _sizes(weights: Sequence[Weight]) -> dict[str, int]:

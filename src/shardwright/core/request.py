@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
+from shardwright.core.errors import InputError
 from shardwright.core.layout import Engine, Layout
 from shardwright.core.table import ModelTable
 
 REMAT_POLICIES = ("full", "dots", "none")
 """What the backward pass recomputes: all of a layer, all but its matrix products, nothing."""
+
+
+FLOATS = ("float32", "bfloat16", "float16")
+"""What weights rest in, and what a step computes in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class Request:
 
     ``mesh_sizes`` stand in for the layout's own. ``devices`` None: what the sizes multiply to, or, where one
     is ``auto``, the devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step.
+
+    Raises InputError for a count below 1, and for a word that is none of those known. Sizes below 1 are findings.
     """
 
     layout: Layout
@@ -43,3 +51,22 @@ class Request:
     micro_steps: int = 1
     load_balanced: bool = False
     chip: Chip | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"batch": self.batch, "length": self.length, "micro_steps": self.micro_steps}
+        if self.devices is not None:
+            counts["devices"] = self.devices
+        for name, value in counts.items():
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} is {value!r}, and must be a whole number of at least 1.")
+        for axis, size in self.mesh_sizes.items():
+            if not isinstance(size, int):
+                raise InputError(f"the size of mesh axis '{axis}' is {size!r}, and must be a whole number.")
+        words = {
+            "engine": (self.engine, get_args(Engine)),
+            "remat": (self.remat, REMAT_POLICIES),
+            **{name: (getattr(self, name), FLOATS) for name in ("dtype", "weights_dtype", "moments_dtype")},
+        }
+        for name, (word, known) in words.items():
+            if word not in known:
+                raise InputError(f"{name} is {word!r}, and must be one of {', '.join(known)}.")

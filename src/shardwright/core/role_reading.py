@@ -193,6 +193,16 @@ def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleE
             "role fsdp or context in some component",
             "Take 'weights' out.",
         )
+    component = SEQUENCE_PARALLEL[0]
+    if entry.sequence_parallel and "tensor" in entry.roles.values() and entry.roles[component] != "tensor":
+        faults.fault(
+            "SW119",
+            node.key_position("sequence_parallel"),
+            where,
+            f"option 'sequence_parallel' on an axis that is '{entry.roles[component]}' in '{component}'",
+            f"role tensor in '{component}', whose length the option cuts",
+            f"Write '{component}: tensor', or take 'sequence_parallel' out.",
+        )
     if entry.sequence_parallel and "tensor" not in entry.roles.values():
         faults.fault(
             "SW119",
