@@ -20,7 +20,7 @@ TEXT = argparse.__file__
 """About 100 KB of the standard library."""
 
 LLAMA3 = ["llama3-test", "--set", "num_layers=1", "embed=64", "mlp=128", "--length", "32", "--data", TEXT]
-DEEPSEEK3 = ["deepseek3-test", "--set", "num_layers=2", "--length", "32", "--data", TEXT]
+DEEPSEEK3 = ["deepseek3-test", "--set", "num_layers=1", "num_dense_layers=0", "--length", "32", "--data", TEXT]
 
 FSDP = ["--layout", "fsdp", "--mesh", "fsdp=8"]
 HSDP = ["--layout", "hsdp", "--mesh", "data=4,fsdp=2"]

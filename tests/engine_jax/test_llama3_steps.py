@@ -21,6 +21,7 @@ from tests.engine_jax.steps import (
     run_of,
     run_on,
     tokens_of,
+    unoptimised_step,
 )
 
 MODEL = "llama3-test"
@@ -55,7 +56,8 @@ def test_hybrid_shards_train_as_full_ones(mesh: str) -> None:
 
 @pytest.mark.parametrize("case", CASES + PLACED, ids=str)
 def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    assert_places_are_the_plans(compiled_step(case, unoptimised=case in PLACED), plan_of(case))
+    step = unoptimised_step(case) if case in PLACED else compiled_step(case)
+    assert_places_are_the_plans(step, plan_of(case))
 
 
 def test_arrays_elsewhere_are_seen() -> None:

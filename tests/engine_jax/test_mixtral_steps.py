@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine_jax.compiled_text import collectives
 from tests.engine_jax.places import assert_places_are_the_plans
-from tests.engine_jax.steps import LENGTH, Case, assert_trains_as, compiled_step, plan_of
+from tests.engine_jax.steps import LENGTH, Case, assert_trains_as, compiled_step, plan_of, unoptimised_step
 
 MODEL = "mixtral-test"
 LOSSES = 1e-4
@@ -33,7 +33,8 @@ def test_trains_as_one_device(case: Case) -> None:
 
 @pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)
 def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    assert_places_are_the_plans(compiled_step(case, unoptimised=case in PLACED), plan_of(case))
+    step = unoptimised_step(case) if case in PLACED else compiled_step(case)
+    assert_places_are_the_plans(step, plan_of(case))
 
 
 def test_arrays_elsewhere_are_seen() -> None:

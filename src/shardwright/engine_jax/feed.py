@@ -40,4 +40,4 @@ def batches(source: Source, plan: Plan, seed: int, next_row: int) -> AbstractCon
 
 def on_devices(batch: Batch, sharding: NamedSharding) -> Mapping[str, jax.Array]:
     """The arrays of a step, [batch, length], each device with its own rows and tokens."""
-    return {ENGINE_NAMES.get(name, name): jax.device_put(array, sharding) for name, array in batch.arrays.items()}
+    return jax.device_put({ENGINE_NAMES.get(name, name): array for name, array in batch.arrays.items()}, sharding)
