@@ -163,6 +163,17 @@ FAULTS = [
         [("SW119", "6:41", "role 'stage', which has nothing to cut in 'embedding'", "Write 'embedding: idle'.")],
     ),
     (
+        HEAD + "  expert: {elsewhere: fsdp, attention: stage}\n",
+        [
+            (
+                "SW119",
+                "6:3",
+                "role 'stage' in some components of a layer and not in residual, mlp, router, moe",
+                "Write 'expert: stage'.",
+            )
+        ],
+    ),
+    (
         HEAD + "  expert: {elsewhere: data, weights: whole}\n",
         [("SW119", "6:29", "option 'weights' on an axis that never stores weights cut", "Take 'weights' out.")],
     ),

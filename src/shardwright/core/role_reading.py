@@ -110,6 +110,7 @@ def _entry(faults: Faults, axis: str, node: Located, position: Position) -> Role
     misread = (stated is not None and elsewhere is None) or any(c in node.value and c not in named for c in COMPONENTS)
     if not misread:
         _options_have_a_role(faults, where, node, entry)
+        _stages_hold_whole_layers(faults, axis, where, entry)
     return entry
 
 
@@ -211,6 +212,21 @@ def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleE
             "option 'sequence_parallel' on an axis that is nowhere 'tensor'",
             "role tensor in some component",
             "Take 'sequence_parallel' out.",
+        )
+
+
+def _stages_hold_whole_layers(faults: Faults, axis: str, where: str, entry: RoleEntry) -> None:
+    """A stage that has a layer's attention and not its feed-forward layer could not be run."""
+    assert entry.position is not None
+    outside = [c for c in ROLES["stage"].components if entry.roles[c] != "stage"]
+    if "stage" in entry.roles.values() and outside:
+        faults.fault(
+            "SW119",
+            entry.position,
+            where,
+            f"role 'stage' in some components of a layer and not in {', '.join(outside)}",
+            f"role 'stage' in all of {', '.join(ROLES['stage'].components)}, or in none",
+            f"Write '{axis}: stage'.",
         )
 
 
