@@ -97,6 +97,15 @@ def test_a_signal_in_the_last_step_is_the_end_all_the_same(tmp_path: Path, monke
     assert checkpoints(tmp_path) == ["step-00000005"]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as Python handles it: what a shell starts in the background is told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_the_second_signal_does_what_it_always_did() -> None:
     with stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
