@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -158,7 +158,7 @@ class _Run:
             keep=self.options.keep,
         )
 
-    def _ended(self, step: int, stop: Stop) -> Any:
+    def _ended(self, step: int, stop: Stop) -> Literal["finished", "stopped", "interrupted"]:
         if step >= self.options.steps:
             return "finished"
         return "interrupted" if stop else "stopped"
