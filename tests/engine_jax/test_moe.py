@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from shardwright.core.capacity import num_slots
 from shardwright.engine_jax.layer_io import stay
-from shardwright.engine_jax.moe import assign, experts_layer, from_slots, num_slots, to_slots
+from shardwright.engine_jax.moe import assign, capacity_of, experts_layer, from_slots, to_slots
 from shardwright.engine_jax.routing import largest, moved_bias, route
 from shardwright.models.parts.architecture import Experts
 
@@ -112,7 +113,7 @@ def test_slots_and_tokens_are_each_others_transpose(x_BLM, valid_BL) -> None:
     rng = np.random.default_rng(3)
     experts_BLK = np.argsort(rng.random((ROWS, LENGTH, experts.num)), axis=-1)[..., : experts.top_k].astype(np.int32)
     matching = jax.jit(assign, static_argnums=(2, 3))(experts_BLK, valid_BL, experts, groups)
-    slots = experts.num * num_slots(experts, LENGTH, groups)
+    slots = experts.num * num_slots(LENGTH // groups, capacity_of(experts, LENGTH))
 
     def by_one_hot_in(x_BGTM):
         """The same as a matrix: slot c holds token t where one of its choices points to c."""

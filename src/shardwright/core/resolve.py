@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from shardwright.core.capacity import num_slots, row_capacity
 from shardwright.core.layout import Engine, Layout
 from shardwright.core.mesh import Mesh
 from shardwright.core.order import ordered, staying_axes
@@ -152,14 +153,13 @@ def activation_sizes(table: ModelTable, layout: Layout, mesh: Mesh, batch: int, 
         tokens = ceil(length / groups)
         sizes["groups"] = groups
         sizes["tokens"] = tokens
-        sizes["slots"] = tokens
-        if table.capacity_factor is not None:
-            sizes["slots"] = min(tokens, row_capacity(table, length))
+        sizes["slots"] = num_slots(tokens, capacity_of(table, length))
     return sizes
 
 
-def row_capacity(table: ModelTable, length: int) -> int:
-    """Tokens of one row that one expert takes at most: its even share times the capacity factor, rounded up."""
-    assert table.capacity_factor is not None
-    assert table.top_k is not None
-    return ceil(table.capacity_factor * table.top_k * length / table.sizes["experts"])
+def capacity_of(table: ModelTable, length: int) -> int | None:
+    """Tokens of one row that one expert of a model takes at most; None where it drops none, or where a user's own
+    table does not say how many experts see a token."""
+    if table.top_k is None:
+        return None
+    return row_capacity(table.capacity_factor, top_k=table.top_k, experts=table.sizes["experts"], length=length)

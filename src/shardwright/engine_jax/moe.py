@@ -6,13 +6,13 @@ dispatched together) of T tokens; P slots per group and expert, C = E * P slots 
 
 from __future__ import annotations
 
-from math import ceil
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwright.core.capacity import num_slots, row_capacity
 from shardwright.engine_jax.layer_io import Params, Place
 from shardwright.engine_jax.routing import route
 from shardwright.models.parts.architecture import Experts
@@ -30,17 +30,9 @@ class Assignment(NamedTuple):
     counts_E: jax.Array
 
 
-def num_slots(experts: Experts, length: int, groups: int) -> int:
-    """Slots per group and expert: all tokens of a group where none may be dropped, else at most a row's capacity."""
-    capacity = row_capacity(experts, length)
-    return length // groups if capacity is None else min(length // groups, capacity)
-
-
-def row_capacity(experts: Experts, length: int) -> int | None:
-    """Tokens of one row that an expert takes at most: its even share times the capacity factor, rounded up."""
-    if experts.capacity_factor is None:
-        return None
-    return ceil(experts.capacity_factor * experts.top_k * length / experts.num)
+def capacity_of(experts: Experts, length: int) -> int | None:
+    """Tokens of one row that one expert takes at most; None where none is dropped."""
+    return row_capacity(experts.capacity_factor, top_k=experts.top_k, experts=experts.num, length=length)
 
 
 def assign(experts_BLK: jax.Array, valid_BL: jax.Array, experts: Experts, groups: int) -> Assignment:
@@ -49,7 +41,8 @@ def assign(experts_BLK: jax.Array, valid_BL: jax.Array, experts: Experts, groups
     A choice is dropped by its place in the whole row, so that no grouping changes what is dropped.
     """
     B, L, K = experts_BLK.shape
-    E, T, P = experts.num, L // groups, num_slots(experts, L, groups)
+    E, T, capacity = experts.num, L // groups, capacity_of(experts, L)
+    P = num_slots(T, capacity)
     assert groups * T == L, (groups, L)
     experts_BGTK = experts_BLK.reshape(B, groups, T, K)
     chosen_BGTKE = (experts_BGTK[..., None] == jnp.arange(E)[None, None, None, None]) & valid_BL.reshape(
@@ -60,7 +53,7 @@ def assign(experts_BLK: jax.Array, valid_BL: jax.Array, experts: Experts, groups
     before_BGTE = jnp.cumsum(chosen_BGTE, axis=2) - chosen_BGTE
     place_BGTK = jnp.take_along_axis(before_BGTE, experts_BGTK, axis=-1)
     kept_BGTK = jnp.broadcast_to(valid_BL.reshape(B, groups, T, 1), place_BGTK.shape)
-    if (capacity := row_capacity(experts, L)) is not None:
+    if capacity is not None:
         earlier_BGE = jnp.cumsum(of_group_BGE, axis=1) - of_group_BGE
         earlier_BGTE = jnp.broadcast_to(earlier_BGE[:, :, None], before_BGTE.shape)
         place_in_row = place_BGTK + jnp.take_along_axis(earlier_BGTE, experts_BGTK, axis=-1)
@@ -98,7 +91,7 @@ def experts_layer(
     work, not results.
     """
     B, L, M = x_BLM.shape
-    T, P = L // groups, num_slots(experts, L, groups)
+    T, P = L // groups, num_slots(L // groups, capacity_of(experts, L))
     x_BLM = place("router.input", x_BLM)
     routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts, place)
     assignment = assign(routing.experts_BLK, valid_BL, experts, groups)

@@ -8,7 +8,7 @@ from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.notation import place_in
 from shardwright.core.plan import Plan
-from shardwright.core.resolve import row_capacity
+from shardwright.core.resolve import capacity_of
 from shardwright.core.wording import bytes_text
 
 DISPATCHED = "moe.dispatched"
@@ -24,13 +24,14 @@ def slots(plan: Plan) -> Iterator[Draft]:
     experts, groups, per_group = sizes["experts"], sizes["groups"], sizes["slots"]
     places, choices = experts * groups * per_group, table.top_k * plan.request.length
     slot_bytes = sum(t.bytes_per_device for t in plan.activations if "slots" in t.in_use.logical_axes)
-    if table.capacity_factor is None:
+    capacity = capacity_of(table, plan.request.length)
+    if capacity is None:
         found = (
             f"no token is dropped, so each of {experts} experts has a slot for each of the {per_group:,} tokens of a group: "
             f"{places:,} slots a row for {choices:,} choices, {places / choices:.3g} times as many"
         )
         needed = "nothing; where tokens may be dropped, --set capacity_factor=1.25 gives each expert 1.25 times its even share"
-    elif (capacity := row_capacity(table, plan.request.length)) >= plan.request.length:
+    elif capacity >= plan.request.length:
         # An expert that takes a whole row drops nothing, and its slots were asked for by number.
         return
     else:
