@@ -12,7 +12,7 @@ of the weight that is whole in use: each device then makes the gradient of its o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from shardwright.core.layout import Layout
@@ -33,19 +33,23 @@ def gradient_reductions(weight: Weight, layout: Layout, at_rest: Spec, in_use: S
     """The reduction of a weight's gradient over each axis that needs one; none for a frozen weight."""
     if weight.frozen:
         return {}
-    in_parts = {*partial_axes(layout, weight.contracted), *_sliced_axes(weight, layout, in_use)}
+    partial = {axis for component in (None, *weight.uses) for axis in in_parts(weight, layout, in_use, component)}
     return {
-        axis: "reduce-scatter" if axis in at_rest.axes else "all-reduce" for axis in layout.entries if axis in in_parts
+        axis: "reduce-scatter" if axis in at_rest.axes else "all-reduce" for axis in layout.entries if axis in partial
     }
 
 
-def _sliced_axes(weight: Weight, layout: Layout, in_use: Spec) -> Iterator[str]:
-    """The axes of which each device uses a slice of a weight that it holds whole.
+def in_parts(weight: Weight, layout: Layout, in_use: Spec, component: str | None = None) -> tuple[str, ...]:
+    """The axes over which the gradient that one use of a weight makes is in parts, in mesh order.
 
-    A rule that leaves ``tensor`` out of the KV heads makes such a weight, and so does a tied one, of which one use
-    alone is cut.
+    ``component``: of a tied weight's second use; None: the weight's own. Besides what is contracted, an axis of which
+    each device uses a slice of what it holds whole: a rule that leaves ``tensor`` out of the KV heads makes such a
+    weight, and so does a tied one, of which one use alone is cut.
     """
+    own = component or weight.component
+    contracted = tuple(c for c in weight.contracted if c[0] == own) if weight.uses else weight.contracted
+    summed = set(partial_axes(layout, contracted))
     for axis in layout.entries:
-        cut = {name for component in (weight.component, *weight.uses) for name in layout.cut_by(axis, component)}
-        if axis not in in_use.axes and cut & set(weight.logical_axes):
-            yield axis
+        if axis not in in_use.axes and set(layout.cut_by(axis, own)) & set(weight.logical_axes):
+            summed.add(axis)
+    return tuple(axis for axis in layout.entries if axis in summed)

@@ -1,70 +1,96 @@
-"""How the mathematics and the layout meet: two callbacks, which do nothing on one device.
+"""How the mathematics and the layout meet: what crosses devices is asked of ``Links``, and there is none on one device.
 
-``place(name, array)`` is called on every named activation of the table, at the points where its layout may
-change; the engine constrains it to the plan's spec. ``use(name, array)`` brings one layer of a weight from
-rest into use: cast, and gathered.
+A step runs on each device over its own parts of all arrays (``jax.shard_map`` over the whole mesh). ``move`` carries a
+named activation of the table from its owner's layout to the next one's, ``use`` brings a weight from rest into use, and
+the rest says over which axes an algorithm of its own (a ring, experts, a cut vocabulary) works.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from shardwright.core.plan import Plan
 from shardwright.core.table import ModelTable
 
-Place = Callable[[str, jax.Array], jax.Array]
-Use = Callable[[str, jax.Array], jax.Array]
 Params = Mapping[str, jax.Array]
+Move = Callable[[str, str, jax.Array], jax.Array]
+"""``move(source, target, array)``: the activation ``source`` as ``target`` needs it; the table has a Move between them."""
 
 
-class Pieces(NamedTuple):
-    """A dim that the layout cuts into ``num`` pieces, by these mesh axes, major first."""
+class Use(Protocol):
+    """``use(name, weight, component)``: one layer of a weight in the dtype and the part in which a device computes.
 
-    num: int = 1
-    axes: tuple[str, ...] = ()
-
-
-class Cuts(NamedTuple):
-    """What the mathematics must know of a layout, where each piece of a dim computes something of its own.
-
-    ``groups``: pieces of a row whose tokens are dispatched to experts together. ``queries``: of a row of queries.
-    ``vocab``: of the embedding's rows. No result depends on them, but for the order of sums.
+    ``component`` names the second use of a tied weight; None: the weight's own.
     """
 
-    groups: int = 1
-    queries: Pieces = Pieces()
-    vocab: Pieces = Pieces()
+    def __call__(self, name: str, weight: jax.Array, component: str | None = None) -> jax.Array: ...
 
 
-WHOLE = Cuts()
-"""One device."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLinks:
+    """The axes over which attention is more than a device's own work; all larger than one, major first.
+
+    ``ring``: those around which keys and values (or the latent) travel. ``heads`` cut the query heads where they
+    attend, ``kv_heads`` the KV heads that they meet: where these are fewer axes, a device takes its own of whole ones.
+    """
+
+    ring: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    kv_heads: tuple[str, ...] = ()
 
 
-def cuts_of(plan: Plan) -> Cuts:
-    """The cuts of a plan."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLinks:
+    """How tokens meet experts; axes are larger than one, major first.
 
-    def pieces(tensor: str, logical_axis: str) -> Pieces:
-        axes = plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
-        return Pieces(num=plan.mesh.size(axes), axes=axes)
+    ``axes`` cut the experts, none where their weights travel. ``move``: ``all-to-all`` or ``ring``. ``row`` cut a row of
+    tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the place of
+    the i-th of them in the text. ``room``: rows of a device's buffer of tokens; None: as many as could ever come.
+    """
 
-    return Cuts(
-        groups=plan.sizes.get("groups", 1),
-        queries=pieces("attention.queries", "length"),
-        vocab=pieces("embedding.tokens", "vocab"),
-    )
-
-
-def stay(name: str, array: jax.Array) -> jax.Array:
-    """The ``place`` of one device."""
-    del name
-    return array
+    axes: tuple[str, ...] = ()
+    move: str = "all-to-all"
+    row: tuple[str, ...] = ()
+    tiles: tuple[int, ...] = (0,)
+    room: int | None = None
 
 
-def cast_for_use(table: ModelTable, dtype: jnp.dtype) -> Use:
-    """The ``use`` of one device: the computation's dtype, but for weights that have their own (norms, routers)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """All that the mathematics knows of a layout. ``vocab``: by component, the axes that cut the vocabulary."""
+
+    move: Move
+    use: Use
+    vocab: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    attention: AttentionLinks = AttentionLinks()
+    experts: ExpertLinks = ExpertLinks()
+
+
+def alone(table: ModelTable, dtype: jnp.dtype | type | str) -> Links:
+    """One device: nothing moves, and weights are cast to the computation's dtype, but for those that have their own."""
     dtypes = {weight.name: jnp.dtype(weight.in_use_dtype or dtype) for weight in table.weights}
-    return lambda name, array: array.astype(dtypes[name])
+
+    def move(source: str, target: str, array: jax.Array) -> jax.Array:
+        del source, target
+        return array
+
+    def use(name: str, weight: jax.Array, component: str | None = None) -> jax.Array:
+        del component
+        return weight.astype(dtypes[name])
+
+    return Links(move=move, use=use)
+
+
+def index_of(axes: Sequence[str]) -> jax.Array | int:
+    """The number of this device among those of the axes, major first; 0 without axes."""
+    return jax.lax.axis_index(tuple(axes)) if axes else 0
+
+
+def size_of(axes: Sequence[str]) -> int:
+    """The number of devices along the axes together."""
+    return prod(jax.lax.axis_size(axis) for axis in axes)

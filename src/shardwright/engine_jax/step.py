@@ -1,6 +1,9 @@
 """One training step, built from the plan: loss, gradients, clipping, AdamW, and the routing bias.
 
 Batch arrays are int32 [rows, length] (``valid``: bool), cut as the plan cuts ``input.tokens``.
+
+The gradients are made by each device over its own parts (``shard_map`` over the whole mesh), every collective being the
+plan's; clipping and the optimizer work element by element, under ``jit``.
 """
 
 from __future__ import annotations
@@ -14,15 +17,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.plan import Plan
 from shardwright.engine_jax.forward import forward
-from shardwright.engine_jax.layer_io import cuts_of
+from shardwright.engine_jax.layer_io import Links
+from shardwright.engine_jax.links import late_sums, links_of
 from shardwright.engine_jax.loss import summed_cross_entropy
+from shardwright.engine_jax.moe import MoeCounts
 from shardwright.engine_jax.optimizer import OptimizerOptions, apply_gradients
-from shardwright.engine_jax.placement import activation_placer, weight_user
 from shardwright.engine_jax.routing import moved_bias
 from shardwright.engine_jax.shardings import named_sharding, weight_shardings
 from shardwright.engine_jax.state import Leaf, State, abstract_state
-
-BATCH_FIELDS = ("tokens", "targets", "positions", "segments", "valid")
+from shardwright.models.parts.ends import BATCH_FIELDS
 
 BIAS_RATE = 1e-3
 """How far a routing bias moves in a step (DeepSeek-V3, arXiv:2412.19437, section 4.2)."""
@@ -31,20 +34,26 @@ Arrays = Mapping[str, jax.Array]
 
 
 class Metrics(NamedTuple, Generic[Leaf]):
-    """Of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens."""
+    """Of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens.
+
+    ``dropped``: choices of an expert that its capacity had no place for. ``overflow``: choices that a buffer of the
+    layout's had no room for, in all layers; where it is not 0, the step is not that of the model.
+    """
 
     loss: Leaf
     grad_norm: Leaf
     tokens: Leaf
+    dropped: Leaf
+    overflow: Leaf
 
 
 class Gradients(NamedTuple):
-    """The mean loss, its gradient by weight, the valid tokens, and the tokens that chose each expert, by stack."""
+    """The mean loss, its gradient by weight, the valid tokens, and what experts saw, by stack and layer."""
 
     loss: jax.Array
     by_weight: Arrays
     tokens: jax.Array
-    counts_NE: Arrays
+    counts: Mapping[str, MoeCounts]
 
 
 def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
@@ -56,44 +65,55 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
     """``f(weights, buffers, batch)``: the gradient of the mean loss over the valid tokens of the global step.
 
     With micro-steps, rows are taken in turn and the sums are divided once, by the count of the whole step, so their
-    number changes no result.
+    number changes no result. What replicas hold in parts is summed once, after the last of them.
     """
-    request = plan.request
-    place, use, cuts = activation_placer(plan, mesh), weight_user(plan, mesh), cuts_of(plan)
+    shardings = weight_shardings(plan, mesh)
+    frozen = {weight.name for weight in plan.request.table.weights if weight.frozen}
+    weights = {name: sharding.spec for name, sharding in shardings.items() if name not in frozen}
+    buffers = {name: shardings[name].spec for name in frozen}
+    return jax.shard_map(
+        _own_gradients(plan, links_of(plan)),
+        mesh=mesh,
+        in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec)),
+        out_specs=Gradients(PartitionSpec(), weights, PartitionSpec(), PartitionSpec()),
+        # The plan says what is summed where; there is nothing left for JAX to find out.
+        check_vma=False,
+    )
 
-    def summed_loss(weights: Arrays, buffers: Arrays, batch: Arrays) -> tuple[jax.Array, Arrays]:
-        seen = {name: batch[name] for name in ("tokens", "positions", "segments")}
-        seen["tokens"] = place("input.tokens", seen["tokens"])
-        result = forward(
-            {**weights, **buffers},
-            seen,
-            request.table,
-            place=place,
-            use=use,
-            remat=request.remat,
-            cuts=cuts,
-        )
-        return summed_cross_entropy(result.logits_BLV, batch["targets"], batch["valid"]), result.counts_NE
+
+def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays], Gradients]:
+    """The gradients of one device: of its parts of the weights, summed as the plan says."""
+    request = plan.request
+
+    def summed_loss(weights: Arrays, buffers: Arrays, batch: Arrays) -> tuple[jax.Array, Mapping[str, MoeCounts]]:
+        result = forward({**weights, **buffers}, batch, request.table, links, remat=request.remat)
+        targets = links.move("input.targets", "logits.targets", batch["targets"])
+        valid = links.move("input.valid", "logits.valid", batch["valid"])
+        loss = summed_cross_entropy(result.logits_BLV, targets, valid, links.vocab.get("logits", ()))
+        return loss, result.counts
 
     slope = jax.value_and_grad(summed_loss, has_aux=True)
-    at_rest = weight_shardings(plan, mesh)
 
     def gradients(weights: Arrays, buffers: Arrays, batch: Arrays) -> Gradients:
-        tokens = jnp.sum(batch["valid"], dtype=jnp.int32)
+        tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _cutting(plan, "input.valid"))
         if request.micro_steps == 1:
             (loss, counts), by_weight = slope(weights, buffers, batch)
         else:
-            parts = _micro_batches(batch, request.micro_steps, batch_sharding(plan, mesh))
+            parts = {name: _in_turn(array, request.micro_steps) for name, array in batch.items()}
             one = jax.eval_shape(slope, weights, buffers, jax.tree.map(lambda array: array[0], parts))
-            (loss, counts), by_weight = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
-            by_weight = {name: jax.lax.with_sharding_constraint(g, at_rest[name]) for name, g in by_weight.items()}
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
 
             def add(total: Any, part: Arrays) -> tuple[Any, None]:
                 return jax.tree.map(jnp.add, total, slope(weights, buffers, part)), None
 
-            ((loss, counts), by_weight), _ = jax.lax.scan(add, ((loss, counts), by_weight), parts)
+            ((loss, counts), by_weight), _ = jax.lax.scan(add, nothing, parts)
         count = jnp.maximum(tokens, 1).astype(jnp.float32)
-        return Gradients(loss / count, jax.tree.map(lambda g: g / count, by_weight), tokens, counts)
+        return Gradients(
+            loss=_summed(loss, _cutting(plan, "logits.targets")) / count,
+            by_weight={name: _summed(g, late_sums(plan, name)) / count for name, g in by_weight.items()},
+            tokens=tokens,
+            counts=_summed(counts, _cutting(plan, "router.grouped")) if counts else counts,
+        )
 
     return gradients
 
@@ -106,15 +126,19 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> jax.stages.
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         gradients = gradients_of(state.weights, state.buffers, batch)
         after, norm = apply_gradients(state, gradients.by_weight, options, decayed)
-        buffers = {name: _moved(name, buffer, gradients.counts_NE) for name, buffer in state.buffers.items()}
-        return after._replace(buffers=buffers), Metrics(gradients.loss, norm, gradients.tokens)
+        buffers = {name: _moved(name, buffer, gradients.counts) for name, buffer in state.buffers.items()}
+        lost = {
+            name: sum((jnp.sum(getattr(counts, name)) for counts in gradients.counts.values()), jnp.int32(0))
+            for name in ("dropped", "overflow")
+        }
+        return after._replace(buffers=buffers), Metrics(gradients.loss, norm, gradients.tokens, **lost)
 
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan, mesh))
     whole = NamedSharding(mesh, PartitionSpec())
     return jax.jit(
         step,
         in_shardings=(places, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh))),
-        out_shardings=(places, Metrics(whole, whole, whole)),
+        out_shardings=(places, Metrics(whole, whole, whole, whole, whole)),
         donate_argnums=0,
     )
 
@@ -128,17 +152,20 @@ def abstract_batch(plan: Plan, mesh: Mesh) -> Mapping[str, jax.ShapeDtypeStruct]
     }
 
 
-def _micro_batches(batch: Arrays, num: int, sharding: NamedSharding) -> Arrays:
-    """The rows in ``num`` parts along a new leading dim: part i has every num-th row, so each device keeps its own."""
-    spec = PartitionSpec(None, *sharding.spec)
-
-    def split(array_BL: jax.Array) -> jax.Array:
-        parts = array_BL.reshape(array_BL.shape[0] // num, num, array_BL.shape[1]).swapaxes(0, 1)
-        return jax.lax.with_sharding_constraint(parts, NamedSharding(sharding.mesh, spec))
-
-    return jax.tree.map(split, batch)
+def _in_turn(array_BL: jax.Array, num: int) -> jax.Array:
+    """A device's rows in ``num`` parts along a new leading dim: part i has every num-th row."""
+    return array_BL.reshape(array_BL.shape[0] // num, num, array_BL.shape[1]).swapaxes(0, 1)
 
 
-def _moved(name: str, bias_NE: jax.Array, counts_NE: Arrays) -> jax.Array:
+def _cutting(plan: Plan, tensor: str) -> tuple[str, ...]:
+    """The axes that give each device tokens of its own of an activation."""
+    return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes)
+
+
+def _summed(tree: Any, axes: tuple[str, ...]) -> Any:
+    return jax.lax.psum(tree, axes) if axes else tree
+
+
+def _moved(name: str, bias_NE: jax.Array, counts: Mapping[str, MoeCounts]) -> jax.Array:
     """A routing bias after the step; its stack is the first word of its name."""
-    return moved_bias(bias_NE, counts_NE[name.split(".", 1)[0]], BIAS_RATE)
+    return moved_bias(bias_NE, counts[name.split(".", 1)[0]].by_expert, BIAS_RATE)

@@ -8,6 +8,9 @@ from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_t
 
 TOKENS = ("batch", "length")
 STREAM = ("batch", "length", "embed")
+BATCH_FIELDS = ("tokens", "targets", "positions", "segments", "valid")
+"""What is known of each token of a batch: itself, the next one, its place in its document, that document's number in
+the row (0: padding), and whether its loss counts."""
 
 
 def ends(architecture: Architecture) -> Rows:
@@ -15,22 +18,25 @@ def ends(architecture: Architecture) -> Rows:
     num = num_layers(architecture.stacks)
 
     def integers(name: str, component: str, *logical_axes: str) -> Activation:
-        return Activation(name=name, component=component, logical_axes=logical_axes, dtype="int32")
+        dtype = "bool" if name.endswith(".valid") else "int32"
+        return Activation(name=name, component=component, logical_axes=logical_axes, dtype=dtype)
 
     return Rows(
         weights=(*_kernels(architecture), _final_norm(architecture)),
         activations=(
-            *(integers(f"input.{what}", "input", *TOKENS) for what in ("tokens", "positions", "segments")),
-            # Which keys a query sees is decided where keys are attended to: once per step, not per layer.
-            *(integers(f"attention.kv_{w}", "attention", "batch", "kv_length") for w in ("positions", "segments")),
+            *(integers(f"input.{what}", "input", *TOKENS) for what in BATCH_FIELDS),
+            integers("embedding.ids", "embedding", *TOKENS),
             Activation(name="embedding.output", component="embedding", logical_axes=STREAM),
             Activation(name="residual.stream", component="residual", logical_axes=STREAM, num=num),
+            *(integers(f"logits.{what}", "logits", *TOKENS) for what in ("targets", "valid")),
             Activation(name="logits.input", component="logits", logical_axes=STREAM),
             Activation(
                 name="logits.scores", component="logits", logical_axes=("batch", "length", "vocab"), dtype="float32"
             ),
         ),
         moves=(
+            Move(source="input.tokens", target="embedding.ids"),
+            *(Move(source=f"input.{what}", target=f"logits.{what}") for what in ("targets", "valid")),
             Move(source="embedding.output", target="residual.stream", summed=(("embedding", "vocab"),)),
             Move(source="residual.stream", target="logits.input", feeds=(("logits", "vocab"),)),
         ),

@@ -1,0 +1,64 @@
+"""What carries activations between layouts: the parts that devices end with are those of the whole array."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from shardwright.core.mesh import Mesh
+from shardwright.core.movement import steps
+from shardwright.core.spec import Spec
+from shardwright.engine_jax.layer_io import index_of, size_of
+from shardwright.engine_jax.links import carry
+from shardwright.engine_jax.mesh import device_mesh
+from shardwright.engine_jax.shardings import partition_spec
+
+MESH = Mesh.of(a=2, b=2, c=2)
+NAMES = ("x", "y", "z")
+
+
+def any_spec(rng: random.Random) -> Spec:
+    """Each axis cuts one dim or none, in any order of majors."""
+    cuts: dict[str, list[str]] = {name: [] for name in NAMES}
+    for axis in rng.sample(MESH.names, k=3):
+        if name := rng.choice((*NAMES, None)):
+            cuts[name].append(axis)
+    return Spec.build(NAMES, cuts)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_device_ends_with_its_part_of_the_sum(seed: int) -> None:
+    rng = random.Random(seed)
+    before, after = any_spec(rng), any_spec(rng)
+    summed = tuple(axis for axis in MESH.names if axis not in before.axes and rng.random() < 0.5)
+    way = steps(before, after, summed, MESH)
+    whole = np.random.default_rng(seed).integers(-99, 99, (8, 16, 8)).astype(np.float32)
+
+    @partial(
+        jax.shard_map,
+        mesh=device_mesh(MESH),
+        in_specs=partition_spec(before),
+        out_specs=partition_spec(after),
+        check_vma=False,
+    )
+    def moved(part):
+        # What is yet to be summed is not in equal shares: 1 / n each would hide a device left out.
+        share = index_of(summed) + 1 if summed else 1
+        total = sum(range(1, size_of(summed) + 1))
+        return carry(part * share, way, NAMES) / (total if summed else 1)
+
+    with jax.default_device(jax.devices()[0]):
+        result = jax.jit(moved)(whole)
+    # out_specs without an axis show the first device's copy: look at every device's own.
+    for shard in result.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index], err_msg=f"{before} -> {after}: {way}")
+
+
+def test_a_sum_that_is_not_made_is_seen() -> None:
+    before, after = Spec.build(NAMES, {"x": "a"}), Spec.build(NAMES, {"y": "a"})
+    assert [step.kind for step in steps(before, after, ["b"], MESH)] == ["all-reduce", "all-to-all"]
+    assert [step.kind for step in steps(before, after, [], MESH)] == ["all-to-all"]
