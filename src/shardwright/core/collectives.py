@@ -9,10 +9,10 @@ from shardwright.core.gradients import partial_axes
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Collective, elements_per_device, movement
 from shardwright.core.plan import Phase, PlannedCollective, TensorPlan
-from shardwright.core.request import Request
+from shardwright.core.request import FLOATS, Request
 from shardwright.core.roles import OUTSIDE_LAYERS
 from shardwright.core.spec import Spec
-from shardwright.core.table import DTYPE_BYTES, Move
+from shardwright.core.table import DTYPE_BYTES, ModelTable, Move
 
 
 def step_collectives(
@@ -50,7 +50,7 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
     if scattered:
         whole = elements_per_device(at_rest.without(scattered), shape, mesh)
         scatter = Collective(kind="reduce-scatter", axes=scattered, elements_per_device=whole)
-        yield _planned(tensor.component, "backward", scatter, width, times, tensor.name)
+        yield _planned(tensor.component, "backward", scatter, DTYPE_BYTES[request.weights_dtype], times, tensor.name)
     if summed:
         part = elements_per_device(at_rest, shape, mesh)
         reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
@@ -80,13 +80,20 @@ def _of_move(
     times = _layers_on_device(request, mesh, shared) * request.micro_steps
     component = target.component if move.kind in ("dispatch", "keys") else source.component
     component = "moe" if move.kind == "combine" else component
-    in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS)
+    in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
         yield _planned(component, "forward", collective, width, times, move.target)
-        if in_layer and (request.remat == "full" or (request.remat == "dots" and move.kind == "keys")):
+        if in_layer and (request.remat == "full" or (request.remat == "dots" and move.kind in ("queries", "keys"))):
             yield _planned(component, "recompute", collective, width, times, move.target)
-    for collective in backward:
+    # Integers have no gradient.
+    for collective in backward if source.dtype in FLOATS else ():
         yield _planned(component, "backward", collective, width, times, move.source)
+
+
+def _once(table: ModelTable, name: str) -> bool:
+    """Whether an activation is what the input gives and nothing else: it is moved once a step, and in no layer."""
+    row = next(row for row in table.activations if row.name == name)
+    return row.component == "input" or any(m.target == name and _once(table, m.source) for m in table.moves)
 
 
 def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collective, ...]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.core.position import Position
-from shardwright.core.roles import ROLES, SEQUENCE_PARALLEL
+from shardwright.core.roles import EXCHANGED_FOR_HEADS, ROLES, SEQUENCE_PARALLEL
 
 Auto = Literal["auto"]
 Engine = Literal["jax", "torch"]
 
-ATTENTION_MOVES = ("gather", "ring")
-KEPT_ATTENTION_MOVES = ("ulysses",)
-"""Words with a meaning that nothing plans yet."""
+ATTENTION_MOVES = ("gather", "ring", "ulysses")
 MOE_MOVES = ("all-to-all", "ring", "weights", "auto")
 
 
@@ -91,6 +89,31 @@ class Layout:
         if role == "tensor" and self.entries[axis].sequence_parallel and component == SEQUENCE_PARALLEL[0]:
             return (*cuts, SEQUENCE_PARALLEL[1])
         return cuts
+
+    def cut_of(self, axis: str, component: str, logical_axes: Sequence[str]) -> str | None:
+        """The dim that ``axis`` cuts of an activation with these logical axes, if any.
+
+        Two things are asked beyond ``cut_by``. KV heads are whole on an axis that a rule leaves out of the KV weights'.
+        And under ``ulysses`` the axes of role ``context`` exchange the tokens of what is attended for its heads: for
+        its KV heads too, unless these are whole on an axis that cuts the heads, and would no longer meet their queries.
+        """
+        cuts = self.cut_by(axis, component)
+        attended = "length" not in logical_axes
+        if self.role(axis, component) == "context" and self.move_attention == "ulysses":
+            if component == "attention" and attended:
+                cuts = EXCHANGED_FOR_HEADS
+        name = next((name for name in cuts if name in logical_axes), None)
+        if name == "kv_heads":
+            with_heads = (axis, *self.axes_that_cut("heads", component)) if attended else (axis,)
+            if any(self._left_out(other, component, name) for other in with_heads):
+                return None
+        return name
+
+    def _left_out(self, axis: str, component: str, logical_axis: str) -> bool:
+        """Whether a rule leaves an axis out that would cut a logical axis of the weights by its role."""
+        would = logical_axis in ROLES[self.role(axis, component)].weights
+        ruled = [r for r in self.rules if (r.component, r.logical_axis) == (component, logical_axis)]
+        return would and any(axis not in rule.axes for rule in ruled)
 
     def axes_that_cut(self, logical_axis: str, component: str) -> tuple[str, ...]:
         """The axes that cut a logical axis of activations in a component, in mesh order."""

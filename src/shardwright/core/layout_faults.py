@@ -54,21 +54,12 @@ class Faults:
                 known[key] = value
         return known
 
-    def choice(
-        self,
-        values: Mapping[str, Located],
-        key: str,
-        options: tuple[str, ...],
-        default: Any,
-        kept: tuple[str, ...] = (),
-    ) -> Any:
-        """One of the options; the words in ``kept`` are refused as kept for later."""
+    def choice(self, values: Mapping[str, Located], key: str, options: tuple[str, ...], default: Any) -> Any:
+        """One of the options, or the default where nothing is given."""
         node = values.get(key)
         if node is None:
             return default
-        if isinstance(node.value, str) and node.value in kept:
-            self.kept(node.position, f"'{key}'", f"'{node.value}'", f"one of {', '.join(options)}", options[0])
-        elif not (isinstance(node.value, str) and node.value in options):
+        if not (isinstance(node.value, str) and node.value in options):
             self.unknown(shown(node.value, quote=False), node.position, f"'{key}'", options, "value")
         else:
             return node.value

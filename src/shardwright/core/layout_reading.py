@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from shardwright.core.errors import FindingsError
-from shardwright.core.layout import ATTENTION_MOVES, KEPT_ATTENTION_MOVES, MOE_MOVES, Auto, Layout, MeshEntry, Rule
+from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES, Auto, Layout, MeshEntry, Rule
 from shardwright.core.layout_faults import Faults, shown
 from shardwright.core.notation import NAME
 from shardwright.core.position import Located, Position
@@ -34,7 +34,7 @@ def read_layout(source: Located, *, name: str | None = None) -> Layout:
     mesh = _mesh(faults, top.get("mesh"), source.position)
     entries = read_roles(faults, top.get("roles"), source.position, mesh)
     move = faults.mapping(top["move"], "'move'", ("attention", "moe")) if "move" in top else {}
-    attention = faults.choice(move, "attention", ATTENTION_MOVES, "gather", KEPT_ATTENTION_MOVES)
+    attention = faults.choice(move, "attention", ATTENTION_MOVES, "gather")
     moe = faults.choice(move, "moe", MOE_MOVES, "all-to-all")
     rules = _rules(faults, top.get("rules"), tuple(mesh))
     if faults.findings:

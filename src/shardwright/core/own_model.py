@@ -190,7 +190,7 @@ def _sizes(weights: Sequence[Weight]) -> dict[str, int]:
 
 
 def _check_sizes_known(row: Activation, sizes: Mapping[str, int]) -> None:
-    given = {"batch", "length", "kv_length", *(("groups", "tokens", "slots") if "experts" in sizes else ())}
+    given = {"batch", "length", "q_length", "kv_length", *(("groups", "tokens", "slots") if "experts" in sizes else ())}
     unknown = [axis for axis in row.logical_axes if axis not in given and axis not in sizes]
     if unknown:
         raise InputError(

@@ -10,7 +10,7 @@ from shardwright.core.capacity import num_slots, row_capacity
 from shardwright.core.layout import Engine, Layout
 from shardwright.core.mesh import Mesh
 from shardwright.core.order import ordered, staying_axes
-from shardwright.core.roles import ROLES
+from shardwright.core.roles import EXCHANGED_FOR_HEADS, ROLES
 from shardwright.core.spec import Spec
 from shardwright.core.storage import choose_storage
 from shardwright.core.table import Activation, ModelTable, Weight
@@ -37,12 +37,16 @@ class ResolvedWeight:
     asked: tuple[Asked, ...]
 
 
-def resolve_weight(weight: Weight, layout: Layout, mesh: Mesh, engine: Engine) -> ResolvedWeight:
+def resolve_weight(
+    weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str | None = None
+) -> ResolvedWeight:
     """The specs of one weight, one layer of it; its dims are the engine's (``as_torch_stores`` under PyTorch).
+
+    ``component``: as if the weight were another component's, for the second use of a tied one; None: its own.
 
     A pipeline stage cuts the stack of layers, which then stands first, as ``layers/stage``.
     """
-    component = weight.component
+    component = component or weight.component
     asked: list[Asked] = []
     rules = {r.logical_axis: r.axes for r in layout.rules if r.component == component}
     ruled = {name: axes for name, axes in rules.items() if name in weight.logical_axes}
@@ -116,11 +120,16 @@ def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, compo
     component = activation.component
     cuts: dict[str, list[str]] = {name: [] for name in activation.logical_axes}
     for axis in mesh.names:
-        name = next((n for n in layout.cut_by(axis, component) if n in cuts), None)
+        name = layout.cut_of(axis, component, activation.logical_axes)
         if name is None and component == "router" and "groups" in cuts and takes_share(layout, axis):
             name = "groups"
         if name is not None:
             cuts[name].append(axis)
+    for name in EXCHANGED_FOR_HEADS:
+        # Axes that cut heads in exchange for tokens give them back after attention: they stand behind those that stay.
+        exchanged = [axis for axis in cuts.get(name, ()) if layout.role(axis, component) == "context"]
+        if exchanged:
+            cuts[name] = [axis for axis in cuts[name] if axis not in exchanged] + exchanged
     return Spec.build(
         activation.logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in cuts.items()}
     )
@@ -128,7 +137,9 @@ def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, compo
 
 def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components: frozenset[str]) -> tuple[str, ...]:
     """The axes of one dim of an activation, major first."""
-    if name not in ("batch", "length", "groups"):
+    if name in EXCHANGED_FOR_HEADS:
+        return tuple(axes)
+    if name not in ("batch", "length", "q_length", "groups"):
         return ordered(mesh, axes, ())
     stay = staying_axes(layout, name, components)
     return ordered(mesh, [a for a in axes if a in stay], [a for a in axes if a not in stay])
@@ -147,7 +158,7 @@ def activation_sizes(table: ModelTable, layout: Layout, mesh: Mesh, batch: int, 
     ``groups`` is the number of pieces into which the axes cut a row on the token side, each of ``tokens``; ``slots`` is the places
     per expert and group: all tokens of the group where none may be dropped, else the capacity of the row.
     """
-    sizes = {**table.sizes, "batch": batch, "length": length, "kv_length": length}
+    sizes = {**table.sizes, "batch": batch, **dict.fromkeys(("length", "q_length", "kv_length"), length)}
     if "experts" in sizes:
         groups = mesh.size([a for a in mesh.names if "groups" in layout.cut_by(a, "router") or takes_share(layout, a)])
         tokens = ceil(length / groups)

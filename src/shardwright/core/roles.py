@@ -50,7 +50,7 @@ ROLES: dict[str, Role] = {
         ),
         Role(
             name="context",
-            activations=("length", "groups"),
+            activations=("length", "q_length", "groups"),
             weights=(),
             stores=True,
             components=COMPONENTS,
@@ -94,6 +94,10 @@ ROLES: dict[str, Role] = {
 SEQUENCE_PARALLEL = ("residual", "length")
 """The component and the dim that role ``tensor`` also cuts when its entry says ``sequence_parallel: true``."""
 
+EXCHANGED_FOR_HEADS = ("heads", "kv_heads")
+"""What role ``context`` cuts of queries, keys and values where they are attended, under ``move: {attention: ulysses}``:
+there, rows are whole and heads are not."""
+
 UNIT_NAMES = {
     "heads": "head",
     "kv_heads": "KV head",
@@ -109,6 +113,7 @@ UNIT_NAMES = {
 LOGICAL_AXES = {
     "batch": "rows of the global batch",
     "length": "tokens of a row, as queries, keys and values are made",
+    "q_length": "tokens of a row, as queries attend",
     "kv_length": "tokens of a row, as keys and values are attended to: never cut",
     "embed": "the width of the residual stream",
     "embed_out": "the same width where it stands a second time in one tensor",

@@ -91,7 +91,7 @@ class Activation:
     """Elements along logical axes where they differ from the table's (hidden units of a shared expert)."""
 
 
-MoveKind = Literal["stream", "keys", "dispatch", "combine"]
+MoveKind = Literal["stream", "queries", "keys", "dispatch", "combine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Move:
     ``summed``: what was contracted in making the source: it is partial over the axes that cut those.
     ``feeds``: what the target is contracted with next: its gradient is partial over the axes that cut those.
     ``renamed``: logical axes that change name on the way (``length`` becomes ``kv_length``).
-    ``kind``: ``keys`` obeys ``move.attention``, ``dispatch`` and ``combine`` obey ``move.moe``.
+    ``kind``: ``queries`` and ``keys`` obey ``move.attention``, ``dispatch`` and ``combine`` obey ``move.moe``.
     """
 
     source: str

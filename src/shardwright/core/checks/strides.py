@@ -10,9 +10,12 @@ from shardwright.core.finding import Finding
 from shardwright.core.notation import place_in
 from shardwright.core.placements import StridedShard, placements_of
 from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.roles import EXCHANGED_FOR_HEADS
 from shardwright.core.wording import every, others
 
 NOUNS = {"batch": "rows", "length": "tokens"}
+NO_NEIGHBOURS = ("q_length", *EXCHANGED_FOR_HEADS)
+"""Queries lie as their tokens do, which are told already; heads have nothing to do with one another."""
 
 
 def strides(plan: Plan) -> Iterator[Draft]:
@@ -20,6 +23,8 @@ def strides(plan: Plan) -> Iterator[Draft]:
     groups: dict[tuple[str, tuple[str, ...]], list[TensorPlan]] = {}
     for tensor in plan.activations:
         for dim in tensor.in_use.dims:
+            if dim.logical_axis in NO_NEIGHBOURS:
+                continue
             axes = plan.mesh.larger_than_one(dim.axes)
             if axes != plan.mesh.in_mesh_order(axes):
                 groups.setdefault((dim.logical_axis, axes), []).append(tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardwright.core.table import Activation, Move
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
 from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
@@ -14,7 +16,7 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
     num = num_layers(architecture.stacks)
     kv = ("batch", "length", "kv_heads", "head_dim")
     kv_attended = ("batch", "kv_length", "kv_heads", "head_dim")
-    queries = ("batch", "length", "heads", "head_dim")
+    seen, asked = sight(), queries(num, value_sizes=None)
     return Rows(
         weights=tuple(
             weight
@@ -22,18 +24,19 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
             for weight in (attention_norm(architecture, stack), *_kernels(architecture, attention, stack))
         ),
         activations=(
+            *seen.activations,
             Activation(
                 name="attention.input", component="attention", logical_axes=("batch", "length", "embed"), num=num
             ),
-            Activation(name="attention.queries", component="attention", logical_axes=queries, num=num),
             Activation(name="attention.keys", component="attention", logical_axes=kv, num=num),
             Activation(name="attention.values", component="attention", logical_axes=kv, num=num),
             Activation(name="attention.keys_attended", component="attention", logical_axes=kv_attended, num=num),
             Activation(name="attention.values_attended", component="attention", logical_axes=kv_attended, num=num),
-            Activation(name="attention.output", component="attention", logical_axes=queries, num=num),
+            *asked.activations,
             projected("attention.projected", "attention", num),
         ),
         moves=(
+            *seen.moves,
             Move(source="residual.stream", target="attention.input", feeds=HEADS),
             *(
                 Move(
@@ -45,7 +48,63 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
                 )
                 for what in ("keys", "values")
             ),
+            *asked.moves,
             Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
+        ),
+    )
+
+
+def queries(num: int, value_sizes: Mapping[str, int] | None) -> Rows:
+    """Queries as they are made and as they attend, and what they bring back. ``value_sizes``: where values are as wide
+    as no query is."""
+    made, attended = ("batch", "length", "heads", "head_dim"), ("batch", "q_length", "heads", "head_dim")
+
+    def row(name: str, logical_axes: tuple[str, ...], sizes: Mapping[str, int] | None = None) -> Activation:
+        return Activation(
+            name=f"attention.{name}", component="attention", logical_axes=logical_axes, num=num, sizes=sizes
+        )
+
+    return Rows(
+        activations=(
+            row("queries", made),
+            row("queries_attended", attended),
+            row("attended", attended, value_sizes),
+            row("output", made, value_sizes),
+        ),
+        moves=(
+            Move(
+                source="attention.queries",
+                target="attention.queries_attended",
+                renamed={"length": "q_length"},
+                kind="queries",
+            ),
+            Move(
+                source="attention.attended", target="attention.output", renamed={"q_length": "length"}, kind="queries"
+            ),
+        ),
+    )
+
+
+def sight() -> Rows:
+    """What says which keys a query sees, with the queries and with the keys: it moves once a step, not in every layer."""
+    what = ("positions", "segments")
+    sides = {"": "length", "q_": "q_length", "kv_": "kv_length"}
+    return Rows(
+        activations=tuple(
+            Activation(
+                name=f"attention.{side}{of}", component="attention", logical_axes=("batch", length), dtype="int32"
+            )
+            for side, length in sides.items()
+            for of in what
+        ),
+        moves=(
+            *(Move(source=f"input.{of}", target=f"attention.{of}") for of in what),
+            *(
+                Move(source=f"attention.{of}", target=f"attention.{side}{of}", renamed={"length": length})
+                for side, length in sides.items()
+                if side
+                for of in what
+            ),
         ),
     )
 

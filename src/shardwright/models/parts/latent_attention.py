@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shardwright.core.table import Activation, Move
 from shardwright.models.parts.architecture import Architecture, LatentAttention, Stack
-from shardwright.models.parts.attention import attention_norm, output_kernel, projected
+from shardwright.models.parts.attention import attention_norm, output_kernel, projected, queries, sight
 from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
 
 FEEDS_HEADS = (*over_tokens("attention"), ("attention", "heads"))
@@ -24,6 +24,7 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
         )
 
     values = {"head_dim": attention.value_dim}
+    seen, asked = sight(), queries(num, values)
     return Rows(
         weights=tuple(
             weight
@@ -31,17 +32,18 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
             for weight in (attention_norm(architecture, stack), *_kernels(architecture, attention, stack))
         ),
         activations=(
+            *seen.activations,
             row("input", "length", "embed"),
             *((row("query_latent", "length", "q_lora"),) if attention.q_lora else ()),
-            row("queries", "length", "heads", "head_dim"),
             row("latent", "length", "latent"),
             row("latent_attended", "kv_length", "latent"),
             row("keys_attended", "kv_length", "heads", "head_dim"),
             row("values_attended", "kv_length", "heads", "head_dim", sizes=values),
-            row("output", "length", "heads", "head_dim", sizes=values),
+            *asked.activations,
             projected("attention.projected", "attention", num),
         ),
         moves=(
+            *seen.moves,
             Move(source="residual.stream", target="attention.input", feeds=(("attention", "heads"),)),
             Move(
                 source="attention.latent",
@@ -50,6 +52,7 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
                 renamed={"length": "kv_length"},
                 kind="keys",
             ),
+            *asked.moves,
             Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
         ),
     )
