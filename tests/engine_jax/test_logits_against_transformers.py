@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from shardwright.core.table import ModelTable
 from shardwright.engine_jax.forward import forward
+from shardwright.engine_jax.layer_io import alone
 from shardwright.models import build, names
 from shardwright.models.hugging_face import to_published
 from shardwright.models.parts.architecture import Architecture, Experts, GroupedQueryAttention, LatentAttention
@@ -123,10 +124,12 @@ def published_logits(table: ModelTable, weights: dict[str, np.ndarray], tokens: 
 
 def our_logits(table: ModelTable, weights: dict[str, np.ndarray], batch: dict[str, np.ndarray]) -> np.ndarray:
     params = {name: jnp.asarray(array) for name, array in weights.items()}
-    arrays = {name: jnp.asarray(array, jnp.int32) for name, array in batch.items()}
+    shape = batch["tokens"].shape
+    one_document = {"positions": np.broadcast_to(np.arange(shape[1]), shape), "segments": np.ones(shape)}
+    arrays = {name: jnp.asarray(array, jnp.int32) for name, array in {**one_document, **batch}.items()}
     # A program that runs once: half the time to compile it is what counts.
     compiled = jax.jit(
-        lambda p, b: forward(p, b, table, remat="none").logits_BLV,
+        lambda p, b: forward(p, b, table, alone(table, jnp.float32), remat="none").logits_BLV,
         compiler_options={"xla_backend_optimization_level": 0},
     )
     return np.asarray(compiled(params, arrays))

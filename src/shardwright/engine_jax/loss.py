@@ -27,7 +27,7 @@ def summed_cross_entropy(
 
 
 def _forward(logits_BLV, targets_BL, valid_BL, cut):
-    logits_BLV = logits_BLV.astype(jnp.float32)
+    given_BLV, logits_BLV = logits_BLV, logits_BLV.astype(jnp.float32)
     largest_BL = jnp.max(logits_BLV, axis=-1)
     largest_BL = jax.lax.pmax(largest_BL, cut) if cut else largest_BL
     sums_BL = jnp.sum(jnp.exp(logits_BLV - largest_BL[..., None]), axis=-1)
@@ -36,14 +36,15 @@ def _forward(logits_BLV, targets_BL, valid_BL, cut):
         sums_BL, target_BL = jax.lax.psum((sums_BL, target_BL), cut)
     log_sum_BL = jnp.log(sums_BL) + largest_BL
     loss = jnp.sum(jnp.where(valid_BL, log_sum_BL - target_BL, 0.0))
-    return loss, (logits_BLV, log_sum_BL, targets_BL, valid_BL)
+    return loss, (given_BLV, log_sum_BL, targets_BL, valid_BL)
 
 
 def _backward(cut, kept, cotangent):
     logits_BLV, log_sum_BL, targets_BL, valid_BL = kept
-    chances_BLV = jnp.exp(logits_BLV - log_sum_BL[..., None])
+    chances_BLV = jnp.exp(logits_BLV.astype(jnp.float32) - log_sum_BL[..., None])
     slope_BLV = chances_BLV - _is_target(logits_BLV, targets_BL, cut)
-    return jnp.where(valid_BL, cotangent, 0.0)[..., None] * slope_BLV, None, None
+    slope_BLV = jnp.where(valid_BL, cotangent, 0.0)[..., None] * slope_BLV
+    return slope_BLV.astype(logits_BLV.dtype), None, None
 
 
 def _is_target(logits_BLV: jax.Array, targets_BL: jax.Array, cut: Sequence[str]) -> jax.Array:
