@@ -1,0 +1,110 @@
+"""Grouped products against each row with its own expert's matrices, by both of the ways in which they are made."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.engine_jax.grouped import (
+    Matrices,
+    _back_in_blocks,
+    _back_ragged,
+    _in_blocks,
+    _ragged,
+    block_rows,
+    grouped_swiglu,
+    num_blocks,
+)
+
+ROWS, EMBED, WIDTH, EXPERTS = 40, 6, 10, 4
+SIZES = [[9, 0, 17, 5], [0, 0, 0, 0], [40, 0, 0, 0], [10, 10, 10, 10], [0, 1, 0, 39]]
+WAYS = {"blocks": (_in_blocks, _back_in_blocks), "ragged": (_ragged, _back_ragged)}
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(list(shape)).normal(0, 0.5, shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def experts() -> Matrices:
+    return Matrices(*map(jnp.asarray, (drawn(4, EMBED, WIDTH), drawn(EXPERTS, EMBED, WIDTH), drawn(4, WIDTH, EMBED))))
+
+
+def row_by_row(rows_RM, experts: Matrices, sizes: list[int]) -> jax.Array:
+    """The definition, on the rows that experts own."""
+    out = []
+    for row, expert in enumerate(np.repeat(np.arange(EXPERTS), sizes)):
+        x_M = rows_RM[row]
+        out.append(
+            (jax.nn.silu(x_M @ experts.gate_EMF[expert]) * (x_M @ experts.up_EMF[expert])) @ experts.down_EFM[expert]
+        )
+    return jnp.stack(out) if out else jnp.zeros((0, EMBED))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matrices) -> None:
+    there, back = WAYS[way]
+    owned = sum(sizes)
+    # What lies behind the experts' rows must reach nothing: not a number is the harshest that could lie there.
+    behind = jnp.arange(ROWS)[:, None] >= owned
+    rows_RM = jnp.where(behind, jnp.nan, drawn(ROWS, EMBED))
+    d_out_RM = jnp.where(behind, jnp.nan, drawn(ROWS, EMBED + 1)[:, 1:])
+    if way == "ragged":
+        # As it is emulated on CPU, it multiplies what no expert owns with zero.
+        rows_RM, d_out_RM = jnp.nan_to_num(rows_RM), jnp.nan_to_num(d_out_RM)
+
+    expected, pull = jax.vjp(lambda rows, matrices: row_by_row(rows, matrices, sizes), rows_RM, experts)
+    d_rows, d_experts = pull(d_out_RM[:owned])
+    sizes_E = jnp.asarray(sizes, jnp.int32)
+    out_RM, hidden = jax.jit(there)(rows_RM, experts, sizes_E)
+    our_rows, our_experts = jax.jit(back)(rows_RM, experts, sizes_E, hidden, d_out_RM)
+    np.testing.assert_allclose(out_RM[:owned], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(our_rows[:owned], d_rows[:owned], rtol=0, atol=1e-5)
+    for our, their in zip(our_experts, d_experts, strict=True):
+        np.testing.assert_allclose(our, their, rtol=0, atol=1e-5)
+
+
+def test_on_this_backend_only_blocks_with_rows_are_computed(experts: Matrices) -> None:
+    sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
+    rows_RM = jnp.asarray(drawn(ROWS, EMBED))
+    assert block_rows(ROWS, EXPERTS) == 8
+    assert int(num_blocks(sizes_E, 8)) == 2 + 0 + 3 + 1
+    text = jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E)))).lower(rows_RM).as_text()
+    assert "stablehlo.while" in text
+    np.testing.assert_allclose(
+        jax.jit(grouped_swiglu)(rows_RM, experts, sizes_E)[:31],
+        row_by_row(rows_RM, experts, [9, 0, 17, 5]),
+        rtol=0,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_elsewhere_grouped_products_are_asked_for(platform: str, experts: Matrices) -> None:
+    """Lowered on this machine for another."""
+    sizes_E = jnp.asarray([10, 10, 10, 10], jnp.int32)
+
+    def slope(rows_RM):
+        return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E)), (0, 1))(
+            rows_RM, experts
+        )
+
+    lowered = jax.jit(slope).trace(jnp.asarray(drawn(ROWS, EMBED))).lower(lowering_platforms=(platform,))
+    text = lowered.as_text()
+    assert "stablehlo.while" not in text
+    assert text.count("ragged_dot") >= 3 + 6
+
+
+def test_half_precision_adds_up_in_full(experts: Matrices) -> None:
+    half = Matrices(*(matrix.astype(jnp.bfloat16) for matrix in experts))
+    rows_RM = jnp.asarray(drawn(ROWS, EMBED), jnp.bfloat16)
+    sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
+    d_half = jax.jit(jax.grad(lambda matrices: jnp.sum(grouped_swiglu(rows_RM, matrices, sizes_E)[:31])))(half)
+    full = Matrices(*(matrix.astype(jnp.float32) for matrix in half))
+    d_full = jax.grad(lambda matrices: jnp.sum(row_by_row(rows_RM.astype(jnp.float32), matrices, [9, 0, 17, 5])))(full)
+    for our, their in zip(d_half, d_full, strict=True):
+        assert our.dtype == jnp.bfloat16
+        np.testing.assert_allclose(our.astype(jnp.float32), their, rtol=0.05, atol=0.05)
