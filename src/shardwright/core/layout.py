@@ -98,10 +98,9 @@ class Layout:
         its KV heads too, unless these are whole on an axis that cuts the heads, and would no longer meet their queries.
         """
         cuts = self.cut_by(axis, component)
-        attended = "length" not in logical_axes
-        if self.role(axis, component) == "context" and self.move_attention == "ulysses":
-            if component == "attention" and attended:
-                cuts = EXCHANGED_FOR_HEADS
+        attended = component == "attention" and "length" not in logical_axes
+        if attended and self.role(axis, component) == "context" and self.move_attention == "ulysses":
+            cuts = EXCHANGED_FOR_HEADS
         name = next((name for name in cuts if name in logical_axes), None)
         if name == "kv_heads":
             with_heads = (axis, *self.axes_that_cut("heads", component)) if attended else (axis,)

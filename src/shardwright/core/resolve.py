@@ -126,10 +126,12 @@ def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, compo
         if name is not None:
             cuts[name].append(axis)
     for name in EXCHANGED_FOR_HEADS:
-        # Axes that cut heads in exchange for tokens give them back after attention: they stand behind those that stay.
+        # Axes that cut heads in exchange for tokens give them back after attention: they stand behind those that stay,
+        # in the order in which they cut the tokens.
         exchanged = [axis for axis in cuts.get(name, ()) if layout.role(axis, component) == "context"]
         if exchanged:
-            cuts[name] = [axis for axis in cuts[name] if axis not in exchanged] + exchanged
+            staying = [axis for axis in cuts[name] if axis not in exchanged]
+            cuts[name] = [*staying, *order_on("length", exchanged, layout, mesh, components)]
     return Spec.build(
         activation.logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in cuts.items()}
     )
