@@ -39,7 +39,8 @@ class Weight:
     ``hugging_face``: published name, with ``{layer}`` and ``{expert}`` where they count.
     ``first_layer``: number of the first of the ``num`` layers in the whole model.
     ``in_use_dtype``: a dtype of its own in use (the router's float32); None: the computation's.
-    ``uses``: further components that use the same weight, in the same layout (tied embeddings: ``logits``).
+    ``uses``: further components that use the same weight (tied embeddings: ``logits``).
+    ``ends_layer``: its product only leaves the layer, so that a recomputation of the layer need not make it.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Weight:
     hugging_face: str | None = None
     in_use_dtype: str | None = None
     uses: tuple[str, ...] = ()
+    ends_layer: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.logical_axes), self.name
@@ -110,6 +112,7 @@ class Move:
     feeds: tuple[Contraction, ...] = ()
     renamed: Mapping[str, str] | None = None
     kind: MoveKind = "stream"
+    ends_layer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@
 | scores and their use in attention | 2 x batch x length x length x heads x (head_dim of keys + that of values), none left out for causality |
 | an embedding, a norm, a bias | 0 |
 
-Backward is twice forward (PaLM, arXiv:2204.02311, appendix B). Recomputed: all layers once more under ``full``; scores
-and experts, which are batched products, under ``dots``. The devices that share the work are those of the axes that cut
-the tokens or the weight; any other axis repeats it. Keys and values made of a gathered latent are made on every device
-of the axes that cut the length.
+Backward is twice forward (PaLM, arXiv:2204.02311, appendix B). Recomputed: all layers once more under ``full``, but for
+the product that only leaves the layer; scores and experts, which are batched products, under ``dots``. The devices that
+share the work are those of the axes that cut the tokens or the weight; any other axis repeats it. Keys and values made
+of a gathered latent are made on every device of the axes that cut the length.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _products(plan: Plan) -> Iterator[tuple[str, float, bool]]:
     request = plan.request
     for weight, tensor in zip(request.table.weights, plan.weights, strict=True):
         batched = "experts" in weight.logical_axes
-        again = weight.stack is not None and (request.remat == "full" or (request.remat == "dots" and batched))
+        in_layer = weight.stack is not None and not weight.ends_layer
+        again = in_layer and (request.remat == "full" or (request.remat == "dots" and batched))
         for component in _components(weight):
             yield component, _of_weight(plan, weight, tensor, component), again
     scores = _of_scores(plan)

@@ -35,7 +35,7 @@ def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: i
         activations=(projected(f"{name}.input", "mlp", num), hidden, projected(f"{name}.projected", "mlp", num)),
         moves=(
             Move(source="residual.stream", target=f"{name}.input", feeds=(("mlp", "mlp"),)),
-            Move(source=f"{name}.projected", target="residual.stream", summed=(("mlp", "mlp"),)),
+            Move(source=f"{name}.projected", target="residual.stream", summed=(("mlp", "mlp"),), ends_layer=True),
         ),
     )
 
@@ -70,4 +70,5 @@ def _kernel(architecture: Architecture, stack: Stack, width: int, name: str, pub
         storage=("embed", "mlp"),
         contracted=over_tokens("mlp"),
         hugging_face=f"{published}.{which}_proj.weight",
+        ends_layer=down,
     )

@@ -43,6 +43,7 @@ def kernel(
     hugging_face: str,
     in_use_dtype: str | None = None,
     uses: tuple[str, ...] = (),
+    ends_layer: bool = False,
 ) -> Weight:
     """A matrix, started from a normal distribution with the standard deviation of the published configs."""
     return Weight(
@@ -57,6 +58,7 @@ def kernel(
         hugging_face=(LAYER if stack else "") + hugging_face,
         in_use_dtype=in_use_dtype,
         uses=uses,
+        ends_layer=ends_layer,
         **_stacked(stack),
     )
 
