@@ -104,6 +104,8 @@ class PlanOptions:
     """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
     micro_steps: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Parts of the batch that are computed one after the other."""
+    load_balance: Flag = False
+    """Give each device that shares a row pieces from both of its ends, so that attention is equal work for all."""
     json: Flag = False
     """Print one JSON object on stdout."""
 

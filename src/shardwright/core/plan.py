@@ -11,6 +11,7 @@ from shardwright.core.gradients import Reduction
 from shardwright.core.mesh import Mesh
 from shardwright.core.request import Request
 from shardwright.core.resolve import Asked
+from shardwright.core.row_order import row_pieces
 from shardwright.core.spec import Spec
 
 Phase = Literal["forward", "recompute", "backward", "update"]
@@ -217,6 +218,11 @@ class Plan:
         return self.request.layout.axes_that_cut("length", "input")
 
     @property
+    def row_pieces(self) -> tuple[int, ...]:
+        """For each of the equal pieces of a row as it lies in the arrays, its number in the text."""
+        return row_pieces(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
+
+    @property
     def loss_axes(self) -> tuple[str, ...]:
         """The axes over which the loss and the count of valid tokens are summed."""
         return self.mesh.in_mesh_order((*self.dp, *self.cp))
@@ -244,6 +250,7 @@ class Plan:
             "engine": request.engine,
             "batch": request.batch,
             "length": request.length,
+            "load_balanced": request.load_balanced,
             "dtype": request.dtype,
             "num_parameters": request.table.num_parameters,
             "groups": {"dp": list(self.dp), "cp": list(self.cp), "loss": list(self.loss_axes)},

@@ -33,6 +33,7 @@ class Request:
 
     ``mesh_sizes`` stand in for the layout's own. ``devices`` None: what the sizes multiply to, or, where one
     is ``auto``, the devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step.
+    ``load_balanced``: devices that share a row take pieces from both of its ends (``row_order``).
 
     Raises InputError for a count below 1, and for a word that is none of those known. Sizes below 1 are findings.
     """

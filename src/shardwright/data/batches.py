@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwright.data.packing import ROW_FIELDS, Row, Rows
+from shardwright.core.row_order import IN_ORDER
+from shardwright.data.packing import ROW_FIELDS, Row, Rows, arranged
 
 if TYPE_CHECKING:
     import grain
@@ -40,6 +41,8 @@ class Batch:
 class Batches:
     """The steps of a run: ``batch`` rows each, from global row ``start_row`` on, in the order that ``seed`` gives.
 
+    ``pieces``: the order in which the equal pieces of each row lie in the arrays, by their numbers in the text.
+
     Step 0 is the first one of this object, whatever ran before: resume with the saved ``next_row`` as ``start_row``.
     """
 
@@ -47,10 +50,12 @@ class Batches:
     batch: int
     seed: int
     start_row: int = 0
+    pieces: tuple[int, ...] = IN_ORDER
 
     def __post_init__(self) -> None:
         assert self.batch > 0, self.batch
         assert self.start_row >= 0, self.start_row
+        assert self.rows.length % len(self.pieces) == 0, (self.rows.length, self.pieces)
 
     def read(self, step: int, offsets: Sequence[int] | None = None) -> Batch:
         """The rows of a step, in the calling thread.
@@ -84,7 +89,7 @@ class Batches:
         for place, offset in enumerate(offsets):
             row = ordered[first_row + offset]
             assert row is not None
-            for name, values in row.items():
+            for name, values in arranged(row, self.pieces).items():
                 arrays[name][place] = values
         return Batch(first_row=first_row, next_row=first_row + self.batch, arrays=arrays)
 

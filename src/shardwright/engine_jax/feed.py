@@ -35,7 +35,9 @@ def open_source(options: RunOptions, plan: Plan) -> Source:
 
 def batches(source: Source, plan: Plan, seed: int, next_row: int) -> AbstractContextManager:
     """An endless iterator over the steps from global row ``next_row`` on, read ahead while the block lasts."""
-    return Batches(rows=source.rows, batch=plan.request.batch, seed=seed, start_row=next_row).prefetched()
+    request = plan.request
+    ordered = Batches(rows=source.rows, batch=request.batch, seed=seed, start_row=next_row, pieces=plan.row_pieces)
+    return ordered.prefetched()
 
 
 def on_devices(batch: Batch, sharding: NamedSharding) -> Mapping[str, jax.Array]:

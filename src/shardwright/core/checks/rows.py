@@ -29,10 +29,9 @@ def rows_and_tokens(plan: Plan) -> Iterator[Draft]:
 
 
 def _divisor(plan: Plan, name: str, axes: tuple[str, ...]) -> int:
-    request = plan.request
     if name == "batch":
-        return plan.mesh.size(axes) * request.micro_steps
-    balanced = request.load_balanced and set(axes) & set(plan.cp)
+        return plan.mesh.size(axes) * plan.request.micro_steps
+    balanced = len(plan.row_pieces) > 1 and set(axes) & set(plan.cp)
     return plan.mesh.size(axes) * (2 if balanced else 1)
 
 

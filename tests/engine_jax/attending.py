@@ -1,0 +1,155 @@
+"""Attention of one layer on eight devices and on one: what it adds to the stream, and every gradient.
+
+B rows, L tokens, M embed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
+from shardwright.core.spec import Spec
+from shardwright.core.table import ModelTable
+from shardwright.engine_jax.attention import attention, sight_of
+from shardwright.engine_jax.layer_io import Links, alone
+from shardwright.engine_jax.links import late_sums, links_of
+from shardwright.engine_jax.mesh import device_mesh
+from shardwright.files import parse_yaml
+from shardwright.layouts import load_layout
+from shardwright.models import build
+from tests.models.random_weights import random_weights
+
+ROWS, LENGTH, EMBED = 2, 32, 32
+
+MODELS = {
+    "grouped": ("llama3-test", {"num_layers": "1", "num_heads": "8", "num_kv_heads": "4", "head_dim": "8"}),
+    "few KV heads": ("llama3-test", {"num_layers": "1", "num_heads": "8", "num_kv_heads": "2", "head_dim": "8"}),
+    "latent": (
+        "deepseek3-test",
+        {"num_layers": "1", "num_dense_layers": "1", "num_heads": "8", "nope_dim": "8", "rope_dim": "4"},
+    ),
+}
+"""Few layers, narrow heads, and never as many KV heads as heads."""
+
+DOCUMENTS = ((13, 4, 15), (7, 20))
+"""Lengths of the documents of each row; what is left is padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model of ``MODELS`` under a layout, a preset or the text of one. ``mesh`` gives sizes to the axes of a preset."""
+
+    model: str
+    layout: str
+    mesh: tuple[tuple[str, int], ...] = ()
+    balanced: bool = False
+
+
+@cache
+def table_of(model: str) -> ModelTable:
+    name, sizes = MODELS[model]
+    return build(name, {**sizes, "embed": str(EMBED)})
+
+
+@cache
+def plan_of(case: Case) -> Plan:
+    """The plan of a case, which has no errors."""
+    read = read_layout(parse_yaml(case.layout, "mine.yaml")) if "\n" in case.layout else load_layout(case.layout)
+    plan = make_plan(
+        Request(
+            layout=read,
+            table=table_of(case.model),
+            batch=ROWS,
+            length=LENGTH,
+            mesh_sizes=dict(case.mesh),
+            load_balanced=case.balanced,
+        )
+    )
+    assert not plan.errors, plan.errors
+    return plan
+
+
+@cache
+def batch() -> Mapping[str, np.ndarray]:
+    """The stream, what its loss is weighed by, and what the input says of each token: documents, then padding."""
+    rng = np.random.default_rng(0)
+    positions_BL, segments_BL = (np.zeros((ROWS, LENGTH), np.int32) for _ in range(2))
+    for row, lengths in enumerate(DOCUMENTS):
+        starts = np.cumsum((0, *lengths))
+        for number, (start, stop) in enumerate(zip(starts, [*starts[1:], LENGTH], strict=True), 1):
+            positions_BL[row, start:stop] = np.arange(stop - start)
+            segments_BL[row, start:stop] = number if number <= len(lengths) else 0
+    return {
+        "stream": rng.normal(size=(ROWS, LENGTH, EMBED)).astype(np.float32),
+        "weighed": rng.normal(size=(ROWS, LENGTH, EMBED)).astype(np.float32),
+        "positions": positions_BL,
+        "segments": segments_BL,
+    }
+
+
+@cache
+def weights_of(model: str) -> Mapping[str, np.ndarray]:
+    """The attention weights of the first layer, by their names in the table."""
+    table = table_of(model)
+    stack = table.architecture.stacks[0].name
+    return {name: array[0] for name, array in random_weights(table).items() if name.startswith(f"{stack}.attention.")}
+
+
+def added_and_slopes(weights, arrays, table: ModelTable, links: Links):
+    """What attention adds, and the gradients of its weighed sum with respect to the stream and the weights."""
+
+    def loss(stream, weights):
+        used = {name.split(".", 1)[1]: links.use(name, weight) for name, weight in weights.items()}
+        turned_by, sight = sight_of(arrays["positions"], arrays["segments"], table.architecture, links)
+        added = attention(stream, used, table.architecture, turned_by, sight, links)
+        return jnp.sum(jnp.sin(added) * arrays["weighed"]), added
+
+    (_, added), slopes = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays["stream"], weights)
+    return added, slopes
+
+
+@cache
+def on_one_device(model: str):
+    table = table_of(model)
+    run = jax.jit(lambda weights, arrays: added_and_slopes(weights, arrays, table, alone(table, "float32")))
+    return jax.tree.map(np.asarray, run(weights_of(model), batch()))
+
+
+def program_of(case: Case, dtype: str = "float32"):
+    """The same on the mesh of a case, one program per device, jitted; from whole arrays to whole arrays."""
+    plan = plan_of(case)
+    links, rows = links_of(plan), plan.by_name
+    specs = {name: _partition(rows[name].at_rest) for name in weights_of(case.model)}
+    tokens, stream = _partition(rows["input.tokens"].in_use), _partition(rows["residual.stream"].in_use)
+    fields = {"stream": stream, "weighed": stream, "positions": tokens, "segments": tokens}
+
+    def on_device(weights, arrays):
+        added, (of_stream, of_weights) = added_and_slopes(weights, arrays, plan.request.table, links)
+        sums = {name: late_sums(plan, name) for name in of_weights}
+        whole = {name: jax.lax.psum(g, sums[name]) if sums[name] else g for name, g in of_weights.items()}
+        return added, (of_stream, whole)
+
+    return jax.jit(
+        jax.shard_map(
+            on_device,
+            mesh=device_mesh(plan.mesh),
+            in_specs=(specs, fields),
+            out_specs=(stream, (stream, specs)),
+            check_vma=False,
+        )
+    )
+
+
+def _partition(spec: Spec | None) -> PartitionSpec:
+    assert spec is not None
+    return PartitionSpec(*(dim.axes or None for dim in spec.dims))
