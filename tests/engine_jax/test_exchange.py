@@ -1,0 +1,205 @@
+"""Rows that travel to their experts: each arrives, in the order of the experts, and comes back to where it was."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from shardwright.engine_jax.exchange import (
+    Exchange,
+    _back_in_chunks,
+    _back_ragged,
+    _there_in_chunks,
+    _there_ragged,
+    from_experts,
+    gathered,
+    routes_of,
+    summed_parts,
+    to_experts,
+)
+
+ROWS, EMBED, EXPERTS = 12, 3, 8
+MESH = jax.make_mesh((2, 2, 2), ("fsdp", "context", "expert"), axis_types=(AxisType.Auto,) * 3)
+ALL = PartitionSpec(MESH.axis_names)
+GROUPS = {
+    ("expert",): [[0, 1], [2, 3], [4, 5], [6, 7]],
+    ("context", "expert"): [[0, 1, 2, 3], [4, 5, 6, 7]],
+    ("expert", "context"): [[0, 2, 1, 3], [4, 6, 5, 7]],
+    ("fsdp", "expert"): [[0, 1, 4, 5], [2, 3, 6, 7]],
+}
+"""The devices of each group, major axis first."""
+
+
+def on_devices(function, num_in: int):
+    return jax.shard_map(function, mesh=MESH, in_specs=(ALL,) * num_in, out_specs=ALL, check_vma=False)
+
+
+def choices(seed: int) -> np.ndarray:
+    """How many rows of each device go to each expert: unlike, and one device has none at all."""
+    rng = np.random.default_rng(seed)
+    counts = np.stack([rng.multinomial(rng.integers(0, ROWS + 1), rng.dirichlet([0.7] * EXPERTS)) for _ in range(8)])
+    counts[3] = 0
+    return counts.astype(np.int32)
+
+
+def by_hand(counts: np.ndarray, rows_DNM: np.ndarray, group: list[int], room: int):
+    """What each device of a group receives, in order, and which of its own rows each device keeps."""
+    each = EXPERTS // len(group)
+    received = {device: [] for device in group}
+    origin = {device: [] for device in group}
+    for number, device in enumerate(group):
+        for expert in range(number * each, (number + 1) * each):
+            for source in group:
+                first = counts[source, :expert].sum()
+                for row in range(first, first + counts[source, expert]):
+                    received[device].append((expert, rows_DNM[source, row]))
+                    origin[device].append((source, row))
+    overflow = dict.fromkeys(group, 0)
+    for device in group:
+        for source, _ in origin[device][room:]:
+            overflow[source] += 1
+        received[device], origin[device] = received[device][:room], origin[device][:room]
+    return received, origin, overflow
+
+
+@pytest.mark.parametrize("room", [48, 5])
+@pytest.mark.parametrize("axes", GROUPS, ids=str)
+def test_rows_arrive_and_return(axes: tuple[str, ...], room: int) -> None:
+    counts = choices(seed=len(axes))
+    rows_DNM = np.random.default_rng(1).normal(size=(8, ROWS, EMBED)).astype(np.float32)
+    way = Exchange(axes=axes, rows=ROWS, room=room, chunk=ROWS)
+
+    def there_and_back(rows_NM, counts):
+        routes = routes_of(counts[0], way)
+        buffer_RM = to_experts(rows_NM[0], routes, way)
+        # Each row that arrived is known by its place when it is back.
+        back_NM = from_experts(buffer_RM + 100.0 * jnp.arange(room)[:, None], routes, way)
+        return buffer_RM[None], back_NM[None], routes.sizes_E[None], routes.overflow[None]
+
+    buffer_DRM, back_DNM, sizes_DE, overflow_D = jax.jit(on_devices(there_and_back, 2))(rows_DNM, counts)
+    each = EXPERTS // len(GROUPS[axes][0])
+    for group in GROUPS[axes]:
+        received, origin, overflow = by_hand(counts, rows_DNM, group, room)
+        expected_DNM = np.zeros_like(rows_DNM)
+        for number, device in enumerate(group):
+            experts = [expert - number * each for expert, _ in received[device]]
+            np.testing.assert_array_equal(sizes_DE[device], np.bincount(experts, minlength=each))
+            for place, (_, row_M) in enumerate(received[device]):
+                np.testing.assert_array_equal(buffer_DRM[device, place], row_M)
+                source, row = origin[device][place]
+                expected_DNM[source, row] = row_M + np.float32(100 * place)
+            assert overflow_D[device] == overflow[device]
+        np.testing.assert_array_equal(back_DNM[np.asarray(group)], expected_DNM[group])
+    assert (np.sum(overflow_D) > 0) == (room == 5)
+
+
+def test_the_way_back_is_the_transpose_of_the_way_there() -> None:
+    """<there(x), y> = <x, back(y)> over all devices, and each is the other's gradient."""
+    axes, room = ("context", "expert"), 9
+    way = Exchange(axes=axes, rows=ROWS, room=room, chunk=ROWS)
+    rng = np.random.default_rng(2)
+    rows_DNM = rng.normal(size=(8, ROWS, EMBED)).astype(np.float32)
+    seen_DRM = rng.normal(size=(8, room, EMBED)).astype(np.float32)
+
+    def products(rows_NM, seen_RM, counts):
+        routes = routes_of(counts[0], way)
+        arrived_R1 = (jnp.arange(room) < jnp.sum(routes.sizes_E))[:, None]
+        seen_RM = jnp.where(arrived_R1, seen_RM[0], 0)
+        buffer_RM, pull_there = jax.vjp(lambda x: to_experts(x, routes, way), rows_NM[0])
+        back_NM, pull_back = jax.vjp(lambda x: from_experts(x, routes, way), seen_RM)
+        there = jnp.sum(jnp.where(arrived_R1, buffer_RM, 0) * seen_RM)
+        back = jnp.sum(rows_NM[0] * back_NM)
+        same_back = jnp.array_equal(pull_there(seen_RM)[0], back_NM)
+        same_there = jnp.array_equal(
+            jnp.where(arrived_R1, pull_back(rows_NM[0])[0] - buffer_RM, 0), jnp.zeros_like(buffer_RM)
+        )
+        return there[None], back[None], same_back[None], same_there[None]
+
+    there, back, same_back, same_there = jax.jit(on_devices(products, 3))(rows_DNM, seen_DRM, choices(5))
+    np.testing.assert_allclose(np.sum(there), np.sum(back), rtol=1e-5)
+    assert np.all(same_back)
+    assert np.all(same_there)
+
+
+def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
+    """What its documentation says it does, by gathering everything: this backend has it not.
+
+    Not a number comes of sizes on which sender and receiver do not agree, or of rows that lie outside.
+    """
+    rows, begins, sizes, places = (
+        jax.lax.all_gather(array, axis_name) for array in (operand, input_offsets, send_sizes, output_offsets)
+    )
+    me, number = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0])
+    for source in range(rows.shape[0]):
+        begin, size, place = begins[source, me], sizes[source, me], places[source, me]
+        comes = (number >= place) & (number < place + size)
+        outside = (begin + size > operand.shape[0]) | (place + size > output.shape[0]) | (size != recv_sizes[source])
+        came = jnp.where(outside, jnp.nan, rows[source][jnp.clip(begin + number - place, 0, operand.shape[0] - 1)])
+        output = jnp.where(comes[:, None], came, output)
+    return output
+
+
+@pytest.mark.parametrize("room", [48, 5])
+@pytest.mark.parametrize("axes", GROUPS, ids=str)
+def test_ragged_or_in_chunks_the_rows_are_the_same(axes, room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_all_to_all)
+    way = Exchange(axes=axes, rows=ROWS, room=room, chunk=ROWS)
+    rows_DNM = np.random.default_rng(6).normal(size=(8, ROWS, EMBED)).astype(np.float32)
+
+    def both(rows_NM, counts):
+        routes = routes_of(counts[0], way)
+        arrived_R1 = (jnp.arange(room) < jnp.sum(routes.sizes_E))[:, None]
+        ragged_RM, chunks_RM = (there(rows_NM[0], routes, way=way) for there in (_there_ragged, _there_in_chunks))
+        returned = (back(chunks_RM, routes, way=way)[None] for back in (_back_ragged, _back_in_chunks))
+        return tuple(jnp.where(arrived_R1, buffer, 0)[None] for buffer in (ragged_RM, chunks_RM)), tuple(returned)
+
+    (ragged, chunks), (back_ragged, back_in_chunks) = jax.jit(on_devices(both, 2))(rows_DNM, choices(len(axes)))
+    assert np.any(chunks)
+    np.testing.assert_array_equal(ragged, chunks)
+    np.testing.assert_array_equal(back_ragged, back_in_chunks)
+
+
+def test_gathered_tokens_and_summed_parts_are_each_others_gradient() -> None:
+    axes = ("expert", "context")
+    x = np.random.default_rng(4).normal(size=(8, 2, EMBED)).astype(np.float32)
+
+    def both(x):
+        whole, pull = jax.vjp(partial(gathered, axes=axes), x[0])
+        mine = whole * (1.0 + jax.lax.axis_index(axes))
+        (d_x,) = pull(mine)
+        part, pull_part = jax.vjp(partial(summed_parts, axes=axes), mine)
+        return whole[None], d_x[None], part[None], pull_part(part)[0][None]
+
+    whole, d_x, part, d_part = jax.jit(on_devices(both, 1))(x)
+    for group in GROUPS[axes]:
+        expected = x[group].reshape(-1, EMBED)
+        for device in group:
+            np.testing.assert_array_equal(whole[device], expected)
+            np.testing.assert_allclose(d_x[device], 10 * x[device], rtol=1e-5)
+            np.testing.assert_array_equal(d_x[device], part[device])
+            np.testing.assert_array_equal(d_part[device], np.asarray(part)[group].reshape(-1, EMBED))
+
+
+@pytest.mark.parametrize(
+    ("platform", "has"), [("cpu", "all_to_all"), ("tpu", "ragged_all_to_all"), ("cuda", "ragged_all_to_all")]
+)
+def test_each_backend_has_its_own_way(platform: str, has: str) -> None:
+    """Lowered on this machine, for any."""
+    way = Exchange(axes=("expert",), rows=ROWS, room=24, chunk=ROWS)
+
+    def slope(rows_NM, counts):
+        routes = routes_of(counts[0], way)
+        return jax.grad(lambda x: jnp.sum(from_experts(to_experts(x, routes, way) ** 2, routes, way)))(rows_NM[0])[None]
+
+    rows, counts = np.zeros((8, ROWS, EMBED), np.float32), choices(1)
+    text = jax.jit(on_devices(slope, 2)).trace(rows, counts).lower(lowering_platforms=(platform,)).as_text()
+    others = {"all_to_all": "@ragged_all_to_all", "ragged_all_to_all": '"stablehlo.all_to_all"'}
+    wanted = {"all_to_all": '"stablehlo.all_to_all"', "ragged_all_to_all": "@ragged_all_to_all"}
+    # There, back, and both again for the gradient, less the last, which nothing needs.
+    assert text.count(wanted[has]) in (3, 4)
+    assert others[has] not in text
