@@ -83,7 +83,11 @@ def _of_move(
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
         yield _planned(component, "forward", collective, width, times, move.target)
-        if in_layer and not move.ends_layer and (request.remat == "full" or (request.remat == "dots" and move.kind in ("queries", "keys"))):
+        if (
+            in_layer
+            and not move.ends_layer
+            and (request.remat == "full" or (request.remat == "dots" and move.kind in ("queries", "keys")))
+        ):
             yield _planned(component, "recompute", collective, width, times, move.target)
     # Integers have no gradient.
     for collective in backward if source.dtype in FLOATS else ():

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import jax
 
 from shardwright.core.table import ModelTable
-from shardwright.engine_jax.attention import Sight, attention, sight_of
+from shardwright.engine_jax.attention import attention, sight_of
 from shardwright.engine_jax.embedding import embed, logits
 from shardwright.engine_jax.layer_io import Links, Params
 from shardwright.engine_jax.mlp import feed_forward
 from shardwright.engine_jax.moe import MoeCounts, experts_layer
 from shardwright.engine_jax.norm import rms_norm
 from shardwright.engine_jax.rotary import Angles
+from shardwright.engine_jax.scores import Sight
 from shardwright.models.parts.architecture import Architecture, Stack
 
 

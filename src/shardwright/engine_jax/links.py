@@ -8,7 +8,7 @@ differentiates none of the collectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from math import lcm
 from typing import NamedTuple
 
 import jax
@@ -25,7 +25,12 @@ from shardwright.engine_jax.layer_io import AttentionLinks, ExpertLinks, Links, 
 
 def links_of(plan: Plan) -> Links:
     """What the mathematics needs of a plan, for one device among those of its mesh."""
-    moves = {(move.source, move.target): _Crossing.of(plan, move) for move in plan.request.table.moves if _is_here(plan, move)}
+    # Those of dispatched tokens are the experts' own.
+    moves = {
+        (move.source, move.target): _Crossing.of(plan, move)
+        for move in plan.request.table.moves
+        if move.kind not in ("dispatch", "combine")
+    }
     uses = _uses(plan)
 
     def move(source: str, target: str, array: jax.Array) -> jax.Array:
@@ -51,20 +56,23 @@ def late_sums(plan: Plan, name: str) -> tuple[str, ...]:
 
 def carry(array: jax.Array, way: Iterable[Step], names: Sequence[str]) -> jax.Array:
     """A device's part of an array, taken through the steps; ``names`` are the logical axes of its dims."""
+
+    def dim(name: str | None) -> int:
+        assert name is not None, way
+        return names.index(name)
+
     for step in way:
-        source = names.index(step.source) if step.source is not None else None
-        target = names.index(step.target) if step.target is not None else None
         match step.kind:
             case "all-reduce":
                 array = jax.lax.psum(array, step.axes)
             case "reduce-scatter":
-                array = jax.lax.psum_scatter(array, step.axes, scatter_dimension=target, tiled=True)
+                array = jax.lax.psum_scatter(array, step.axes, scatter_dimension=dim(step.target), tiled=True)
             case "all-gather":
-                array = jax.lax.all_gather(array, step.axes, axis=source, tiled=True)
+                array = jax.lax.all_gather(array, step.axes, axis=dim(step.source), tiled=True)
             case "all-to-all":
-                array = jax.lax.all_to_all(array, step.axes, split_axis=target, concat_axis=source, tiled=True)
+                array = jax.lax.all_to_all(array, step.axes, dim(step.target), dim(step.source), tiled=True)
             case "slice":
-                array = _own_part(array, step.axes, target)
+                array = _own_part(array, step.axes, dim(step.target))
     return array
 
 
@@ -161,7 +169,9 @@ def _in_its_place(part: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array
     """The whole dim with a device's part where it belongs, and zeros elsewhere."""
     shape = list(part.shape)
     shape[dim] *= size_of(axes)
-    return jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, part.dtype), part, index_of(axes) * part.shape[dim], dim)
+    return jax.lax.dynamic_update_slice_in_dim(
+        jnp.zeros(shape, part.dtype), part, index_of(axes) * part.shape[dim], dim
+    )
 
 
 def _uses(plan: Plan) -> dict[tuple[str, str | None], Callable[[jax.Array], jax.Array]]:
@@ -193,15 +203,8 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, component: str | None) -> 
         alone=tuple(axis for axis in gradient if axis not in parts and axis not in whole.axes),
         dtype=weight.in_use_dtype or plan.request.dtype,
         dtype_at_rest=row.dtype,
-        shape=tuple(
-            size // mesh.size(dim.axes) for size, dim in zip(row.shape, at_rest.dims, strict=True)
-        ),
+        shape=tuple(size // mesh.size(dim.axes) for size, dim in zip(row.shape, at_rest.dims, strict=True)),
     )
-
-
-def _is_here(plan: Plan, move: Move) -> bool:
-    """Whether the engine carries a move as it stands: those of dispatched tokens are the experts' own."""
-    return move.kind not in ("dispatch", "combine")
 
 
 def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
@@ -226,8 +229,20 @@ def _attention(plan: Plan) -> AttentionLinks:
 def _experts(plan: Plan) -> ExpertLinks:
     if "moe.dispatched" not in plan.by_name:
         return ExpertLinks()
+    row = _cut(plan, "router.grouped", "groups")
     return ExpertLinks(
-        axes=_cut(plan, "moe.dispatched", "experts"),
+        axes=_cut(plan, "moe.dispatched", "experts") if plan.request.layout.move_moe != "weights" else (),
         move=plan.request.layout.move_moe,
-        row=_cut(plan, "router.grouped", "groups"),
+        row=row,
+        tiles=_tiles(plan.row_pieces, plan.mesh.size(row)),
     )
+
+
+def _tiles(pieces: Sequence[int], groups: int) -> tuple[int, ...]:
+    """The places in the text of equal pieces so small that each belongs to one group.
+
+    >>> _tiles((0, 3, 1, 2), groups=8), _tiles((0,), groups=2), _tiles((0, 3, 1, 2), groups=1)
+    ((0, 1, 6, 7, 2, 3, 4, 5), (0, 1), (0, 3, 1, 2))
+    """
+    parts = lcm(len(pieces), groups) // len(pieces)
+    return tuple(piece * parts + part for piece in pieces for part in range(parts))

@@ -5,7 +5,6 @@ B rows, L tokens, V vocabulary entries of this device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -14,19 +13,23 @@ import jax.numpy as jnp
 from shardwright.engine_jax.layer_io import index_of
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
 def summed_cross_entropy(
-    logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, cut: Sequence[str] = ()
+    logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, cut: tuple[str, ...] = ()
 ) -> jax.Array:
     """Sum over the valid tokens of minus the log-probability of the target, in float32.
 
     ``cut``: the axes that cut the vocabulary; the result is the same on all their devices. The target's logit is
     picked by comparison, not by index, so that a cut vocabulary is never gathered.
     """
-    return _forward(logits_BLV, targets_BL, valid_BL, cut)[0]
+    return _summed(cut, logits_BLV, targets_BL, valid_BL)
 
 
-def _forward(logits_BLV, targets_BL, valid_BL, cut):
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed(cut: tuple[str, ...], logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array) -> jax.Array:
+    return _forward(cut, logits_BLV, targets_BL, valid_BL)[0]
+
+
+def _forward(cut, logits_BLV, targets_BL, valid_BL):
     given_BLV, logits_BLV = logits_BLV, logits_BLV.astype(jnp.float32)
     largest_BL = jnp.max(logits_BLV, axis=-1)
     largest_BL = jax.lax.pmax(largest_BL, cut) if cut else largest_BL
@@ -47,10 +50,10 @@ def _backward(cut, kept, cotangent):
     return slope_BLV.astype(logits_BLV.dtype), None, None
 
 
-def _is_target(logits_BLV: jax.Array, targets_BL: jax.Array, cut: Sequence[str]) -> jax.Array:
+def _is_target(logits_BLV: jax.Array, targets_BL: jax.Array, cut: tuple[str, ...]) -> jax.Array:
     V = logits_BLV.shape[-1]
     entries_V = jax.lax.broadcasted_iota(jnp.int32, (1, 1, V), 2) + index_of(cut) * V
     return entries_V == targets_BL[..., None]
 
 
-summed_cross_entropy.defvjp(_forward, _backward)
+_summed.defvjp(_forward, _backward)

@@ -47,13 +47,13 @@ class Metrics(NamedTuple, Generic[Leaf]):
     overflow: Leaf
 
 
-class Gradients(NamedTuple):
+class Gradients(NamedTuple, Generic[Leaf]):
     """The mean loss, its gradient by weight, the valid tokens, and what experts saw, by stack and layer."""
 
-    loss: jax.Array
-    by_weight: Arrays
-    tokens: jax.Array
-    counts: Mapping[str, MoeCounts]
+    loss: Leaf
+    by_weight: Mapping[str, Leaf]
+    tokens: Leaf
+    counts: Any
 
 
 def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
@@ -61,7 +61,7 @@ def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
     return named_sharding(plan.by_name["input.tokens"].in_use, mesh)
 
 
-def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Arrays], Gradients]:
+def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Arrays], Gradients[jax.Array]]:
     """``f(weights, buffers, batch)``: the gradient of the mean loss over the valid tokens of the global step.
 
     With micro-steps, rows are taken in turn and the sums are divided once, by the count of the whole step, so their
@@ -71,17 +71,18 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
     frozen = {weight.name for weight in plan.request.table.weights if weight.frozen}
     weights = {name: sharding.spec for name, sharding in shardings.items() if name not in frozen}
     buffers = {name: shardings[name].spec for name in frozen}
+    whole = PartitionSpec()
     return jax.shard_map(
         _own_gradients(plan, links_of(plan)),
         mesh=mesh,
         in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec)),
-        out_specs=Gradients(PartitionSpec(), weights, PartitionSpec(), PartitionSpec()),
+        out_specs=Gradients(loss=whole, by_weight=weights, tokens=whole, counts=whole),
         # The plan says what is summed where; there is nothing left for JAX to find out.
         check_vma=False,
     )
 
 
-def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays], Gradients]:
+def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays], Gradients[jax.Array]]:
     """The gradients of one device: of its parts of the weights, summed as the plan says."""
     request = plan.request
 
@@ -94,7 +95,7 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
 
     slope = jax.value_and_grad(summed_loss, has_aux=True)
 
-    def gradients(weights: Arrays, buffers: Arrays, batch: Arrays) -> Gradients:
+    def gradients(weights: Arrays, buffers: Arrays, batch: Arrays) -> Gradients[jax.Array]:
         tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _cutting(plan, "input.valid"))
         if request.micro_steps == 1:
             (loss, counts), by_weight = slope(weights, buffers, batch)
