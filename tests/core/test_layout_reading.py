@@ -207,10 +207,10 @@ FAULTS = [
         for word in ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
     ),
     (
-        HEAD + "  expert: idle\nmove: {attention: ulysses, moe: rings}\n",
+        HEAD + "  expert: idle\nmove: {attention: ulyses, moe: rings}\n",
         [
-            ("SW111", "7:19", "'ulysses', a word kept for later", "Write 'gather'."),
-            ("SW111", "7:33", "unknown value 'rings'", "Write 'ring'."),
+            ("SW111", "7:19", "unknown value 'ulyses'", "Write 'ulysses'."),
+            ("SW111", "7:32", "unknown value 'rings'", "Write 'ring'."),
         ],
     ),
     (

@@ -205,6 +205,12 @@ CASES: tuple[Case, ...] = (
         neighbour={"model": "llama3-test"},
     ),
     Case(
+        name="SW107-heads-for-tokens",
+        model="llama3-8b",
+        layout=mine("context: context", "{context: 16}", "move: {attention: ulysses}\n"),
+        neighbour={"layout": mine("context: context", "{context: 16}", "move: {attention: ring}\n")},
+    ),
+    Case(
         name="SW108-fewer-rows-than-devices",
         model="mixtral-8x7b",
         layout="ep",
@@ -274,11 +280,6 @@ CASES: tuple[Case, ...] = (
         name="SW111-kept-for-later",
         layout=mine("fsdp: {elsewhere: fsdp, gradients: sharded}", "{fsdp: auto}"),
         neighbour={"layout": FSDP},
-    ),
-    Case(
-        name="SW111-ulysses",
-        layout=mine("context: context", "{context: auto}", "move: {attention: ulysses}\n"),
-        neighbour={"layout": mine("context: context", "{context: auto}", "move: {attention: ring}\n")},
     ),
     Case(
         name="SW111-unused-rule",
@@ -374,6 +375,12 @@ CASES: tuple[Case, ...] = (
         layout="pp",
         options={"devices": 16, "micro_steps": 2},
         neighbour={"options": {"devices": 1, "mesh_sizes": {"stage": 1}}},
+    ),
+    Case(
+        name="SW122-whole-rows",
+        layout=mine("context: context", "{context: auto}", "move: {attention: ulysses}\n"),
+        options={"devices": 8, "load_balanced": True},
+        neighbour={"layout": mine("context: context", "{context: auto}", "move: {attention: ring}\n")},
     ),
     *ON_CHIPS,
     Case(

@@ -28,6 +28,8 @@ def typed(case: Case, fix: str) -> Case:
     elif fix.startswith("rules: "):
         for component, rules in yaml.safe_load(fix)["rules"].items():
             values.setdefault("rules", {}).setdefault(component, {}).update(rules)
+    elif fix.startswith("move: "):
+        values.setdefault("move", {}).update(yaml.safe_load(fix)["move"])
     elif fix.startswith("mesh: "):
         values["mesh"] = yaml.safe_load(fix)["mesh"]
     else:

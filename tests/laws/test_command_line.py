@@ -24,6 +24,7 @@ PLAN = {
     "--dtype",
     "--remat",
     "--micro-steps",
+    "--load-balance",
     "--json",
 }
 RUN = {

@@ -123,6 +123,12 @@ CODES: dict[str, Code] = {
             law="A layout says when it pays.",
         ),
         Code(
+            code="SW122",
+            severity="info",
+            title="load balancing without a load",
+            law="What is asked for has an effect, or is said to have none.",
+        ),
+        Code(
             code="SW201",
             severity="warning",
             title="a hot axis on a slow link",

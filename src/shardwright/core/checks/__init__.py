@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from shardwright.core.checks.balance import balance
 from shardwright.core.checks.choices import choices
 from shardwright.core.checks.idle import idle_axes
 from shardwright.core.checks.memory import memory
@@ -39,6 +40,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     slots,
     whole_units,
     rows_and_tokens,
+    balance,
     stages,
     unused,
     too_small,

@@ -122,6 +122,14 @@ def without_rule(component: str, logical_axis: str) -> Candidate:
     return Candidate(text=f"take the rule for '{logical_axis}' in '{component}' out", edit=edit)
 
 
+def attention_move(how: str) -> Candidate:
+    """Another way for keys to meet queries: ``move: {attention: gather}``."""
+    return Candidate(
+        text=f"move: {{attention: {how}}}",
+        edit=lambda request: replace(request, layout=replace(request.layout, move_attention=how)),
+    )
+
+
 def mesh_order(plan: Plan, axes: Iterable[str]) -> Candidate:
     """The same mesh axes in another order: ``mesh: {data: 1, fsdp: auto, expert: 4}``."""
     order = tuple(axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from shardwright.core.checks.edits import resized
+from shardwright.core.checks.edits import attention_move, resized
 from shardwright.core.checks.tensors import largest_first, weight_rows
 from shardwright.core.codes import PADDING_WARNING_SHARE
 from shardwright.core.divisors import divisors, nearest_divisors
@@ -13,7 +13,7 @@ from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
 from shardwright.core.notation import place_in
 from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.roles import UNIT_NAMES
+from shardwright.core.roles import EXCHANGED_FOR_HEADS, UNIT_NAMES
 from shardwright.core.spec import Spec
 from shardwright.core.table import Weight
 from shardwright.core.wording import count, counted, either, others, percent, product
@@ -23,7 +23,10 @@ Group = tuple[str, tuple[str, ...], int]
 
 
 def whole_units(plan: Plan) -> Iterator[Draft]:
-    """SW107: heads, KV heads and experts that would be split, and weights that their axes do not divide."""
+    """SW107: heads, KV heads and experts that would be split, and weights that their axes do not divide.
+
+    Of weights, and of activations where their heads are exchanged for tokens (``move: {attention: ulysses}``).
+    """
     groups: dict[Group, list[TensorPlan]] = {}
     for tensor, weight in weight_rows(plan):
         for name in weight.logical_axes:
@@ -35,6 +38,20 @@ def whole_units(plan: Plan) -> Iterator[Draft]:
         if plan.request.engine == "torch" and not _has_units(name, plan, tensors):
             continue
         yield _split(plan, name, axes, units, tensors)
+    for (name, axes, units), tensors in _exchanged(plan).items():
+        if all(name != reported for reported, _, _ in groups):
+            yield _split(plan, name, axes, units, tensors)
+
+
+def _exchanged(plan: Plan) -> dict[Group, list[TensorPlan]]:
+    """Heads that axes of tokens do not divide, which are to take them in exchange."""
+    groups: dict[Group, list[TensorPlan]] = {}
+    for tensor in plan.activations:
+        for name, size in zip(tensor.in_use.logical_axes, tensor.shape, strict=True):
+            axes = plan.mesh.larger_than_one(tensor.in_use.axes_of(name))
+            if name in EXCHANGED_FOR_HEADS and size % plan.mesh.size(axes):
+                groups.setdefault((name, axes, size), []).append(tensor)
+    return groups
 
 
 def _unit_axes(plan: Plan, tensor: TensorPlan, weight: Weight, name: str) -> tuple[str, ...]:
@@ -63,7 +80,7 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
     unit = UNIT_NAMES.get(name, "element")
     part = f"of {'an' if unit[0] in 'aeiou' else 'a'} {unit}" if units < pieces else f"{unit}s"
     each = f"{units / pieces:.4g} {part}"
-    also = f"; {others([tensor.name, *(t.name for t in rest)], 'weight')}" if rest else ""
+    also = f"; {others([tensor.name, *(t.name for t in rest)], tensor.kind)}" if rest else ""
     finding = Finding(
         code="SW107",
         severity="error",
@@ -78,7 +95,8 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
         if units < pieces
         else "",
     )
-    return Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, units)))
+    instead = (attention_move("gather"),) if tensor.kind == "activation" else ()
+    return Draft(finding=finding, candidates=(*_legal_sizes(plan, axes, units), *instead))
 
 
 def _legal_text(size: int, near: int) -> str:
@@ -117,7 +135,12 @@ def padded(plan: Plan) -> Iterator[Draft]:
         for number, (dim, size) in enumerate(zip(tensor.in_use.dims, tensor.shape, strict=True)):
             axes = plan.mesh.larger_than_one(dim.axes)
             key = (dim.logical_axis, size, axes)
-            if dim.logical_axis in ("batch", "length") or size % plan.mesh.size(axes) == 0 or key in seen:
+            # Heads of activations are counted in whole units, as those of weights are.
+            if (
+                dim.logical_axis in ("batch", "length", "q_length", *EXCHANGED_FOR_HEADS)
+                or size % plan.mesh.size(axes) == 0
+                or key in seen
+            ):
                 continue
             seen.add(key)
             yield _padding(plan, tensor, number, size, axes)

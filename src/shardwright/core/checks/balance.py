@@ -1,0 +1,32 @@
+"""SW122: load balancing that was asked for where there is nothing to balance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.row_order import IN_ORDER
+
+
+def balance(plan: Plan) -> Iterator[Draft]:
+    """One draft where rows lie as they are written although they were to be arranged."""
+    if not plan.request.load_balanced or plan.row_pieces != IN_ORDER:
+        return
+    shared = plan.mesh.larger_than_one(plan.cp)
+    found = (
+        "under 'ulysses' each device attends with whole rows and some of the heads: equal work already"
+        if shared
+        else "no axis larger than 1 cuts the tokens of a row: each device has whole rows"
+    )
+    finding = Finding(
+        code="SW122",
+        severity="info",
+        where="--load-balance",
+        found=f"{found}; rows lie as they are written",
+        needed="an axis with role 'context' in 'input', and keys that are gathered or go round a ring",
+    )
+    without = Candidate(text="Take --load-balance out.", edit=lambda request: replace(request, load_balanced=False))
+    yield Draft(finding=finding, candidates=(without,))
