@@ -6,10 +6,10 @@ PYTHON ?=
 JOBS ?= 2
 
 BIN := .venv/bin
-SOURCES := src tests
+SOURCES := src tests benchmarks
 
 .NOTPARALLEL:
-.PHONY: help setup demo test quick check format golden
+.PHONY: help setup demo test quick check format golden bench
 
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
@@ -19,6 +19,7 @@ help:
 	@echo 'make check    lint, format and types (after make setup)'
 	@echo 'make format   rewrite the sources the way make check wants them'
 	@echo 'make golden   write the golden files anew: read the diff before you commit it'
+	@echo 'make bench    the step against one written by hand, and the other times; BENCH=--quick is shorter'
 	@echo 'With PYTHON=python3.12 a new .venv is built with that Python.'
 
 setup:
@@ -50,3 +51,7 @@ format:
 golden:
 	$(BIN)/python -m tests.golden.regenerate
 	$(BIN)/python -m tests.golden.regenerate_findings
+
+# Results, with the machine named, are kept in benchmarks/results.
+bench: setup
+	$(BIN)/python -m benchmarks $(BENCH)

@@ -1,0 +1,1 @@
+"""What `make bench` runs: each module is a command that prints a table and writes it to benchmarks/results."""

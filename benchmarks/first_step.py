@@ -1,0 +1,75 @@
+"""Time from the command `shardwright train` to its first step: plan, text, initial values, compilation, the step.
+
+python -m benchmarks.first_step [--quick] [--only TEXT]
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.options import begin
+from benchmarks.results import Found, keep
+
+COMMAND = "from shardwright.cli.main import main; raise SystemExit(main())"
+RUNS = (
+    ("llama3-test", "fsdp", "fsdp=8"),
+    ("deepseek3-test", "ep-as-cp", "fsdp=2,expert=4"),
+)
+
+
+def run(model: str, layout: str, mesh: str) -> dict[str, float]:
+    """A run of one step on the text of Python's library, its last save included in ``whole_s`` only."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = [sys.executable, "-c", COMMAND, "train", model, "--layout", layout, "--mesh", mesh]
+        command += ["--devices", "8", "--data", "stdlib", "--steps", "2", "--stop-after", "1", "--out", str(out)]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        started_clock, started = time.time(), time.perf_counter()
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        whole_s = time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        metrics = out / "metrics.jsonl"
+        record = json.loads(metrics.read_text(encoding="utf-8").splitlines()[0])
+        return {
+            "first_step_s": metrics.stat().st_mtime - started_clock,
+            "step_s": record["step_s"],
+            "whole_s": whole_s,
+            "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        }
+
+
+def main() -> None:
+    """Time the runs."""
+    options = begin(__doc__, devices=8)
+    rows, numbers = [], []
+    for model, layout, mesh in RUNS:
+        if options.only not in f"{model} {layout}":
+            continue
+        each = [run(model, layout, mesh) for _ in range(1 if options.quick else 2)]
+        best = min(each, key=lambda one: one["first_step_s"])
+        cells = (f"{best[name]:.1f}" for name in ("first_step_s", "step_s", "whole_s", "cpu_s"))
+        rows.append([f"{model} {layout} {mesh}", *cells])
+        numbers.append({"model": model, "layout": layout, "mesh": mesh, "runs": each})
+        print("  ".join(rows[-1]), flush=True)
+    keep(
+        Found(
+            name="first_step",
+            title="Time from `shardwright train` to its first step",
+            columns=["run", "first step done, s", "of it the step", "ended and saved, s", "CPU s in all"],
+            rows=rows,
+            headline="; ".join(f"{row[0]} {row[1]} s" for row in rows),
+            notes=("The faster of the runs. Text: the source of Python's standard library, read and cut into bytes.",),
+            numbers=numbers,
+        ),
+        options.load_before,
+    )
+
+
+if __name__ == "__main__":
+    main()
