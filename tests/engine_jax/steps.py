@@ -226,9 +226,10 @@ def assert_trains_as(case: Case, other: Case) -> None:
 def assert_same(ours: Run, theirs: Run, tolerance: float) -> None:
     assert np.all(theirs.norms > OPTIONS.clip), theirs.norms
     assert len(theirs.losses) < STEPS or theirs.losses[-1] < theirs.losses[0] - 1, theirs.losses
-    assert_same_losses(ours, theirs, tolerance)
+    # The gradients first, that of step 1 before that of step 2: they say where a fault is.
     for our, their in zip(ours.gradients, theirs.gradients, strict=True):
         assert_same_gradients(our, their)
+    assert_same_losses(ours, theirs, tolerance)
 
 
 def assert_same_losses(ours: Run, theirs: Run, tolerance: float) -> None:
@@ -240,7 +241,7 @@ def assert_same_losses(ours: Run, theirs: Run, tolerance: float) -> None:
 def assert_same_gradients(ours: Gradients, theirs: Gradients, tolerance: float = GRADIENTS) -> None:
     """|ours - theirs| / |theirs| of every weight, layer by layer where layers are stacked."""
     for name, difference in gradient_differences(ours, theirs).items():
-        assert difference <= tolerance, f"{name}: {difference:.2e} of its norm"
+        assert difference <= tolerance, f"{name}: off by {difference:.2e} of its norm"
 
 
 def gradient_differences(ours: Gradients, theirs: Gradients) -> dict[str, float]:

@@ -1,0 +1,152 @@
+"""The layouts under which every family is trained, and compared with one device.
+
+``COVERING`` of them are part of every run of the tests: each preset, each movement, each family under several layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from shardwright.cli.values import mesh_sizes
+from shardwright.layouts import preset_names
+from tests.engine_jax.steps import Case, layout_of
+
+LLAMA3, MIXTRAL, DEEPSEEK3 = MODELS = ("llama3-test", "mixtral-test", "deepseek3-test")
+MICRO_STEPS = 2
+ROWS, FEW_ROWS = 8, 4
+"""Rows of a step, where a device has one in each micro-step with no more of them; and fewer rows than devices."""
+
+UNTRAINED = {"pp": "stages are planned and not yet trained"}
+
+MESHES = {
+    "ddp": ("data=8", "data=4"),
+    "fsdp": ("fsdp=8", "fsdp=4"),
+    "hsdp": ("data=4,fsdp=2", "data=2,fsdp=4"),
+    "tp": ("data=2,tensor=4", "tensor=4"),
+    "fsdp-tp": ("fsdp=4,tensor=2", "fsdp=2,tensor=4"),
+    "cp": ("fsdp=2,context=4", "fsdp=4,context=2"),
+    "ep": ("fsdp=2,expert=4", "fsdp=2,expert=2"),
+    "ep-as-cp": ("fsdp=2,expert=4", "fsdp=4,expert=2"),
+    "ep-as-dp": ("fsdp=2,expert=4", "fsdp=2,expert=2"),
+    "cp-as-ep": ("fsdp=2,context=2,expert=2", "fsdp=1,context=4,expert=2"),
+    "tp-as-ep": ("fsdp=4,tensor=2", "fsdp=2,tensor=4"),
+    "shard-exp-on-fsdp": ("fsdp=2,expert=4", "fsdp=2,expert=2"),
+    "fsdp-as-dp-for-attn": ("fsdp=4,expert=2", "fsdp=2,expert=2"),
+}
+"""Two meshes of each preset that all three families have the dimensions for."""
+
+
+def case(
+    model: str, layout: str, mesh: str, move: str = "", settings: str = "", rows: int = ROWS, *, balanced: bool = False
+) -> Case:
+    """A case in two micro-steps, of more rows where there are devices for them."""
+    one = Case(model=model, layout=layout, mesh=mesh, move=move, settings=settings, rows=rows, balanced=balanced)
+    sizes = mesh_sizes(mesh)
+    readers = prod(sizes.get(axis, 1) for axis in layout_of(one).axes_that_cut("batch", "input"))
+    return replace(one, rows=max(rows, MICRO_STEPS * readers), micro_steps=MICRO_STEPS)
+
+
+def presets(model: str) -> Iterator[Case]:
+    """Every preset on its two meshes."""
+    for layout in preset_names():
+        if layout not in UNTRAINED:
+            yield from (case(model, layout, mesh) for mesh in MESHES[layout])
+
+
+def attention(model: str, heads: str) -> Iterator[Case]:
+    """How keys and values meet queries, in rows as they are and in head-tail order. ``heads``: settings with fewer
+    KV heads than query heads."""
+    cp = "fsdp=2,context=4"
+    yield case(model, "cp", cp, balanced=True)
+    yield case(model, "cp", cp, "attention=ring")
+    yield case(model, "cp", cp, "attention=ring", balanced=True)
+    yield case(model, "cp", cp, "attention=ring", rows=FEW_ROWS)
+    yield case(model, "cp", cp, "attention=ulysses", settings=heads)
+    yield case(model, "cp", "fsdp=2,context=2", "attention=ulysses", balanced=True)
+    yield case(model, "cp", cp, rows=FEW_ROWS)
+    yield case(model, "cp", "fsdp=1,context=8", "attention=ring", rows=FEW_ROWS)
+    for how in ("gather", "ring", "ulysses"):
+        yield case(model, "cp-tp", "fsdp=2,context=2,tensor=2", f"attention={how}", settings=heads)
+
+
+def experts(model: str, dropping: str) -> Iterator[Case]:
+    """How tokens meet experts. ``dropping``: settings under which tokens are dropped."""
+    ep, all_three = "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"
+    for how in ("ring", "weights"):
+        yield case(model, "ep", ep, f"moe={how}")
+        yield case(model, "ep-as-cp", ep, f"moe={how}")
+        yield case(model, "cp-as-ep", "fsdp=2,context=2,expert=2", f"moe={how}")
+        yield case(model, "tp-as-ep", "fsdp=2,tensor=4", f"moe={how}")
+        yield case(model, "ep-as-cp", ep, f"moe={how}", dropping, balanced=True)
+    for how in ("all-to-all", "ring", "weights"):
+        yield case(model, "ep-tp", all_three, f"moe={how}")
+        yield case(model, "ep", ep, f"moe={how}", dropping)
+    yield case(model, "ep-as-cp-tp", all_three)
+    yield case(model, "ep-as-cp-tp", all_three, "attention=ring", dropping)
+    yield case(model, "ep-as-cp", ep, rows=FEW_ROWS)
+    yield case(model, "ep-as-cp", ep, "attention=ring")
+    yield case(model, "ep-as-cp", ep, "attention=ulysses", balanced=True)
+    yield case(model, "ep-as-cp", ep, settings=dropping)
+    yield case(model, "ep-as-cp", ep, settings=dropping, balanced=True)
+    yield case(model, "ep-of-whole-tokens", ep)
+    yield case(model, "cp-ep", "fsdp=2,context=2,expert=2")
+    for layout in ("fsdp", "cp", "fsdp-tp", "cp-as-ep", "tp-as-ep"):
+        yield case(model, layout, MESHES[layout][0], settings=dropping)
+
+
+def dense() -> Iterator[Case]:
+    """What a dense model has alone: shared KV heads, a vocabulary that is used twice."""
+    shared = "num_kv_heads=4"
+    yield case(LLAMA3, "tp", "tensor=8")
+    yield case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=4", settings=shared)
+    yield case(LLAMA3, "tp-whole-keys", "fsdp=2,tensor=4", settings="num_kv_heads=2")
+    yield case(LLAMA3, "tp-whole-rows", "fsdp=4,tensor=2")
+    yield case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", shared)
+    for layout in ("fsdp", "fsdp-tp", "tp-whole-rows"):
+        mesh = MESHES[layout][0] if layout in MESHES else "fsdp=4,tensor=2"
+        yield case(LLAMA3, layout, mesh, settings="tied=true")
+
+
+WHOLE: tuple[Case, ...] = tuple(
+    dict.fromkeys(
+        [
+            *presets(LLAMA3),
+            *attention(LLAMA3, "num_kv_heads=4"),
+            *dense(),
+            *presets(MIXTRAL),
+            *attention(MIXTRAL, ""),
+            *experts(MIXTRAL, "capacity_factor=1.0"),
+            *presets(DEEPSEEK3),
+            *attention(DEEPSEEK3, ""),
+            *experts(DEEPSEEK3, "capacity_factor=1.25"),
+        ]
+    )
+)
+
+COVERING: tuple[Case, ...] = (
+    case(LLAMA3, "ddp", "data=4"),
+    case(LLAMA3, "fsdp", "fsdp=8"),
+    case(LLAMA3, "hsdp", "data=4,fsdp=2"),
+    case(LLAMA3, "hsdp", "data=2,fsdp=4"),
+    case(LLAMA3, "tp", "data=2,tensor=4"),
+    case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", "num_kv_heads=4"),
+    case(LLAMA3, "cp", "fsdp=2,context=4", rows=FEW_ROWS),
+    case(MIXTRAL, "fsdp-tp", "fsdp=4,tensor=2"),
+    case(MIXTRAL, "ep", "fsdp=2,expert=4"),
+    case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=4", settings="capacity_factor=1.0", balanced=True),
+    case(MIXTRAL, "cp-as-ep", "fsdp=2,context=2,expert=2", "moe=ring"),
+    case(MIXTRAL, "tp-as-ep", "fsdp=2,tensor=4"),
+    case(MIXTRAL, "shard-exp-on-fsdp", "fsdp=2,expert=2"),
+    case(DEEPSEEK3, "cp", "fsdp=2,context=4", "attention=ring"),
+    case(DEEPSEEK3, "ep", "fsdp=2,expert=2", "moe=weights"),
+    case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=4", "attention=ulysses"),
+    case(DEEPSEEK3, "ep-as-dp", "fsdp=2,expert=2"),
+    case(DEEPSEEK3, "fsdp-as-dp-for-attn", "fsdp=2,expert=2"),
+    case(DEEPSEEK3, "ep-tp", "fsdp=2,expert=2,tensor=2", "moe=all-to-all"),
+)
+
+
+def covering(model: str) -> list[Case]:
+    return [case for case in COVERING if case.model == model]

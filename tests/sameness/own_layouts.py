@@ -1,0 +1,62 @@
+"""Layouts that no preset has: several roles at once, and what the presets leave out."""
+
+from __future__ import annotations
+
+from shardwright.core.layout import Layout
+from shardwright.core.layout_reading import read_layout
+from shardwright.files import parse_yaml
+
+OWN_LAYOUTS = {
+    "cp-tp": """
+mesh: {fsdp: auto, context: 2, tensor: 2}
+roles:
+  fsdp:    fsdp
+  context: context
+  tensor:  {elsewhere: tensor, sequence_parallel: true}
+""",
+    "tp-whole-rows": """
+mesh: {fsdp: auto, tensor: 2}
+roles:
+  fsdp:   fsdp
+  tensor: tensor
+""",
+    "tp-whole-keys": """
+mesh: {fsdp: auto, tensor: 4}
+roles:
+  fsdp:   fsdp
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+rules:
+  attention: {kv_heads: []}
+""",
+    "ep-tp": """
+mesh: {fsdp: auto, expert: 2, tensor: 2}
+roles:
+  fsdp:   fsdp
+  expert: {elsewhere: fsdp, moe: expert}
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+""",
+    "ep-as-cp-tp": """
+mesh: {fsdp: auto, expert: 2, tensor: 2}
+roles:
+  fsdp:   fsdp
+  expert: {elsewhere: context, moe: expert}
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+""",
+    "ep-of-whole-tokens": """
+mesh: {fsdp: auto, expert: 4}
+roles:
+  fsdp:   fsdp
+  expert: {elsewhere: idle, moe: expert}
+""",
+    "cp-ep": """
+mesh: {fsdp: auto, context: 2, expert: 2}
+roles:
+  fsdp:    fsdp
+  context: context
+  expert:  {elsewhere: fsdp, moe: expert}
+""",
+}
+
+
+def own_layout(name: str) -> Layout:
+    return read_layout(parse_yaml(f"name: {name}\n{OWN_LAYOUTS[name].lstrip()}", f"{name}.yaml"))

@@ -1,0 +1,144 @@
+"""Faults put into a step on purpose, each of which the comparison with one device must see.
+
+A layer of a small Llama on four devices, for the two steps whose gradients are compared. The program that is run is the
+engine's own, under a plan or with a function of which one thing is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.core.plan import Plan
+from shardwright.engine_jax import step as engine_step
+from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
+from tests.engine_jax.steps import Case, Run, assert_same, compile_plan, plan_of, run_plan
+from tests.sameness.cases import LLAMA3, MICRO_STEPS
+
+SMALL = "num_layers=1,embed=64,mlp=128,num_heads=4,num_kv_heads=4"
+
+
+def small(layout: str, mesh: str, *, balanced: bool = False) -> Case:
+    return Case(model=LLAMA3, layout=layout, mesh=mesh, micro_steps=MICRO_STEPS, settings=SMALL, balanced=balanced)
+
+
+HYBRID = small("hsdp", "data=2,fsdp=2")
+TENSOR = small("fsdp-tp", "fsdp=2,tensor=2")
+CONTEXT = small("cp", "fsdp=2,context=2")
+BALANCED = small("cp", "fsdp=2,context=2", balanced=True)
+SOUND = [HYBRID, TENSOR, CONTEXT, BALANCED]
+
+
+def two_steps(plan: Plan, change: Callable[[Batch], Batch] = lambda batch: batch) -> Run:
+    """Both steps of a plan as they come out, without a look at them; ``change``: what is done to the rows before."""
+    return run_plan(plan, compile_plan(plan, level=0), [change(tokens_of(number, 8)) for number in range(2)])
+
+
+@pytest.fixture(scope="module")
+def alone() -> Run:
+    return two_steps(plan_of(HYBRID.alone))
+
+
+def assert_seen(ours: Run, alone: Run, in_words: str = "off by") -> None:
+    with pytest.raises(AssertionError, match=in_words):
+        assert_same(ours, alone, HYBRID.tolerance)
+
+
+@pytest.mark.parametrize("case", SOUND, ids=str)
+def test_without_a_fault_nothing_is_seen(case: Case, alone: Run) -> None:
+    assert_same(two_steps(plan_of(case)), alone, case.tolerance)
+
+
+def without_a_reduction(plan: Plan, weight: str, axis: str) -> Plan:
+    """The plan with one cell fewer in its table of gradients."""
+    row = plan.by_name[weight]
+    assert axis in row.gradient
+    left = replace(row, gradient={other: kind for other, kind in row.gradient.items() if other != axis})
+    return replace(plan, tensors=tuple(left if tensor is row else tensor for tensor in plan.tensors))
+
+
+CELLS = [
+    (HYBRID, "layers.mlp.down", "fsdp"),
+    (HYBRID, "layers.residual.attention_norm", "fsdp"),
+    (HYBRID, "embedding.tokens", "data"),
+    (TENSOR, "layers.residual.feed_forward_norm", "tensor"),
+    (CONTEXT, "layers.attention.k", "context"),
+    (CONTEXT, "logits.kernel", "context"),
+]
+
+
+@pytest.mark.parametrize(("case", "weight", "axis"), CELLS, ids=[f"{weight} over {axis}" for _, weight, axis in CELLS])
+def test_a_reduction_that_is_left_out_is_seen(case: Case, weight: str, axis: str, alone: Run) -> None:
+    assert_seen(two_steps(without_a_reduction(plan_of(case), weight, axis)), alone, weight)
+
+
+MOVES = [
+    (TENSOR, "residual.stream", "attention.input", "feeds"),
+    (TENSOR, "residual.stream", "logits.input", "feeds"),
+    (TENSOR, "attention.projected", "residual.stream", "summed"),
+    (TENSOR, "embedding.output", "residual.stream", "summed"),
+    (CONTEXT, "attention.keys", "attention.keys_attended", "feeds"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "source", "target", "sum_of"), MOVES, ids=[f"{sum_of} of {s} to {t}" for _, s, t, sum_of in MOVES]
+)
+def test_a_sum_of_activations_that_is_left_out_is_seen(
+    case: Case, source: str, target: str, sum_of: str, alone: Run
+) -> None:
+    plan = plan_of(case)
+    table = plan.request.table
+    (move,) = (move for move in table.moves if (move.source, move.target) == (source, target))
+    assert getattr(move, sum_of)
+    none: dict[str, tuple] = {sum_of: ()}
+    moves = tuple(replace(move, **none) if each is move else each for each in table.moves)
+    request = replace(plan.request, table=replace(table, moves=moves))
+    assert_seen(two_steps(replace(plan, request=request)), alone)
+
+
+Loss = Callable[[jax.Array, jax.Array, jax.Array, Sequence[str]], jax.Array]
+
+
+def patch_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
+    """Have the loss of each device be ``change(loss, valid_BL)``."""
+    right: Loss = engine_step.summed_cross_entropy
+
+    def wrong(logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, cut: Sequence[str]) -> jax.Array:
+        return change(right(logits_BLV, targets_BL, valid_BL, cut), valid_BL)
+
+    monkeypatch.setattr(engine_step, "summed_cross_entropy", wrong)
+
+
+def test_a_loss_normalised_by_each_device_is_seen(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def normalised(loss: jax.Array, valid_BL: jax.Array) -> jax.Array:
+        """The mean of the devices' means, in place of the mean over all tokens."""
+        axes = ("data", "fsdp")
+        own = jnp.sum(valid_BL)
+        return loss * jax.lax.psum(own, axes) / (jnp.maximum(own, 1) * jax.lax.axis_size(axes))
+
+    patch_loss(monkeypatch, normalised)
+    assert_seen(two_steps(plan_of(HYBRID)), alone)
+
+
+def test_a_replica_s_gradient_that_is_dropped_is_seen(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dropped(loss: jax.Array, valid_BL: jax.Array) -> jax.Array:
+        del valid_BL
+        return jnp.where(jax.lax.axis_index("data") == 1, jax.lax.stop_gradient(loss), loss)
+
+    patch_loss(monkeypatch, dropped)
+    assert_seen(two_steps(plan_of(HYBRID)), alone)
+
+
+def test_positions_that_are_not_laid_out_with_their_tokens_are_seen(alone: Run) -> None:
+    in_text = np.argsort(head_tail(LENGTH, 2))
+
+    def positions_left_as_they_were(batch: Batch) -> Batch:
+        return {**batch, "positions": batch["positions"][:, in_text]}
+
+    assert_seen(two_steps(plan_of(BALANCED), positions_left_as_they_were), alone)
