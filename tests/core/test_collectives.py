@@ -67,11 +67,13 @@ def test_tensor_parallel_gathers_before_and_scatters_behind_each_half_of_a_layer
 def test_context_gathers_keys_and_values_or_the_latent() -> None:
     plan = plan_of("llama3-test", "cp", {"fsdp": 2, "context": 4})
     keys = BATCH // 2 * LENGTH * 16 * 16 * 4
-    assert only(plan, component="attention", phase="forward", axes=("context",)) == (keys, 2 * 6)
+    integers = BATCH // 2 * LENGTH * 4
+    gathers = {"component": "attention", "phase": "forward", "axes": ("context",)}
+    assert {(c.bytes_per_device, c.count_per_step) for c in found(plan, **gathers)} == {(keys, 2 * 6), (integers, 2)}
     assert only(plan, component="attention", phase="backward", axes=("context",)) == (keys, 2 * 6)
     latent = BATCH // 2 * LENGTH * (16 + 64) * 4
     plan = plan_of("deepseek3-test", "cp", {"fsdp": 2, "context": 4})
-    assert only(plan, component="attention", phase="forward", axes=("context",)) == (latent, 4)
+    assert {(c.bytes_per_device, c.count_per_step) for c in found(plan, **gathers)} == {(latent, 4), (integers, 2)}
 
 
 def test_a_ring_of_keys_passes_a_part_on_once_less_than_there_are_devices() -> None:
@@ -80,6 +82,64 @@ def test_a_ring_of_keys_passes_a_part_on_once_less_than_there_are_devices() -> N
     part = BATCH * LENGTH // 8 * 16 * 16 * 4
     assert only(plan, component="attention", phase="forward", kind="permute") == (part, 7 * 2 * 6)
     assert found(plan, component="attention", kind="all-gather", axes=("context",), bytes_per_device=8 * part) == []
+
+
+ULYSSES = "name: mine\nmesh: {fsdp: 2, context: 2, tensor: 2}\nroles: {fsdp: fsdp, context: context, tensor: tensor}\nmove: {attention: ulysses}\n"
+
+
+def test_tokens_are_exchanged_for_heads_four_times_a_layer() -> None:
+    plan = plan_of("llama3-test", ULYSSES, {})
+    rows = plan.by_name
+    assert str(rows["attention.queries_attended"].in_use) == "batch/fsdp q_length heads/tensor/context head_dim"
+    assert str(rows["attention.keys_attended"].in_use) == "batch/fsdp kv_length kv_heads/tensor/context head_dim"
+    part = BATCH // 2 * LENGTH // 2 * 16 // 2 * 16 * 4
+    for phase in ("forward", "recompute", "backward"):
+        # Queries, keys and values, and what attention gives back.
+        assert only(plan, component="attention", phase=phase, kind="all-to-all") == (part, 4 * 6)
+
+
+def test_the_latent_is_gathered_where_its_heads_are_exchanged() -> None:
+    plan = plan_of("deepseek3-test", ULYSSES, {})
+    rows = plan.by_name
+    assert str(rows["attention.latent_attended"].in_use) == "batch/fsdp kv_length latent"
+    assert str(rows["attention.keys_attended"].in_use) == "batch/fsdp kv_length heads/tensor/context head_dim"
+    latent = BATCH // 2 * LENGTH * (16 + 64) * 4
+    assert (
+        only(
+            plan, component="attention", phase="forward", kind="all-gather", axes=("context",), bytes_per_device=latent
+        )[1]
+        == 4
+    )
+    moved = {name for c in found(plan, component="attention", phase="forward", kind="all-to-all") for name in c.tensors}
+    assert moved == {"attention.queries_attended", "attention.output"}
+
+
+def test_kv_heads_that_a_rule_leaves_whole_are_whole_where_they_are_attended() -> None:
+    rule = "rules: {attention: {kv_heads: []}}\n"
+    plan = plan_of("llama3-test", ULYSSES + rule, {})
+    rows = plan.by_name
+    assert str(rows["attention.keys"].in_use) == "batch/fsdp length/context kv_heads head_dim"
+    # Cut by context alone, they would no longer be those that the query heads of a device meet.
+    assert str(rows["attention.keys_attended"].in_use) == "batch/fsdp kv_length kv_heads head_dim"
+    assert str(rows["attention.queries_attended"].in_use) == "batch/fsdp q_length heads/tensor/context head_dim"
+
+
+def test_positions_and_segments_are_gathered_once_a_step_and_have_no_gradient() -> None:
+    plan = plan_of("llama3-test", "cp", {"fsdp": 2, "context": 4}, micro_steps=2)
+    integers = BATCH // 2 // 2 * LENGTH * 4
+    rows = found(plan, component="attention", bytes_per_device=integers)
+    assert [(c.phase, c.kind, c.count_per_step) for c in rows] == [("forward", "all-gather", 2 * 2)]
+
+
+def test_queries_that_stay_where_they_are_take_no_second_buffer() -> None:
+    def activations(text: str, **sizes: int) -> int:
+        return plan_of("llama3-test", text, sizes, remat="none").memory.activations_bytes
+
+    gathered, exchanged = ULYSSES.replace("ulysses", "gather"), ULYSSES
+    # Gathered, keys and values are twice their parts beside them. Exchanged, they are parts, and so are queries and what
+    # attention gives back: four buffers of one size either way. Queries have their positions and segments of whole rows.
+    integers = 2 * BATCH // 2 * LENGTH // 2 * 4
+    assert activations(exchanged) - activations(gathered) == (1 + 2) * integers
 
 
 EP = "name: mine\nmesh: {{fsdp: 2, expert: 4}}\nroles:\n  fsdp: fsdp\n  expert: {{elsewhere: fsdp, moe: expert}}\nmove: {{moe: {move}}}\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from shardwright.core.mesh import Mesh
@@ -10,7 +10,7 @@ from shardwright.core.plan import Memory, TensorPlan
 from shardwright.core.request import Request
 from shardwright.core.roles import OUTSIDE_LAYERS
 from shardwright.core.spec import Spec
-from shardwright.core.table import DTYPE_BYTES
+from shardwright.core.table import DTYPE_BYTES, Move
 
 
 def bytes_on_device(spec: Spec, shape: Sequence[int], dtype: str, mesh: Mesh) -> int:
@@ -38,11 +38,13 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     Gradients rest as their weights do, in the weights' dtype. Activations, of one micro-step: what ``remat`` keeps of each layer
     (the residual stream; with ``dots`` every named activation but the dispatched tokens; with ``none`` all),
     plus one layer's named activations with their gradients, plus one layer's gathered weights, plus the logits
-    and their gradient in float32.
+    and their gradient in float32. Queries and keys that are attended where they were made count once.
     """
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
-    activations = [tensor for tensor in tensors if tensor.kind == "activation"]
+    rows = {tensor.name: tensor for tensor in tensors}
+    same = {move.target for move in request.table.moves if _moves_nothing(move, rows, mesh)}
+    activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     resting = sum(t.bytes_per_device * layers_on_device(t, mesh) for t in weights)
     trained_elements = sum(
         t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(t, mesh) for t in weights if t.name not in frozen
@@ -55,12 +57,22 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     )
 
 
+def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bool:
+    """Whether queries or keys are one array before and after a move; other moves stand for more than a change of place."""
+    if move.kind not in ("queries", "keys") or not {move.source, move.target} <= set(rows):
+        return False
+    before, after = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
+    return all(
+        mesh.larger_than_one(before.axes_of(dim.logical_axis)) == mesh.larger_than_one(dim.axes) for dim in after.dims
+    )
+
+
 def _activations(request: Request, mesh: Mesh, weights: list[TensorPlan], activations: list[TensorPlan]) -> int:
     in_layers = [a for a in activations if a.component not in OUTSIDE_LAYERS]
     outside = [a for a in activations if a.component in OUTSIDE_LAYERS]
     kept = {
         "full": lambda a: a.component == "residual" and a.name.endswith("stream"),
-        "dots": lambda a: "slots" not in a.in_use.logical_axes,
+        "dots": lambda a: not {"slots", "tokens"} & set(a.in_use.logical_axes),
         "none": lambda _: True,
     }[request.remat]
     stages = {a.component: mesh.size(request.layout.axes_with("stage", a.component)) for a in in_layers}
