@@ -47,7 +47,7 @@ def test_each_device_gives_what_it_has() -> None:
     )
     def slope(table_VM, tokens_BL):
         def loss(table_VM):
-            x_BLM = embed(tokens_BL, {"embedding.tokens": table_VM}, links)
+            x_BLM = embed(tokens_BL, table_VM, links)
             return jnp.sum(x_BLM * slope_L[None, :, None]), x_BLM
 
         gradient_VM, x_BLM = jax.grad(loss, has_aux=True)(table_VM)

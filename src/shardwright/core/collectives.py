@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 
 from shardwright.core.gradients import partial_axes
@@ -10,9 +11,10 @@ from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Collective, elements_per_device, movement
 from shardwright.core.plan import Phase, PlannedCollective, TensorPlan
 from shardwright.core.request import FLOATS, Request
+from shardwright.core.resolve import brought_once, expert_axes, resolve_weight
 from shardwright.core.roles import OUTSIDE_LAYERS
 from shardwright.core.spec import Spec
-from shardwright.core.table import DTYPE_BYTES, ModelTable, Move
+from shardwright.core.table import DTYPE_BYTES, ModelTable, Move, Weight, as_torch_stores
 
 
 def step_collectives(
@@ -31,35 +33,47 @@ def step_collectives(
 
 
 def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[PlannedCollective]:
-    """Gathered for use in each pass that needs it; its gradient reduced; replicas once per step."""
+    """Gathered for each use in each pass that needs it, its gradient scattered; replicas summed once per step."""
     assert tensor.at_rest is not None
+    weight = request.table.weight(tensor.name)
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-    shape.setdefault("layers", tensor.num)
-    strip = slice(len(tensor.in_use.dims) - len(tensor.shape), None)
-    at_rest, in_use = Spec(tensor.at_rest.dims[strip]), Spec(tensor.in_use.dims[strip])
-    width = DTYPE_BYTES[request.dtype]
+    at_rest = Spec(tensor.at_rest.dims[len(tensor.at_rest.dims) - len(tensor.shape) :])
+    in_use, at_rest_width = (DTYPE_BYTES[weight.in_use_dtype or request.dtype], DTYPE_BYTES[tensor.dtype])
     layers = _layers_on_device(request, mesh, tensor)
     times = layers * request.micro_steps
     again = tensor.stack is not None and request.remat != "none"
-    for gather in movement(at_rest, in_use, (), shape, mesh):
-        yield _planned(tensor.component, "forward", gather, width, times, tensor.name)
-        if again:
-            yield _planned(tensor.component, "recompute", gather, width, times, tensor.name)
-    scattered = mesh.larger_than_one(a for a, kind in tensor.gradient.items() if kind == "reduce-scatter")
-    summed = mesh.larger_than_one(a for a, kind in tensor.gradient.items() if kind == "all-reduce")
-    if scattered:
-        whole = elements_per_device(at_rest.without(scattered), shape, mesh)
-        scatter = Collective(kind="reduce-scatter", axes=scattered, elements_per_device=whole)
-        yield _planned(tensor.component, "backward", scatter, DTYPE_BYTES[request.weights_dtype], times, tensor.name)
+    scattered = [axis for axis, kind in tensor.gradient.items() if kind == "reduce-scatter"]
+    for component, spec in _uses(request, mesh, weight, tensor):
+        # What a use cuts further, it takes of what it has.
+        whole = spec.without(axis for axis in spec.axes if axis not in at_rest.axes)
+        for gather in movement(at_rest, whole, (), shape, mesh):
+            yield _planned(component, "forward", gather, in_use, times, tensor.name)
+            if again:
+                yield _planned(component, "recompute", gather, in_use, times, tensor.name)
+        for scatter in movement(whole, at_rest, scattered, shape, mesh) if tensor.gradient else ():
+            yield _planned(component, "backward", scatter, at_rest_width, times, tensor.name)
+    summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
     if summed:
         part = elements_per_device(at_rest, shape, mesh)
         reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
-        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[request.weights_dtype], layers, tensor.name)
+        yield _planned(tensor.component, "update", reduce, at_rest_width, layers, tensor.name)
+
+
+def _uses(request: Request, mesh: Mesh, weight: Weight, tensor: TensorPlan) -> Iterator[tuple[str, Spec]]:
+    """The components that use a weight, and how each sees one layer of it; one for uses that share what was brought."""
+    yield weight.component, Spec(tensor.in_use.dims[len(tensor.in_use.dims) - len(tensor.shape) :])
+    stored = as_torch_stores(weight) if request.engine == "torch" else weight
+    for component in weight.uses:
+        if not brought_once(stored, request.layout, mesh, request.engine, component):
+            yield component, resolve_weight(stored, request.layout, mesh, request.engine, component).in_use
 
 
 def _of_move(
     request: Request, mesh: Mesh, sizes: Mapping[str, int], by_name: Mapping[str, TensorPlan], move: Move
 ) -> Iterable[PlannedCollective]:
+    if move.kind in ("dispatch", "combine"):
+        yield from _of_experts(request, mesh, by_name, move)
+        return
     source, target = by_name[move.source], by_name[move.target]
     layout = request.layout
     shape = dict(zip(source.in_use.renamed(move.renamed or {}).logical_axes, source.shape, strict=True))
@@ -71,15 +85,10 @@ def _of_move(
     backward = movement(after, before, partial_axes(layout, move.feeds), shape, mesh)
     if move.kind == "keys" and layout.move_attention == "ring":
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
-    if move.kind in ("dispatch", "combine") and layout.move_moe == "ring":
-        around = _ring_of_experts(request, mesh, by_name)
-        there, back = around if move.kind == "dispatch" else around[::-1]
-        forward, backward = _without_all_to_all(forward) + there, _without_all_to_all(backward) + back
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
     times = _layers_on_device(request, mesh, shared) * request.micro_steps
-    component = target.component if move.kind in ("dispatch", "keys") else source.component
-    component = "moe" if move.kind == "combine" else component
+    component = target.component if move.kind == "keys" else source.component
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
         yield _planned(component, "forward", collective, width, times, move.target)
@@ -109,25 +118,42 @@ def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collectiv
     )
 
 
-def _ring_of_experts(
-    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan]
-) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-    """There and back: every token is gathered over the expert axes, each device adds what its experts make of it, and
-    the sums are scattered. Whatever the number of experts a token chooses, it travels once."""
-    axes = mesh.larger_than_one(request.layout.axes_with("expert", "moe"))
+def _of_experts(
+    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan], move: Move
+) -> Iterable[PlannedCollective]:
+    """To the experts, or back.
+
+    All-to-all: each choice travels, and nothing else. Ring: every token is gathered over the expert axes with its
+    choices and their weights, each device adds what its experts make of it, and the sums are scattered; whatever the
+    number of experts that a token chooses, it travels once. Where the experts' weights travel, nothing does.
+    """
+    axes, there = expert_axes(request.layout, mesh), move.kind == "dispatch"
     if not axes:
-        return (), ()
-    tokens = by_name["router.grouped"]
-    shape = dict(zip(tokens.in_use.logical_axes, tokens.shape, strict=True))
-    shape["batch"] //= request.micro_steps
-    size = elements_per_device(tokens.in_use.without(axes), shape, mesh)
-    gather = (Collective(kind="all-gather", axes=axes, elements_per_device=size),)
-    scatter = (Collective(kind="reduce-scatter", axes=axes, elements_per_device=size),)
-    return gather, scatter
-
-
-def _without_all_to_all(collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    return tuple(collective for collective in collectives if collective.kind != "all-to-all")
+        return
+    around = request.layout.move_moe == "ring"
+    forward = [("all-to-all", move.source if there else move.target)]
+    backward = forward
+    if around and there:
+        forward = [("all-gather", f"router.{name}") for name in ("grouped", "grouped_experts", "weights")]
+        backward = [("reduce-scatter", f"router.{name}") for name in ("grouped", "weights")]
+    elif around:
+        forward, backward = [("reduce-scatter", "router.combined")], [("all-gather", "router.combined")]
+    # What came back is weighed, so that the weights' slopes need it again; a sum over the ring only leaves the layer.
+    again = request.remat != "none" and (there or not around)
+    phases: Mapping[Phase, list[tuple[str, str]]]
+    phases = {"forward": forward, "recompute": forward if again else [], "backward": backward}
+    for phase, found in phases.items():
+        for kind, name in found:
+            if name not in by_name:
+                continue
+            row = by_name[name]
+            shape = dict(zip(row.in_use.logical_axes, row.shape, strict=True))
+            shape["batch"] //= request.micro_steps
+            held = row.in_use if kind == "all-to-all" else row.in_use.without(axes)
+            size = elements_per_device(held, shape, mesh)
+            one = Collective(kind=kind, axes=axes, elements_per_device=size)
+            times = _layers_on_device(request, mesh, row) * request.micro_steps
+            yield replace(_planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name), ragged=kind == "all-to-all")
 
 
 def _layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
@@ -154,14 +180,10 @@ def _merged(collectives: Iterable[PlannedCollective]) -> tuple[PlannedCollective
     """Equal collectives as one row."""
     rows: dict[tuple[object, ...], PlannedCollective] = {}
     for one in collectives:
-        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device)
+        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged)
         seen = rows.get(key)
-        rows[key] = PlannedCollective(
-            component=one.component,
-            phase=one.phase,
-            kind=one.kind,
-            axes=one.axes,
-            bytes_per_device=one.bytes_per_device,
+        rows[key] = replace(
+            one,
             count_per_step=one.count_per_step + (seen.count_per_step if seen else 0),
             tensors=(*(seen.tensors if seen else ()), *one.tensors),
         )

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from shardwright.core.capacity import num_slots, row_capacity
+from shardwright.core.capacity import Traffic, row_capacity
+from shardwright.core.gradients import in_parts
 from shardwright.core.layout import Engine, Layout
 from shardwright.core.mesh import Mesh
 from shardwright.core.order import ordered, staying_axes
+from shardwright.core.request import Request
 from shardwright.core.roles import EXCHANGED_FOR_HEADS, ROLES
 from shardwright.core.spec import Spec
 from shardwright.core.storage import choose_storage
@@ -86,6 +88,14 @@ def resolve_weight(
     return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, asked=tuple(asked))
 
 
+def brought_once(weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str) -> bool:
+    """Whether a tied weight's second use can share what was gathered for its first: the same parts of it, and gradients
+    that are in parts over the same axes."""
+    first, second = (resolve_weight(weight, layout, mesh, engine, use).in_use for use in (None, component))
+    parts = [in_parts(weight, layout, spec, use) for spec, use in ((first, None), (second, component))]
+    return first == second and len({mesh.larger_than_one(axes) for axes in parts}) == 1
+
+
 def _refused(axis: str, role: str, tried: tuple[str, ...], reason: str) -> Asked:
     return Asked(axis=axis, role=role, tried=tried, granted=None, reason=reason)
 
@@ -120,9 +130,10 @@ def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, compo
     component = activation.component
     cuts: dict[str, list[str]] = {name: [] for name in activation.logical_axes}
     for axis in mesh.names:
-        name = layout.cut_of(axis, component, activation.logical_axes)
-        if name is None and component == "router" and "groups" in cuts and takes_share(layout, axis):
-            name = "groups"
+        dispatched_from = component == "router" and "groups" in cuts
+        name = (
+            dispatched_cut(layout, axis) if dispatched_from else layout.cut_of(axis, component, activation.logical_axes)
+        )
         if name is not None:
             cuts[name].append(axis)
     for name in EXCHANGED_FOR_HEADS:
@@ -143,31 +154,80 @@ def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components:
         return tuple(axes)
     if name not in ("batch", "length", "q_length", "groups"):
         return ordered(mesh, axes, ())
+    if name == "groups":
+        # A row is cut further where it lies, so that no share of it has to travel.
+        outside = order_on(
+            "length", [a for a in axes if "length" in layout.cut_by(a, "router")], layout, mesh, components
+        )
+        return (*outside, *ordered(mesh, [a for a in axes if a not in outside], ()))
     stay = staying_axes(layout, name, components)
     return ordered(mesh, [a for a in axes if a in stay], [a for a in axes if a not in stay])
 
 
-def takes_share(layout: Layout, axis: str) -> bool:
-    """Whether tokens are whole on an expert axis outside: each device then takes its share before they travel."""
-    if layout.role(axis, "moe") != "expert" or layout.move_moe == "weights":
-        return False
-    return not {"batch", "length"} & set(layout.cut_by(axis, "router"))
+def dispatched_cut(layout: Layout, axis: str) -> str | None:
+    """The dim that an axis cuts of tokens as they are dispatched from, ``batch`` or ``groups``: no axis does their experts'
+    products twice that has a job in ``moe``.
 
-
-def activation_sizes(table: ModelTable, layout: Layout, mesh: Mesh, batch: int, length: int) -> Mapping[str, int]:
-    """Elements along every logical axis: the table's, the request's, and the groups, tokens and slots of dispatched tokens.
-
-    ``groups`` is the number of pieces into which the axes cut a row on the token side, each of ``tokens``; ``slots`` is the places
-    per expert and group: all tokens of the group where none may be dropped, else the capacity of the row.
+    | role in ``moe`` | tokens |
+    |---|---|
+    | expert, the router's batch cut | batch |
+    | expert, the router's length cut | groups: the pieces of a row |
+    | expert, tokens whole in the router | groups: each device takes its share |
+    | any other | as ``moe`` cuts them |
     """
-    sizes = {**table.sizes, "batch": batch, **dict.fromkeys(("length", "q_length", "kv_length"), length)}
+    if layout.role(axis, "moe") == "expert" and layout.move_moe != "weights":
+        return "batch" if "batch" in layout.cut_by(axis, "router") else "groups"
+    return next((name for name in layout.cut_by(axis, "moe") if name in ("batch", "groups")), None)
+
+
+def expert_axes(layout: Layout, mesh: Mesh) -> tuple[str, ...]:
+    """The axes over which choices travel to experts, or tokens around a ring; none where the weights travel."""
+    return () if layout.move_moe == "weights" else mesh.larger_than_one(layout.axes_with("expert", "moe"))
+
+
+def activation_sizes(request: Request, mesh: Mesh) -> Mapping[str, int]:
+    """Elements along every logical axis: the table's, the request's, and those of dispatched tokens.
+
+    ``groups`` is the number of pieces into which a row is cut where it is dispatched, each of ``tokens``; ``slots`` are
+    the rows of a device's buffer, for each expert, row and group that it holds.
+    """
+    length = request.length
+    sizes = {
+        **request.table.sizes,
+        "batch": request.batch,
+        **dict.fromkeys(("length", "q_length", "kv_length"), length),
+    }
     if "experts" in sizes:
-        groups = mesh.size([a for a in mesh.names if "groups" in layout.cut_by(a, "router") or takes_share(layout, a)])
-        tokens = ceil(length / groups)
-        sizes["groups"] = groups
-        sizes["tokens"] = tokens
-        sizes["slots"] = num_slots(tokens, capacity_of(table, length))
+        groups = mesh.size(_axes_that_dispatch(request.layout, mesh, "groups"))
+        sizes["groups"], sizes["tokens"] = groups, ceil(length / groups)
+        traffic = traffic_of(request, mesh)
+        cut = request.layout.axes_that_cut
+        rows = ceil(request.batch / request.micro_steps / mesh.size(cut("batch", "moe")))
+        held = traffic.experts * rows * ceil(groups / mesh.size(cut("groups", "moe")))
+        sizes["slots"] = ceil(traffic.room(request.expert_buffer) / held)
     return sizes
+
+
+def traffic_of(request: Request, mesh: Mesh) -> Traffic:
+    """What a device sends to experts and may receive, in one layer and micro-step."""
+    table, layout = request.table, request.layout
+    axes = expert_axes(layout, mesh)
+    row = _axes_that_dispatch(layout, mesh, "groups")
+    rows = request.batch / request.micro_steps / mesh.size(_axes_that_dispatch(layout, mesh, "batch"))
+    devices = mesh.size(axes)
+    return Traffic(
+        devices=devices,
+        experts=ceil(table.sizes["experts"] / devices),
+        rows=ceil(rows),
+        tokens=ceil(request.length / mesh.size(row)),
+        sharing=mesh.size(axis for axis in axes if axis in row),
+        top_k=table.top_k or table.sizes["experts"],
+        capacity=capacity_of(table, request.length),
+    )
+
+
+def _axes_that_dispatch(layout: Layout, mesh: Mesh, name: str) -> tuple[str, ...]:
+    return tuple(axis for axis in mesh.names if dispatched_cut(layout, axis) == name)
 
 
 def capacity_of(table: ModelTable, length: int) -> int | None:

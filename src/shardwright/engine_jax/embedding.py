@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from shardwright.engine_jax.layer_io import Links, Params, index_of
 
 
-def embed(tokens_BL: jax.Array, params: Params, links: Links) -> jax.Array:
-    """The row of each token, BLM. Where the vocabulary is cut, each device gives the tokens it has, and zeros."""
-    table_VM = links.use("embedding.tokens", params["embedding.tokens"])
+def embed(tokens_BL: jax.Array, table_VM: jax.Array, links: Links) -> jax.Array:
+    """The row of each token, BLM. Where the vocabulary is cut, each device gives the tokens it has, and zeros.
+
+    ``table_VM``: ``embedding.tokens`` in use.
+    """
     ids_BL = links.move("input.tokens", "embedding.ids", tokens_BL)
     if cut := links.vocab.get("embedding", ()):
         V = table_VM.shape[0]
@@ -23,11 +25,13 @@ def embed(tokens_BL: jax.Array, params: Params, links: Links) -> jax.Array:
     return links.move("embedding.output", "residual.stream", x_BLM)
 
 
-def logits(x_BLM: jax.Array, params: Params, links: Links) -> jax.Array:
+def logits(x_BLM: jax.Array, params: Params, table_VM: jax.Array, links: Links) -> jax.Array:
     """Scores of the vocabulary entries, BLV, in float32. A model without ``logits.kernel`` uses its embedding."""
     x_BLM = links.move("residual.stream", "logits.input", x_BLM)
     if "logits.kernel" in params:
         kernel, product = links.use("logits.kernel", params["logits.kernel"]), "BLM,MV->BLV"
+    elif links.tied_once:
+        kernel, product = table_VM, "BLM,VM->BLV"
     else:
         kernel, product = links.use("embedding.tokens", params["embedding.tokens"], "logits"), "BLM,VM->BLV"
     return jnp.einsum(product, x_BLM, kernel, preferred_element_type=jnp.float32)

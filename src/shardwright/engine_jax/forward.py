@@ -15,7 +15,7 @@ from shardwright.engine_jax.attention import attention, sight_of
 from shardwright.engine_jax.embedding import embed, logits
 from shardwright.engine_jax.layer_io import Links, Params
 from shardwright.engine_jax.mlp import feed_forward
-from shardwright.engine_jax.moe import MoeCounts, experts_layer
+from shardwright.engine_jax.moe import MoeCounts, experts_layer, seen_by_experts
 from shardwright.engine_jax.norm import rms_norm
 from shardwright.engine_jax.rotary import Angles
 from shardwright.engine_jax.scores import Sight
@@ -41,27 +41,29 @@ def forward(
     """
     architecture: Architecture = table.architecture
     turned_by, sight = sight_of(batch["positions"], batch["segments"], architecture, links)
-    x_BLM = embed(batch["tokens"], params, links)
+    table_VM = links.use("embedding.tokens", params["embedding.tokens"])
+    x_BLM = embed(batch["tokens"], table_VM, links)
     counts: dict[str, MoeCounts] = {}
+    valid_BL = seen_by_experts(batch["segments"], links) if architecture.experts else None
     for stack in architecture.stacks:
         prefix = f"{stack.name}."
         layers = {name: array for name, array in params.items() if name.startswith(prefix)}
 
         def one_layer(x_BLM: jax.Array, layer: Params, stack: Stack = stack) -> tuple[jax.Array, MoeCounts | None]:
             weights = {name.removeprefix(f"{stack.name}."): links.use(name, array) for name, array in layer.items()}
-            return _layer(x_BLM, batch["segments"], weights, stack, architecture, turned_by, sight, links)
+            return _layer(x_BLM, valid_BL, weights, stack, architecture, turned_by, sight, links)
 
         x_BLM, of_stack = jax.lax.scan(_recomputed(one_layer, remat), x_BLM, layers)
         if of_stack is not None:
             counts[stack.name] = of_stack
     final_norm = links.use("residual.final_norm", params["residual.final_norm"])
     x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
-    return Forward(logits(x_BLM, params, links), counts)
+    return Forward(logits(x_BLM, params, table_VM, links), counts)
 
 
 def _layer(
     x_BLM: jax.Array,
-    segments_BL: jax.Array,
+    valid_BL: jax.Array | None,
     weights: Params,
     stack: Stack,
     architecture: Architecture,
@@ -76,7 +78,8 @@ def _layer(
     if not stack.experts:
         return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None
     assert architecture.experts is not None
-    added_BLM, counts = experts_layer(normed_BLM, segments_BL, weights, architecture.experts, links)
+    assert valid_BL is not None
+    added_BLM, counts = experts_layer(normed_BLM, valid_BL, weights, architecture.experts, links)
     if architecture.experts.shared_width:
         added_BLM = added_BLM + feed_forward(normed_BLM, weights, "shared", links)
     return x_BLM + added_BLM, counts

@@ -62,11 +62,16 @@ class ExpertLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """All that the mathematics knows of a layout. ``vocab``: by component, the axes that cut the vocabulary."""
+    """All that the mathematics knows of a layout.
+
+    ``vocab``: by component, the axes that cut the vocabulary. ``tied_once``: a tied embedding is brought into use once
+    for both its uses.
+    """
 
     move: Move
     use: Use
     vocab: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tied_once: bool = True
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks = ExpertLinks()
 

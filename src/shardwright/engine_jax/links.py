@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from shardwright.core.gradients import in_parts, partial_axes
 from shardwright.core.movement import Step, steps
 from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.resolve import resolve_weight
+from shardwright.core.resolve import brought_once, resolve_weight, traffic_of
 from shardwright.core.spec import Spec
 from shardwright.core.table import Move, Weight
 from shardwright.engine_jax.layer_io import AttentionLinks, ExpertLinks, Links, index_of, size_of
@@ -43,6 +43,7 @@ def links_of(plan: Plan) -> Links:
         move=move,
         use=use,
         vocab={"embedding": _embedding_cut(plan), "logits": _cut(plan, "logits.scores", "vocab")},
+        tied_once=_tied_once(plan),
         attention=_attention(plan),
         experts=_experts(plan),
     )
@@ -101,8 +102,8 @@ class _Crossing(NamedTuple):
         after = Spec.build(names, {name: target.axes_of(name) for name in names})
         sizes = dict(zip(source.logical_axes, plan.by_name[move.source].shape, strict=True))
         sizes["batch"] //= plan.request.micro_steps
-        if "groups" in names:
-            sizes["groups"] = plan.request.length
+        for name in {"groups", "length"} & set(names):
+            sizes[name] = plan.request.length
         return cls(
             move=move,
             names=names,
@@ -215,6 +216,11 @@ def _embedding_cut(plan: Plan) -> tuple[str, ...]:
     return _cut(plan, "embedding.tokens", "vocab")
 
 
+def _tied_once(plan: Plan) -> bool:
+    request, weight = plan.request, plan.request.table.weight("embedding.tokens")
+    return all(brought_once(weight, request.layout, plan.mesh, request.engine, use) for use in weight.uses)
+
+
 def _attention(plan: Plan) -> AttentionLinks:
     keys = "attention.keys_attended"
     heads = "kv_heads" if "kv_heads" in plan.by_name[keys].in_use.logical_axes else "heads"
@@ -235,6 +241,7 @@ def _experts(plan: Plan) -> ExpertLinks:
         move=plan.request.layout.move_moe,
         row=row,
         tiles=_tiles(plan.row_pieces, plan.mesh.size(row)),
+        room=traffic_of(plan.request, plan.mesh).room(plan.request.expert_buffer),
     )
 
 
