@@ -7,9 +7,10 @@ nothing else that moves has their shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -164,13 +165,19 @@ def compile_plan(plan: Plan, level: int = 1) -> jax.stages.Compiled:
     """The training step of a plan, at one of XLA's levels of optimisation."""
     mesh = device_mesh(plan.mesh)
     lowered = train_step(plan, mesh, OPTIONS).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
-    return lowered.compile(compiler_options={**QUICKLY, "xla_backend_optimization_level": level})
+    options: dict[str, Any] = {**QUICKLY, "xla_backend_optimization_level": level}
+    return lowered.compile(compiler_options=options)
 
 
 @cache
 def run_of(case: Case) -> Run:
     """``STEPS`` steps of a case from the initial values on."""
-    return run_on(case, [tokens_of(number, case.rows) for number in range(STEPS)])
+    return run_on(case, batches_of(case))
+
+
+def batches_of(case: Case) -> list[Batch]:
+    """The rows of the steps of a case, as they are written."""
+    return [tokens_of(number, case.rows) for number in range(STEPS)]
 
 
 def run_on(case: Case, batches: Sequence[Batch]) -> Run:
@@ -178,18 +185,27 @@ def run_on(case: Case, batches: Sequence[Batch]) -> Run:
     return run_plan(plan_of(case), compiled_step(case), batches)
 
 
-def laid_out(batch: Batch, plan: Plan) -> Batch:
-    """The rows of a batch in the order in which they lie over the devices of a plan.
+def lying_order(plan: Plan) -> np.ndarray:
+    """The places in the text of a row's tokens, as the row lies over the devices of a plan.
 
     Ulysses gives each device whole rows of some heads, equal work without any order.
     """
     if not plan.request.load_balanced or plan.request.layout.move_attention == "ulysses":
-        return batch
-    order = head_tail(LENGTH, plan.mesh.size(plan.cp))
+        return np.arange(LENGTH)
+    return head_tail(LENGTH, plan.mesh.size(plan.cp))
+
+
+def laid_out(batch: Batch, plan: Plan) -> Batch:
+    """The rows of a batch in the order in which they lie over the devices of a plan."""
+    order = lying_order(plan)
     return {name: array[:, order] for name, array in batch.items()}
 
 
-def run_plan(plan: Plan, step: jax.stages.Compiled, batches: Sequence[Batch]) -> Run:
+Watch = Callable[[State, Batch], object]
+"""Sees the state before each step, and the rows of the step as they lie."""
+
+
+def run_plan(plan: Plan, step: jax.stages.Compiled, batches: Sequence[Batch], watch: Watch | None = None) -> Run:
     """A compiled step of a plan on each of the batches, from the initial values on."""
     mesh = device_mesh(plan.mesh)
     sharding = batch_sharding(plan, mesh)
@@ -197,7 +213,10 @@ def run_plan(plan: Plan, step: jax.stages.Compiled, batches: Sequence[Batch]) ->
     told: list[list[float]] = []
     moments: list[Gradients] = []
     for number, batch in enumerate(batches):
-        placed = {name: jax.device_put(array, sharding) for name, array in laid_out(batch, plan).items()}
+        lying = laid_out(batch, plan)
+        if watch is not None:
+            watch(state, lying)
+        placed = {name: jax.device_put(array, sharding) for name, array in lying.items()}
         state, metrics = step(state, placed)
         told.append([np.asarray(value).item() for value in (metrics.loss, metrics.grad_norm, metrics.tokens)])
         assert metrics.overflow == 0
@@ -213,7 +232,8 @@ def _gradients(moments: Sequence[Gradients], norms: np.ndarray) -> tuple[Gradien
     gradients: list[Gradients] = []
     for after, norm in zip(moments, norms, strict=False):
         share = OPTIONS.clip / max(norm, OPTIONS.clip) * (1 - BETA_1)
-        gradients.append({name: (array - BETA_1 * before[name]) / share for name, array in after.items()})
+        found = {name: (array - BETA_1 * before[name]) / share for name, array in after.items()}
+        gradients.append({name: array.astype(np.float32) for name, array in found.items()})
         before = after
     return tuple(gradients)
 
@@ -260,7 +280,7 @@ def difference(ours: Run, theirs: Run) -> Difference:
     """The largest differences of two runs."""
     pairs = zip(ours.gradients, theirs.gradients, strict=True)
     by_weight = [item for our, their in pairs for item in gradient_differences(our, their).items()]
-    weight, largest = max(by_weight, key=lambda item: item[1])
+    weight, largest = max(by_weight, key=lambda item: np.nan_to_num(item[1], nan=np.inf))
     loss = np.max(np.abs(ours.losses - theirs.losses) / theirs.losses)
     return Difference(loss=float(loss), gradient=largest, weight=weight)
 

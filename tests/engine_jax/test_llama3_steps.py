@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.places import assert_places_are_the_plans
 from tests.engine_jax.steps import (
     Case,
@@ -20,38 +21,26 @@ from tests.engine_jax.steps import (
     plan_of,
     run_of,
     run_on,
-    tokens_of,
     unoptimised_step,
 )
+from tests.sameness.cases import FSDP_8, HSDP_2_4, HSDP_4_2, LLAMA3, covering
 
-MODEL = "llama3-test"
-LOSSES = 1e-5
-CASES = [
-    Case(model=MODEL, layout="ddp", mesh="data=8"),
-    Case(model=MODEL, layout="fsdp", mesh="fsdp=8"),
-    Case(model=MODEL, layout="hsdp", mesh="data=4,fsdp=2"),
-    Case(model=MODEL, layout="hsdp", mesh="data=2,fsdp=4"),
-    Case(model=MODEL, layout="tp", mesh="tensor=8"),
-    Case(model=MODEL, layout="fsdp-tp", mesh="fsdp=4,tensor=2"),
-    Case(model=MODEL, layout="cp", mesh="fsdp=2,context=4"),
-    Case(model=MODEL, layout="cp", mesh="fsdp=2,context=4", rows=4),
-    Case(model=MODEL, layout="fsdp", mesh="fsdp=4", micro_steps=2),
-]
+CASES = covering(LLAMA3)
 PLACED = [
-    Case(model=MODEL, layout="ep", mesh="fsdp=2,expert=4"),
-    Case(model=MODEL, layout="ep-as-cp", mesh="fsdp=2,expert=4"),
+    Case(model=LLAMA3, layout="ep", mesh="fsdp=2,expert=4"),
+    Case(model=LLAMA3, layout="ep-as-cp", mesh="fsdp=2,expert=4"),
 ]
-FSDP = Case(model=MODEL, layout="fsdp", mesh="fsdp=8")
+ALONE = Case(model=LLAMA3, layout="fsdp", mesh="fsdp=1")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_trains_as_one_device(case: Case) -> None:
-    assert_trains_as(case, case.alone, LOSSES)
+    assert_trains_as(case, case.alone)
 
 
-@pytest.mark.parametrize("mesh", ["data=4,fsdp=2", "data=2,fsdp=4"])
-def test_hybrid_shards_train_as_full_ones(mesh: str) -> None:
-    assert_trains_as(Case(model=MODEL, layout="hsdp", mesh=mesh), FSDP, LOSSES)
+@pytest.mark.parametrize("hybrid", [HSDP_4_2, HSDP_2_4], ids=str)
+def test_hybrid_shards_train_as_full_ones(hybrid: Case) -> None:
+    assert_trains_as(hybrid, FSDP_8)
 
 
 @pytest.mark.parametrize("case", CASES + PLACED, ids=str)
@@ -61,9 +50,8 @@ def test_arrays_are_where_the_plan_says(case: Case) -> None:
 
 
 def test_arrays_elsewhere_are_seen() -> None:
-    hybrid, swapped = (Case(model=MODEL, layout="hsdp", mesh=mesh) for mesh in ("data=4,fsdp=2", "data=2,fsdp=4"))
     with pytest.raises(AssertionError, match="weights: embedding"):
-        assert_places_are_the_plans(compiled_step(hybrid), plan_of(swapped))
+        assert_places_are_the_plans(compiled_step(HSDP_4_2), plan_of(HSDP_2_4))
 
 
 class Replicas:
@@ -72,7 +60,7 @@ class Replicas:
     def __init__(self) -> None:
         batch = tokens_of(0, 8)
         rows = np.arange(8)[:, None]
-        runs = [run_on(FSDP.alone, [{**batch, "valid": batch["valid"] & (rows == row)}]) for row in range(8)]
+        runs = [run_on(ALONE, [{**batch, "valid": batch["valid"] & (rows == row)}]) for row in range(8)]
         self.losses = [run.losses[0] for run in runs]
         self.tokens = np.asarray([run.tokens[0] for run in runs])
         self.gradients = [run.gradients[0] for run in runs]
@@ -96,28 +84,28 @@ def replicas() -> Replicas:
 
 def test_replicas_have_very_unequal_tokens_and_make_up_the_step(replicas: Replicas) -> None:
     assert sorted(replicas.tokens) == [0, 2, 18, 24, 29, 30, 30, 31]
-    assert_same_gradients(replicas.sum(replicas.shares), run_of(FSDP.alone).gradients[0])
+    assert_same_gradients(replicas.sum(replicas.shares), run_of(ALONE).gradients[0])
 
 
 @pytest.mark.parametrize("tokens", [2, 31])
 def test_a_dropped_replica_is_seen(replicas: Replicas, tokens: int) -> None:
     with pytest.raises(AssertionError, match="layer 0"):
         assert_same_gradients(
-            replicas.sum(np.where(replicas.tokens == tokens, 0, replicas.shares)), run_of(FSDP.alone).gradients[0]
+            replicas.sum(np.where(replicas.tokens == tokens, 0, replicas.shares)), run_of(ALONE).gradients[0]
         )
 
 
 @pytest.mark.parametrize("name", ["attention_norm", "embedding.tokens", "mlp.down"])
 def test_a_reduction_missing_for_one_weight_is_seen(replicas: Replicas, name: str) -> None:
     with pytest.raises(AssertionError, match=name):
-        assert_same_gradients(replicas.sum(np.eye(8)[0], only=name), run_of(FSDP.alone).gradients[0])
+        assert_same_gradients(replicas.sum(np.eye(8)[0], only=name), run_of(ALONE).gradients[0])
 
 
 def test_a_loss_normalised_by_each_replica_is_seen(replicas: Replicas) -> None:
-    step = run_of(FSDP.alone)
+    step = run_of(ALONE)
     with pytest.raises(AssertionError):
         assert_same_gradients(replicas.sum(np.full(8, 1 / 8)), step.gradients[0])
     theirs = Run(losses=step.losses[:1], norms=step.norms[:1], tokens=step.tokens[:1], gradients=())
     ours = Run(losses=np.asarray([np.mean(replicas.losses)]), norms=theirs.norms, tokens=theirs.tokens, gradients=())
     with pytest.raises(AssertionError):
-        assert_same_losses(ours, theirs, LOSSES)
+        assert_same_losses(ours, theirs, ALONE.tolerance)

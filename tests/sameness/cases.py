@@ -109,6 +109,30 @@ def dense() -> Iterator[Case]:
         yield case(LLAMA3, layout, mesh, settings="tied=true")
 
 
+COVERING: tuple[Case, ...] = (
+    case(LLAMA3, "ddp", "data=4"),
+    case(LLAMA3, "fsdp", "fsdp=8"),
+    case(LLAMA3, "hsdp", "data=4,fsdp=2"),
+    case(LLAMA3, "hsdp", "data=2,fsdp=4"),
+    case(LLAMA3, "tp", "data=2,tensor=4"),
+    case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", "num_kv_heads=4"),
+    case(LLAMA3, "cp", "fsdp=2,context=2", "attention=ulysses", balanced=True),
+    case(LLAMA3, "cp", "fsdp=2,context=4", rows=FEW_ROWS),
+    case(MIXTRAL, "fsdp-tp", "fsdp=4,tensor=2"),
+    case(MIXTRAL, "ep", "fsdp=2,expert=4"),
+    case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=4", settings="capacity_factor=1.0", balanced=True),
+    case(MIXTRAL, "cp-as-ep", "fsdp=2,context=2,expert=2", "moe=ring"),
+    case(MIXTRAL, "tp-as-ep", "fsdp=2,tensor=4"),
+    case(MIXTRAL, "shard-exp-on-fsdp", "fsdp=2,expert=2"),
+    case(DEEPSEEK3, "cp", "fsdp=2,context=2"),
+    case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2"),
+    case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=4", "attention=ring"),
+    case(DEEPSEEK3, "ep", "fsdp=2,expert=2", "moe=weights"),
+    case(DEEPSEEK3, "ep-as-dp", "fsdp=2,expert=2"),
+    case(DEEPSEEK3, "fsdp-as-dp-for-attn", "fsdp=2,expert=2"),
+    case(DEEPSEEK3, "ep-tp", "fsdp=2,expert=2,tensor=2", "moe=all-to-all"),
+)
+
 WHOLE: tuple[Case, ...] = tuple(
     dict.fromkeys(
         [
@@ -121,31 +145,20 @@ WHOLE: tuple[Case, ...] = tuple(
             *presets(DEEPSEEK3),
             *attention(DEEPSEEK3, ""),
             *experts(DEEPSEEK3, "capacity_factor=1.25"),
+            *COVERING,
         ]
     )
 )
 
-COVERING: tuple[Case, ...] = (
-    case(LLAMA3, "ddp", "data=4"),
-    case(LLAMA3, "fsdp", "fsdp=8"),
-    case(LLAMA3, "hsdp", "data=4,fsdp=2"),
-    case(LLAMA3, "hsdp", "data=2,fsdp=4"),
-    case(LLAMA3, "tp", "data=2,tensor=4"),
-    case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", "num_kv_heads=4"),
-    case(LLAMA3, "cp", "fsdp=2,context=4", rows=FEW_ROWS),
-    case(MIXTRAL, "fsdp-tp", "fsdp=4,tensor=2"),
-    case(MIXTRAL, "ep", "fsdp=2,expert=4"),
-    case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=4", settings="capacity_factor=1.0", balanced=True),
-    case(MIXTRAL, "cp-as-ep", "fsdp=2,context=2,expert=2", "moe=ring"),
-    case(MIXTRAL, "tp-as-ep", "fsdp=2,tensor=4"),
-    case(MIXTRAL, "shard-exp-on-fsdp", "fsdp=2,expert=2"),
-    case(DEEPSEEK3, "cp", "fsdp=2,context=4", "attention=ring"),
-    case(DEEPSEEK3, "ep", "fsdp=2,expert=2", "moe=weights"),
-    case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=4", "attention=ulysses"),
-    case(DEEPSEEK3, "ep-as-dp", "fsdp=2,expert=2"),
-    case(DEEPSEEK3, "fsdp-as-dp-for-attn", "fsdp=2,expert=2"),
-    case(DEEPSEEK3, "ep-tp", "fsdp=2,expert=2,tensor=2", "moe=all-to-all"),
+FSDP_8, HSDP_4_2, HSDP_2_4 = (
+    case(LLAMA3, layout, mesh)
+    for layout, mesh in (("fsdp", "fsdp=8"), ("hsdp", "data=4,fsdp=2"), ("hsdp", "data=2,fsdp=4"))
 )
+CP_2, EP_AS_CP_2 = (
+    case(DEEPSEEK3, layout, mesh) for layout, mesh in (("cp", "fsdp=2,context=2"), ("ep-as-cp", "fsdp=2,expert=2"))
+)
+PAIRS = ((HSDP_4_2, FSDP_8), (HSDP_2_4, FSDP_8), (EP_AS_CP_2, CP_2))
+"""Layouts that are compared with each other too, by name."""
 
 
 def covering(model: str) -> list[Case]:

@@ -6,7 +6,7 @@ engine's own, under a plan or with a function of which one thing is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -102,14 +102,11 @@ def test_a_sum_of_activations_that_is_left_out_is_seen(
     assert_seen(two_steps(replace(plan, request=request)), alone)
 
 
-Loss = Callable[[jax.Array, jax.Array, jax.Array, Sequence[str]], jax.Array]
-
-
 def patch_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
     """Have the loss of each device be ``change(loss, valid_BL)``."""
-    right: Loss = engine_step.summed_cross_entropy
+    right = engine_step.summed_cross_entropy
 
-    def wrong(logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, cut: Sequence[str]) -> jax.Array:
+    def wrong(logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, cut: tuple[str, ...]) -> jax.Array:
         return change(right(logits_BLV, targets_BL, valid_BL, cut), valid_BL)
 
     monkeypatch.setattr(engine_step, "summed_cross_entropy", wrong)

@@ -1,0 +1,91 @@
+"""A case beside one device, in numbers: losses, gradients, and the experts that tokens choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from shardwright.engine_jax.state import State
+from tests.engine_jax.made_rows import Batch
+from tests.engine_jax.steps import (
+    Case,
+    Difference,
+    Run,
+    batches_of,
+    compile_plan,
+    difference,
+    lying_order,
+    plan_of,
+    run_plan,
+)
+from tests.sameness.choices import Chosen, choices_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Over all steps: the smallest margin of a choice on one device, how many choices there were, and how many of
+    them another expert was chosen for."""
+
+    margin: float
+    choices: int
+    flipped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A run, and what its tokens chose before each step; nothing without experts."""
+
+    run: Run
+    chosen: tuple[Chosen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How a case differs from one device."""
+
+    case: Case
+    difference: Difference
+    routing: Routing | None
+
+
+def watched(case: Case) -> Watched:
+    """The run of a case, rows as they are written."""
+    plan = plan_of(case)
+    if not case.experts:
+        return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case)))
+    choose, in_text = choices_of(plan), np.argsort(lying_order(plan))
+    chosen: list[Chosen] = []
+
+    def watch(state: State, batch: Batch) -> None:
+        experts_NBLK, margins_NBL = choose(state, batch)
+        chosen.append(Chosen(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
+
+    return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case), watch), chosen=tuple(chosen))
+
+
+@lru_cache(maxsize=2)
+def watched_alone(case: Case) -> Watched:
+    """The same, kept for the cases that are compared with it."""
+    return watched(case)
+
+
+def measured(case: Case) -> tuple[Measured, Watched, Watched]:
+    """A case beside one device, and both runs."""
+    ours, theirs = watched(case), watched_alone(case.alone)
+    routing = routing_of(case, ours.chosen, theirs.chosen) if case.experts else None
+    return Measured(case=case, difference=difference(ours.run, theirs.run), routing=routing), ours, theirs
+
+
+def routing_of(case: Case, ours: Sequence[Chosen], theirs: Sequence[Chosen]) -> Routing:
+    """What the tokens of documents chose; padding goes to no expert."""
+    margin, choices, flipped = np.inf, 0, 0
+    for batch, our, their in zip(batches_of(case), ours, theirs, strict=True):
+        of_text = np.broadcast_to(batch["segments"] > 0, their.margins_NBL.shape)
+        our_NK, their_NK = our.experts_NBLK[of_text], their.experts_NBLK[of_text]
+        margin = min(margin, float(their.margins_NBL[of_text].min()))
+        choices += their_NK.size
+        flipped += their_NK.size - int((our_NK[:, :, None] == their_NK[:, None, :]).sum())
+    return Routing(margin=margin, choices=choices, flipped=flipped)

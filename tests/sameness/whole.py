@@ -1,0 +1,92 @@
+"""Trains every case beside one device and writes docs/sameness.md; ends with an error where one is not the same.
+
+    python -m tests.sameness.whole [--jobs 2] [--only TEXT]
+
+With ``--only`` the cases that have the text in their names are trained, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import jax
+
+# The simulated devices of the tests, and their environment.
+import tests.conftest  # noqa: F401
+from tests.engine_jax.steps import Case, Difference, assert_same, difference
+from tests.sameness.cases import MODELS, PAIRS, WHOLE
+from tests.sameness.measure import Measured, measured, watched
+from tests.sameness.page import page
+
+PAGE = Path(__file__).parents[2] / "docs" / "sameness.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    start = time.monotonic()
+    cases = [case for case in WHOLE if given.only in f"{case.model} {case}"]
+    # Cases of one model and one batch follow each other, so that few runs on one device are made twice.
+    cases.sort(key=lambda case: (MODELS.index(case.model), case.settings, case.rows))
+    found: dict[Case, Measured] = {}
+    failed: list[str] = []
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        asked = {pool.submit(trained, case): case for case in cases}
+        for number, done in enumerate(as_completed(asked), 1):
+            case, (result, wrong) = asked[done], done.result()
+            if result is not None:
+                found[case] = result
+            if wrong:
+                failed.append(f"{case.model} {case}: {wrong}")
+            seconds = time.monotonic() - start
+            print(f"{seconds:6.0f} s {number:3d}/{len(cases)} {told(case, result, wrong)}", flush=True)
+        pairs = [] if given.only else list(pool.map(compared, PAIRS))
+    for line in failed:
+        print(f"not the same: {line}", file=sys.stderr)
+    if not given.only and not failed:
+        PAGE.write_text(page([found[case] for case in WHOLE], pairs), encoding="utf-8")
+        print(f"{PAGE}: {len(found)} cases")
+    return 1 if failed else 0
+
+
+def trained(case: Case) -> tuple[Measured | None, str]:
+    """What was measured, and what is wrong with it in a line."""
+    try:
+        result, ours, theirs = measured(case)
+    except Exception as error:  # A case that cannot be trained is told with the others.
+        return None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    finally:
+        jax.clear_caches()
+    try:
+        assert_same(ours.run, theirs.run, case.tolerance)
+    except AssertionError as error:
+        return result, str(error)
+    return result, ""
+
+
+def compared(pair: tuple[Case, Case]) -> tuple[Case, Case, Difference]:
+    """Two layouts, beside each other."""
+    ours, theirs = (watched(case).run for case in pair)
+    assert_same(ours, theirs, pair[0].tolerance)
+    return (*pair, difference(ours, theirs))
+
+
+def told(case: Case, result: Measured | None, wrong: str) -> str:
+    words = [case.model, str(case)]
+    if result is not None:
+        words.append(f"loss {result.difference.loss:.1e}, gradient {result.difference.gradient:.1e}")
+        if result.routing is not None:
+            words.append(f"margin {result.routing.margin:.1e}, {result.routing.flipped} flipped")
+    return " ".join([*words, *(["NOT THE SAME:", wrong.splitlines()[0]] if wrong else [])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
