@@ -31,8 +31,12 @@ from tests.models.random_weights import random_weights
 
 ROWS, LENGTH, EMBED = 2, 32, 32
 
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+"""These programs run once: what counts is how fast machine code of them is made."""
+
 MODELS = {
     "grouped": ("llama3-test", {"num_layers": "1", "num_heads": "8", "num_kv_heads": "4", "head_dim": "8"}),
+    "uneven KV heads": ("llama3-test", {"num_layers": "1", "num_heads": "6", "num_kv_heads": "3", "head_dim": "8"}),
     "few KV heads": ("llama3-test", {"num_layers": "1", "num_heads": "8", "num_kv_heads": "2", "head_dim": "8"}),
     "latent": (
         "deepseek3-test",
@@ -53,6 +57,7 @@ class Case:
     layout: str
     mesh: tuple[tuple[str, int], ...] = ()
     balanced: bool = False
+    dtype: str = "float32"
 
 
 @cache
@@ -73,6 +78,7 @@ def plan_of(case: Case) -> Plan:
             length=LENGTH,
             mesh_sizes=dict(case.mesh),
             load_balanced=case.balanced,
+            dtype=case.dtype,
         )
     )
     assert not plan.errors, plan.errors
@@ -121,11 +127,15 @@ def added_and_slopes(weights, arrays, table: ModelTable, links: Links):
 @cache
 def on_one_device(model: str):
     table = table_of(model)
-    run = jax.jit(lambda weights, arrays: added_and_slopes(weights, arrays, table, alone(table, "float32")))
+    run = jax.jit(
+        lambda weights, arrays: added_and_slopes(weights, arrays, table, alone(table, "float32")),
+        compiler_options=QUICKLY,
+    )
     return jax.tree.map(np.asarray, run(weights_of(model), batch()))
 
 
-def program_of(case: Case, dtype: str = "float32"):
+@cache
+def program_of(case: Case):
     """The same on the mesh of a case, one program per device, jitted; from whole arrays to whole arrays."""
     plan = plan_of(case)
     links, rows = links_of(plan), plan.by_name
@@ -146,7 +156,8 @@ def program_of(case: Case, dtype: str = "float32"):
             in_specs=(specs, fields),
             out_specs=(stream, (stream, specs)),
             check_vma=False,
-        )
+        ),
+        compiler_options=QUICKLY,
     )
 
 

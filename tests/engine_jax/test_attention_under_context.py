@@ -1,36 +1,171 @@
-"""Keys that are gathered, go round a ring, or are exchanged for heads: always the attention of one device."""
+"""Keys that are gathered, go round a ring, or are exchanged for heads: always the attention of one device.
+
+Rows hold several documents and padding; there are fewer KV heads than heads.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
-from tests.engine_jax.attending import Case, batch, on_one_device, plan_of, program_of, weights_of
+from shardwright.data.packing import arranged
+from shardwright.engine_jax.ring import attend_around
+from shardwright.engine_jax.scores import Sight, attend
+from tests.engine_jax.attending import QUICKLY, Case, batch, on_one_device, plan_of, program_of, table_of, weights_of
+from tests.engine_jax.compiled_text import collectives
 
 LAYOUT = """name: mine
 mesh: {{{mesh}}}
 roles: {{{roles}}}
 move: {{attention: {move}}}
+rules: {{{rules}}}
 """
-CONTEXT = {"mesh": "context: 4", "roles": "context: context"}
+MOVES = ("gather", "ring", "ulysses")
 WITH_ROWS = {"mesh": "fsdp: 2, context: 4", "roles": "fsdp: fsdp, context: context"}
-WITH_HEADS = {"mesh": "context: 2, tensor: 4", "roles": "context: context, tensor: tensor"}
-TWO_AXES = {
-    "mesh": "context: 2, fsdp: 2, expert: 2",
-    "roles": "context: context, fsdp: fsdp, expert: {elsewhere: context, moe: expert}",
+WITH_HEADS = {"mesh": "context: 2, tensor: 2", "roles": "context: context, tensor: tensor"}
+WITH_PARALLEL_SEQUENCE = {
+    "mesh": "context: 2, tensor: 4",
+    "roles": "context: context, tensor: {elsewhere: tensor, sequence_parallel: true}",
 }
+TWO_AXES = {
+    "mesh": "expert: 2, fsdp: 2, context: 2",
+    "roles": "expert: {elsewhere: context, moe: expert}, fsdp: fsdp, context: context",
+}
+WHOLE_KV_HEADS = "attention: {kv_heads: []}"
+
+
+def case_of(where: Mapping[str, str], model: str, move: str, *, rules: str = "", balanced: bool = False) -> Case:
+    return Case(model=model, layout=LAYOUT.format(**where, move=move, rules=rules), balanced=balanced)
 
 
 def close(ours, expected) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), ours, expected)
 
 
-@pytest.mark.parametrize("move", ["gather", "ring", "ulysses"])
+@pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("model", ["grouped", "latent"])
 @pytest.mark.parametrize("where", [WITH_ROWS, WITH_HEADS, TWO_AXES], ids=["rows", "heads", "two axes"])
 def test_it_is_the_attention_of_one_device(where: dict[str, str], model: str, move: str) -> None:
-    if move == "ulysses" and where is WITH_HEADS:
-        where = {**where, "mesh": "context: 2, tensor: 2"}
-    case = Case(model=model, layout=LAYOUT.format(**where, move=move))
+    case = case_of(where, model, move)
     close(program_of(case)(weights_of(model), batch()), on_one_device(model))
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_kv_heads_may_be_fewer_than_the_devices_that_share_the_heads(move: str) -> None:
+    """Each of 4 devices has 2 of 8 heads, and of the 2 KV heads, which all hold, the one that these meet."""
+    case = case_of(WITH_PARALLEL_SEQUENCE, "few KV heads", move, rules=WHOLE_KV_HEADS)
+    assert str(plan_of(case).by_name["attention.keys_attended"].in_use) == "batch kv_length kv_heads head_dim"
+    close(program_of(case)(weights_of(case.model), batch()), on_one_device(case.model))
+
+
+def test_a_device_may_meet_parts_of_several_kv_heads() -> None:
+    """6 heads share 3 KV heads in pairs: each of 2 devices has one pair, and one of the pair in the middle."""
+    case = case_of(WITH_HEADS, "uneven KV heads", "ring", rules=WHOLE_KV_HEADS)
+    close(program_of(case)(weights_of(case.model), batch()), on_one_device(case.model))
+
+
+@pytest.mark.parametrize("move", ["gather", "ring"])
+@pytest.mark.parametrize("model", ["grouped", "latent"])
+def test_rows_that_lie_head_to_tail_are_put_back_nowhere(model: str, move: str) -> None:
+    case = case_of(WITH_ROWS, model, move, balanced=True)
+    pieces = plan_of(case).row_pieces
+    assert pieces == (0, 7, 1, 6, 2, 5, 3, 4)
+    added, (of_stream, of_weights) = program_of(case)(weights_of(model), balanced(pieces, batch()))
+    expected, (of_expected_stream, of_expected_weights) = on_one_device(model)
+    along_rows = balanced(pieces, {"added": expected, "stream": of_expected_stream})
+    close((added, of_stream, of_weights), (along_rows["added"], along_rows["stream"], of_expected_weights))
+
+
+@pytest.mark.parametrize("left", ["positions", "segments"])
+def test_positions_and_segments_left_behind_are_another_attention(left: str) -> None:
+    """What the tests above would see of a loader that arranges tokens alone."""
+    case = case_of(WITH_ROWS, "grouped", "ring", balanced=True)
+    pieces = plan_of(case).row_pieces
+    arrays = {**balanced(pieces, batch()), left: batch()[left]}
+    added, _ = program_of(case)(weights_of(case.model), arrays)
+    expected = balanced(pieces, {"added": on_one_device(case.model)[0]})["added"]
+    assert np.linalg.norm(np.asarray(added) - expected) > 0.01 * np.linalg.norm(expected)
+
+
+def balanced(pieces: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rows in the order of the pieces, tokens along dim 1."""
+    turned = {name: np.moveaxis(array, 1, -1) for name, array in arrays.items()}
+    return {name: np.moveaxis(array, -1, 1) for name, array in arranged(turned, pieces).items()}
+
+
+@pytest.mark.parametrize(("model", "travelling"), [("grouped", [(1, 8, 4, 8)] * 2), ("latent", [(1, 8, 20)])])
+def test_the_ring_passes_pieces_on_and_gathers_nothing(model: str, travelling: list[tuple[int, ...]]) -> None:
+    """cp - 1 times each way: keys and values, or the latent, a device's part at a time."""
+    found = moved(case_of(WITH_ROWS, model, "ring"))
+    permuted = [shape for kind, shape in found if kind == "collective-permute"]
+    assert sorted(permuted) == sorted(travelling * 2 * 3)
+    assert [kind for kind, shape in found if shape[:2] == (1, 32)] == []
+
+
+@pytest.mark.parametrize(("model", "gathered"), [("grouped", [(1, 32, 4, 8)] * 2), ("latent", [(1, 32, 20)])])
+def test_what_is_gathered_is_keys_and_values_or_the_latent(model: str, gathered: list[tuple[int, ...]]) -> None:
+    """And never what is made of the latent, which in DeepSeek-V3 has 71 times as many elements."""
+    found = moved(case_of(WITH_ROWS, model, "gather"))
+    assert sorted(shape for kind, shape in found if kind == "all-gather" and len(shape) > 2) == sorted(gathered)
+    assert [kind for kind, _ in found if kind in ("collective-permute", "all-to-all")] == []
+
+
+def moved(case: Case) -> list[tuple[str, tuple[int, ...]]]:
+    """Kind and shape of the float32 activations that cross the links of a compiled case, forward and backward."""
+    text = program_of(case).lower(weights_of(case.model), batch()).compile().as_text()
+    of_weights = {tuple(shape) for shape in _parts(case)}
+    found = [(c.kind, result) for c in collectives(text, plan_of(case).mesh) for result in c.results]
+    return [(kind, result.shape) for kind, result in found if result.dtype == "f32" and result.shape not in of_weights]
+
+
+def _parts(case: Case) -> list[tuple[int, ...]]:
+    """Every shape that a weight has, at rest or in use."""
+    return [weight.shape for weight in table_of(case.model).weights]
+
+
+def test_a_query_that_sees_no_key_is_as_finite_as_on_one_device() -> None:
+    rng = np.random.default_rng(1)
+    q_BTHD, k_BSKD, v_BSKE = (rng.normal(size=(2, 16, heads, 4)).astype(np.float32) for heads in (4, 2, 2))
+    positions_BT = np.tile(np.arange(16), (2, 1))
+    # Of a document that no key has: the whole first piece of row 0, and a few tokens of row 1.
+    segments_BT = np.ones((2, 16), np.int32)
+    segments_BT[0, :4] = segments_BT[1, 6:9] = 7
+    sight = Sight(positions_BT, segments_BT, positions_BT, np.ones((2, 16), np.int32))
+    mesh = Mesh(np.array(jax.devices()[:4]), ("context",))
+    cut, whole = PartitionSpec(None, "context"), PartitionSpec()
+
+    def around(q_BTHD, k_BSKD, v_BSKE, sight):
+        def loss(q_BTHD, k_BSKD, v_BSKE):
+            out = attend_around(q_BTHD, (k_BSKD, v_BSKE), lambda held: held, sight, 0.5, ("context",))
+            return jnp.sum(jnp.sin(out)), out
+
+        (_, out), slopes = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q_BTHD, k_BSKD, v_BSKE)
+        return out, slopes
+
+    def alone(q_BTHD, k_BSKD, v_BSKE, sight):
+        out, slope = jax.vjp(lambda *qkv: attend(*qkv, sight, 0.5), q_BTHD, k_BSKD, v_BSKE)
+        return out, slope(jnp.cos(out))
+
+    specs = (cut, cut, cut, Sight(cut, cut, whole, whole))
+    program = jax.shard_map(around, mesh=mesh, in_specs=specs, out_specs=(cut, (cut,) * 3), check_vma=False)
+    ours = jax.jit(program, compiler_options=QUICKLY)(q_BTHD, k_BSKD, v_BSKE, sight)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ours))
+    assert np.abs(ours[1][0][0, :4]).max() == 0
+    close(ours, alone(q_BTHD, k_BSKD, v_BSKE, sight))
+
+
+@pytest.mark.parametrize("model", ["grouped", "latent"])
+def test_in_bfloat16_a_ring_is_as_near_as_a_gather(model: str) -> None:
+    """Scores, shares and sums stay in float32: rounding is that of the arrays, not of the number of pieces."""
+    far = {}
+    exact, _ = on_one_device(model)
+    for move in ("gather", "ring"):
+        case = Case(model=model, layout=LAYOUT.format(**WITH_ROWS, move=move, rules=""), dtype="bfloat16")
+        added, _ = program_of(case)(weights_of(model), batch())
+        far[move] = np.linalg.norm(np.asarray(added, np.float32) - exact) / np.linalg.norm(exact)
+    assert far["ring"] < max(1.2 * far["gather"], 0.005)
