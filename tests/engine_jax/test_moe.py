@@ -1,193 +1,259 @@
-"""Experts: what every token gets, whatever the grouping; what is dropped; what crosses the links."""
+"""Experts: what every token gets, under every layout; what is dropped, what finds no room; and their gradients."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from shardwright.core.capacity import num_slots
-from shardwright.engine_jax.layer_io import stay
-from shardwright.engine_jax.moe import assign, capacity_of, experts_layer, from_slots, to_slots
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
+from shardwright.core.spec import Spec
+from shardwright.engine_jax.links import late_sums, links_of
+from shardwright.engine_jax.mesh import device_mesh
+from shardwright.engine_jax.moe import MoeCounts, experts_layer, kept, seen_by_experts, sort_by_expert
+from shardwright.engine_jax.layer_io import ExpertLinks
 from shardwright.engine_jax.routing import largest, moved_bias, route
+from shardwright.engine_jax.shardings import partition_spec
+from shardwright.files import parse_yaml
+from shardwright.layouts import load_layout
+from shardwright.models import build
 from shardwright.models.parts.architecture import Experts
 
-ROWS, LENGTH, EMBED, WIDTH = 4, 16, 8, 12
-EXPERTS = Experts(
-    num=8, width=WIDTH, top_k=3, scoring="sigmoid", num_groups=4, chosen_groups=2, scale=2.5, balanced_by_bias=True
+ROWS, LENGTH, EMBED, WIDTH = 8, 16, 16, 8
+TABLE = build(
+    "deepseek3-test",
+    {
+        "num_layers": "2",
+        "embed": str(EMBED),
+        "expert_mlp": str(WIDTH),
+        "num_experts": "8",
+        "num_groups": "4",
+        "num_chosen_groups": "2",
+        "top_k": "3",
+    },
 )
-CAPACITIES = [None, 0.5]
-UNOPTIMISED = {"xla_backend_optimization_level": 0}
-"""These programs run once: half the time to compile them is what counts."""
+EXPERTS: Experts = TABLE.architecture.experts
+STACK = "moe_layers."
+DROPPING = 0.5
+"""A capacity factor that drops many choices: each expert takes 3 tokens of a row of 16."""
+SHARED = "name: shared\nmesh: {fsdp: 2, tensor: 4}\nroles:\n  fsdp: fsdp\n  tensor: {elsewhere: tensor, moe: expert}\n"
+"""Tokens whole on the expert axis outside: each device takes its share."""
+IDLE = "name: idle\nmesh: {context: 2, expert: 4}\nroles:\n  context: context\n  expert: {elsewhere: fsdp, router: idle, moe: expert}\n"
+WIDE = (
+    "name: wide\nmesh: {expert: 4, tensor: 2}\nroles:\n  expert: {elsewhere: context, moe: expert}\n  tensor: tensor\n"
+)
+"""Each expert cut in two, beside experts over an axis."""
 
 
-@pytest.fixture(scope="module")
-def weights() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    shapes = {
-        "router.kernel": (EMBED, EXPERTS.num),
-        "router.bias": (EXPERTS.num,),
-        "moe.gate": (EXPERTS.num, EMBED, WIDTH),
-        "moe.up": (EXPERTS.num, EMBED, WIDTH),
-        "moe.down": (EXPERTS.num, WIDTH, EMBED),
-    }
-    return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    layout: str
+    mesh: str = ""
+    move: str = "all-to-all"
+    capacity_factor: float | None = None
+    load_balanced: bool = False
+    expert_buffer: float | None = None
+
+    def __str__(self) -> str:
+        layout = self.layout.split("\n")[0].removeprefix("name: ")
+        capacity = "" if self.capacity_factor is None else " drops"
+        return f"{layout} {self.mesh} {self.move}{capacity}{' balanced' if self.load_balanced else ''}"
 
 
-@pytest.fixture(scope="module", name="x_BLM")
-def inputs() -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(ROWS, LENGTH, EMBED)).astype(np.float32)
+ALONE = Case(layout="fsdp", mesh="fsdp=1")
+EP, EP_AS_CP, TWO_AXES = (
+    Case(layout="ep", mesh="fsdp=2,expert=4"),
+    Case(layout="ep-as-cp", mesh="fsdp=2,expert=4"),
+    Case(layout="cp-as-ep", mesh="fsdp=2,context=2,expert=2"),
+)
+CASES = [
+    ALONE,
+    replace(ALONE, capacity_factor=DROPPING),
+    Case(layout="fsdp", mesh="fsdp=8", capacity_factor=DROPPING),
+    Case(layout="cp", mesh="fsdp=2,context=4", capacity_factor=DROPPING),
+    Case(layout="cp", mesh="fsdp=2,context=4", capacity_factor=DROPPING, load_balanced=True),
+    Case(layout="fsdp-tp", mesh="fsdp=4,tensor=2"),
+    *(replace(EP, move=move) for move in ("all-to-all", "ring", "weights")),
+    *(replace(EP_AS_CP, move=move, capacity_factor=DROPPING) for move in ("all-to-all", "ring", "weights")),
+    replace(EP_AS_CP, capacity_factor=DROPPING, load_balanced=True),
+    *(replace(TWO_AXES, move=move, capacity_factor=DROPPING) for move in ("all-to-all", "ring")),
+    Case(layout="tp-as-ep", mesh="fsdp=2,tensor=4"),
+    *(Case(layout=SHARED, move=move) for move in ("all-to-all", "ring", "weights")),
+    Case(layout=IDLE, capacity_factor=DROPPING),
+    *(Case(layout=WIDE, move=move, capacity_factor=DROPPING) for move in ("all-to-all", "ring", "weights")),
+    Case(layout="shard-exp-on-fsdp", mesh="fsdp=2,expert=4"),
+]
 
 
-@pytest.fixture(scope="module", name="valid_BL")
-def not_padding() -> np.ndarray:
-    return np.arange(LENGTH)[None] < np.asarray([LENGTH, LENGTH - 3, 5, LENGTH])[:, None]
+class Result(NamedTuple):
+    out_BLM: Any
+    counts: MoeCounts
+    d_x_BLM: Any
+    d_weights: dict[str, Any]
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.3, shape).astype(np.float32)
+
+
+X_BLM = 3 * drawn(1, ROWS, LENGTH, EMBED)
+VALID_BL = np.arange(LENGTH)[None] < np.asarray([LENGTH, LENGTH - 3, 5, LENGTH, 0, 1, LENGTH, 9])[:, None]
+WEIGHTS = {
+    "router.kernel": drawn(2, EMBED, EXPERTS.num),
+    "router.bias": drawn(3, EXPERTS.num),
+    "moe.gate": drawn(4, EXPERTS.num, EMBED, WIDTH),
+    "moe.up": drawn(5, EXPERTS.num, EMBED, WIDTH),
+    "moe.down": drawn(6, EXPERTS.num, WIDTH, EMBED),
+}
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def token_by_token(x_BLM, valid_BL, weights, experts: Experts) -> tuple[np.ndarray, np.ndarray, int]:
-    """The definition: each token in turn asks its experts, who refuse it when they are full."""
-    out_BLM, counts_E, num_dropped = np.zeros_like(x_BLM), np.zeros(experts.num, int), 0
-    even_share = experts.top_k * LENGTH / experts.num
-    capacity = LENGTH if experts.capacity_factor is None else ceil(experts.capacity_factor * even_share)
+@cache
+def token_by_token(capacity_factor: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The definition: each token in turn asks its experts, who refuse it when they are full.
+
+    Its output, the tokens that chose each expert, and which expert takes which token.
+    """
+    out_BLM, counts_E, taken_BLE = np.zeros_like(X_BLM), np.zeros(EXPERTS.num, int), np.zeros((ROWS, LENGTH, 8), bool)
+    even_share = EXPERTS.top_k * LENGTH / EXPERTS.num
+    capacity = LENGTH if capacity_factor is None else ceil(capacity_factor * even_share)
     for row in range(ROWS):
-        taken_E = np.zeros(experts.num, int)
-        for token in np.flatnonzero(valid_BL[row]):
-            x_M = x_BLM[row, token]
-            scores_E = sigmoid(x_M @ weights["router.kernel"])
-            worth_NX = (scores_E + weights["router.bias"]).reshape(experts.num_groups, -1)
-            groups = np.argsort(-np.sort(worth_NX, axis=1)[:, -2:].sum(axis=1))[: experts.chosen_groups]
+        of_row_E = np.zeros(EXPERTS.num, int)
+        for token in np.flatnonzero(VALID_BL[row]):
+            x_M = X_BLM[row, token]
+            scores_E = sigmoid(x_M @ WEIGHTS["router.kernel"])
+            worth_NX = (scores_E + WEIGHTS["router.bias"]).reshape(EXPERTS.num_groups, -1)
+            groups = np.argsort(-np.sort(worth_NX, axis=1)[:, -2:].sum(axis=1))[: EXPERTS.chosen_groups]
             allowed_NX = np.full_like(worth_NX, -np.inf)
             allowed_NX[groups] = worth_NX[groups]
-            chosen = np.argsort(-allowed_NX.reshape(-1))[: experts.top_k]
+            chosen = np.argsort(-allowed_NX.reshape(-1))[: EXPERTS.top_k]
             for expert in chosen:
                 counts_E[expert] += 1
-                if taken_E[expert] >= capacity:
-                    num_dropped += 1
+                if of_row_E[expert] >= capacity:
                     continue
-                taken_E[expert] += 1
-                gate_F, up_F = x_M @ weights["moe.gate"][expert], x_M @ weights["moe.up"][expert]
-                share = scores_E[expert] / scores_E[chosen].sum() * experts.scale
-                out_BLM[row, token] += share * ((gate_F * sigmoid(gate_F) * up_F) @ weights["moe.down"][expert])
-    return out_BLM, counts_E, num_dropped
+                of_row_E[expert] += 1
+                taken_BLE[row, token, expert] = True
+                gate_F, up_F = x_M @ WEIGHTS["moe.gate"][expert], x_M @ WEIGHTS["moe.up"][expert]
+                share = scores_E[expert] / scores_E[chosen].sum() * EXPERTS.scale
+                out_BLM[row, token] += share * ((gate_F * sigmoid(gate_F) * up_F) @ WEIGHTS["moe.down"][expert])
+    return out_BLM, counts_E, taken_BLE
 
 
-def layer(experts: Experts, groups: int, place=stay):
-    """Output, counts, and the gradients of a loss, compiled."""
+@cache
+def dense_gradients(capacity_factor: float | None) -> tuple[Any, dict[str, Any]]:
+    """Of a loss: every token through every expert, weighed by what it chose."""
+    taken_BLE, chosen_BLE = token_by_token(capacity_factor)[2], token_by_token(None)[2]
 
-    def loss(x_BLM, valid_BL, weights):
-        out_BLM, counts_E = experts_layer(x_BLM, valid_BL, weights, experts, groups, place)
-        return jnp.sum(jnp.sin(out_BLM)), (out_BLM, counts_E)
+    def loss(x_BLM, weights):
+        scores_BLE = jax.nn.sigmoid(x_BLM @ weights["router.kernel"])
+        of_chosen_BL1 = jnp.sum(scores_BLE * chosen_BLE, axis=-1, keepdims=True)
+        shares_BLE = scores_BLE / jnp.where(VALID_BL[..., None], of_chosen_BL1, 1.0) * EXPERTS.scale
+        gate_BLEF = jnp.einsum("BLM,EMF->BLEF", x_BLM, weights["moe.gate"])
+        hidden_BLEF = jax.nn.silu(gate_BLEF) * jnp.einsum("BLM,EMF->BLEF", x_BLM, weights["moe.up"])
+        y_BLEM = jnp.einsum("BLEF,EFM->BLEM", hidden_BLEF, weights["moe.down"])
+        return loss_of(jnp.einsum("BLEM,BLE->BLM", y_BLEM, shares_BLE * taken_BLE))
 
-    return jax.value_and_grad(loss, argnums=(0, 2), has_aux=True)
-
-
-@pytest.mark.parametrize("capacity_factor", CAPACITIES)
-def test_every_grouping_does_what_the_definition_says(capacity_factor, x_BLM, valid_BL, weights) -> None:
-    experts = replace(EXPERTS, capacity_factor=capacity_factor)
-    expected_BLM, expected_E, num_dropped = token_by_token(x_BLM, valid_BL, weights, experts)
-    assert (num_dropped > 0) == (capacity_factor is not None)
-    gradients = []
-    for groups in (1, 2, 4):
-        (_, (out_BLM, counts_E)), gradient = jax.jit(layer(experts, groups), compiler_options=UNOPTIMISED)(
-            x_BLM, valid_BL, weights
-        )
-        np.testing.assert_allclose(out_BLM, expected_BLM, rtol=0, atol=1e-5)
-        np.testing.assert_array_equal(counts_E, expected_E)
-        gradients.append(gradient)
-    for gradient in gradients[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), gradient, gradients[0])
-
-
-def test_slots_and_tokens_are_each_others_transpose(x_BLM, valid_BL) -> None:
-    experts, groups = replace(EXPERTS, capacity_factor=0.5), 2
-    rng = np.random.default_rng(3)
-    experts_BLK = np.argsort(rng.random((ROWS, LENGTH, experts.num)), axis=-1)[..., : experts.top_k].astype(np.int32)
-    matching = jax.jit(assign, static_argnums=(2, 3))(experts_BLK, valid_BL, experts, groups)
-    slots = experts.num * num_slots(LENGTH // groups, capacity_of(experts, LENGTH))
-
-    def by_one_hot_in(x_BGTM):
-        """The same as a matrix: slot c holds token t where one of its choices points to c."""
-        hit_BGTKC = matching.slot_BGTK[..., None] == jnp.arange(slots)[None, None, None, None]
-        return jnp.einsum("BGTKC,BGTM->BGCM", hit_BGTKC.astype(jnp.float32), x_BGTM)
-
-    def by_one_hot_out(y_BGCM):
-        hit_BGTKC = matching.slot_BGTK[..., None] == jnp.arange(slots)[None, None, None, None]
-        return jnp.einsum("BGTKC,BGCM->BGTKM", hit_BGTKC.astype(jnp.float32), y_BGCM)
-
-    x_BGTM = jnp.asarray(x_BLM).reshape(ROWS, groups, LENGTH // groups, EMBED)
-    y_BGCM = jnp.asarray(rng.normal(size=(ROWS, groups, slots, EMBED)).astype(np.float32))
-    for ours, oracle, argument in ((to_slots, by_one_hot_in, x_BGTM), (from_slots, by_one_hot_out, y_BGCM)):
-        expected, pull_expected = jax.vjp(oracle, argument)
-        cotangent = jnp.asarray(rng.normal(size=expected.shape).astype(np.float32))
-        out, pull = jax.vjp(lambda array, function=ours: function(array, matching), argument)
-        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-6)
-        np.testing.assert_allclose(pull(cotangent)[0], pull_expected(cotangent)[0], rtol=0, atol=1e-5)
-
-
-def test_bias_chooses_and_does_not_weigh(x_BLM, weights) -> None:
-    experts = replace(EXPERTS, num_groups=1, chosen_groups=1)
-    favoured = jnp.zeros(experts.num).at[5].set(10.0)
-    kernel = jnp.asarray(weights["router.kernel"])
-    with_bias = route(jnp.asarray(x_BLM), kernel, favoured, experts, stay)
-    assert bool(jnp.all(with_bias.experts_BLK[..., 0] == 5))
-    scores_BLE = sigmoid(x_BLM @ weights["router.kernel"])
-    chosen_BLK = np.take_along_axis(scores_BLE, np.asarray(with_bias.experts_BLK), axis=-1)
-    expected = experts.scale * chosen_BLK / chosen_BLK.sum(axis=-1, keepdims=True)
-    np.testing.assert_allclose(with_bias.weights_BLK, expected, rtol=1e-5)
-
-
-def test_bias_moves_against_the_load_by_the_rate() -> None:
-    bias = moved_bias(jnp.zeros((1, 4)), jnp.asarray([[10, 0, 5, 5]]), rate=0.001)
-    np.testing.assert_allclose(bias, [[-0.001, 0.001, 0.0, 0.0]])
-
-
-def test_largest_is_top_k() -> None:
-    x = jnp.asarray(np.random.default_rng(0).integers(0, 5, (3, 4, 9)).astype(np.float32))
-    for num in (1, 4, 9):
-        for ours, oracle in zip(largest(x, num), jax.lax.top_k(x, num), strict=True):
-            np.testing.assert_array_equal(ours, oracle)
-
-
-@pytest.mark.parametrize("capacity_factor", [None, 1.0])
-def test_only_tokens_cross_the_links(capacity_factor, x_BLM, valid_BL, weights) -> None:
-    """Length over `expert` outside, experts over `expert` inside: four all-to-alls of slots, forward and backward.
-
-    Beside them only the gradients' sums and the integers that count tokens cross.
-    """
-    experts = replace(EXPERTS, capacity_factor=capacity_factor)
-    mesh = jax.make_mesh((2, 4), ("fsdp", "expert"), axis_types=(AxisType.Auto,) * 2)
-    tokens, slots = PartitionSpec("fsdp", "expert"), PartitionSpec("expert", "fsdp")
-
-    def place(name: str, array: jax.Array) -> jax.Array:
-        spec = slots if name.startswith("moe.") else tokens
-        return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
-
-    on_tokens = NamedSharding(mesh, tokens)
-    on_weights = {
-        name: NamedSharding(mesh, PartitionSpec("expert") if name.startswith("moe.") else PartitionSpec())
-        for name in weights
-    }
-    shardings = (on_tokens, on_tokens, on_weights)
-    step = jax.jit(layer(experts, groups=4, place=place), in_shardings=shardings, compiler_options=UNOPTIMISED)
-    compiled = step.lower(x_BLM, valid_BL, weights).compile()
-    found = re.findall(
-        r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(", compiled.as_text()
+    d_x, d_weights = jax.jit(jax.grad(loss, (0, 1)))(
+        jnp.asarray(X_BLM), {n: jnp.asarray(w) for n, w in WEIGHTS.items()}
     )
-    floats = [kind for result, kind in found if re.search(r"\b(f32|bf16)\[", result)]
-    assert floats.count("all-to-all") == 4
-    assert set(floats) == {"all-to-all", "all-reduce"}
-    integers = [result for result, _ in found if not re.search(r"\b(f32|bf16)\[", result)]
-    assert all(np.prod([int(n) for n in re.findall(r"\d+", result.split("{")[0])[1:]]) <= 64 for result in integers)
-    (_, (out_BLM, _)), _ = compiled(*jax.device_put((x_BLM, valid_BL, weights), shardings))
-    expected_BLM, _, _ = token_by_token(x_BLM, valid_BL, weights, experts)
-    np.testing.assert_allclose(out_BLM, expected_BLM, rtol=0, atol=1e-5)
+    return np.asarray(d_x), {name: np.asarray(d) for name, d in d_weights.items()}
+
+
+def loss_of(out_BLM: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sin(out_BLM))
+
+
+def plan_of(case: Case) -> Plan:
+    layout = read_layout(parse_yaml(case.layout, "mine.yaml")) if "\n" in case.layout else load_layout(case.layout)
+    sizes = {axis: int(size) for axis, size in (item.split("=") for item in case.mesh.split(",") if item)}
+    table = replace(
+        TABLE,
+        capacity_factor=case.capacity_factor,
+        architecture=replace(TABLE.architecture, experts=replace(EXPERTS, capacity_factor=case.capacity_factor)),
+    )
+    return make_plan(
+        Request(
+            layout=replace(layout, move_moe=case.move),
+            table=table,
+            batch=ROWS,
+            length=LENGTH,
+            mesh_sizes=sizes,
+            load_balanced=case.load_balanced,
+            expert_buffer=case.expert_buffer,
+        )
+    )
+
+
+def of_one_layer(plan: Plan, name: str) -> Spec:
+    row = plan.by_name[STACK + name]
+    return Spec(row.rests.dims[len(row.rests.dims) - len(row.shape) :])
+
+
+def compiled_layer(case: Case) -> tuple[Any, Plan]:
+    """The layer of a case with its gradients, each device at its own parts."""
+    plan = plan_of(case)
+    links, experts = links_of(plan), plan.request.table.architecture.experts
+    stream = partition_spec(plan.by_name["residual.stream"].in_use)
+    specs = {name: partition_spec(of_one_layer(plan, name)) for name in WEIGHTS}
+    dispatched = plan.mesh.larger_than_one(plan.by_name["router.grouped"].in_use.axes)
+
+    def step(x_BLM, segments_BL, weights):
+        def loss(x_BLM, weights):
+            used = {name: links.use(STACK + name, weight) for name, weight in weights.items()}
+            out_BLM, counts = experts_layer(x_BLM, seen_by_experts(segments_BL, links), used, experts, links)
+            return loss_of(out_BLM), (out_BLM, counts)
+
+        (d_x, d_weights), (out_BLM, counts) = jax.grad(loss, (0, 1), has_aux=True)(x_BLM, weights)
+        late = {name: late_sums(plan, STACK + name) for name in d_weights}
+        d_weights = {name: jax.lax.psum(d, late[name]) if late[name] else d for name, d in d_weights.items()}
+        return Result(out_BLM, jax.lax.psum(counts, dispatched) if dispatched else counts, d_x, d_weights)
+
+    whole = PartitionSpec()
+    function = jax.shard_map(
+        step,
+        mesh=device_mesh(plan.mesh),
+        in_specs=(stream, partition_spec(plan.by_name["input.segments"].in_use), specs),
+        out_specs=Result(stream, MoeCounts(whole, whole, whole), stream, specs),
+        check_vma=False,
+    )
+    arguments = X_BLM, VALID_BL.astype(np.int32), WEIGHTS
+    return jax.jit(function).lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0}), plan
+
+
+def result_of(case: Case) -> Result:
+    """What the layer of a case does, its rows put in the order of the text."""
+    compiled, plan = compiled_layer(case)
+    order = np.concatenate([np.arange(LENGTH).reshape(len(plan.row_pieces), -1)[piece] for piece in plan.row_pieces])
+    x_BLM, segments_BL = X_BLM[:, order], VALID_BL[:, order].astype(np.int32)
+    result = compiled(*jax.device_put((x_BLM, segments_BL, WEIGHTS), compiled.input_shardings[0]))
+    back = np.argsort(order)
+    return result._replace(out_BLM=np.asarray(result.out_BLM)[:, back], d_x_BLM=np.asarray(result.d_x_BLM)[:, back])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_layout_does_what_the_definition_says(case: Case) -> None:
+    expected_BLM, expected_E, taken_BLE = token_by_token(case.capacity_factor)
+    result = result_of(case)
+    np.testing.assert_allclose(result.out_BLM, expected_BLM, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(result.counts.by_expert, expected_E)
+    assert int(result.counts.dropped) == expected_E.sum() - taken_BLE.sum()
+    assert (int(result.counts.dropped) > 0) == (case.capacity_factor is not None)
+    assert int(result.counts.overflow) == 0
+    d_x_BLM, d_weights = dense_gradients(case.capacity_factor)
+    np.testing.assert_allclose(result.d_x_BLM, d_x_BLM, rtol=0, atol=1e-5 * np.abs(d_x_BLM).max())
+    for name, d in d_weights.items():
+        if name != "router.bias":
+            assert np.linalg.norm(result.d_weights[name] - d) <= 1e-5 * np.linalg.norm(d), name

@@ -24,6 +24,7 @@ PLAN = {
     "--dtype",
     "--remat",
     "--micro-steps",
+    "--expert-buffer",
     "--load-balance",
     "--json",
 }

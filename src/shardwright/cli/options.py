@@ -37,7 +37,7 @@ _NUMBER = PrimitiveConstructorSpec(
     nargs=1,
     metavar="F",
     instance_from_str=_number,
-    is_instance=lambda value: isinstance(value, float),
+    is_instance=lambda value: value is None or isinstance(value, float),
     str_from_instance=lambda value: [str(value)],
 )
 _TEXT = PrimitiveConstructorSpec(
@@ -63,6 +63,7 @@ def _one_of(*choices: str) -> PrimitiveConstructorSpec[str | None]:
 Count = Annotated[int | None, _WHOLE]
 Whole = Annotated[int, _WHOLE]
 Number = Annotated[float, _NUMBER]
+Share = Annotated[float | None, _NUMBER]
 Text = Annotated[str | None, _TEXT]
 Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _one_of("float32", "bfloat16", "float16")]
@@ -104,6 +105,8 @@ class PlanOptions:
     """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
     micro_steps: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Parts of the batch that are computed one after the other."""
+    expert_buffer: Annotated[Share, arg(metavar="F", help_behavior_hint="(default: room for all that may come)")] = None
+    """Room for the tokens that come to a device's experts, in even shares. A run stops where more come."""
     load_balance: Flag = False
     """Give each device that shares a row pieces from both of its ends, so that attention is equal work for all."""
     json: Flag = False

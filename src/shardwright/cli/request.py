@@ -71,6 +71,7 @@ def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
         remat=_taken("--remat", options.remat, "full", chosen),
         micro_steps=_natural("--micro-steps", options.micro_steps, 1, table, chosen),
         load_balanced=options.load_balance,
+        expert_buffer=options.expert_buffer,
         chip=None if machine is None else machine.chip,
     )
     return Asked(request=request, chosen=chosen, machine=machine)

@@ -1,15 +1,17 @@
-"""How many tokens an expert takes, and how many slots they have: the model's numbers, the same on every layout.
+"""How many tokens an expert takes, and how many may come to a device: the same numbers for the plan and the engines.
 
-The planner sizes the dispatched tensor by these, and the engines make it.
+The first is the model's and the same on every layout. The second is what a buffer must hold that has a place for
+whatever may come.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 
 
 def row_capacity(factor: float | None, *, top_k: int, experts: int, length: int) -> int | None:
-    """Tokens of one row that one expert takes at most: its even share times the factor, rounded up.
+    """Tokens of one row that one expert of a layer takes at most: its even share times the factor, rounded up.
 
     None where there is no factor: then no token is dropped.
 
@@ -19,10 +21,54 @@ def row_capacity(factor: float | None, *, top_k: int, experts: int, length: int)
     return None if factor is None else ceil(factor * top_k * length / experts)
 
 
-def num_slots(tokens: int, capacity: int | None) -> int:
-    """Slots per expert and group of ``tokens``: all of them where none may be dropped, else at most a row's capacity.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one device sends to experts in one micro-step, and what may come to it.
 
-    >>> num_slots(16, 20), num_slots(64, 20), num_slots(64, None)
-    (16, 20, 64)
+    ``devices`` share the experts between them, ``experts`` each; one alone has all of them, or gathers their weights.
+    Each has ``tokens`` tokens of each of its ``rows`` rows, and a row lies on ``sharing`` of these devices. A token has
+    ``top_k`` choices, an expert takes ``capacity`` tokens of a row, or all.
+
+    >>> even = Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=None)
+    >>> even.choices, even.most, even.room(None), even.room(1.5), even.room(99.0)
+    (256, 1024, 1024, 384, 1024)
+    >>> Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=20).most
+    320
     """
-    return tokens if capacity is None else min(tokens, capacity)
+
+    devices: int
+    experts: int
+    rows: int
+    tokens: int
+    sharing: int
+    top_k: int
+    capacity: int | None
+
+    @property
+    def choices(self) -> int:
+        """Choices of one device's tokens; as many come to it where all experts are chosen alike."""
+        return self.rows * self.tokens * self.top_k
+
+    @property
+    def most(self) -> int:
+        """Choices that come to one device where all the tokens of the group choose its experts."""
+        if self.capacity is None:
+            return self.devices * self.to_one
+        rows = self.devices * self.rows // self.sharing
+        taken = self.experts * min(self.capacity, self.tokens * self.sharing) * rows
+        return min(self.devices * self.to_one, taken)
+
+    @property
+    def to_one(self) -> int:
+        """Choices that one device sends to one other at most."""
+        most = self.rows * self.tokens * min(self.top_k, self.experts)
+        if self.capacity is None:
+            return most
+        return min(most, self.experts * min(self.capacity, self.tokens) * self.rows)
+
+    def room(self, factor: float | None) -> int:
+        """Rows of a device's buffer: the choices of its even share times the factor, and never more than may come.
+
+        Without a factor: as many as may come.
+        """
+        return self.most if factor is None else min(self.most, ceil(factor * self.choices))

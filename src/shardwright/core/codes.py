@@ -148,9 +148,9 @@ CODES: dict[str, Code] = {
         ),
         Code(
             code="SW405",
-            severity="info",
-            title="slots of experts",
-            law="No token is dropped in silence, and no slot is kept for one without saying so.",
+            severity="warning",
+            title="room for experts' tokens",
+            law="No token is dropped in silence, and no room is kept for one without saying so.",
         ),
         Code(
             code="SW312",

@@ -80,11 +80,12 @@ class Layout:
     def cut_by(self, axis: str, component: str) -> tuple[str, ...]:
         """The logical axes of activations that ``axis`` cuts in ``component``, whichever of them a tensor has.
 
-        Where the experts' weights travel, tokens stay: ``moe`` is then cut as the router is.
+        Where the experts' weights travel, tokens stay: ``moe`` is then cut as the router is, and tokens that are whole
+        there are shared out.
         """
         role = self.role(axis, component)
         if role == "expert" and self.move_moe == "weights":
-            return self.cut_by(axis, "router")
+            return self.cut_by(axis, "router") or ("groups",)
         cuts = ROLES[role].activations
         if role == "tensor" and self.entries[axis].sequence_parallel and component == SEQUENCE_PARALLEL[0]:
             return (*cuts, SEQUENCE_PARALLEL[1])

@@ -1,11 +1,11 @@
 """Tokens or weights: what `move: {moe: auto}` takes, by the bytes that one device would send for one layer and pass.
 
-Per layer, over the N devices of the expert axes, with T tokens of width M on a device, k experts a token, capacity
-factor c (1 where no token is dropped), and the weights W of the experts that one device holds:
+Per layer, over the N devices of the expert axes, with T tokens of width M on a device, k experts a token, and the
+weights W of the experts that one device holds:
 
 | option | sent forward | sent backward | source |
 |---|---|---|---|
-| all-to-all | 2 T k c M (N-1)/N | the same | each dispatched token goes out and its result comes back |
+| all-to-all | 2 T k M (N-1)/N | the same | each choice of a token goes out and its result comes back |
 | ring | T M (N-1) gathered, T M (N-1) scattered | the same | all tokens are gathered, the outputs reduce-scattered |
 | weights | W (N-1) gathered | W (N-1) scattered | the gradient of the gathered weights |
 """
@@ -49,9 +49,8 @@ def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
     cut = mesh.size(a for a in mesh.names if layout.role(a, "moe") == "tensor")
     held = elements / n / cut * width
     token_bytes = tokens * table.sizes["embed"] * width
-    capacity = 1.0 if table.capacity_factor is None else table.capacity_factor
     return {
-        "all-to-all": round(4 * token_bytes * table.top_k * capacity * (n - 1) / n),
+        "all-to-all": round(4 * token_bytes * table.top_k * (n - 1) / n),
         "ring": round(4 * token_bytes * (n - 1)),
         "weights": round(2 * held * (n - 1)),
     }

@@ -69,7 +69,8 @@ class PlannedCollective:
     """A collective that the specs call for, ``count_per_step`` times a step.
 
     ``bytes_per_device``: its operand or result on one device, whichever is larger, for one execution.
-    ``seconds``: all executions of a step together; None without chips.
+    ``seconds``: all executions of a step together; None without chips. ``ragged``: an all-to-all of as many rows as go
+    to each device; the bytes are those of all that a device sends.
     """
 
     component: str
@@ -80,6 +81,7 @@ class PlannedCollective:
     count_per_step: int
     tensors: tuple[str, ...]
     seconds: float | None = None
+    ragged: bool = False
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -91,6 +93,7 @@ class PlannedCollective:
             "count_per_step": self.count_per_step,
             "seconds": self.seconds,
             "tensors": list(self.tensors),
+            **({"ragged": True} if self.ragged else {}),
         }
 
 

@@ -33,7 +33,7 @@ def resolve(request: Request) -> Plan:
     mesh, notes = resolve_mesh(request)
     layout, choices = choose_moe_move(request, mesh)
     request = replace(request, layout=layout)
-    sizes = activation_sizes(request.table, layout, mesh, request.batch, request.length)
+    sizes = activation_sizes(request, mesh)
     tensors = tuple(_weight_plan(request, mesh, weight) for weight in request.table.weights)
     tensors += tuple(_activation_plan(request, mesh, sizes, row) for row in request.table.activations)
     return Plan(

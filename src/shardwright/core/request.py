@@ -33,6 +33,7 @@ class Request:
 
     ``mesh_sizes`` stand in for the layout's own. ``devices`` None: what the sizes multiply to, or, where one
     is ``auto``, the devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step.
+    ``expert_buffer``: room for the tokens that come to a device's experts, in even shares; None: for all that may come.
     ``load_balanced``: devices that share a row take pieces from both of its ends (``row_order``).
 
     Raises InputError for a count below 1, and for a word that is none of those known. Sizes below 1 are findings.
@@ -51,6 +52,7 @@ class Request:
     remat: str = "full"
     micro_steps: int = 1
     load_balanced: bool = False
+    expert_buffer: float | None = None
     chip: Chip | None = None
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class Request:
         for axis, size in self.mesh_sizes.items():
             if not isinstance(size, int):
                 raise InputError(f"the size of mesh axis '{axis}' is {size!r}, and must be a whole number.")
+        if self.expert_buffer is not None and not self.expert_buffer > 0:
+            raise InputError(f"expert_buffer is {self.expert_buffer!r}, and must be a number above 0.")
         words = {
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),

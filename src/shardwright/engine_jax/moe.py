@@ -1,7 +1,7 @@
-"""A layer of experts: tokens to slots, experts, slots back to tokens. Everything moves by index, in static shapes.
+"""A layer of experts: choices sorted by expert, sent to their experts, and put together again where their tokens are.
 
-B rows, L tokens, M embed, K experts of a token, E experts, F hidden units; G groups (pieces of a row that are
-dispatched together) of T tokens; P slots per group and expert, C = E * P slots of a group.
+B rows, L tokens, M embed, E experts, K experts of a token, as the router has them; B rows of T tokens where they are
+dispatched from; S tokens of one tile; N = B * T * K choices, R rows of the buffer of what comes; all on one device.
 """
 
 from __future__ import annotations
@@ -10,140 +10,194 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from shardwright.core.capacity import num_slots, row_capacity
-from shardwright.engine_jax.layer_io import Params, Place
+from shardwright.core.capacity import Traffic, row_capacity
+from shardwright.engine_jax.exchange import Exchange, from_experts, gathered, routes_of, summed_parts, to_experts
+from shardwright.engine_jax.grouped import Matrices, grouped_swiglu
+from shardwright.engine_jax.layer_io import ExpertLinks, Links, Params, index_of, size_of
 from shardwright.engine_jax.routing import route
 from shardwright.models.parts.architecture import Experts
 
+NO_DOCUMENT = 0
+"""The segment of tokens that belong to no document: no expert sees them."""
 
-class Assignment(NamedTuple):
-    """Where each choice of a token went, and which choice each slot holds: two views of one matching.
 
-    A choice is a token with one of its experts, numbered ``token * K + which``. ``slot_BGTK`` is C for a choice that
-    was dropped, ``choice_BGC`` is T * K for a slot that is empty. ``counts_E``: tokens that chose each expert.
+class MoeCounts(NamedTuple):
+    """What became of the choices of a device's tokens, int32.
+
+    ``by_expert``: those of each expert, dropped ones too, E. ``dropped``: those that came after an expert's capacity.
+    ``overflow``: those that a buffer had no room for. Every token is counted by the one device that dispatches it, so
+    that the sums over the axes that cut ``router.grouped`` are those of the global batch.
     """
 
-    slot_BGTK: jax.Array
-    choice_BGC: jax.Array
-    counts_E: jax.Array
+    by_expert: jax.Array
+    dropped: jax.Array
+    overflow: jax.Array
 
 
-def capacity_of(experts: Experts, length: int) -> int | None:
-    """Tokens of one row that one expert takes at most; None where none is dropped."""
-    return row_capacity(experts.capacity_factor, top_k=experts.top_k, experts=experts.num, length=length)
+class Sorted(NamedTuple):
+    """Choices in the order of their experts, those of a token that none sees last.
 
-
-def assign(experts_BLK: jax.Array, valid_BL: jax.Array, experts: Experts, groups: int) -> Assignment:
-    """Give each choice a slot of its expert, in the order of the tokens. Padding gets none.
-
-    A choice is dropped by its place in the whole row, so that no grouping changes what is dropped.
+    A choice is a token with one of its experts, numbered ``token * K + which``. ``choice_N``: the choice at each place;
+    ``place_N``: the place of each choice; ``sizes_E``: choices of each expert.
     """
-    B, L, K = experts_BLK.shape
-    E, T, capacity = experts.num, L // groups, capacity_of(experts, L)
-    P = num_slots(T, capacity)
-    assert groups * T == L, (groups, L)
-    experts_BGTK = experts_BLK.reshape(B, groups, T, K)
-    chosen_BGTKE = (experts_BGTK[..., None] == jnp.arange(E)[None, None, None, None]) & valid_BL.reshape(
-        B, groups, T, 1, 1
-    )
-    chosen_BGTE = jnp.sum(chosen_BGTKE, axis=3, dtype=jnp.int32)
-    of_group_BGE = jnp.sum(chosen_BGTE, axis=2)
-    before_BGTE = jnp.cumsum(chosen_BGTE, axis=2) - chosen_BGTE
-    place_BGTK = jnp.take_along_axis(before_BGTE, experts_BGTK, axis=-1)
-    kept_BGTK = jnp.broadcast_to(valid_BL.reshape(B, groups, T, 1), place_BGTK.shape)
-    if capacity is not None:
-        earlier_BGE = jnp.cumsum(of_group_BGE, axis=1) - of_group_BGE
-        earlier_BGTE = jnp.broadcast_to(earlier_BGE[:, :, None], before_BGTE.shape)
-        place_in_row = place_BGTK + jnp.take_along_axis(earlier_BGTE, experts_BGTK, axis=-1)
-        kept_BGTK = kept_BGTK & (place_in_row < capacity)
-    slot_BGTK = jnp.where(kept_BGTK, experts_BGTK * P + place_BGTK, E * P)
-    choice_BGC = jax.vmap(jax.vmap(lambda slot_N: _inverse(slot_N, E * P)))(slot_BGTK.reshape(B, groups, T * K))
-    return Assignment(slot_BGTK, choice_BGC, jnp.sum(of_group_BGE, axis=(0, 1)))
+
+    choice_N: jax.Array
+    place_N: jax.Array
+    sizes_E: jax.Array
 
 
-@jax.custom_vjp
-def to_slots(x_BGTM: jax.Array, assignment: Assignment) -> jax.Array:
-    """The token of each slot, BGCM; zeros where a slot is empty.
-
-    Its transpose is a gather too (a token's gradient is the sum over its slots), so neither direction scatters,
-    and both cut along B and G without a collective.
-    """
-    num_choices = assignment.slot_BGTK.shape[-1]
-    return _rows(x_BGTM, assignment.choice_BGC // num_choices)
-
-
-@jax.custom_vjp
-def from_slots(y_BGCM: jax.Array, assignment: Assignment) -> jax.Array:
-    """What the slots of each choice hold, BGTKM; zeros where it was dropped. The transpose of copying to slots."""
-    slot_BGTK = assignment.slot_BGTK
-    rows = _rows(y_BGCM, slot_BGTK.reshape(*slot_BGTK.shape[:2], -1))
-    return rows.reshape(*slot_BGTK.shape, y_BGCM.shape[-1])
+def seen_by_experts(segments_BL: jax.Array, links: Links) -> jax.Array:
+    """Which tokens are no padding, BL, as the router has them; ``segments_BL`` as the input has them."""
+    return links.move("input.segments", "router.valid", segments_BL) != NO_DOCUMENT
 
 
 def experts_layer(
-    x_BLM: jax.Array, valid_BL: jax.Array, weights: Params, experts: Experts, groups: int, place: Place
-) -> tuple[jax.Array, jax.Array]:
-    """What the routed experts add to the residual stream, BLM, and the tokens each expert was chosen by, E.
+    x_BLM: jax.Array, valid_BL: jax.Array, weights: Params, experts: Experts, links: Links
+) -> tuple[jax.Array, MoeCounts]:
+    """What the routed experts add to the residual stream, BLM, of which ``x_BLM`` is a normed copy.
 
-    ``groups`` is the layout's: the number of pieces that its axes cut a row into on the token side. It moves
-    work, not results.
+    ``valid_BL``: see ``seen_by_experts``. Where a layout's buffer is smaller than what may come, what has no room is
+    taken for nothing, and is counted.
     """
-    B, L, M = x_BLM.shape
-    T, P = L // groups, num_slots(L // groups, capacity_of(experts, L))
-    x_BLM = place("router.input", x_BLM)
-    routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts, place)
-    assignment = assign(routing.experts_BLK, valid_BL, experts, groups)
+    x_BLM = links.move("residual.stream", "router.input", x_BLM)
+    routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
+    seen_BLK = jnp.where(valid_BL[..., None], routing.experts_BLK, experts.num)
 
-    x_BGTM = place("router.grouped", x_BLM.reshape(B, groups, T, M))
-    slots_BGCM = to_slots(x_BGTM, assignment)
-    slots_BGEPM = place("router.dispatched", slots_BGCM.reshape(B, groups, experts.num, P, M))
-    x_EBGPM = place("moe.dispatched", slots_BGEPM.transpose(2, 0, 1, 3, 4))
-    gate_EBGPF = jnp.einsum("EBGPM,EMF->EBGPF", x_EBGPM, weights["moe.gate"])
-    up_EBGPF = jnp.einsum("EBGPM,EMF->EBGPF", x_EBGPM, weights["moe.up"])
-    hidden_EBGPF = place("moe.hidden", jax.nn.silu(gate_EBGPF) * up_EBGPF)
-    y_EBGPM = place("moe.output", jnp.einsum("EBGPF,EFM->EBGPM", hidden_EBGPF, weights["moe.down"]))
-    y_BGEPM = place("router.returned", y_EBGPM.transpose(1, 2, 0, 3, 4))
-
-    returned_BGTKM = from_slots(y_BGEPM.reshape(B, groups, experts.num * P, M), assignment)
-    weights_BGTK = routing.weights_BLK.reshape(B, groups, T, experts.top_k)
-    out_BGTM = jnp.einsum("BGTKM,BGTK->BGTM", returned_BGTKM, weights_BGTK, preferred_element_type=jnp.float32)
-    out_BGTM = place("router.combined", out_BGTM.astype(x_BLM.dtype))
-    return place("router.output", out_BGTM.reshape(B, L, M)), assignment.counts_E
+    x_BTM = links.move("router.input", "router.grouped", x_BLM)
+    chosen_BTK = links.move("router.experts", "router.grouped_experts", seen_BLK)
+    weights_BTK = links.move("router.chosen", "router.weights", routing.weights_BLK)
+    kept_BTK = kept(chosen_BTK, experts, links.experts)
+    dropped = jnp.sum((chosen_BTK < experts.num) & ~kept_BTK, dtype=jnp.int32)
+    matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
+    out_BTM, overflow = _seen_by_experts(
+        x_BTM, jnp.where(kept_BTK, chosen_BTK, experts.num), weights_BTK, matrices, experts, links.experts
+    )
+    out_BLM = links.move("router.combined", "router.output", out_BTM)
+    counts = MoeCounts(_counted(chosen_BTK, experts.num), dropped, overflow)
+    return links.move("router.output", "residual.stream", out_BLM), counts
 
 
-def _inverse(slot_N: jax.Array, num: int) -> jax.Array:
-    """For each of ``num`` slots the index that points to it, and N where none does."""
-    N = slot_N.shape[0]
-    return jnp.full(num, N, jnp.int32).at[slot_N].set(jnp.arange(N, dtype=jnp.int32), mode="drop")
+def kept(chosen_BTK: jax.Array, experts: Experts, links: ExpertLinks) -> jax.Array:
+    """Which choices their experts take, BTK; ``chosen_BTK`` is ``experts.num`` where no expert sees the token.
+
+    An expert takes the first of a row, up to its capacity. The place of a choice is that in the whole row, as it is
+    written, so that neither the devices that share a row nor the order in which it lies changes what is dropped.
+    """
+    B, T, K = chosen_BTK.shape
+    sees_BTK, devices = chosen_BTK < experts.num, size_of(links.row)
+    capacity = row_capacity(experts.capacity_factor, top_k=K, experts=experts.num, length=T * devices)
+    if capacity is None:
+        return sees_BTK
+    own = len(links.tiles) // devices
+    of_token_BTE = jnp.sum(_is(chosen_BTK, experts.num), axis=2, dtype=jnp.int32)
+    of_token_BISE = of_token_BTE.reshape(B, own, T // own, experts.num)
+    of_tile_BIE = jnp.sum(of_token_BISE, axis=2)
+    of_all_BJE = jax.lax.all_gather(of_tile_BIE, links.row, axis=1, tiled=True) if links.row else of_tile_BIE
+    tile_J = jnp.asarray(links.tiles, jnp.int32)
+    tile_I = jax.lax.dynamic_slice_in_dim(tile_J, index_of(links.row) * own, own)
+    earlier_IJ = tile_J[None] < tile_I[:, None]
+    before_BIE = jnp.sum(jnp.where(earlier_IJ[None, :, :, None], of_all_BJE[:, None], 0), axis=2, dtype=jnp.int32)
+    place_BISE = jnp.cumsum(of_token_BISE, axis=2) - of_token_BISE + before_BIE[:, :, None]
+    full_BTE = place_BISE.reshape(B, T, experts.num) >= capacity
+    return sees_BTK & ~jnp.any(_is(chosen_BTK, experts.num) & full_BTE[:, :, None], axis=-1)
 
 
-def _rows(x_BGNM: jax.Array, index_BGI: jax.Array) -> jax.Array:
-    """Rows of ``x`` by index within each row and group, BGIM; zeros for an index past the end."""
-    return jax.vmap(jax.vmap(lambda x, index: x.at[index].get(mode="fill", fill_value=0)))(x_BGNM, index_BGI)
+def sort_by_expert(expert_N: jax.Array, experts: int) -> Sorted:
+    """Choices by expert, earlier ones first within each; those of ``experts`` and above are none's."""
+    number_N = jnp.arange(expert_N.shape[0], dtype=jnp.int32)
+    _, choice_N = jax.lax.sort((expert_N, number_N), num_keys=1, is_stable=True)
+    _, place_N = jax.lax.sort((choice_N, number_N), num_keys=1)
+    return Sorted(choice_N, place_N, _counted(expert_N, experts))
 
 
-def _no_gradient(assignment: Assignment) -> Assignment:
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, jax.dtypes.float0), assignment)
+@jax.custom_vjp
+def choose_rows(x_XM: jax.Array, order: Sorted) -> jax.Array:
+    """The token of each choice, in the order of the experts, NM."""
+    return _at(x_XM, order.choice_N // (order.choice_N.shape[0] // x_XM.shape[0]))
 
 
-def _to_slots_forward(x_BGTM, assignment):
-    return to_slots(x_BGTM, assignment), assignment
+def _choose_rows_backward(order_of: tuple[Sorted, int], d_NM: jax.Array) -> tuple[jax.Array, None]:
+    # A gather too: a token's gradient is the sum over its choices.
+    order, tokens = order_of
+    d_XKM = _at(d_NM, order.place_N).reshape(tokens, -1, d_NM.shape[-1])
+    return jnp.sum(d_XKM, axis=1), None
 
 
-def _to_slots_backward(assignment, d_BGCM):
-    return jnp.sum(from_slots(d_BGCM, assignment), axis=3), _no_gradient(assignment)
+choose_rows.defvjp(lambda x_XM, order: (choose_rows(x_XM, order), (order, x_XM.shape[0])), _choose_rows_backward)
 
 
-def _from_slots_forward(y_BGCM, assignment):
-    return from_slots(y_BGCM, assignment), assignment
+@jax.custom_vjp
+def back_in_place(y_NM: jax.Array, order: Sorted) -> jax.Array:
+    """Rows that lie in the order of the experts, in the order of the choices."""
+    return _at(y_NM, order.place_N)
 
 
-def _from_slots_backward(assignment, d_BGTKM):
-    B, G, T, K, M = d_BGTKM.shape
-    return _rows(d_BGTKM.reshape(B, G, T * K, M), assignment.choice_BGC), _no_gradient(assignment)
+back_in_place.defvjp(
+    lambda y_NM, order: (back_in_place(y_NM, order), order), lambda order, d_NM: (_at(d_NM, order.choice_N), None)
+)
 
 
-to_slots.defvjp(_to_slots_forward, _to_slots_backward)
-from_slots.defvjp(_from_slots_forward, _from_slots_backward)
+def _seen_by_experts(
+    x_BTM: jax.Array,
+    taken_BTK: jax.Array,
+    weights_BTK: jax.Array,
+    matrices: Matrices,
+    experts: Experts,
+    links: ExpertLinks,
+) -> tuple[jax.Array, jax.Array]:
+    """What experts make of the tokens that they take, weighed and summed by token, and the choices without room.
+
+    Around a ring every device has all tokens of the group, sees the choices of its own experts alone, and a token's
+    parts are summed where it came from. Otherwise the choices travel.
+    """
+    B, T, K = taken_BTK.shape
+    M, own = x_BTM.shape[-1], matrices.gate_EMF.shape[0]
+    traffic = traffic_of(taken_BTK.shape, own, experts, links)
+    room = traffic.most if links.room is None else links.room
+    around = links.axes if links.move == "ring" else ()
+    x_XM = gathered(x_BTM.reshape(B * T, M), around)
+    weights_XK = gathered(weights_BTK.reshape(B * T, K), around)
+    # All experts are those of the group that rows are exchanged in: this device's alone around a ring.
+    group = experts.num if not around else own
+    taken_X = jnp.subtract(gathered(taken_BTK.reshape(-1), around), index_of(around) * own)
+    expert_N = jnp.where((taken_X >= 0) & (taken_X < group), taken_X, group)
+    order = sort_by_expert(expert_N, group)
+    way = Exchange(
+        axes=() if around else links.axes, rows=expert_N.shape[0], room=room, chunk=min(traffic.to_one, room)
+    )
+    routes = routes_of(order.sizes_E, way)
+    rows_RM = to_experts(choose_rows(x_XM, order), routes, way)
+    y_NM = from_experts(grouped_swiglu(rows_RM, matrices, routes.sizes_E), routes, way)
+    y_XKM = jnp.reshape(back_in_place(y_NM, order), (-1, K, M))
+    out_XM = jnp.einsum("XKM,XK->XM", y_XKM, weights_XK, preferred_element_type=jnp.float32)
+    return jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), around), (B, T, M)), routes.overflow
+
+
+def traffic_of(shape_BTK: tuple[int, ...], own: int, experts: Experts, links: ExpertLinks) -> Traffic:
+    """What a device sends and may receive, by what it holds: the plan's numbers."""
+    B, T, K = shape_BTK
+    length = T * size_of(links.row)
+    return Traffic(
+        devices=size_of(links.axes),
+        experts=own,
+        rows=B,
+        tokens=T,
+        sharing=size_of([axis for axis in links.axes if axis in links.row]),
+        top_k=K,
+        capacity=row_capacity(experts.capacity_factor, top_k=K, experts=experts.num, length=length),
+    )
+
+
+def _is(chosen: jax.Array, experts: int) -> jax.Array:
+    """Whether each choice is each expert, with the experts along a last dim."""
+    return chosen[..., None] == jnp.arange(experts, dtype=chosen.dtype).reshape((1,) * chosen.ndim + (experts,))
+
+
+def _counted(chosen: jax.Array, experts: int) -> jax.Array:
+    """How many choices each expert has."""
+    return jnp.sum(_is(chosen.reshape(-1), experts), axis=0, dtype=jnp.int32)
+
+
+def _at(array_XM: jax.Array, index: jax.Array) -> jax.Array:
+    return array_XM.at[index].get(mode="promise_in_bounds")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shardwright.engine_jax.layer_io import Place
 from shardwright.models.parts.architecture import Experts
 
 
@@ -21,7 +20,7 @@ class Routing(NamedTuple):
     weights_BLK: jax.Array
 
 
-def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, experts: Experts, place: Place) -> Routing:
+def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, experts: Experts) -> Routing:
     """Route each token, in float32. ``bias_E`` has a part in the choice and none in the weights.
 
     Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
@@ -34,14 +33,15 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
     )
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = jax.nn.sigmoid(products_BLE) if sigmoid else jax.nn.softmax(products_BLE, axis=-1)
-    scores_BLE = place("router.scores", scores_BLE)
     worth_BLE = jax.lax.stop_gradient(scores_BLE)
     if bias_E is not None:
         worth_BLE = worth_BLE + jax.lax.stop_gradient(bias_E.astype(jnp.float32))[None, None]
     if experts.num_groups > 1:
         worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
     _, experts_BLK = largest(worth_BLE, experts.top_k)
-    weights_BLK = jnp.take_along_axis(scores_BLE, experts_BLK, axis=-1)
+    # Masked sums in place of indices: their gradient is one too, and no scatter.
+    is_chosen_BLKE = experts_BLK[..., None] == jnp.arange(experts.num, dtype=jnp.int32)[None, None, None]
+    weights_BLK = jnp.sum(jnp.where(is_chosen_BLKE, scores_BLE[:, :, None], 0.0), axis=-1)
     if experts.normalized:
         weights_BLK = weights_BLK / (jnp.sum(weights_BLK, axis=-1, keepdims=True) + 1e-20)
     return Routing(experts_BLK, weights_BLK * experts.scale)
@@ -50,8 +50,7 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
 def largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
     """The ``num`` largest entries along the last dim, with their indices (int32), largest first, ties by index.
 
-    XLA cuts ``lax.top_k`` along no dim: a batch or a length that is cut would be gathered first. Each of these
-    maxima stays where its tokens are.
+    A few maxima over a few experts cost less than ``lax.top_k``, which sorts.
     """
     values, indices = [], []
     numbers = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)

@@ -1,56 +1,69 @@
-"""SW405: what becomes of tokens that choose a full expert, and what it costs that none is dropped."""
+"""SW405: what becomes of tokens that choose a full expert, and of the room that is kept for those that may come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
+from shardwright.core.finding import Finding, Severity
 from shardwright.core.notation import place_in
 from shardwright.core.plan import Plan
-from shardwright.core.resolve import capacity_of
+from shardwright.core.resolve import capacity_of, traffic_of
 from shardwright.core.wording import bytes_text
 
 DISPATCHED = "moe.dispatched"
 
 
 def slots(plan: Plan) -> Iterator[Draft]:
-    """One draft for a model with experts: how many slots its tokens have, and whether they are enough."""
-    table, tensors = plan.request.table, plan.by_name
-    if table.top_k is None or DISPATCHED not in tensors:
+    """Drafts for a model with experts: whom it drops, and what room a device has for the choices that come to it."""
+    request, tensors = plan.request, plan.by_name
+    if request.table.top_k is None or DISPATCHED not in tensors:
         return
-    row = tensors[DISPATCHED]
-    sizes = plan.sizes
-    experts, groups, per_group = sizes["experts"], sizes["groups"], sizes["slots"]
-    places, choices = experts * groups * per_group, table.top_k * plan.request.length
-    slot_bytes = sum(t.bytes_per_device for t in plan.activations if "slots" in t.in_use.logical_axes)
-    capacity = capacity_of(table, plan.request.length)
-    if capacity is None:
-        found = (
-            f"no token is dropped, so each of {experts} experts has a slot for each of the {per_group:,} tokens of a group: "
-            f"{places:,} slots a row for {choices:,} choices, {places / choices:.3g} times as many"
+    traffic = traffic_of(request, plan.mesh)
+    room, share = traffic.room(request.expert_buffer), f"its even share being {traffic.choices:,}"
+    capacity = capacity_of(request.table, request.length)
+    if capacity is not None and capacity < request.length:
+        even = request.table.top_k * request.length / plan.sizes["experts"]
+        yield _draft(
+            plan,
+            "info",
+            f"capacity factor {request.table.capacity_factor:g}: an expert takes {capacity:,} of the {request.length:,} "
+            f"tokens of a row, its even share being {even:g}; what comes after them is dropped, on every layout alike",
+            "nothing; --set capacity_factor=none drops no token",
         )
-        needed = "nothing; where tokens may be dropped, --set capacity_factor=1.25 gives each expert 1.25 times its even share"
-    elif capacity >= plan.request.length:
-        # An expert that takes a whole row drops nothing, and its slots were asked for by number.
-        return
-    else:
-        found = (
-            f"capacity factor {table.capacity_factor:g}: an expert takes {capacity:,} of the {plan.request.length:,} tokens of "
-            f"a row, its even share being {choices / experts:g}; what comes after them is dropped, on every layout alike"
+    if room < traffic.most:
+        yield _draft(
+            plan,
+            "warning",
+            f"a device has room for {room:,} choices of tokens, {share}, and {traffic.most:,} may come; a run stops "
+            "where more come than there is room for",
+            f"{traffic.most:,}: leave --expert-buffer out, or watch the load of the experts",
         )
-        needed = "nothing; --set capacity_factor=none drops no token"
-    yield Draft(
+    elif traffic.most > traffic.choices:
+        yield _draft(
+            plan,
+            "info",
+            f"a device has room for all {traffic.most:,} choices of tokens that may come to its experts, {share}: "
+            f"{traffic.most / traffic.choices:.3g} times as many",
+            "nothing; --expert-buffer 2 keeps room for twice the even share, and stops the run where more come",
+        )
+
+
+def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:
+    row, traffic = plan.by_name[DISPATCHED], traffic_of(plan.request, plan.mesh)
+    room = traffic.room(plan.request.expert_buffer)
+    held = sum(t.bytes_per_device for t in plan.activations if "slots" in t.in_use.logical_axes)
+    return Draft(
         finding=Finding(
             code="SW405",
-            severity="info",
-            where=f"{row.name} of {table.name}",
+            severity=severity,
+            where=f"{row.name} of {plan.request.table.name}",
             tensor=row.name,
             notation=str(row.in_use),
             mark=place_in(row.in_use, row.in_use.logical_axes.index("slots")),
             found=found,
             needed=needed,
-            cost=f"{bytes_text(slot_bytes)} a device for one layer's slots; "
-            f"{bytes_text(slot_bytes * choices / places)} with a slot for each choice and no more",
+            cost=f"{bytes_text(held)} a device for the buffers of one layer; "
+            f"{bytes_text(held * traffic.choices / room)} with room for the even share and no more",
         )
     )

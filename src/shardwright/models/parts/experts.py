@@ -1,4 +1,4 @@
-"""Rows of experts: the router and its slots on the token side, then the experts where they compute."""
+"""Rows of experts: the router and the choices it makes of tokens, then the experts where they compute."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from shardwright.models.parts.architecture import Architecture, Experts, Stack
 from shardwright.models.parts.feed_forward import feed_forward
 from shardwright.models.parts.rows import LAYER, Rows, joined, kernel, num_layers, over_tokens
 
-TOKEN_SIDE = ("batch", "groups", "scores", "slots", "embed")
-GROUPED = ("batch", "groups", "tokens", "embed")
+TOKENS = ("batch", "length")
+GROUPED = ("batch", "groups", "tokens")
 EXPERT_SIDE = ("experts", "batch", "groups", "slots", "embed")
+OF_PARTS = (("moe", "mlp"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +36,24 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
         weights=tuple(weight for stack in stacks for weight in _weights(architecture, experts, names, stack)),
         activations=_activations(experts, num_layers(stacks)),
         moves=(
+            Move(source="input.segments", target="router.valid"),
             Move(source="residual.stream", target="router.input"),
-            Move(source="router.input", target="router.grouped", renamed={"length": "groups"}),
-            Move(
-                source="router.dispatched",
-                target="moe.dispatched",
-                feeds=(("moe", "mlp"),),
-                renamed={"scores": "experts"},
-                kind="dispatch",
+            *(
+                # What a device's part of each expert makes of a token is summed over the parts once, when the token's
+                # experts are; so the slope of what they were given is in parts until it is back with its token.
+                Move(source=f"router.{source}", target=f"router.{target}", renamed={"length": "groups"}, feeds=OF_PARTS)
+                for source, target in (("input", "grouped"), ("experts", "grouped_experts"), ("chosen", "weights"))
             ),
+            Move(source="router.dispatched", target="moe.dispatched", kind="dispatch"),
+            Move(source="moe.output", target="router.returned", kind="combine"),
             Move(
-                source="moe.output",
-                target="router.returned",
-                summed=(("moe", "mlp"),),
-                renamed={"experts": "scores"},
-                kind="combine",
+                source="router.combined",
+                target="router.output",
+                renamed={"groups": "length"},
+                summed=OF_PARTS,
+                ends_layer=True,
             ),
-            Move(source="router.combined", target="router.output", renamed={"groups": "length"}),
-            Move(source="router.output", target="residual.stream"),
+            Move(source="router.output", target="residual.stream", ends_layer=True),
         ),
     )
     if not experts.shared_width:
@@ -67,16 +68,21 @@ def _activations(experts: Experts, num: int) -> tuple[Activation, ...]:
         return Activation(name=name, component=component, logical_axes=logical_axes, num=num, dtype=dtype, sizes=sizes)
 
     return (
-        row("router.input", "batch", "length", "embed"),
-        row("router.scores", "batch", "length", "scores", dtype="float32"),
-        row("router.grouped", *GROUPED),
-        row("router.dispatched", *TOKEN_SIDE),
+        Activation(name="router.valid", component="router", logical_axes=TOKENS, dtype="int32"),
+        row("router.input", *TOKENS, "embed"),
+        row("router.scores", *TOKENS, "scores", dtype="float32"),
+        row("router.experts", *TOKENS, "top_k", dtype="int32"),
+        row("router.chosen", *TOKENS, "top_k", dtype="float32"),
+        row("router.grouped", *GROUPED, "embed"),
+        row("router.grouped_experts", *GROUPED, "top_k", dtype="int32"),
+        row("router.weights", *GROUPED, "top_k", dtype="float32"),
+        row("router.dispatched", *GROUPED, "top_k", "embed"),
         row("moe.dispatched", *EXPERT_SIDE),
         row("moe.hidden", "experts", "batch", "groups", "slots", "mlp"),
         row("moe.output", *EXPERT_SIDE),
-        row("router.returned", *TOKEN_SIDE),
-        row("router.combined", *GROUPED),
-        row("router.output", "batch", "length", "embed"),
+        row("router.returned", *GROUPED, "top_k", "embed"),
+        row("router.combined", *GROUPED, "embed"),
+        row("router.output", *TOKENS, "embed"),
     )
 
 
@@ -91,8 +97,7 @@ def _weights(architecture: Architecture, experts: Experts, names: PublishedNames
             {**embed, "scores": experts.num},
             torch_dims=(("scores",), ("embed",)),
             storage=("embed", "scores"),
-            # A token's weights reach the loss through every expert's output, so the gradient is in parts over both.
-            contracted=(*over_tokens("router"), ("moe", "mlp"), ("moe", "experts")),
+            contracted=over_tokens("router"),
             hugging_face=names.router,
             in_use_dtype="float32",
         )
