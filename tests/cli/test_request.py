@@ -44,6 +44,7 @@ def test_what_is_said_is_not_chosen_by_default():
         remat="dots",
         micro_steps=2,
         move="attention=ring,moe=weights",
+        load_balance=True,
     )
     question = asked("deepseek3-test", "ep", said)
     request = question.request
@@ -51,6 +52,7 @@ def test_what_is_said_is_not_chosen_by_default():
     assert (request.engine, request.batch, request.length, request.dtype) == ("torch", 4, 32, "float16")
     assert (request.weights_dtype, request.moments_dtype, request.remat) == ("bfloat16", "bfloat16", "dots")
     assert (request.layout.move_attention, request.layout.move_moe, request.micro_steps) == ("ring", "weights", 2)
+    assert request.load_balanced
 
 
 def test_the_defaults_written_out_are_the_same_request():

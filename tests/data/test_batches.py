@@ -48,6 +48,31 @@ def test_row_k_is_the_same_for_every_batch_size(batch: int) -> None:
     assert [step.next_row for step in steps] == list(range(batch, 41, batch))
 
 
+PIECES = (0, 3, 1, 2)
+"""Head and tail together over two devices, of 8 tokens: 0 1 6 7 | 2 3 4 5."""
+
+
+def test_pieces_of_a_row_lie_in_their_order_in_every_field() -> None:
+    """Positions too: a query left with another's position would see other keys."""
+    text = Batches(rows=ROWS, batch=6, seed=3).read(2).arrays
+    arranged = Batches(rows=ROWS, batch=6, seed=3, pieces=PIECES).read(2).arrays
+    assert_rows_equal(arranged, {name: array[:, [0, 1, 6, 7, 2, 3, 4, 5]] for name, array in text.items()})
+
+
+@pytest.mark.parametrize("pieces", [(0,), (0, 1, 2, 3), (0, 7, 1, 6, 2, 5, 3, 4)])
+def test_a_run_goes_on_in_another_order_of_pieces(pieces: tuple[int, ...]) -> None:
+    """What is saved is the number of a row: the same tokens follow, however they lie."""
+    before = Batches(rows=ROWS, batch=4, seed=0, pieces=PIECES)
+    after = Batches(rows=ROWS, batch=3, seed=0, start_row=before.read(4).next_row, pieces=pieces)
+    straight = Batches(rows=ROWS, batch=1, seed=0)
+    for step in range(3):
+        arrays = after.read(step).arrays
+        for place in range(3):
+            wanted = straight.read(20 + 3 * step + place).arrays
+            back = np.argsort(np.arange(LENGTH).reshape(len(pieces), -1)[list(pieces)].reshape(-1))
+            assert_rows_equal({name: array[place : place + 1, back] for name, array in arrays.items()}, wanted)
+
+
 @pytest.mark.parametrize("batch_after", [4, 8, 3])
 def test_a_run_goes_on_where_it_stopped(batch_after: int) -> None:
     straight = order(60)
