@@ -14,6 +14,7 @@ from shardwright.layouts import preset_names
 from tests.engine_jax.steps import Case, layout_of
 
 LLAMA3, MIXTRAL, DEEPSEEK3 = MODELS = ("llama3-test", "mixtral-test", "deepseek3-test")
+SHARED_HEADS = "num_kv_heads=4"
 MICRO_STEPS = 2
 ROWS, FEW_ROWS = 8, 4
 """Rows of a step, where a device has one in each micro-step with no more of them; and fewer rows than devices."""
@@ -58,89 +59,76 @@ def presets(model: str) -> Iterator[Case]:
 def attention(model: str, heads: str) -> Iterator[Case]:
     """How keys and values meet queries, in rows as they are and in head-tail order. ``heads``: settings with fewer
     KV heads than query heads."""
-    cp = "fsdp=2,context=4"
-    yield case(model, "cp", cp, balanced=True)
-    yield case(model, "cp", cp, "attention=ring")
-    yield case(model, "cp", cp, "attention=ring", balanced=True)
-    yield case(model, "cp", cp, "attention=ring", rows=FEW_ROWS)
-    yield case(model, "cp", cp, "attention=ulysses", settings=heads)
-    yield case(model, "cp", "fsdp=2,context=2", "attention=ulysses", balanced=True)
+    cp, all_three = "fsdp=2,context=4", "fsdp=2,context=2,tensor=2"
     yield case(model, "cp", cp, rows=FEW_ROWS)
+    yield case(model, "cp", cp, "attention=ring")
+    yield case(model, "cp", cp, "attention=ring", heads, balanced=True)
     yield case(model, "cp", "fsdp=1,context=8", "attention=ring", rows=FEW_ROWS)
+    yield case(model, "cp", cp, "attention=ulysses", heads)
+    yield case(model, "cp", "fsdp=2,context=2", "attention=ulysses", balanced=True)
     for how in ("gather", "ring", "ulysses"):
-        yield case(model, "cp-tp", "fsdp=2,context=2,tensor=2", f"attention={how}", settings=heads)
+        yield case(model, "cp-tp", all_three, f"attention={how}", heads, balanced=how == "gather")
 
 
 def experts(model: str, dropping: str) -> Iterator[Case]:
     """How tokens meet experts. ``dropping``: settings under which tokens are dropped."""
     ep, all_three = "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"
     for how in ("ring", "weights"):
-        yield case(model, "ep", ep, f"moe={how}")
-        yield case(model, "ep-as-cp", ep, f"moe={how}")
+        yield case(model, "ep", "fsdp=2,expert=2", f"moe={how}", dropping)
+        yield case(model, "ep-as-cp", ep, f"moe={how}", dropping, balanced=True)
         yield case(model, "cp-as-ep", "fsdp=2,context=2,expert=2", f"moe={how}")
         yield case(model, "tp-as-ep", "fsdp=2,tensor=4", f"moe={how}")
-        yield case(model, "ep-as-cp", ep, f"moe={how}", dropping, balanced=True)
-    for how in ("all-to-all", "ring", "weights"):
         yield case(model, "ep-tp", all_three, f"moe={how}")
-        yield case(model, "ep", ep, f"moe={how}", dropping)
-    yield case(model, "ep-as-cp-tp", all_three)
+    yield case(model, "ep-tp", all_three)
     yield case(model, "ep-as-cp-tp", all_three, "attention=ring", dropping)
     yield case(model, "ep-as-cp", ep, rows=FEW_ROWS)
     yield case(model, "ep-as-cp", ep, "attention=ring")
-    yield case(model, "ep-as-cp", ep, "attention=ulysses", balanced=True)
-    yield case(model, "ep-as-cp", ep, settings=dropping)
-    yield case(model, "ep-as-cp", ep, settings=dropping, balanced=True)
+    yield case(model, "ep-as-cp", ep, "attention=ulysses", dropping)
     yield case(model, "ep-of-whole-tokens", ep)
     yield case(model, "cp-ep", "fsdp=2,context=2,expert=2")
-    for layout in ("fsdp", "cp", "fsdp-tp", "cp-as-ep", "tp-as-ep"):
+    for layout in ("fsdp-tp", "cp", "cp-as-ep", "tp-as-ep"):
         yield case(model, layout, MESHES[layout][0], settings=dropping)
 
 
 def dense() -> Iterator[Case]:
     """What a dense model has alone: shared KV heads, a vocabulary that is used twice."""
-    shared = "num_kv_heads=4"
     yield case(LLAMA3, "tp", "tensor=8")
-    yield case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=4", settings=shared)
+    yield case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=4", settings=SHARED_HEADS)
     yield case(LLAMA3, "tp-whole-keys", "fsdp=2,tensor=4", settings="num_kv_heads=2")
     yield case(LLAMA3, "tp-whole-rows", "fsdp=4,tensor=2")
-    yield case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", shared)
+    yield case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", SHARED_HEADS)
     for layout in ("fsdp", "fsdp-tp", "tp-whole-rows"):
         mesh = MESHES[layout][0] if layout in MESHES else "fsdp=4,tensor=2"
         yield case(LLAMA3, layout, mesh, settings="tied=true")
 
 
 COVERING: tuple[Case, ...] = (
-    case(LLAMA3, "ddp", "data=4"),
     case(LLAMA3, "fsdp", "fsdp=8"),
     case(LLAMA3, "hsdp", "data=4,fsdp=2"),
     case(LLAMA3, "hsdp", "data=2,fsdp=4"),
-    case(LLAMA3, "tp", "data=2,tensor=4"),
-    case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", "num_kv_heads=4"),
-    case(LLAMA3, "cp", "fsdp=2,context=2", "attention=ulysses", balanced=True),
-    case(LLAMA3, "cp", "fsdp=2,context=4", rows=FEW_ROWS),
+    case(LLAMA3, "tp", "data=2,tensor=4", settings=SHARED_HEADS),
+    case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", SHARED_HEADS),
+    case(MIXTRAL, "ddp", "data=4"),
     case(MIXTRAL, "fsdp-tp", "fsdp=4,tensor=2"),
-    case(MIXTRAL, "ep", "fsdp=2,expert=4"),
-    case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=4", settings="capacity_factor=1.0", balanced=True),
-    case(MIXTRAL, "cp-as-ep", "fsdp=2,context=2,expert=2", "moe=ring"),
+    case(MIXTRAL, "ep", "fsdp=2,expert=2"),
+    case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=4", settings="capacity_factor=1.0", rows=FEW_ROWS, balanced=True),
+    case(MIXTRAL, "cp-as-ep", "fsdp=2,context=2,expert=2", "attention=ulysses,moe=ring"),
     case(MIXTRAL, "tp-as-ep", "fsdp=2,tensor=4"),
     case(MIXTRAL, "shard-exp-on-fsdp", "fsdp=2,expert=2"),
-    case(DEEPSEEK3, "cp", "fsdp=2,context=2"),
+    case(DEEPSEEK3, "cp", "fsdp=2,context=2", "attention=ring"),
     case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2"),
-    case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=4", "attention=ring"),
     case(DEEPSEEK3, "ep", "fsdp=2,expert=2", "moe=weights"),
     case(DEEPSEEK3, "ep-as-dp", "fsdp=2,expert=2"),
     case(DEEPSEEK3, "fsdp-as-dp-for-attn", "fsdp=2,expert=2"),
-    case(DEEPSEEK3, "ep-tp", "fsdp=2,expert=2,tensor=2", "moe=all-to-all"),
 )
 
 WHOLE: tuple[Case, ...] = tuple(
     dict.fromkeys(
         [
             *presets(LLAMA3),
-            *attention(LLAMA3, "num_kv_heads=4"),
+            *attention(LLAMA3, SHARED_HEADS),
             *dense(),
             *presets(MIXTRAL),
-            *attention(MIXTRAL, ""),
             *experts(MIXTRAL, "capacity_factor=1.0"),
             *presets(DEEPSEEK3),
             *attention(DEEPSEEK3, ""),
@@ -154,9 +142,8 @@ FSDP_8, HSDP_4_2, HSDP_2_4 = (
     case(LLAMA3, layout, mesh)
     for layout, mesh in (("fsdp", "fsdp=8"), ("hsdp", "data=4,fsdp=2"), ("hsdp", "data=2,fsdp=4"))
 )
-CP_2, EP_AS_CP_2 = (
-    case(DEEPSEEK3, layout, mesh) for layout, mesh in (("cp", "fsdp=2,context=2"), ("ep-as-cp", "fsdp=2,expert=2"))
-)
+CP_2 = case(DEEPSEEK3, "cp", "fsdp=2,context=2", "attention=ring")
+EP_AS_CP_2 = case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2")
 PAIRS = ((HSDP_4_2, FSDP_8), (HSDP_2_4, FSDP_8), (EP_AS_CP_2, CP_2))
 """Layouts that are compared with each other too, by name."""
 

@@ -55,7 +55,7 @@ def watched(case: Case) -> Watched:
     """The run of a case, rows as they are written."""
     plan = plan_of(case)
     if not case.experts:
-        return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case)))
+        return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case), case.seed))
     choose, in_text = choices_of(plan), np.argsort(lying_order(plan))
     chosen: list[Chosen] = []
 
@@ -63,7 +63,7 @@ def watched(case: Case) -> Watched:
         experts_NBLK, margins_NBL = choose(state, batch)
         chosen.append(Chosen(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
 
-    return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case), watch), chosen=tuple(chosen))
+    return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case), case.seed, watch), chosen=tuple(chosen))
 
 
 @lru_cache(maxsize=2)
