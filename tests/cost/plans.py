@@ -13,11 +13,13 @@ from shardwright.layouts import load_layout
 from shardwright.models import build
 
 
-def request(model: str, layout: str, *, move_moe: str | None = None, **options: Any) -> Request:
+def request(
+    model: str, layout: str, *, move_moe: str | None = None, move_attention: str | None = None, **options: Any
+) -> Request:
     table = build(model, {})
     declared = load_layout(layout)
-    if move_moe is not None:
-        declared = replace(declared, move_moe=move_moe)
+    moves = {"move_moe": move_moe, "move_attention": move_attention}
+    declared = replace(declared, **{name: how for name, how in moves.items() if how is not None})
     natural = {"batch": table.natural_batch, "length": table.natural_length, "dtype": table.dtype}
     return Request(layout=declared, table=table, **{**natural, **options})
 

@@ -89,6 +89,12 @@ def test_keys_of_a_gathered_latent_are_made_by_each_device_that_has_it():
     assert difference == pytest.approx(again * 4)
 
 
+def test_keys_of_its_own_heads_are_each_made_once_where_heads_are_exchanged_for_tokens():
+    one = plan_of("deepseek3-test", "fsdp", devices=1, mesh_sizes={"fsdp": 1})
+    exchanged = plan_of("deepseek3-test", "cp", move_attention="ulysses", mesh_sizes={"fsdp": 1, "context": 4})
+    assert total(exchanged) == pytest.approx(total(one))
+
+
 def test_the_experts_weights_travel_or_tokens_do_with_the_same_work():
     options = {"mesh_sizes": {"fsdp": 2, "expert": 4}}
     travel = plan_of("mixtral-test", "ep", move_moe="weights", **options)
