@@ -64,7 +64,8 @@ def _context(plan: Plan, axis: str) -> str:
     rows = plan.request.batch
     keys = _keys(plan, axis)
     have = plan.mesh.size(plan.dp) * plan.request.micro_steps
-    text = f"{bytes_text(keys)} of keys moved a step"
+    what = "queries, keys and values exchanged" if plan.request.layout.move_attention == "ulysses" else "keys moved"
+    text = f"{bytes_text(keys)} of {what} a step"
     if rows < have * plan.mesh.size(axis):
         share = percent(1 - rows / (have * plan.mesh.size(axis)))
         return f"{text}; {count(rows, 'row')}: as fsdp it would leave {share} of the devices without one"
@@ -132,6 +133,6 @@ def _rows_instead(plan: Plan) -> Iterator[Draft]:
 
 
 def _keys(plan: Plan, axis: str) -> int:
-    """Bytes of keys and values that are gathered, and of their gradients that are reduced."""
-    moves = [move for move in plan.request.table.moves if move.kind == "keys"]
+    """Bytes of keys and values, and under Ulysses of queries, that travel to where they attend, and of their gradients."""
+    moves = [move for move in plan.request.table.moves if move.kind in ("queries", "keys")]
     return _sent(plan, axis, None, {name for move in moves for name in (move.source, move.target)})
