@@ -9,11 +9,12 @@ BIN := .venv/bin
 SOURCES := src tests benchmarks
 
 .NOTPARALLEL:
-.PHONY: help setup demo test quick check format golden bench
+.PHONY: help setup demo test test-all quick check format golden bench
 
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
+	@echo 'make test-all the same, every layout beside one device, and docs/sameness.md anew: about an hour'
 	@echo 'make setup    prepare .venv with everything the tests need'
 	@echo 'make quick    the tests again, with what JAX compiled for the last time'
 	@echo 'make check    lint, format and types (after make setup)'
@@ -34,6 +35,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-lo
 
 test: setup check
 	$(PYTEST) --durations=10 --durations-min=5
+
+test-all: test
+	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
 
 # Never what CI runs: a compilation that now fails could be answered from the cache.
 quick:
