@@ -104,8 +104,8 @@ def test_pods_find_the_first_by_their_own_name() -> None:
 
 
 def test_tpu_hosts() -> None:
-    assert together(found(Said(), TPU)) == (1, 2, "h0.svc:8476")
-    assert together(found(Said(), SLICES)) == (3, 4, "c0:8476")
+    assert together(found(Said(), TPU)) == (1, 2, "h0.svc:8482")
+    assert together(found(Said(), SLICES)) == (3, 4, "c0:8482")
 
 
 @pytest.mark.parametrize("cluster", [SLURM, OPEN_MPI, TPU], ids=["slurm", "open mpi", "tpu"])

@@ -31,7 +31,7 @@ def steps(out: Path) -> list[int]:
 def test_a_line_has_the_fields_of_the_contract(tmp_path: Path) -> None:
     write(tmp_path / "new" / "run", 0, 1)
     assert (tmp_path / "new" / "run" / "metrics.jsonl").read_text() == (
-        '{"step": 1, "loss": 6.5, "grad_norm": 1.25, "tokens": 96, "tokens_per_s": 960.0, "step_s": 0.1}\n'
+        '{"step": 1, "loss": 6.5, "grad_norm": 1.25, "tokens": 96, "tokens_per_s": 960.0, "step_s": 0.1, "dropped": 0}\n'
     )
 
 

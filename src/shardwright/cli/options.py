@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
 
+from shardwright.core.processes import JOIN_TIMEOUT_S
 from shardwright.core.request import REMAT_POLICIES
 
 
@@ -145,6 +146,14 @@ class TrainOptions:
     """Go on from the newest checkpoint in --out, on any layout."""
     tensorboard: Flag = False
     """Write TensorBoard events to --out too."""
+    coordinator: Annotated[Text, arg(metavar="HOST:PORT", help_behavior_hint="(default: from the cluster)")] = None
+    """Where process 0 of several listens."""
+    processes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: from the cluster, else 1)")] = None
+    """How many processes run together."""
+    process: Annotated[Count, arg(metavar="I", help_behavior_hint="(default: from the cluster)")] = None
+    """Which of them this one is, from 0."""
+    join_timeout: Annotated[Whole, arg(metavar="SECONDS")] = JOIN_TIMEOUT_S
+    """How long they wait for each other to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

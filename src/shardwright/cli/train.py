@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from shardwright.cli.options import TrainOptions, TrainVerb
 from shardwright.cli.output import write_json, write_view
 from shardwright.cli.request import asked, planned
 from shardwright.core.errors import FindingsError, InputError
+from shardwright.core.processes import Processes, Said, find_processes
 from shardwright.core.run import RunOptions, RunOutcome
 
 SIMULATED_DEVICES = "--xla_force_host_platform_device_count"
@@ -22,38 +25,74 @@ WARMUP_SHARE = 10
 
 
 def run_train(verb: TrainVerb) -> int:
-    """Plan and train. 1 where the plan has a finding of severity error: then nothing was allocated."""
-    run, defaults = run_options(verb.run, devices=verb.plan.devices)
+    """Plan and train. 1 where the plan has a finding of severity error: then nothing was allocated.
+
+    Of several processes, only the first prints.
+    """
+    processes, note = find_processes(_said(verb.run), os.environ, socket.getfqdn)
+    run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
+    prints = processes is None or processes.index == 0
+    views = prints and not verb.plan.json
     question = asked(verb.model, verb.layout, verb.plan)
     if question.request.engine == "torch":
         raise InputError("--engine torch: the PyTorch engine does not train yet. `shardwright plan` knows its layouts.")
     plan = planned(question)
-    if not verb.plan.json:
+    if views:
         from shardwright.report.plan_view import plan_view
 
         write_view(plan_view(plan, {**question.chosen, **defaults}, tensors=False), sys.stdout)
-        sys.stdout.write("\n")
+        sys.stdout.write("\n" if note is None else f"\n{note}\n")
         sys.stdout.flush()
     if plan.errors:
         if verb.plan.json:
             raise FindingsError(plan.errors)
         sys.stderr.write("shardwright: the plan has errors, so nothing was started.\n")
         return 1
-    simulate_devices(run.devices, os.environ, jax_is_loaded="jax" in sys.modules)
+    each = run.devices if run.devices is None or processes is None else run.devices // processes.count
+    simulate_devices(each, os.environ, jax_is_loaded="jax" in sys.modules)
     with needing_extra("jax", "training on JAX"):
         train = import_module("shardwright.engine_jax.run").train
-    if verb.plan.json:
-        outcome = train(run, plan)
-    else:
-        from shardwright.report.run_progress import run_progress
+    with _own_output(processes):
+        if views:
+            from shardwright.report.run_progress import run_progress
 
-        with run_progress() as shown:
-            outcome = train(run, plan, shown)
-    if verb.plan.json:
-        write_json({"plan": plan.to_json(), "run": outcome.to_json()})
-    else:
-        sys.stdout.write(ended(outcome, run) + "\n")
+            with run_progress() as shown:
+                outcome = train(run, plan, shown)
+        else:
+            outcome = train(run, plan)
+        if verb.plan.json and prints:
+            write_json({"plan": plan.to_json(), "run": outcome.to_json()})
+        elif prints:
+            sys.stdout.write(ended(outcome, run) + "\n")
     return 0
+
+
+def _said(options: TrainOptions) -> Said:
+    return Said(
+        coordinator=options.coordinator,
+        count=options.processes,
+        index=options.process,
+        join_timeout_s=options.join_timeout,
+    )
+
+
+@contextmanager
+def _own_output(processes: Processes | None) -> Iterator[None]:
+    """Standard output for what this program prints: Gloo, which JAX uses between CPU processes, tells of its connections there."""
+    if processes is None:
+        yield
+        return
+    sys.stdout.flush()
+    kept, before = os.dup(1), sys.stdout
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        with os.fdopen(os.dup(kept), "w", encoding=before.encoding, errors=before.errors) as sys.stdout:
+            yield
+    finally:
+        sys.stdout = before
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def ended(outcome: RunOutcome, run: RunOptions) -> str:
@@ -68,7 +107,9 @@ def ended(outcome: RunOutcome, run: RunOptions) -> str:
     return "\n".join(lines)
 
 
-def run_options(options: TrainOptions, *, devices: int | None) -> tuple[RunOptions, dict[str, str]]:
+def run_options(
+    options: TrainOptions, *, devices: int | None, processes: Processes | None = None
+) -> tuple[RunOptions, dict[str, str]]:
     """The run's options with every default filled in, and the options that stand for those.
 
     Raises InputError for numbers that cannot be.
@@ -94,6 +135,7 @@ def run_options(options: TrainOptions, *, devices: int | None) -> tuple[RunOptio
         resume=options.resume,
         tensorboard=options.tensorboard,
         devices=devices,
+        processes=processes,
     )
     untouched = TrainOptions(steps=options.steps, out=options.out)
     for name in ("data", "lr", "weight_decay", "clip", "seed"):

@@ -21,7 +21,7 @@ from shardwright.core.errors import InputError
 
 KUBERNETES_PORT = 55527
 """JAX's own choice for pods."""
-TPU_PORT = 8476
+TPU_PORT = 8482
 """JAX's own choice for TPU hosts."""
 
 JOIN_TIMEOUT_S = 300

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from shardwright.core.errors import InputError
+from shardwright.core.processes import Processes
 
 STDLIB = "stdlib"
 """The name of the corpus that every machine has: the source text of Python's own standard library."""
@@ -20,7 +21,8 @@ class RunOptions:
     of the schedule, in steps; ``stop_after``: the step after which this run saves and ends; None: at ``steps``.
     ``lr``: the highest learning rate, reached after ``warmup`` steps. ``clip``: the largest global norm of the
     gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints stay; None: all.
-    ``devices``: how many were asked for; None: as many as the mesh has.
+    ``devices``: how many were asked for, in all processes; None: as many as the mesh has. ``processes``: this one and the
+    others of the run; None: it is the only one.
 
     Raises InputError for numbers that cannot be.
     """
@@ -40,6 +42,7 @@ class RunOptions:
     resume: bool = False
     tensorboard: bool = False
     devices: int | None = None
+    processes: Processes | None = None
 
     def __post_init__(self) -> None:
         counts = {
@@ -63,6 +66,11 @@ class RunOptions:
             raise InputError(
                 f"--warmup is {self.warmup}, and must be from 0 to --steps, which is {self.steps}: "
                 f"the learning rate rises for --warmup steps and falls for the rest."
+            )
+        if self.devices is not None and self.processes is not None and self.devices % self.processes.count:
+            raise InputError(
+                f"--devices is {self.devices}, and must be a multiple of the number of processes, which is "
+                f"{self.processes.count} ({self.processes.found}): each has as many."
             )
         if self.stop_after is not None and self.stop_after > self.steps:
             raise InputError(
@@ -100,7 +108,8 @@ class RunOutcome:
 class StepRecord:
     """What is known of one step. ``step`` counts from 1; ``tokens`` are the valid ones of the global step.
 
-    ``grad_norm``: the global norm of the gradients before clipping.
+    ``grad_norm``: the global norm of the gradients before clipping. ``dropped``: choices of an expert, in all layers, that
+    its capacity had no place for.
     """
 
     step: int
@@ -109,6 +118,7 @@ class StepRecord:
     tokens: int
     tokens_per_s: float
     step_s: float
+    dropped: int = 0
 
 
 class Listener(Protocol):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
 from shardwright.core.plan import Plan
@@ -33,13 +35,45 @@ def open_source(options: RunOptions, plan: Plan) -> Source:
     return Source(rows=Rows(corpus=corpus, length=plan.request.length), corpus=corpus, digest=corpus.digest())
 
 
-def batches(source: Source, plan: Plan, seed: int, next_row: int) -> AbstractContextManager:
-    """An endless iterator over the steps from global row ``next_row`` on, read ahead while the block lasts."""
-    request = plan.request
-    ordered = Batches(rows=source.rows, batch=request.batch, seed=seed, start_row=next_row, pieces=plan.row_pieces)
-    return ordered.prefetched()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Where a step's rows and tokens go, and which of its rows this process needs: those of its own devices.
+
+    ``shape``: rows and tokens of the global step. ``offsets``: counted from the step's first row, ascending.
+    """
+
+    sharding: NamedSharding
+    shape: tuple[int, int]
+    offsets: tuple[int, ...]
+
+    def on_devices(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """The arrays of a step, [batch, length], each device with its own rows and tokens."""
+        arrays = {ENGINE_NAMES.get(name, name): array for name, array in batch.arrays.items()}
+        if self.sharding.is_fully_addressable:
+            return jax.device_put(arrays, self.sharding)
+        return {name: self._placed(array) for name, array in arrays.items()}
+
+    def _placed(self, array: np.ndarray) -> jax.Array:
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            # A device's rows are neighbours in the step, and so are they among those that were read.
+            first, stop, _ = index[0].indices(self.shape[0])
+            place = bisect_left(self.offsets, first)
+            return array[place : place + stop - first, index[1]]
+
+        return jax.make_array_from_callback(self.shape, self.sharding, part)
 
 
-def on_devices(batch: Batch, sharding: NamedSharding) -> Mapping[str, jax.Array]:
-    """The arrays of a step, [batch, length], each device with its own rows and tokens."""
-    return jax.device_put({ENGINE_NAMES.get(name, name): array for name, array in batch.arrays.items()}, sharding)
+def feed_of(plan: Plan, sharding: NamedSharding) -> Feed:
+    """The feed of this process in a run of ``plan``."""
+    shape = (plan.request.batch, plan.request.length)
+    indices = [index for index in sharding.addressable_devices_indices_map(shape).values() if index is not None]
+    offsets = {offset for index in indices for offset in range(*index[0].indices(shape[0]))}
+    return Feed(sharding=sharding, shape=shape, offsets=tuple(sorted(offsets)))
+
+
+def batches(source: Source, plan: Plan, feed: Feed, seed: int, next_row: int) -> AbstractContextManager:
+    """An endless iterator over this process's part of the steps from global row ``next_row`` on, read ahead."""
+    batch, pieces = plan.request.batch, plan.row_pieces
+    steps = Batches(rows=source.rows, batch=batch, seed=seed, start_row=next_row, pieces=pieces)
+    return steps.prefetched(feed.offsets)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +19,13 @@ from shardwright.checkpoint import Checkpoint, latest, set_aside_after
 from shardwright.core.errors import InputError, ShardwrightError
 from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome, Silent, StepRecord
-from shardwright.engine_jax.feed import Source, batches, on_devices, open_source
+from shardwright.engine_jax.feed import Source, batches, feed_of, open_source
+from shardwright.engine_jax.group import Ending, Group, must_agree
 from shardwright.engine_jax.journal import FILE_NAME, BoardWriter, Journal, board_writer, journal, require_folder
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.optimizer import OptimizerOptions
-from shardwright.engine_jax.signals import Stop, stop_on_signal
+from shardwright.engine_jax.processes import joined
+from shardwright.engine_jax.signals import stop_on_signal
 from shardwright.engine_jax.snapshot import load_state, save_state
 from shardwright.engine_jax.state import State, abstract_state, initial_state
 from shardwright.engine_jax.step import Metrics, abstract_batch, batch_sharding, train_step
@@ -40,23 +44,35 @@ class RunError(ShardwrightError):
 def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
     """Train as the plan says, from the start or from the newest checkpoint under ``options.out``.
 
+    Where it is one of several processes, it meets the others first; only process 0 tells ``shown`` and writes metrics.
+
     Raises InputError, before anything is allocated or written, for text that cannot be used, too few devices, a folder
-    that holds another run, or a checkpoint that this run cannot continue; RunError for a loss that is not finite.
+    that holds another run, a checkpoint that this run cannot continue, or processes that were not told the same; RunError
+    for a loss that is not finite.
     """
+    shown = shown or Silent()
+    processes = options.processes
+    if processes is not None:
+        shown.doing(f"waiting at {processes.coordinator} for {processes.count} processes ({processes.found})")
+    with joined(processes) as group:
+        return _train(options, plan, shown if group.index == 0 else Silent(), group)
+
+
+def _train(options: RunOptions, plan: Plan, shown: Listener, group: Group) -> RunOutcome:
     require_support(plan)
     require_folder(options.out)
     writer = board_writer() if options.tensorboard else None
     mesh = device_mesh(plan.mesh)
-    shown = shown or Silent()
     shown.doing(f"reading {options.data}")
     source = open_source(options, plan)
     told = _told(options, plan, source)
     checkpoint = _checkpoint_to_resume(options, told, shown)
+    must_agree(group, {**told, **_told_to_all(options, plan, checkpoint)}, "before the first step")
     shown.say(
         f"text: {source.corpus.num_tokens:,} tokens of {source.corpus.num_documents:,} documents "
         f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
     )
-    run = _Run(options=options, plan=plan, mesh=mesh, source=source, told=told, shown=shown, writer=writer)
+    run = _Run(options=options, plan=plan, mesh=mesh, source=source, told=told, shown=shown, writer=writer, group=group)
     if checkpoint is None:
         shown.doing("making initial values")
         state, next_row = initial_state(plan, mesh, options.seed), 0
@@ -76,6 +92,7 @@ class _Run:
     told: Mapping[str, Any]
     shown: Listener
     writer: BoardWriter | None
+    group: Group
 
     def go(self, state: Arrays, next_row: int, saved: Path | None) -> RunOutcome:
         first, last = int(state.step), self.options.last_step
@@ -83,36 +100,46 @@ class _Run:
         if first >= last:
             self.shown.say(f"nothing to do: {first} steps are done, and this run ends at {last}")
             return RunOutcome(
-                ended=self._ended(first, Stop()), step=first, loss=None, checkpoint=saved, metrics=metrics_path
+                ended=self._ended(first, None), step=first, loss=None, checkpoint=saved, metrics=metrics_path
             )
         with stop_on_signal() as stop:
             self.shown.doing("compiling the step")
             step = self._compiled()
-            for aside in set_aside_after(self.options.out, first):
-                self.shown.say(f"kept beside, not whole: {aside}")
-            loss = math.nan
+            loss, ending = math.nan, Ending(last)
+            feed = feed_of(self.plan, batch_sharding(self.plan, self.mesh))
             with (
-                journal(self.options.out, first_step=first, writer=self.writer) as records,
-                batches(self.source, self.plan, self.options.seed, next_row) as ahead,
+                self._journal(first) as records,
+                batches(self.source, self.plan, feed, self.options.seed, next_row) as ahead,
             ):
                 self.shown.begin(first, last)
-                sharding = batch_sharding(self.plan, self.mesh)
                 for number in range(first + 1, last + 1):
                     started = time.perf_counter()
                     batch = next(ahead)
-                    state, metrics = step(state, on_devices(batch, sharding))
+                    state, metrics = step(state, feed.on_devices(batch))
                     loss = self._record(number, metrics, started, records)
                     # Asked once: a signal that came between two questions would end the run without saving it.
-                    last = number if stop else last
-                    if self._is_due(number) or number == last:
+                    ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
+                    if self._is_due(number) or number == ending.last:
                         saved = self._save(state, batch.next_row)
-                    if number == last:
+                    if number == ending.last:
                         break
-            if stop and stop.signal is not None:
-                self.shown.say(f"{stop.signal.name}: stopped after step {last}; saved in {saved}")
+            if ending.why is not None:
+                self.shown.say(f"{ending.why}: stopped after step {ending.last}; saved in {saved}")
             return RunOutcome(
-                ended=self._ended(last, stop), step=last, loss=loss, checkpoint=saved, metrics=metrics_path
+                ended=self._ended(ending.last, ending.why),
+                step=ending.last,
+                loss=loss,
+                checkpoint=saved,
+                metrics=metrics_path,
             )
+
+    def _journal(self, first: int) -> AbstractContextManager[Journal | None]:
+        """The journal, and what the run passed over set aside: by process 0 alone."""
+        if self.group.index != 0:
+            return nullcontext()
+        for aside in set_aside_after(self.options.out, first):
+            self.shown.say(f"kept beside, not whole: {aside}")
+        return journal(self.options.out, first_step=first, writer=self.writer)
 
     def _compiled(self) -> Step:
         options = self.options
@@ -126,19 +153,32 @@ class _Run:
         step = train_step(self.plan, self.mesh, optimizer)
         return step.lower(abstract_state(self.plan, self.mesh), abstract_batch(self.plan, self.mesh)).compile()
 
-    def _record(self, number: int, metrics: Metrics[jax.Array], started: float, records: Journal) -> float:
-        loss, grad_norm, tokens = (np.asarray(value).item() for value in metrics)
+    def _record(self, number: int, metrics: Metrics[jax.Array], started: float, records: Journal | None) -> float:
+        loss, grad_norm, tokens, dropped, overflow = (np.asarray(value).item() for value in metrics)
         step_s = time.perf_counter() - started
         record = StepRecord(
-            step=number, loss=loss, grad_norm=grad_norm, tokens=tokens, tokens_per_s=tokens / step_s, step_s=step_s
+            step=number,
+            loss=loss,
+            grad_norm=grad_norm,
+            tokens=tokens,
+            dropped=dropped,
+            tokens_per_s=tokens / step_s,
+            step_s=step_s,
         )
+        if overflow:
+            raise RunError(
+                f"step {number}: {overflow:,} choices of an expert found no room where its device keeps what comes to it, "
+                f"so this step was not the model's. It was not saved. Go on with --resume from the newest checkpoint, with "
+                f"a larger --expert-buffer (now {self.plan.request.expert_buffer}) or without it."
+            )
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise RunError(
                 f"step {number}: the loss is {loss} and the gradient's norm {grad_norm}, and both must be finite. "
                 f"This step was not saved. Begin again with a lower --lr (now {self.options.lr:g}) or a longer --warmup "
                 f"(now {self.options.warmup}), and another --out."
             )
-        records.write(record)
+        if records is not None:
+            records.write(record)
         self.shown.step(record)
         return loss
 
@@ -152,16 +192,17 @@ class _Run:
             state,
             self.plan,
             self.mesh,
+            self.group,
             seed=self.options.seed,
             next_row=next_row,
             metadata=self.told,
             keep=self.options.keep,
         )
 
-    def _ended(self, step: int, stop: Stop) -> Literal["finished", "stopped", "interrupted"]:
+    def _ended(self, step: int, why: str | None) -> Literal["finished", "stopped", "interrupted"]:
         if step >= self.options.steps:
             return "finished"
-        return "interrupted" if stop else "stopped"
+        return "stopped" if why is None else "interrupted"
 
 
 def _told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
@@ -183,6 +224,20 @@ def _told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
         "tokenizer": source.corpus.tokenizer,
         "corpus": source.digest,
         **_described("architecture", asdict(request.table.architecture)),
+    }
+
+
+def _told_to_all(options: RunOptions, plan: Plan, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """What may change from one run to the next, and must be the same for all processes of one."""
+    return {
+        "layout": plan.request.layout.name,
+        "mesh": str(plan.mesh),
+        "plan": hashlib.blake2b(plan.dump().encode(), digest_size=8).hexdigest(),
+        "stop after": options.last_step,
+        "checkpoint every": options.checkpoint_every,
+        "keep": options.keep,
+        "goes on from": None if checkpoint is None else checkpoint.point.step,
+        "jax": jax.__version__,
     }
 
 
