@@ -39,8 +39,8 @@ def test_ep_against_ep_as_cp(capsys):
     assert main(["diff", "ep", "ep-as-cp", "--model", "deepseek3-test"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "    stream           - batch/fsdp/expert length embed" in out
-    assert "                     + batch/fsdp length/expert embed" in out
+    assert "    stream            - batch/fsdp/expert length embed" in out
+    assert "                      + batch/fsdp length/expert embed" in out
 
 
 def test_a_layout_does_not_differ_from_itself(capsys):

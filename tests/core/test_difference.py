@@ -149,7 +149,8 @@ def test_ep_against_ep_as_cp_moves_the_sequence_and_no_weight():
     assert changes["attention.latent_attended"].bytes_per_device == (40_960, 163_840)
     assert {(change.component, change.axes) for change in found.collectives} == {("attention", ("expert",))}
     gathered = next(change for change in found.collectives if change.phase == "forward")
-    assert gathered.bytes_per_step == (0, 4 * 163_840)
+    # The latent in each of four layers; the place and the document of each key, 4 rows of 128, once.
+    assert gathered.bytes_per_step == (0, 4 * 163_840 + 2 * 4 * 128 * 4)
     assert gathered.kind == "all-gather"
     # What is the same on both sides is not there: the experts' own tensors.
     assert not [name for name in changes if name.startswith("moe.")]
