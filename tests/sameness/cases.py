@@ -61,11 +61,9 @@ def attention(model: str, heads: str) -> Iterator[Case]:
     KV heads than query heads."""
     cp, all_three = "fsdp=2,context=4", "fsdp=2,context=2,tensor=2"
     yield case(model, "cp", cp, rows=FEW_ROWS)
-    yield case(model, "cp", cp, "attention=ring")
     yield case(model, "cp", cp, "attention=ring", heads, balanced=True)
     yield case(model, "cp", "fsdp=1,context=8", "attention=ring", rows=FEW_ROWS)
     yield case(model, "cp", cp, "attention=ulysses", heads)
-    yield case(model, "cp", "fsdp=2,context=2", "attention=ulysses", balanced=True)
     for how in ("gather", "ring", "ulysses"):
         yield case(model, "cp-tp", all_three, f"attention={how}", heads, balanced=how == "gather")
 
@@ -75,14 +73,20 @@ def experts(model: str, dropping: str) -> Iterator[Case]:
     ep, all_three = "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"
     for how in ("ring", "weights"):
         yield case(model, "ep", "fsdp=2,expert=2", f"moe={how}", dropping)
-        yield case(model, "ep-as-cp", ep, f"moe={how}", dropping, balanced=True)
         yield case(model, "cp-as-ep", "fsdp=2,context=2,expert=2", f"moe={how}")
         yield case(model, "tp-as-ep", "fsdp=2,tensor=4", f"moe={how}")
-        yield case(model, "ep-tp", all_three, f"moe={how}")
+    yield case(model, "ep-as-cp", ep, settings=dropping, balanced=True)
+    yield case(model, "ep-as-cp", ep, "attention=ring", rows=FEW_ROWS)
     yield case(model, "ep-tp", all_three)
+
+
+def experts_further(model: str, dropping: str) -> Iterator[Case]:
+    """What the families with experts share, under one of them."""
+    ep, all_three = "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"
+    for how in ("ring", "weights"):
+        yield case(model, "ep-as-cp", ep, f"moe={how}", dropping, balanced=True)
+        yield case(model, "ep-tp", all_three, f"moe={how}")
     yield case(model, "ep-as-cp-tp", all_three, "attention=ring", dropping)
-    yield case(model, "ep-as-cp", ep, rows=FEW_ROWS)
-    yield case(model, "ep-as-cp", ep, "attention=ring")
     yield case(model, "ep-as-cp", ep, "attention=ulysses", dropping)
     yield case(model, "ep-of-whole-tokens", ep)
     yield case(model, "cp-ep", "fsdp=2,context=2,expert=2")
@@ -130,6 +134,7 @@ WHOLE: tuple[Case, ...] = tuple(
             *dense(),
             *presets(MIXTRAL),
             *experts(MIXTRAL, "capacity_factor=1.0"),
+            *experts_further(MIXTRAL, "capacity_factor=1.0"),
             *presets(DEEPSEEK3),
             *attention(DEEPSEEK3, ""),
             *experts(DEEPSEEK3, "capacity_factor=1.25"),
