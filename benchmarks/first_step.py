@@ -30,14 +30,20 @@ def run(model: str, layout: str, mesh: str) -> dict[str, float]:
         command = [sys.executable, "-c", COMMAND, "train", model, "--layout", layout, "--mesh", mesh]
         command += ["--devices", "8", "--data", "stdlib", "--steps", "2", "--stop-after", "1", "--out", str(out)]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        started_clock, started = time.time(), time.perf_counter()
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        metrics = out / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.02)
+        first_step_s = time.perf_counter() - started
+        told, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(told)
         whole_s = time.perf_counter() - started
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        metrics = out / "metrics.jsonl"
         record = json.loads(metrics.read_text(encoding="utf-8").splitlines()[0])
         return {
-            "first_step_s": metrics.stat().st_mtime - started_clock,
+            "first_step_s": first_step_s,
             "step_s": record["step_s"],
             "whole_s": whole_s,
             "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,

@@ -17,7 +17,7 @@ def rms_norm(x_BLM: jax.Array, scale_M: jax.Array, eps: float) -> jax.Array:
     """x over its root mean square, times a scale, in float32."""
     wide = x_BLM.astype(jnp.float32)
     normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (normed * scale_M).astype(x_BLM.dtype)
+    return (normed * scale_M.reshape((1,) * (normed.ndim - 1) + (-1,))).astype(x_BLM.dtype)
 
 
 def turns(frequencies: tuple[float, ...], amplitude: float, positions_BL: jax.Array) -> tuple[jax.Array, jax.Array]:

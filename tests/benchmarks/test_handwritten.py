@@ -1,0 +1,50 @@
+"""The steps written by hand are of the same mathematics as ours: what comparing their times rests on."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.agreement import disagreement
+from benchmarks.cases import Case, handwritten, ours
+from benchmarks.timing import ratio, take_turns
+
+QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
+TINY = "num_layers=1,embed=32,vocab=64"
+CASES = [
+    Case(
+        model="llama3-test", layout="fsdp-tp", mesh="fsdp=2,tensor=2", rows=4, length=16, set=f"{TINY},num_kv_heads=4"
+    ),
+    Case(
+        model="mixtral-test",
+        layout="ep",
+        mesh="fsdp=1,expert=2",
+        rows=2,
+        length=16,
+        set=f"{TINY},mlp=32,capacity_factor=1.0",
+    ),
+    Case(
+        model="deepseek3-test",
+        layout="ep",
+        mesh="fsdp=1,expert=2",
+        rows=2,
+        length=16,
+        set="num_layers=2,embed=32,vocab=64,mlp=32,expert_mlp=16",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
+def test_both_steps_lose_alike(case: Case) -> None:
+    assert disagreement(ours(case, QUICKLY), handwritten(case, QUICKLY)) <= 1e-5
+
+
+def test_a_ratio_is_taken_block_by_block() -> None:
+    found = ratio((1.0, 4.0, 9.0), (1.0, 2.0, 3.0))
+    assert (found.middle, str(found)) == (2.0, "2.00 (1.00 to 3.00)")
+
+
+def test_steps_take_turns() -> None:
+    seen: list[str] = []
+    times = take_turns({name: (lambda name=name: seen.append(name)) for name in "ab"}, blocks=2, block_s=0.0)
+    assert "".join(seen) == "aabb" + "ab" + "ba"
+    assert len(times["a"].cpu_s) == len(times["b"].wall_s) == 2
