@@ -63,6 +63,14 @@ def test_kv_heads_may_be_fewer_than_the_devices_that_share_the_heads(move: str) 
     close(program_of(case)(weights_of(case.model), batch()), on_one_device(case.model))
 
 
+def test_a_device_takes_its_heads_of_weights_that_a_rule_leaves_whole() -> None:
+    case = case_of(WITH_HEADS, "grouped", "ring", rules="attention: {heads: []}")
+    rows = plan_of(case).by_name
+    assert str(rows["layers.attention.q"].in_use) == "embed heads head_dim"
+    assert rows["layers.attention.q"].gradient == {"context": "all-reduce", "tensor": "all-reduce"}
+    close(program_of(case)(weights_of(case.model), batch()), on_one_device(case.model))
+
+
 def test_a_device_may_meet_parts_of_several_kv_heads() -> None:
     """6 heads share 3 KV heads in pairs: each of 2 devices has one pair, and one of the pair in the middle."""
     case = case_of(WITH_HEADS, "uneven KV heads", "ring", rules=WHOLE_KV_HEADS)

@@ -125,6 +125,18 @@ def _apply_rules(
     return []
 
 
+def multiplied(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec:
+    """The part of one layer of a weight that a device multiplies with: of what it holds in use, where a rule leaves a
+    dim whole on an axis that cuts it of the activations, its slice."""
+    cuts = {dim.logical_axis: list(dim.axes) for dim in in_use.dims}
+    for axis in mesh.names:
+        # A rule that leaves an axis out of the KV heads' weights leaves the KV heads whole, which ``cut_of`` knows.
+        name = layout.cut_of(axis, component, ("batch", "length", *in_use.logical_axes))
+        if name in cuts and axis not in in_use.axes:
+            cuts[name].append(axis)
+    return Spec.build(in_use.logical_axes, cuts)
+
+
 def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, components: frozenset[str]) -> Spec:
     """The spec of one activation. ``components``: those of the model, over which 'stays' is asked."""
     component = activation.component

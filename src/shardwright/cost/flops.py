@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from shardwright.core.plan import Phase, Plan, TensorPlan
+from shardwright.core.resolve import multiplied
 from shardwright.core.table import Weight
 
 Work = Mapping[tuple[str, Phase], float]
@@ -75,7 +76,8 @@ def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -
         # Made where they are attended to: of all tokens that a device has gathered, or that come by, for its own heads.
         keys = plan.by_name.get("attention.keys_attended")
         cutting = set(keys.in_use.axes if keys else layout.axes_that_cut("batch", component))
-    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(cutting | set(tensor.in_use.axes))
+    part = multiplied(tensor.in_use, component, layout, plan.mesh)
+    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(cutting | set(part.axes))
 
 
 def _of_scores(plan: Plan) -> float:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from shardwright.core.gradients import in_parts, partial_axes
 from shardwright.core.movement import Step, steps
 from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.resolve import brought_once, resolve_weight, traffic_of
+from shardwright.core.resolve import brought_once, multiplied, resolve_weight, traffic_of
 from shardwright.core.spec import Spec
 from shardwright.core.table import Move, Weight
 from shardwright.engine_jax.layer_io import AttentionLinks, ExpertLinks, Links, index_of, size_of
@@ -190,6 +190,7 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, component: str | None) -> 
     at_rest, in_use = (Spec(spec.dims[len(spec.dims) - len(row.shape) :]) for spec in (row.at_rest, row.in_use))
     if component is not None:
         in_use = resolve_weight(weight, layout, mesh, plan.request.engine, component).in_use
+    in_use = multiplied(in_use, component or weight.component, layout, mesh)
     cutting = set(at_rest.axes)
     sliced = [axis for axis in in_use.axes if axis not in cutting]
     whole = in_use.without(sliced)
@@ -213,7 +214,8 @@ def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
 
 
 def _embedding_cut(plan: Plan) -> tuple[str, ...]:
-    return _cut(plan, "embedding.tokens", "vocab")
+    in_use = multiplied(plan.by_name["embedding.tokens"].in_use, "embedding", plan.request.layout, plan.mesh)
+    return plan.mesh.larger_than_one(in_use.axes_of("vocab"))
 
 
 def _tied_once(plan: Plan) -> bool:
