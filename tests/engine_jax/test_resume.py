@@ -30,6 +30,7 @@ from tests.engine_jax.commands import (
 )
 
 STEPS = ["--steps", "20", "--seed", "5", "--lr", "1e-3"]
+HEAD_TO_TAIL = ["--move", "attention=ring", "--load-balance"]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,9 @@ def test_on_one_layout_to_the_bit(model, layout, runs, request, tmp_path: Path) 
     ("model", "layout", "runs", "tolerance"),
     [
         pytest.param(LLAMA3, HSDP, "dense", 1e-5, id="llama3: fsdp, then hsdp"),
-        pytest.param(LLAMA3, CP, "dense", 1e-5, id="llama3: fsdp, then cp"),
+        pytest.param(
+            LLAMA3, [*CP, *HEAD_TO_TAIL], "dense", 1e-5, id="llama3: fsdp, then rows head to tail around a ring"
+        ),
         pytest.param(DEEPSEEK3, HSDP, "experts", 1e-4, id="deepseek3: ep-as-cp, then hsdp"),
     ],
 )

@@ -1,0 +1,37 @@
+"""The arrays of a step as the devices get them: rows and tokens where the plan says, in the order that it says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwright import Request, load_layout, make_plan, model_table
+from shardwright.data import Batches, Rows
+from shardwright.engine_jax.feed import Source, batches, feed_of
+from shardwright.engine_jax.mesh import device_mesh
+from shardwright.engine_jax.step import batch_sharding
+from tests.data.corpora import corpus_of
+
+ROWS, LENGTH = 4, 16
+
+
+def test_a_device_gets_both_ends_of_its_rows() -> None:
+    corpus = corpus_of(*("abcdefghijklmnopqrstuvwxyz"[: 5 + n % 20] for n in range(40)))
+    source = Source(rows=Rows(corpus=corpus, length=LENGTH), corpus=corpus, digest="")
+    request = Request(
+        layout=load_layout("cp"),
+        table=model_table("llama3-test"),
+        batch=ROWS,
+        length=LENGTH,
+        mesh_sizes={"fsdp": 2, "context": 4},
+        load_balanced=True,
+    )
+    plan = make_plan(request)
+    feed = feed_of(plan, batch_sharding(plan, device_mesh(plan.mesh)))
+    with batches(source, plan, feed, 0, 8) as steps:
+        placed = feed.on_devices(next(steps))
+    text = Batches(rows=source.rows, batch=ROWS, seed=0, start_row=8).read(0).arrays
+    # Device 6 of the mesh fsdp 2 x context 4: the last rows, and the third of four pieces from either end.
+    rows, tokens = slice(2, 4), [4, 5, 10, 11]
+    for name, array in placed.items():
+        part = next(shard.data for shard in array.addressable_shards if shard.device.id == 6)
+        np.testing.assert_array_equal(part, text[{"segments": "segment_ids"}.get(name, name)][rows][:, tokens])
