@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from shardwright.core.errors import InputError, ShardwrightError
 from shardwright.engine_jax.channel import Channel, Message
-from shardwright.engine_jax.hub import Hub
+from shardwright.engine_jax.hub import GONE, Hub
 
 EXCHANGE_TIMEOUT_S = 1800
 """For what takes as long as a checkpoint takes to write, or a text to read."""
@@ -144,13 +144,11 @@ class Several:
         while (message := self._channel.receive()) is not None:
             if "gone" in message:
                 self._end(message["gone"], message["exit_code"], GRACE_S if message["failed"] else 0)
-                continue
+                return
             with self._changed:
                 self._heed(message)
                 self._changed.notify_all()
-        self._end(
-            f"process 0 of {self.count} is gone: it was killed, or its machine is lost. So this one ends too.", 1, 0
-        )
+        self._end(f"process 0 of {self.count} {GONE}", 1, 0)
 
     def _heed(self, message: Message) -> None:
         if "exchanged" in message:

@@ -11,14 +11,18 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.engine_jax.channel import Channel, Message
+
+GONE = "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,11 +34,10 @@ class _Exchange:
     values: dict[int, Any] = field(default_factory=dict)
 
 
-class Hub(threading.Thread):
+class Hub:
     """Ends when every process has left. ``hosts``: for each process where it runs, to be named when it is gone."""
 
     def __init__(self, channels: Mapping[int, Channel], hosts: Mapping[int, str]) -> None:
-        super().__init__(name="shardwright hub", daemon=True)
         self._channels, self._hosts = dict(channels), hosts
         self._count = len(channels)
         self._exchanges: dict[str, _Exchange] = {}
@@ -42,8 +45,22 @@ class Hub(threading.Thread):
         self._why_stop: str | None = None
         self._left: set[int] = set()
         self._ended = False
+        self._thread = threading.Thread(target=self._run, name="shardwright hub", daemon=True)
+        self._thread.start()
 
-    def run(self) -> None:
+    def join(self, timeout_s: float) -> None:
+        """Wait until every process has left, or no longer."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            # A fault of ours. Without a hub all would wait for ever; when this process ends, the others do.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             for index, channel in self._channels.items():
                 selector.register(channel, selectors.EVENT_READ, index)
@@ -55,6 +72,7 @@ class Hub(threading.Thread):
                         self._hear(index, message)
                     if not there:
                         selector.unregister(self._channels[index])
+                        self._channels[index].close()
                         self._lose(index)
                 self._give_up_waiting()
 
@@ -71,7 +89,7 @@ class Hub(threading.Thread):
                 self._tell_all({"stop_after": max(self._steps.values()), "why": self._why_stop})
         elif "failed" in message:
             self._left.add(index)
-            told = f"{self._name(index)} ended with an error, so this one ends too. It said:\n{message['failed']}"
+            told = f"{self._named(index)} ended with an error, so this one ends too. It said:\n{message['failed']}"
             self._end(told, message["exit_code"], failed=True)
         elif "bye" in message:
             self._left.add(index)
@@ -92,12 +110,12 @@ class Hub(threading.Thread):
     def _lose(self, index: int) -> None:
         if index not in self._left:
             self._left.add(index)
-            self._end(f"{self._name(index)} is gone: it was killed, or its machine is lost. So this one ends too.", 1)
+            self._end(f"{self._named(index)} {GONE}", 1)
 
     def _give_up_waiting(self) -> None:
         for name, exchange in self._exchanges.items():
             if time.monotonic() >= exchange.deadline:
-                missing = [self._name(index) for index in range(self._count) if index not in exchange.values]
+                missing = [self._named(index) for index in range(self._count) if index not in exchange.values]
                 shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
                 self._end(f"{name}: waited {exchange.timeout_s:g} s for {shown}, and no longer.", 1)
 
@@ -118,5 +136,5 @@ class Hub(threading.Thread):
             if index not in self._left:
                 channel.send(message)
 
-    def _name(self, index: int) -> str:
+    def _named(self, index: int) -> str:
         return f"process {index} of {self._count} ({self._hosts[index]})"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import socket
+import sys
 import time
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 
 import jax
 
-from shardwright.core.errors import InputError
+from shardwright.core.errors import InputError, ShardwrightError
 from shardwright.core.processes import Processes
 from shardwright.engine_jax.channel import Channel, watched
 from shardwright.engine_jax.group import Alone, Group, Several
@@ -41,8 +44,16 @@ def joined(processes: Processes | None) -> Iterator[Group]:
         if isinstance(error, jax.errors.JaxRuntimeError):
             group.await_news()
         group.fail(error)
+        # JAX waits for the other processes when Python ends, and they are ending too: for up to a minute and more.
+        atexit.register(_end_now, error.exit_code if isinstance(error, ShardwrightError) else 1)
         raise
     group.leave()
+
+
+def _end_now(exit_code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _connect(processes: Processes) -> None:
@@ -71,9 +82,7 @@ def _meet(processes: Processes) -> Several:
     ours, hubs = socket.socketpair()
     channels = {0: Channel(hubs), **{index: channel for index, (channel, _) in connections.items()}}
     hosts = {0: socket.gethostname(), **{index: host for index, (_, host) in connections.items()}}
-    hub = Hub(channels, hosts)
-    hub.start()
-    return Several(0, processes.count, Channel(ours), hub)
+    return Several(0, processes.count, Channel(ours), Hub(channels, hosts))
 
 
 def _gather(processes: Processes) -> dict[int, tuple[Channel, str]]:
@@ -92,7 +101,7 @@ def _gather(processes: Processes) -> dict[int, tuple[Channel, str]]:
             if greeting is None or not isinstance(index := greeting.get("process"), int):
                 channel.close()
                 continue
-            host = f"{greeting.get('host')}, {address[0]}"
+            host = f"{greeting.get('host')}, {address[0].removeprefix('::ffff:')}"
             if index in came and came[index][0].is_broken():
                 came.pop(index)[0].close()
             wrong = None
@@ -139,8 +148,8 @@ def _listening(processes: Processes) -> socket.socket:
         )
     except OSError as error:
         raise InputError(
-            f"process 0 cannot listen at port {processes.port} ({processes.found}): {error.strerror}. "
-            f"Give --coordinator another port, the same to all processes."
+            f"process 0 cannot listen at port {processes.port} ({processes.found}): "
+            f"{os.strerror(error.errno or 0)}. Give --coordinator another port, the same to all processes."
         ) from None
 
 
@@ -158,11 +167,11 @@ def _reach_first(processes: Processes) -> Channel:
             channel = Channel(watched(connection))
             channel.send(greeting)
             answer = channel.first(processes.join_timeout_s + GREETING_TIMEOUT_S)
-            if answer is not None and "refused" in answer:
-                raise InputError(answer["refused"])
             if answer is not None and "welcome" in answer:
                 return channel
             channel.close()
+            if answer is not None and "refused" in answer:
+                raise InputError(answer["refused"])
             problem = "it closed the connection"
         time.sleep(RETRY_S)
     raise InputError(

@@ -1,0 +1,333 @@
+"""What processes ask of each other, with threads for processes: all that JAX has no part in."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwright.engine_jax.group as group_module
+from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorInfo, open_checkpoint
+from shardwright.core.box import Box
+from shardwright.core.errors import InputError
+from shardwright.core.processes import Processes
+from shardwright.engine_jax import processes, snapshot
+from shardwright.engine_jax.channel import Channel
+from shardwright.engine_jax.group import Alone, Ending, Held, Several, must_agree
+
+WAIT_S = 60
+"""For what takes milliseconds on a machine that does nothing else."""
+
+Member = Callable[[Several], Any]
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def one_of(index: int, count: int, port: int, join_timeout_s: int = WAIT_S) -> Processes:
+    where = f"localhost:{port}"
+    return Processes(count=count, index=index, coordinator=where, found="a test", join_timeout_s=join_timeout_s)
+
+
+def meet_all(who: list[Processes]) -> list[Any]:
+    """The group, or the InputError, of each."""
+
+    def meet(one: Processes) -> Several | InputError:
+        try:
+            return processes._meet(one)
+        except InputError as error:
+            return error
+
+    with ThreadPoolExecutor(len(who)) as pool:
+        return list(pool.map(meet, who))
+
+
+@contextmanager
+def together(count: int) -> Iterator[list[Several]]:
+    port = free_port()
+    groups = meet_all([one_of(index, count, port) for index in range(count)])
+    try:
+        yield groups
+    finally:
+        # The first waits for the others.
+        for group in reversed(groups):
+            group.leave()
+
+
+def each(groups: list[Several], do: Member) -> list[Any]:
+    """What ``do`` returns or raises in each."""
+
+    def done(group: Several) -> Any:
+        try:
+            return do(group)
+        except (InputError, AssertionError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(done, groups))
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The threads that would have ended their process, and with which exit code."""
+    exits: list[tuple[str, int]] = []
+    for wait in ("GRACE_S", "FAREWELL_S"):
+        monkeypatch.setattr(group_module, wait, 0.2)
+    monkeypatch.setattr(os, "_exit", lambda code: exits.append((threading.current_thread().name, code)))
+    return exits
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_all_get_the_same_values_and_who_had_each_first() -> None:
+    with together(4) as groups:
+        for name in ("one", "two"):
+            values = each(groups, lambda group, name=name: group.exchange(name, [name, group.index // 2]))
+            assert values == [[Held([name, 0], 0), Held([name, 1], 2)]] * 4
+    assert Alone().exchange("one", 5) == [Held(5, 0)]
+
+
+def test_what_differs_is_named_to_all() -> None:
+    with together(3) as groups:
+        same = each(groups, lambda group: must_agree(group, {"seed": 1}, "the first"))
+        assert same == [None] * 3
+        told = [{"seed": 1, "corpus": "ab", "keep": None}] * 2 + [{"seed": 1, "corpus": "cd", "keep": 2}]
+        for error in each(groups, lambda group: must_agree(group, told[group.index], "before the first step")):
+            assert isinstance(error, InputError)
+            assert str(error) == (
+                "before the first step: the 3 processes of this run were not told the same:\n"
+                "  corpus: 'ab' in process 0, 'cd' in process 2\n"
+                "  keep: None in process 0, 2 in process 2\n"
+                "Give all of them the same command, text and files. Nothing was started."
+            )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_stop_after_one_step_that_all_have_done(seed: int) -> None:
+    """Steps without a collective: nothing but the question itself keeps the processes together."""
+    asking, last = seed % 3, 10_000
+
+    def steps(group: Several) -> list[int]:
+        pauses = random.Random(seed * 3 + group.index)
+        done = []
+        for number in range(1, last + 1):
+            done.append(number)
+            if number < 50:
+                time.sleep(pauses.random() / 1000)
+            ending = group.stop_after(number, last, "SIGTERM" if group.index == asking and number >= 5 else None)
+            if number == ending.last:
+                assert ending.why == f"SIGTERM in process {asking}"
+                return done
+        return done
+
+    with together(3) as groups:
+        first, *others = each(groups, steps)
+        assert 5 <= len(first) < last
+        assert first == list(range(1, len(first) + 1))
+        assert all(other == first for other in others)
+
+
+def test_one_process_by_itself_stops_where_it_was_asked_to() -> None:
+    assert Alone().stop_after(3, 9, None) == Ending(9)
+    assert Alone().stop_after(3, 9, "SIGINT") == Ending(3, "SIGINT")
+
+
+GONE = "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume.\n"
+
+
+def test_who_is_gone_ends_the_others_and_is_named(ended: list[tuple[str, int]], capsys) -> None:
+    port = free_port()
+    groups = meet_all([one_of(index, 3, port) for index in range(3)])
+    # What the kernel does when a process is killed.
+    groups[2]._leaving.set()
+    groups[2]._channel.close()
+    wait_for(lambda: len(ended) == 2)
+    assert ended == [("shardwright group", 1)] * 2
+    told = capsys.readouterr().err
+    for index in range(2):
+        assert f"shardwright: process {index} of 3: process 2 of 3 ({socket.gethostname()}, 127.0.0.1) {GONE}" in told
+    groups[1]._channel.close()
+
+
+def test_the_first_is_gone_with_its_hub(ended: list[tuple[str, int]], capsys) -> None:
+    ours, theirs = socket.socketpair()
+    Several(1, 2, Channel(ours), None)
+    theirs.close()
+    wait_for(lambda: len(ended) == 1)
+    assert ended == [("shardwright group", 1)]
+    assert capsys.readouterr().err == f"shardwright: process 1 of 2: process 0 of 2 {GONE}"
+    ours.close()
+
+
+def test_an_error_of_one_is_told_by_the_others(ended: list[tuple[str, int]], capsys) -> None:
+    port = free_port()
+    groups = meet_all([one_of(index, 2, port) for index in range(2)])
+    groups[1].fail(InputError("the disk is full"))
+    wait_for(lambda: len(ended) == 1)
+    assert ended == [("shardwright group", 2)]
+    assert (
+        f"shardwright: process 0 of 2: process 1 of 2 ({socket.gethostname()}, 127.0.0.1) ended with an error, so this "
+        f"one ends too. It said:\nthe disk is full\n"
+    ) == capsys.readouterr().err
+    groups[1]._channel.close()
+
+
+def test_whoever_does_not_come_to_an_exchange_is_named(ended: list[tuple[str, int]], capsys) -> None:
+    port = free_port()
+    groups = meet_all([one_of(index, 3, port) for index in range(3)])
+    waiting = [
+        threading.Thread(target=group.exchange, args=("a checkpoint", None, 0.1), daemon=True)
+        for group in groups
+        if group.index != 1
+    ]
+    for thread in waiting:
+        thread.start()
+    wait_for(lambda: len(ended) == 3)
+    assert "a checkpoint: waited 0.1 s for process 1 of 3 (" in capsys.readouterr().err
+    for group in reversed(groups):
+        group._channel.close()
+
+
+def test_processes_that_do_not_come_are_named_to_those_that_did() -> None:
+    port = free_port()
+    errors = meet_all([one_of(0, 4, port, 1), one_of(2, 4, port, 1)])
+    assert [str(error) for error in errors] == [
+        f"process 0 waited 1 s at localhost:{port} for 3 others (a test), and not all came. Missing: process 1, 3. "
+        f"See why they did not start, or give them longer with --join-timeout."
+    ] * 2
+
+
+def test_the_first_process_does_not_come() -> None:
+    port = free_port()
+    (error,) = meet_all([one_of(1, 2, port, 1)])
+    assert str(error) == (
+        f"process 1 of 2 did not reach process 0 at localhost:{port} within 1 s (a test): Connection refused. See that "
+        f"process 0 runs there, that the host and the port are right and open to this one; or give it longer with "
+        f"--join-timeout."
+    )
+
+
+def test_the_port_is_another_programs() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        (error,) = meet_all([one_of(0, 2, port, 1)])
+    assert str(error) == (
+        f"process 0 cannot listen at port {port} (a test): Address already in use. "
+        f"Give --coordinator another port, the same to all processes."
+    )
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        ([(0, 3), (1, 3), (1, 3)], "two processes were told that they are process 1; one is on "),
+        ([(0, 2), (0, 2)], "cannot listen at port "),
+        ([(0, 2), (1, 3)], "was told of 3 processes, process 0 of 2. Give each an index of its own (--process)"),
+    ],
+    ids=["one index twice", "two that are the first", "another number of processes"],
+)
+def test_processes_that_were_told_what_cannot_be(who: list[tuple[int, int]], said: str) -> None:
+    port = free_port()
+    errors = meet_all([one_of(index, count, port, 2) for index, count in who])
+    assert any(said in str(error) for error in errors)
+    assert sum(isinstance(error, InputError) for error in errors) >= len(who) - 1
+    for error in errors:
+        if isinstance(error, Several):
+            error.leave()
+
+
+def test_a_stranger_at_the_port_is_no_process() -> None:
+    port = free_port()
+
+    def stray() -> None:
+        while not stopped.is_set():
+            try:
+                with socket.create_connection(("localhost", port), timeout=1) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            except OSError:
+                time.sleep(0.001)
+
+    stopped = threading.Event()
+    stranger = threading.Thread(target=stray)
+    stranger.start()
+    first = threading.Thread(target=lambda: groups.append(processes._meet(one_of(0, 2, port))))
+    groups: list[Several] = []
+    first.start()
+    time.sleep(0.1)
+    groups.append(processes._meet(one_of(1, 2, port)))
+    first.join()
+    stopped.set()
+    stranger.join()
+    groups.sort(key=lambda group: group.index)
+    assert each(groups, lambda group: group.exchange("a", 1)) == [[Held(1, 0)]] * 2
+    for group in reversed(groups):
+        group.leave()
+
+
+VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
+INFO = TensorInfo(name="w", shape=(4, 3), dtype="float32", spec="rows/a columns")
+
+
+def save(group: Several, out: Path, boxes: list[tuple[int, int]]) -> Path:
+    first, stop = boxes[group.index]
+    point = RunPoint(
+        step=7, seed=0, data_position=0, model="m", layout_name="l", layout_text="", mesh={"a": 2}, metadata={}
+    )
+    box = OwnedBox(name="w", box=Box((first, 0), (stop, 3)), array=lambda: VALUES[first:stop])
+    return snapshot._save_together(out, point, [INFO], iter([box]), group, None)
+
+
+def test_a_checkpoint_by_several_is_whole(tmp_path: Path) -> None:
+    with together(3) as groups:
+        paths = each(groups, lambda group: save(group, tmp_path, [(0, 1), (1, 3), (3, 4)]))
+    assert set(paths) == {tmp_path / "checkpoints" / "step-00000007"}
+    np.testing.assert_array_equal(open_checkpoint(paths[0]).read_box("w"), VALUES)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_checkpoint_that_one_cannot_write_is_none(failing: int, tmp_path: Path, monkeypatch) -> None:
+    write = snapshot.write_part
+
+    def write_part(*args: Any, process: int) -> None:
+        if process == failing:
+            raise CheckpointError("the disk is full")
+        write(*args, process=process)
+
+    monkeypatch.setattr(snapshot, "write_part", write_part)
+    with together(2) as groups:
+        errors = each(groups, lambda group: save(group, tmp_path, [(0, 2), (2, 4)]))
+    told = f"the checkpoint of step 7, write: process {failing} of 2 could not do it. It said: the disk is full"
+    assert [str(error) for error in errors] == ["the disk is full" if i == failing else told for i in range(2)]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]
+
+
+def test_a_checkpoint_with_a_gap_is_refused_in_all(tmp_path: Path) -> None:
+    with together(2) as groups:
+        errors = each(groups, lambda group: save(group, tmp_path, [(0, 2), (3, 4)]))
+    assert all(isinstance(error, CheckpointError) for error in errors)
+    assert "process 0 of 2 could not do it" in str(errors[1])
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]
+
+
+def test_folders_that_are_not_one(tmp_path: Path) -> None:
+    with together(2) as groups:
+        errors = each(groups, lambda group: save(group, tmp_path / str(group.index), [(0, 2), (2, 4)]))
+    assert "Every process must be given the same --out, on a file system that all of them see." in str(errors[1])
+    assert "process 1 of 2 could not do it" in str(errors[0])
