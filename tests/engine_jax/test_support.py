@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from shardwright.core.errors import InputError
+from shardwright.core.layout_reading import read_layout
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.request import Request
 from shardwright.engine_jax.support import require_support
+from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
 
@@ -21,27 +23,23 @@ def plan_of(model: str, layout: str, attention: str = "", moe: str = "", **sizes
     return make_plan(Request(layout=how, table=build(model), batch=16, length=64, mesh_sizes=sizes, devices=8))
 
 
+def ruled(rule: str) -> Plan:
+    text = f"name: mine\nmesh: {{a: 2, b: 2}}\nroles: {{a: tensor, b: tensor}}\nrules: {{{rule}}}\n"
+    layout = read_layout(parse_yaml(text, "mine.yaml"))
+    return make_plan(Request(layout=layout, table=build("llama3-test"), batch=16, length=64))
+
+
 REFUSED = {
     "stages": (
         plan_of("llama3-test", "pp", stage=2),
         "layout 'pp': pipeline stages ('stage', size 2) can be planned and not yet trained. "
         "Give the axis size 1, or another layout: fsdp, fsdp-tp.",
     ),
-    "a ring of keys": (
-        plan_of("llama3-test", "cp", attention="ring", context=4),
-        "move.attention 'ring' can be planned and not yet trained. Use --move attention=gather.",
-    ),
-    "a ring of keys over the expert axis": (
-        plan_of("deepseek3-test", "ep-as-cp", attention="ring", expert=4),
-        "move.attention 'ring' can be planned and not yet trained. Use --move attention=gather.",
-    ),
-    "a ring of tokens": (
-        plan_of("mixtral-test", "ep", moe="ring", expert=4),
-        "move.moe 'ring' can be planned and not yet trained. Use --move moe=all-to-all.",
-    ),
-    "gathered experts": (
-        plan_of("mixtral-test", "ep-as-cp", moe="weights", expert=4),
-        "move.moe 'weights' can be planned and not yet trained. Use --move moe=all-to-all.",
+    "a rule that keeps the minor axis": (
+        ruled("attention: {heads: [b]}"),
+        "layout 'mine': the rule for 'heads' in 'attention' keeps 'b' and leaves out 'a', which stands before it in the "
+        "mesh. A device's heads, hidden units or vocabulary entries are then no part of what it holds. Leave out 'b' too, "
+        "or it alone.",
     ),
 }
 
@@ -64,3 +62,13 @@ def test_a_movement_that_nothing_needs_is_let_through() -> None:
     require_support(plan_of("llama3-test", "ep", moe="ring", expert=4))
     require_support(plan_of("mixtral-test", "ep", moe="weights", expert=1))
     require_support(plan_of("llama3-test", "pp", stage=1))
+
+
+@pytest.mark.parametrize("rule", ["attention: {heads: [a]}", "attention: {kv_heads: []}", "mlp: {mlp: [a, b]}"])
+def test_a_rule_that_keeps_the_major_axes_is_let_through(rule: str) -> None:
+    require_support(ruled(rule))
+
+
+@pytest.mark.parametrize("how", [{"attention": "ring"}, {"attention": "ulysses"}, {"moe": "ring"}, {"moe": "weights"}])
+def test_every_movement_is_let_through(how: dict[str, str]) -> None:
+    require_support(plan_of("deepseek3-test", "ep-as-cp", **how, expert=4))
