@@ -6,7 +6,8 @@ import pytest
 
 from tests.engine_jax.places import assert_places_are_the_plans
 from tests.engine_jax.steps import Case, assert_trains_as, compiled_step, plan_of, unoptimised_step
-from tests.sameness.cases import MIXTRAL, covering
+from tests.sameness.cases import MIXTRAL, case, covering
+from tests.sameness.measure import assert_same_choices
 
 TRAINED = covering(MIXTRAL)
 PLACED = [
@@ -18,6 +19,10 @@ PLACED = [
 @pytest.mark.parametrize("case", TRAINED, ids=str)
 def test_trains_as_one_device(case: Case) -> None:
     assert_trains_as(case, case.alone)
+
+
+def test_tokens_choose_as_on_one_device() -> None:
+    assert_same_choices(case(MIXTRAL, "ep", "fsdp=2,expert=2"))
 
 
 @pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)

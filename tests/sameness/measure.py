@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import jax
 import numpy as np
 
 from shardwright.engine_jax.state import State
@@ -16,6 +17,7 @@ from tests.engine_jax.steps import (
     Run,
     batches_of,
     compile_plan,
+    compiled_step,
     difference,
     lying_order,
     plan_of,
@@ -51,11 +53,12 @@ class Measured:
     routing: Routing | None
 
 
-def watched(case: Case) -> Watched:
-    """The run of a case, rows as they are written."""
+def watched(case: Case, step: jax.stages.Compiled | None = None) -> Watched:
+    """The run of a case, rows as they are written; ``step``: where it is compiled already."""
     plan = plan_of(case)
+    step = step or compile_plan(plan)
     if not case.experts:
-        return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case), case.seed))
+        return Watched(run=run_plan(plan, step, batches_of(case), case.seed))
     choose, in_text = choices_of(plan), np.argsort(lying_order(plan))
     chosen: list[Chosen] = []
 
@@ -63,7 +66,7 @@ def watched(case: Case) -> Watched:
         experts_NBLK, margins_NBL = choose(state, batch)
         chosen.append(Chosen(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
 
-    return Watched(run=run_plan(plan, compile_plan(plan), batches_of(case), case.seed, watch), chosen=tuple(chosen))
+    return Watched(run=run_plan(plan, step, batches_of(case), case.seed, watch), chosen=tuple(chosen))
 
 
 @lru_cache(maxsize=2)
@@ -77,6 +80,17 @@ def measured(case: Case) -> tuple[Measured, Watched, Watched]:
     ours, theirs = watched(case), watched_alone(case.alone)
     routing = routing_of(case, ours.chosen, theirs.chosen) if case.experts else None
     return Measured(case=case, difference=difference(ours.run, theirs.run), routing=routing), ours, theirs
+
+
+def assert_same_choices(case: Case) -> None:
+    """Every token of a document chooses the experts that it chooses on one device, in every step; the smallest margin
+    of a choice is printed."""
+    ours, theirs = (watched(one, compiled_step(one)).chosen for one in (case, case.alone))
+    routing = routing_of(case, ours, theirs)
+    print(f"{case}: smallest margin {routing.margin:.1e}, {routing.flipped} of {routing.choices} choices flipped")
+    # The seed was chosen so that no token is too near to a tie: a flipped choice is a fault.
+    assert routing.margin > 1e-6
+    assert routing.flipped == 0
 
 
 def routing_of(case: Case, ours: Sequence[Chosen], theirs: Sequence[Chosen]) -> Routing:
