@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -16,7 +16,7 @@ from shardwright.report.head import head
 from shardwright.report.memory_view import memory_table
 from shardwright.report.notation_text import AxisColors
 from shardwright.report.roles_view import roles_table
-from shardwright.report.tensor_tables import activations_table, weights_table
+from shardwright.report.tensor_tables import activations_table, of_integers, weights_table
 from shardwright.report.terminal import View
 from shardwright.report.units import pretty_bytes, pretty_seconds
 
@@ -32,7 +32,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
                 parts.append(Text(f"Axes of size 1 are left out below: {', '.join(colors.left_out)}.\n", style="dim"))
             parts += [
                 section("weights, per layer and device", weights_table(plan, colors, width)),
-                section("activations, per layer and device", activations_table(plan, colors, width)),
+                section("activations, per layer and device", activations_table(plan, colors, width), *_integers(plan)),
                 section("collectives of one step, per device", collectives_table(plan, colors, width)),
             ]
         parts.append(section("memory of one device", memory_table(plan, width)))
@@ -44,6 +44,17 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
         return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))
 
     return view
+
+
+def _integers(plan: Plan) -> Sequence[Text]:
+    """A line for the activations that the table leaves out."""
+    rows = of_integers(plan)
+    if not rows:
+        return ()
+    total = pretty_bytes(sum(row.bytes_per_device for row in rows))
+    return (
+        Text(f"\nLeft out: {len(rows)} of integers, {total} together ({rows[0].name} ...); --json has them.", "dim"),
+    )
 
 
 def _paragraph(text: str) -> RenderableType:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from shardwright.core.memory import layers_on_device
 from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.request import FLOATS
 from shardwright.core.roles import COMPONENTS
 from shardwright.report.columns import Column, Rows, aligned, natural_width
 from shardwright.report.notation_text import AxisColors
@@ -39,7 +40,7 @@ def weights_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
 
 
 def activations_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
-    """Name, shape, spec and bytes of one on a device."""
+    """Name, shape, spec and bytes of one on a device, of those that hold numbers of the computation."""
     columns = [Column(header="activation"), Column(header="shape"), Column(header="in use", flexible=True)]
     columns.append(Column(header="bytes", right=True))
     groups = [
@@ -50,9 +51,14 @@ def activations_table(plan: Plan, colors: AxisColors, width: int) -> RenderableT
                 for row in rows
             ],
         )
-        for name, rows in grouped(plan.activations)
+        for name, rows in grouped(row for row in plan.activations if row.dtype in FLOATS)
     ]
     return aligned(columns, groups, width)
+
+
+def of_integers(plan: Plan) -> tuple[TensorPlan, ...]:
+    """The activations that no table shows: tokens, where they are and what chose them, a few bytes each."""
+    return tuple(row for row in plan.activations if row.dtype not in FLOATS)
 
 
 def grouped(tensors: Iterable[TensorPlan]) -> list[tuple[str, list[TensorPlan]]]:
