@@ -43,6 +43,10 @@ RUN = {
     "--keep",
     "--resume",
     "--tensorboard",
+    "--coordinator",
+    "--processes",
+    "--process",
+    "--join-timeout",
 }
 OPTIONS = {
     "plan": {"--layout", *PLAN},
@@ -56,7 +60,7 @@ VERBS = {"": {"plan", "diff", "train", "ckpt"}, "ckpt": {"show", "verify"}}
 
 
 def help_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "100")
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         assert main([*verb.split(), "--help"]) == 0

@@ -17,21 +17,11 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.engine_jax.channel import Channel, Message
 
 GONE = "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
-
-
-@dataclass(slots=True, kw_only=True)
-class _Exchange:
-    """One exchange under way: what came, from whom, and when the wait for the rest ends."""
-
-    deadline: float
-    timeout_s: float
-    values: dict[int, Any] = field(default_factory=dict)
 
 
 class Hub:
@@ -40,7 +30,9 @@ class Hub:
     def __init__(self, channels: Mapping[int, Channel], hosts: Mapping[int, str]) -> None:
         self._channels, self._hosts = dict(channels), hosts
         self._count = len(channels)
-        self._exchanges: dict[str, _Exchange] = {}
+        # Of each exchange under way what has come, by process; how long the rest is waited for, and until when.
+        self._exchanges: dict[str, dict[int, Any]] = {}
+        self._waits: dict[str, tuple[float, float]] = {}
         self._steps: dict[int, int] = {}
         self._why_stop: str | None = None
         self._left: set[int] = set()
@@ -95,14 +87,13 @@ class Hub:
             self._left.add(index)
 
     def _collect(self, index: int, name: str, value: Any, timeout_s: float) -> None:
-        exchange = self._exchanges.setdefault(
-            name, _Exchange(deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
-        )
-        exchange.values[index] = value
-        if len(exchange.values) == self._count:
-            del self._exchanges[name]
+        values = self._exchanges.setdefault(name, {})
+        self._waits.setdefault(name, (timeout_s, time.monotonic() + timeout_s))
+        values[index] = value
+        if len(values) == self._count:
+            del self._exchanges[name], self._waits[name]
             held: list[tuple[Any, int]] = []
-            for process, found in sorted(exchange.values.items()):
+            for process, found in sorted(values.items()):
                 if all(found != known for known, _ in held):
                     held.append((found, process))
             self._tell_all({"exchanged": name, "values": held})
@@ -113,17 +104,16 @@ class Hub:
             self._end(f"{self._named(index)} {GONE}", 1)
 
     def _give_up_waiting(self) -> None:
-        for name, exchange in self._exchanges.items():
-            if time.monotonic() >= exchange.deadline:
-                missing = [self._named(index) for index in range(self._count) if index not in exchange.values]
+        for name, (timeout_s, deadline) in self._waits.items():
+            if time.monotonic() >= deadline:
+                missing = [self._named(index) for index in range(self._count) if index not in self._exchanges[name]]
                 shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-                self._end(f"{name}: waited {exchange.timeout_s:g} s for {shown}, and no longer.", 1)
+                self._end(f"{name}: waited {timeout_s:g} s for {shown}, and no longer.", 1)
 
     def _next_deadline(self) -> float | None:
-        if self._ended or not self._exchanges:
+        if self._ended or not self._waits:
             return None
-        first = min(exchange.deadline for exchange in self._exchanges.values())
-        return max(0.0, first - time.monotonic())
+        return max(0.0, min(deadline for _, deadline in self._waits.values()) - time.monotonic())
 
     def _end(self, told: str, exit_code: int, *, failed: bool = False) -> None:
         """The first cause is told; what follows from it is not."""

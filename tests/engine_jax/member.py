@@ -1,0 +1,50 @@
+"""One process of a test: `python -m tests.engine_jax.member FOLDER train ...`, which writes down what it reads.
+
+FOLDER/read-I.jsonl gets the index of every row of the corpus that process I reads. SIGNAL="STEP PROCESS NAME" in the
+environment has that process send itself the signal when that step is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from shardwright.cli.main import main
+from shardwright.data import Rows
+
+
+def run(folder: Path, arguments: list[str]) -> int:
+    index = arguments[arguments.index("--process") + 1] if "--process" in arguments else os.environ["SLURM_PROCID"]
+    log = (folder / f"read-{index}").open("a", buffering=1)
+    read = Rows.__getitem__
+
+    def counted(self: Rows, row: int):
+        log.write(f"{row}\n")
+        return read(self, row)
+
+    Rows.__getitem__ = counted
+    if "SIGNAL" in os.environ:
+        at, process, name = os.environ["SIGNAL"].split()
+        if process == index:
+            send(signal.Signals[name], int(at))
+    return main(arguments)
+
+
+def send(number: signal.Signals, at: int) -> None:
+    from shardwright.engine_jax.run import _Run
+
+    record = _Run._record
+
+    def recorded(self: _Run, step: int, *rest):
+        loss = record(self, step, *rest)
+        if step == at:
+            os.kill(os.getpid(), number)
+        return loss
+
+    _Run._record = recorded
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,238 @@
+"""Two processes are one run: the same numbers as in one process, one checkpoint, one end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from shardwright.checkpoint import latest
+from tests.conftest import ROOT
+from tests.engine_jax.commands import (
+    LLAMA3,
+    TEXT,
+    assert_same_bits,
+    checkpoints,
+    compiled_once,
+    directory_of,
+    metrics,
+    results,
+    saved,
+    train,
+)
+
+STEPS = ["--steps", "40", "--checkpoint-every", "3"]
+TWO = ["--layout", "fsdp", "--mesh", "fsdp=2"]
+"""One device a process: a sum of two terms has one value, whichever is first."""
+MIXTRAL = ["mixtral-test", "--set", "num_layers=1", "--length", "32", "--data", TEXT]
+EIGHT = ["--layout", "ep-as-cp", "--mesh", "fsdp=1,expert=8", "--move", "attention=ring,moe=all-to-all"]
+
+WAIT_S = 240
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def pair(
+    folder: Path,
+    environment: Mapping[str, str],
+    out: Path,
+    options: list[str],
+    *,
+    model: list[str] = LLAMA3,
+    devices: int = 2,
+    own: tuple[list[str], list[str]] = ([], []),
+    slurm: bool = False,
+) -> list[Ended]:
+    """How two processes of one run ended. ``own``: options of each beside those of both."""
+    port = free_port()
+    where = ["--coordinator", f"localhost:{port}", "--processes", "2"]
+    started = []
+    for index in range(2):
+        told = [] if slurm else [*where, "--process", f"{index}"]
+        command = ["train", *model, "--batch", "8", "--out", f"{out}", *options, "--devices", f"{devices}"]
+        tasks = slurm_variables(index, port) if slurm else {}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.engine_jax.member", f"{folder}", *command, *told, *own[index]],
+                env={**environment, **tasks},
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [process.communicate(timeout=WAIT_S) for process in started]
+    return [Ended(process.returncode, *text) for process, text in zip(started, said, strict=True)]
+
+
+def slurm_variables(index: int, port: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": f"{index}",
+        "SLURM_LOCALID": f"{index}",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "JAX_COORDINATOR_PORT": f"{port}",
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_compilation() -> Iterator[None]:
+    with compiled_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> Path:
+    """A run of one process, six steps of it, on two devices."""
+    out = tmp_path_factory.mktemp("one")
+    assert train(LLAMA3, out, *TWO, *STEPS, "--stop-after", "6") == 0
+    return out
+
+
+def only_until(step: int, run: Path, out: Path) -> Path:
+    """A copy of a run of six steps as it was when ``step`` was saved."""
+    shutil.copytree(run, out)
+    shutil.rmtree(directory_of(out, 6))
+    assert checkpoints(out) == [directory_of(out, step).name]
+    return out
+
+
+def rows_read(folder: Path, index: int) -> set[int]:
+    return {int(line) for line in (folder / f"read-{index}").read_text().split()}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, user_environment_of_module) -> tuple[Path, Path, list[Ended]]:
+    """The same run by two processes, which Slurm started."""
+    folder = tmp_path_factory.mktemp("two")
+    ended = pair(folder, user_environment_of_module, folder / "out", [*TWO, *STEPS, "--stop-after", "6"], slurm=True)
+    return folder, folder / "out", ended
+
+
+@pytest.fixture(scope="module")
+def user_environment_of_module() -> dict[str, str]:
+    removed = ("JAX_PLATFORMS", "XLA_FLAGS")
+    return {name: value for name, value in os.environ.items() if name not in removed}
+
+
+def test_the_same_bits_as_one_process(one: Path, two: tuple[Path, Path, list[Ended]]) -> None:
+    _, out, ended = two
+    assert [(process.code, process.err) for process in ended] == [(0, "")] * 2
+    assert results(out) == results(one)
+    assert checkpoints(out) == ["step-00000003", "step-00000006"]
+    for step in (3, 6):
+        assert_same_bits(saved(out, step), saved(one, step))
+
+
+def test_only_the_first_process_speaks(two: tuple[Path, Path, list[Ended]]) -> None:
+    _, _, (first, second) = two
+    assert second.out == ""
+    assert "waiting at localhost:" in first.out
+    assert " for 2 processes (Slurm: SLURM_PROCID=0, SLURM_NTASKS=2, SLURM_STEP_NODELIST=localhost) ...\n" in first.out
+    assert "stopped after step 6 of 40, loss" in first.out
+    assert "Gloo" not in first.out
+
+
+def test_each_process_reads_its_own_rows(two: tuple[Path, Path, list[Ended]]) -> None:
+    folder, _, _ = two
+    first, second = rows_read(folder, 0), rows_read(folder, 1)
+    assert len(first) >= 6 * 4
+    assert len(second) >= 6 * 4
+    assert not first & second
+
+
+def test_a_checkpoint_by_two_resumes_in_one(one: Path, two: tuple[Path, Path, list[Ended]], tmp_path: Path) -> None:
+    out = only_until(3, two[1], tmp_path / "out")
+    assert train(LLAMA3, out, *TWO, *STEPS, "--stop-after", "6", "--resume") == 0
+    assert results(out) == results(one)
+    assert_same_bits(saved(out, 6), saved(one, 6))
+
+
+def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(
+    one: Path, tmp_path: Path, user_environment
+) -> None:
+    out = only_until(3, one, tmp_path / "out")
+    environment = {**user_environment, "SIGNAL": "5 1 SIGTERM"}
+    first, second = pair(tmp_path, environment, out, [*TWO, "--steps", "40", "--resume"])
+    assert [(first.code, first.err), (second.code, second.err)] == [(0, "")] * 2
+    last = len(metrics(out))
+    # The first had begun the sixth step, or not.
+    assert last in (5, 6)
+    assert f"SIGTERM in process 1: stopped after step {last}; saved in {directory_of(out, last)}\n" in first.out
+    assert checkpoints(out) == ["step-00000003", f"step-{last:08d}"]
+    assert results(out) == results(one)[:last]
+    if last == 6:
+        assert_same_bits(saved(out, 6), saved(one, 6))
+
+
+def test_four_devices_each_against_eight(tmp_path: Path, user_environment) -> None:
+    """Rows, experts and their tokens cut over both. Gloo adds eight terms in another order than one process does, so the
+    last bits differ.
+    """
+    options = [*EIGHT, "--steps", "4", "--lr", "1e-3"]
+    assert train(MIXTRAL, tmp_path / "one", *options) == 0
+    ended = pair(tmp_path, user_environment, tmp_path / "two", options, model=MIXTRAL, devices=8)
+    assert [(process.code, process.err) for process in ended] == [(0, "")] * 2
+    for name, of_one in (("loss", 1e-6), ("grad_norm", 1e-6), ("tokens", 0), ("dropped", 0)):
+        ours, theirs = ([line[name] for line in metrics(tmp_path / out)] for out in ("two", "one"))
+        np.testing.assert_allclose(ours, theirs, rtol=of_one, atol=0)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_the_other_with_a_message(killed: int, tmp_path: Path, user_environment) -> None:
+    out = tmp_path / "out"
+    environment = {**user_environment, "SIGNAL": f"3 {killed} SIGKILL"}
+    started = time.monotonic()
+    ended = pair(tmp_path, environment, out, [*TWO, "--steps", "40", "--checkpoint-every", "1"])
+    died = (out / "metrics.jsonl").stat().st_mtime
+    assert time.time() - died < 60, time.monotonic() - started
+    assert ended[killed].code == -signal.SIGKILL
+    assert ended[1 - killed].code == 1
+    told = ended[1 - killed].err.splitlines()[-1]
+    assert told.startswith(f"shardwright: process {1 - killed} of 2: process {killed} of 2")
+    assert told.endswith(
+        "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
+    )
+    found = latest(out)
+    assert found.checkpoint is not None
+    assert found.checkpoint.point.step in (2, 3)
+    assert found.passed_over == ()
+
+
+def test_another_text_in_one_is_refused_by_both(tmp_path: Path, user_environment) -> None:
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for text in texts:
+        text.write_text(f"one of {len(texts)} texts, {text.name}. " * 100)
+    own = (["--data", f"{texts[0]}"], ["--data", f"{texts[1]}"])
+    ended = pair(tmp_path, user_environment, tmp_path / "out", [*TWO, "--steps", "4"], own=own)
+    for process in ended:
+        assert process.code == 2
+        assert process.err.startswith(
+            "shardwright: before the first step: the 2 processes of this run were not told the same:\n  corpus: '"
+        )
+        assert process.err.endswith("Give all of them the same command, text and files. Nothing was started.\n")
+        assert len(process.err.splitlines()) == 3
+    assert not (tmp_path / "out").exists()
