@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,9 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import latest
+from shardwright.core.errors import InputError
+from shardwright.core.mesh import Mesh
+from shardwright.engine_jax.mesh import device_mesh
 from tests.conftest import ROOT
 from tests.engine_jax.commands import (
     LLAMA3,
@@ -150,8 +154,8 @@ def test_the_same_bits_as_one_process(one: Path, two: tuple[Path, Path, list[End
 def test_only_the_first_process_speaks(two: tuple[Path, Path, list[Ended]]) -> None:
     _, _, (first, second) = two
     assert second.out == ""
-    assert "waiting at localhost:" in first.out
-    assert " for 2 processes (Slurm: SLURM_PROCID=0, SLURM_NTASKS=2, SLURM_STEP_NODELIST=localhost) ...\n" in first.out
+    found = "(Slurm: SLURM_PROCID=0, SLURM_NTASKS=2, SLURM_STEP_NODELIST=localhost)"
+    assert re.search(rf"^2 processes meet at localhost:\d+ {re.escape(found)}$", first.out, re.MULTILINE)
     assert "stopped after step 6 of 40, loss" in first.out
     assert "Gloo" not in first.out
 
@@ -236,3 +240,27 @@ def test_another_text_in_one_is_refused_by_both(tmp_path: Path, user_environment
         assert process.err.endswith("Give all of them the same command, text and files. Nothing was started.\n")
         assert len(process.err.splitlines()) == 3
     assert not (tmp_path / "out").exists()
+
+
+def test_devices_are_counted_over_all_processes(tmp_path: Path, capsys) -> None:
+    where = ["--coordinator", "a:1", "--processes", "2", "--process", "1"]
+    assert (
+        train(
+            LLAMA3, tmp_path / "out", "--layout", "fsdp", "--mesh", "fsdp=7", "--devices", "7", "--steps", "1", *where
+        )
+        == 2
+    )
+    assert capsys.readouterr().err == (
+        "shardwright: --devices is 7, and must be a multiple of the number of processes, which is 2 (told by options): "
+        "each has as many.\n"
+    )
+
+
+def test_no_process_is_without_a_part(monkeypatch) -> None:
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    with pytest.raises(InputError) as error:
+        device_mesh(Mesh.of(fsdp=4))
+    assert str(error.value) == (
+        "the mesh fsdp 4 needs 4 devices, and the 2 processes have 8: some would have no part in the run. "
+        "Give a mesh of 8 devices (--mesh), or start fewer processes."
+    )

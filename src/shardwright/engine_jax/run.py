@@ -50,12 +50,14 @@ def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> Run
     that holds another run, a checkpoint that this run cannot continue, or processes that were not told the same; RunError
     for a loss that is not finite.
     """
-    shown = shown or Silent()
     processes = options.processes
+    if shown is None or (processes is not None and processes.index != 0):
+        shown = Silent()
     if processes is not None:
-        shown.doing(f"waiting at {processes.coordinator} for {processes.count} processes ({processes.found})")
+        shown.say(f"{processes.count} processes meet at {processes.coordinator} ({processes.found})")
+        shown.doing("waiting for the others")
     with joined(processes) as group:
-        return _train(options, plan, shown if group.index == 0 else Silent(), group)
+        return _train(options, plan, shown, group)
 
 
 def _train(options: RunOptions, plan: Plan, shown: Listener, group: Group) -> RunOutcome:
