@@ -17,17 +17,18 @@ from shardwright.core.layout_reading import read_layout
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.request import Request
+from shardwright.core.resolve import traffic_of
 from shardwright.core.spec import Spec
 from shardwright.engine_jax.links import late_sums, links_of
 from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.moe import MoeCounts, experts_layer, kept, seen_by_experts, sort_by_expert
-from shardwright.engine_jax.layer_io import ExpertLinks
+from shardwright.engine_jax.moe import MoeCounts, experts_layer, seen_by_experts
 from shardwright.engine_jax.routing import largest, moved_bias, route
 from shardwright.engine_jax.shardings import partition_spec
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from shardwright.models.parts.architecture import Experts
+from tests.engine_jax.compiled_text import collectives
 
 ROWS, LENGTH, EMBED, WIDTH = 8, 16, 16, 8
 TABLE = build(
@@ -202,7 +203,7 @@ def of_one_layer(plan: Plan, name: str) -> Spec:
     return Spec(row.rests.dims[len(row.rests.dims) - len(row.shape) :])
 
 
-def compiled_layer(case: Case) -> tuple[Any, Plan]:
+def lowered_layer(case: Case) -> tuple[Any, Plan]:
     """The layer of a case with its gradients, each device at its own parts."""
     plan = plan_of(case)
     links, experts = links_of(plan), plan.request.table.architecture.experts
@@ -230,7 +231,12 @@ def compiled_layer(case: Case) -> tuple[Any, Plan]:
         check_vma=False,
     )
     arguments = X_BLM, VALID_BL.astype(np.int32), WEIGHTS
-    return jax.jit(function).lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0}), plan
+    return jax.jit(function).lower(*arguments), plan
+
+
+def compiled_layer(case: Case) -> tuple[Any, Plan]:
+    lowered, plan = lowered_layer(case)
+    return lowered.compile(compiler_options={"xla_backend_optimization_level": 0}), plan
 
 
 def result_of(case: Case) -> Result:
@@ -257,3 +263,65 @@ def test_every_layout_does_what_the_definition_says(case: Case) -> None:
     for name, d in d_weights.items():
         if name != "router.bias":
             assert np.linalg.norm(result.d_weights[name] - d) <= 1e-5 * np.linalg.norm(d), name
+
+
+def test_what_finds_no_room_is_counted_and_is_nothing() -> None:
+    case = replace(EP, expert_buffer=0.5)
+    room = traffic_of(plan_of(case).request, plan_of(case).mesh).room(0.5)
+    taken_BLE = token_by_token(None)[2]
+    # Rows lie over fsdp, then over the expert axis; experts over the latter, two on each device.
+    came = taken_BLE.reshape(2, ROWS // 2 * LENGTH, 4, 2).sum(axis=(1, 3))
+    assert np.any(came > room)
+    assert np.any(came < room)
+    result = result_of(case)
+    assert int(result.counts.overflow) == np.maximum(came - room, 0).sum()
+    np.testing.assert_array_equal(result.counts.by_expert, taken_BLE.sum(axis=(0, 1)))
+    assert np.all(np.isfinite(result.out_BLM))
+    # The first rows of a buffer are those of its first expert: where all of its tokens have room, they are whole.
+    difference = np.abs(result.out_BLM - token_by_token(None)[0]).max(axis=-1)
+    assert np.any(difference > 1e-3)
+    assert np.all(difference[~taken_BLE.any(axis=-1)] == 0)
+
+
+@pytest.mark.parametrize("move", ["ring", "weights"])
+def test_one_device_for_all_experts_has_one_program(move: str) -> None:
+    texts = {
+        lowered_layer(Case(layout="ep", mesh="fsdp=2,expert=1", move=how))[0].as_text() for how in ("all-to-all", move)
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
+def test_tokens_or_weights_cross_and_never_both(move: str) -> None:
+    compiled, plan = compiled_layer(replace(EP_AS_CP, move=move))
+    crossing = [one for one in collectives(compiled.as_text(), plan.mesh) if one.axes == ("expert",)]
+    floats = [(one.kind, result.shape) for one in crossing for result in one.results if result.dtype == "f32"]
+    # Matrices of experts have three dims, tokens as they are gathered have two.
+    tokens = (ROWS // 2 * LENGTH, EMBED)
+    gathered = [shape for kind, shape in floats if kind == "all-gather"]
+    assert any(len(shape) == 3 for shape in gathered) == (move == "weights")
+    assert (tokens in gathered) == (move == "ring")
+    assert any(kind == "all-to-all" for kind, _ in floats) == (move == "all-to-all")
+
+
+def test_bias_chooses_and_does_not_weigh() -> None:
+    experts = replace(EXPERTS, num_groups=1, chosen_groups=1)
+    favoured = jnp.zeros(experts.num).at[5].set(10.0)
+    routing = route(jnp.asarray(X_BLM), jnp.asarray(WEIGHTS["router.kernel"]), favoured, experts)
+    assert bool(jnp.all(routing.experts_BLK[..., 0] == 5))
+    scores_BLE = sigmoid(X_BLM @ WEIGHTS["router.kernel"])
+    chosen_BLK = np.take_along_axis(scores_BLE, np.asarray(routing.experts_BLK), axis=-1)
+    expected = experts.scale * chosen_BLK / chosen_BLK.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(routing.weights_BLK, expected, rtol=1e-5)
+
+
+def test_bias_moves_against_the_load_by_the_rate() -> None:
+    bias = moved_bias(jnp.zeros((1, 4)), jnp.asarray([[10, 0, 5, 5]]), rate=0.001)
+    np.testing.assert_allclose(bias, [[-0.001, 0.001, 0.0, 0.0]])
+
+
+def test_largest_is_top_k() -> None:
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 5, (3, 4, 9)).astype(np.float32))
+    for num in (1, 4, 9):
+        for ours, oracle in zip(largest(x, num), jax.lax.top_k(x, num), strict=True):
+            np.testing.assert_array_equal(ours, oracle)

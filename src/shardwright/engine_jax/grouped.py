@@ -60,14 +60,14 @@ def num_blocks(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
 
 
 def block_rows(rows: int, experts: int) -> int:
-    """Rows of a block for a buffer of so many: an eighth of an expert's even share, between 8 and 64.
+    """Rows of a block for a buffer of so many: a quarter of an expert's even share, between 8 and 64.
 
     A buffer that can hold whatever may come is several times as large as what comes.
 
     >>> block_rows(2048, 4), block_rows(96, 4), block_rows(4, 4)
     (64, 8, 4)
     """
-    wanted = max(SMALLEST_BLOCK, rows // (8 * experts))
+    wanted = max(SMALLEST_BLOCK, rows // (4 * experts))
     return min(rows, LARGEST_BLOCK, 1 << (wanted.bit_length() - 1))
 
 
@@ -125,7 +125,8 @@ def _in_blocks(rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array) -> tup
         out_PM = _activated(gate_PF, up_PF) @ block.matrix(experts.down_EFM)
         return tuple(block.put(new, old) for new, old in zip((out_PM, gate_PF, up_PF), done, strict=True))
 
-    room = tuple(lax.empty((R, width), rows_RM.dtype) for width in (M, F, F))
+    # Unlike numbers, because XLA makes one array of equal ones, and then copies of it to write to.
+    room = tuple(jnp.full((R, width), number, rows_RM.dtype) for number, width in enumerate((M, F, F)))
     out_RM, gate_RF, up_RF = lax.fori_loop(0, blocks.number, one_block, room)
     return out_RM, Hidden(gate_RF, up_RF)
 
