@@ -109,6 +109,14 @@ def one_compilation() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """Of the processes: no simulated devices but those they ask for, and what one has compiled the next ones have."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    compiled = str(tmp_path_factory.mktemp("compiled"))
+    return {**kept, "JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+@pytest.fixture(scope="module")
 def one(tmp_path_factory) -> Path:
     """A run of one process, six steps of it, on two devices."""
     out = tmp_path_factory.mktemp("one")
@@ -129,17 +137,11 @@ def rows_read(folder: Path, index: int) -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, user_environment_of_module) -> tuple[Path, Path, list[Ended]]:
+def two(tmp_path_factory, environment) -> tuple[Path, Path, list[Ended]]:
     """The same run by two processes, which Slurm started."""
     folder = tmp_path_factory.mktemp("two")
-    ended = pair(folder, user_environment_of_module, folder / "out", [*TWO, *STEPS, "--stop-after", "6"], slurm=True)
+    ended = pair(folder, environment, folder / "out", [*TWO, *STEPS, "--stop-after", "6"], slurm=True)
     return folder, folder / "out", ended
-
-
-@pytest.fixture(scope="module")
-def user_environment_of_module() -> dict[str, str]:
-    removed = ("JAX_PLATFORMS", "XLA_FLAGS")
-    return {name: value for name, value in os.environ.items() if name not in removed}
 
 
 def test_the_same_bits_as_one_process(one: Path, two: tuple[Path, Path, list[Ended]]) -> None:
@@ -175,12 +177,10 @@ def test_a_checkpoint_by_two_resumes_in_one(one: Path, two: tuple[Path, Path, li
     assert_same_bits(saved(out, 6), saved(one, 6))
 
 
-def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(
-    one: Path, tmp_path: Path, user_environment
-) -> None:
+def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(one: Path, tmp_path: Path, environment) -> None:
     out = only_until(3, one, tmp_path / "out")
-    environment = {**user_environment, "SIGNAL": "5 1 SIGTERM"}
-    first, second = pair(tmp_path, environment, out, [*TWO, "--steps", "40", "--resume"])
+    told = {**environment, "SIGNAL": "5 1 SIGTERM"}
+    first, second = pair(tmp_path, told, out, [*TWO, "--steps", "40", "--resume"])
     assert [(first.code, first.err), (second.code, second.err)] == [(0, "")] * 2
     last = len(metrics(out))
     # The first had begun the sixth step, or not.
@@ -192,13 +192,13 @@ def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(
         assert_same_bits(saved(out, 6), saved(one, 6))
 
 
-def test_four_devices_each_against_eight(tmp_path: Path, user_environment) -> None:
+def test_four_devices_each_against_eight(tmp_path: Path, environment) -> None:
     """Rows, experts and their tokens cut over both. Gloo adds eight terms in another order than one process does, so the
     last bits differ.
     """
     options = [*EIGHT, "--steps", "4", "--lr", "1e-3"]
     assert train(MIXTRAL, tmp_path / "one", *options) == 0
-    ended = pair(tmp_path, user_environment, tmp_path / "two", options, model=MIXTRAL, devices=8)
+    ended = pair(tmp_path, environment, tmp_path / "two", options, model=MIXTRAL, devices=8)
     assert [(process.code, process.err) for process in ended] == [(0, "")] * 2
     for name, of_one in (("loss", 1e-6), ("grad_norm", 1e-6), ("tokens", 0), ("dropped", 0)):
         ours, theirs = ([line[name] for line in metrics(tmp_path / out)] for out in ("two", "one"))
@@ -206,18 +206,18 @@ def test_four_devices_each_against_eight(tmp_path: Path, user_environment) -> No
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_ends_the_other_with_a_message(killed: int, tmp_path: Path, user_environment) -> None:
+def test_a_killed_process_ends_the_other_with_a_message(killed: int, tmp_path: Path, environment) -> None:
     out = tmp_path / "out"
-    environment = {**user_environment, "SIGNAL": f"3 {killed} SIGKILL"}
+    told = {**environment, "SIGNAL": f"3 {killed} SIGKILL"}
     started = time.monotonic()
-    ended = pair(tmp_path, environment, out, [*TWO, "--steps", "40", "--checkpoint-every", "1"])
+    ended = pair(tmp_path, told, out, [*TWO, "--steps", "40", "--checkpoint-every", "1"])
     died = (out / "metrics.jsonl").stat().st_mtime
     assert time.time() - died < 60, time.monotonic() - started
     assert ended[killed].code == -signal.SIGKILL
     assert ended[1 - killed].code == 1
-    told = ended[1 - killed].err.splitlines()[-1]
-    assert told.startswith(f"shardwright: process {1 - killed} of 2: process {killed} of 2")
-    assert told.endswith(
+    said = ended[1 - killed].err.splitlines()[-1]
+    assert said.startswith(f"shardwright: process {1 - killed} of 2: process {killed} of 2")
+    assert said.endswith(
         "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
     )
     found = latest(out)
@@ -226,12 +226,12 @@ def test_a_killed_process_ends_the_other_with_a_message(killed: int, tmp_path: P
     assert found.passed_over == ()
 
 
-def test_another_text_in_one_is_refused_by_both(tmp_path: Path, user_environment) -> None:
+def test_another_text_in_one_is_refused_by_both(tmp_path: Path, environment) -> None:
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for text in texts:
         text.write_text(f"one of {len(texts)} texts, {text.name}. " * 100)
     own = (["--data", f"{texts[0]}"], ["--data", f"{texts[1]}"])
-    ended = pair(tmp_path, user_environment, tmp_path / "out", [*TWO, "--steps", "4"], own=own)
+    ended = pair(tmp_path, environment, tmp_path / "out", [*TWO, "--steps", "4"], own=own)
     for process in ended:
         assert process.code == 2
         assert process.err.startswith(
