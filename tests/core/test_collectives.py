@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
@@ -150,17 +152,72 @@ def test_tokens_or_weights_travel(move: str) -> None:
     plan = plan_of("mixtral-test", EP.format(move=move), {})
     rows = found(plan, component="moe", phase="forward")
     over_expert = [(c.kind, c.bytes_per_device, c.count_per_step) for c in rows if "expert" in c.axes]
-    slots = BATCH // 8 * 8 * LENGTH * 128 * 4
+    choices = BATCH // 8 * LENGTH * 2 * 128 * 4
     tokens = BATCH // 2 * LENGTH * 128 * 4
-    experts = 8 * 128 * 256 * 4
+    # The chosen experts' numbers and their weights, two for each token.
+    chosen = BATCH // 2 * LENGTH * 2 * 4
+    # Over the expert axis first, while fsdp still cuts them.
+    experts = 8 * 128 * 256 * 4 // 2
     assert (
         sorted(over_expert)
         == {
-            "all-to-all": [("all-to-all", slots, 2 * 4)],
-            "ring": [("all-gather", tokens, 4), ("reduce-scatter", tokens, 4)],
+            "all-to-all": [("all-to-all", choices, 2 * 4)],
+            "ring": [("all-gather", chosen, 2 * 4), ("all-gather", tokens, 4), ("reduce-scatter", tokens, 4)],
             "weights": [("all-gather", experts, 3 * 4)],
         }[move]
     )
+
+
+def test_choices_travel_as_they_are_and_say_so() -> None:
+    plan = plan_of("mixtral-test", EP.format(move="all-to-all"), {})
+    rows = [row.to_json() for row in plan.collectives]
+    ragged = [row for row in rows if row.get("ragged")]
+    # There and back, in each pass.
+    assert {(row["component"], row["phase"], row["count_per_step"]) for row in ragged} == {
+        ("moe", phase, 2 * 4) for phase in ("forward", "recompute", "backward")
+    }
+    assert all("ragged" not in row for row in rows if row["kind"] != "all-to-all")
+
+
+def test_what_only_leaves_the_layer_is_made_once() -> None:
+    plan = plan_of("mixtral-test", EP.format(move="ring"), {})
+    scattered = found(plan, component="moe", kind="reduce-scatter", axes=("expert",))
+    assert [row for row in scattered if row.phase == "recompute"] == []
+    assert [row for row in scattered if row.phase == "forward"] != []
+
+
+@pytest.mark.parametrize("move", ["ring", "weights"])
+def test_a_model_without_experts_does_not_see_how_they_are_met(move: str) -> None:
+    plans = [plan_of("llama3-test", EP.format(move=how), {}) for how in ("all-to-all", move)]
+    assert plans[0].tensors == plans[1].tensors
+    assert plans[0].collectives == plans[1].collectives
+
+
+@pytest.mark.parametrize(
+    ("sizes", "factor", "buffer", "slots"),
+    [
+        # All 2 choices of each of a group's 4 x 64 tokens may come to 2 experts of a device, in 4 rows.
+        ({"fsdp": 2, "expert": 4}, None, None, 4 * 64 * 2 // (2 * 4)),
+        # An expert takes 20 tokens of a row.
+        ({"fsdp": 2, "expert": 4}, 1.25, None, 20),
+        # Room for one and a half times the 128 choices of one device's tokens.
+        ({"fsdp": 2, "expert": 4}, None, 1.5, 192 // (2 * 4)),
+        # One device has all experts: each choice has a place and no more.
+        ({"fsdp": 8, "expert": 1}, None, None, 64 * 2 // 8),
+    ],
+)
+def test_slots_are_the_room_for_what_may_come(sizes, factor, buffer, slots) -> None:
+    table = replace(model_table("mixtral-test"), capacity_factor=factor)
+    layout = read_layout(parse_yaml(EP.format(move="all-to-all"), "mine.yaml"))
+    plan = make_plan(
+        Request(layout=layout, table=table, mesh_sizes=sizes, batch=BATCH, length=LENGTH, expert_buffer=buffer)
+    )
+    assert plan.sizes["slots"] == slots
+    of_room = [finding for finding in plan.findings if finding.code == "SW405" and finding.severity == "warning"]
+    assert bool(of_room) == (buffer is not None)
+    for finding in of_room:
+        assert "192" in finding.found
+        assert "512" in finding.found
 
 
 def test_a_share_of_whole_tokens_is_gathered_again() -> None:
@@ -170,7 +227,9 @@ def test_a_share_of_whole_tokens_is_gathered_again() -> None:
     plan = plan_of("mixtral-test", layout, {})
     stream = BATCH // 2 * LENGTH * 128 * 4
     assert only(plan, component="router", phase="forward", kind="all-gather", axes=("tensor",)) == (stream, 4)
-    assert only(plan, component="router", phase="backward", kind="all-gather", axes=("tensor",)) == (stream, 4)
+    slopes = found(plan, component="router", phase="backward", kind="all-gather", axes=("tensor",))
+    weights = BATCH // 2 * LENGTH * 2 * 4
+    assert sorted((row.bytes_per_device, row.count_per_step) for row in slopes) == [(weights, 4), (stream, 4)]
 
 
 def test_a_stage_computes_its_own_layers() -> None:
