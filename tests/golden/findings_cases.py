@@ -136,14 +136,22 @@ CASES: tuple[Case, ...] = (
         model="mixtral-8x7b",
         layout="ep",
         options=EIGHT,
-        neighbour={"model": "mixtral-8x7b capacity_factor=4"},
+        # One device has all the experts: there is room for each choice, and no more may come.
+        neighbour={"layout": "fsdp"},
     ),
     Case(
         name="SW405-capacity",
         model="mixtral-8x7b capacity_factor=1.25",
-        layout="ep",
+        layout="fsdp",
         options=EIGHT,
-        neighbour={"model": "mixtral-8x7b capacity_factor=4"},
+        neighbour={"model": "mixtral-8x7b"},
+    ),
+    Case(
+        name="SW405-buffer",
+        model="mixtral-8x7b",
+        layout="ep",
+        options={**EIGHT, "expert_buffer": 1.5},
+        neighbour={"layout": "fsdp"},
     ),
     Case(
         name="SW106-product",
