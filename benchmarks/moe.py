@@ -66,7 +66,7 @@ def main() -> None:
         times = take_turns(
             {name: each.go for name, each in running.items()},
             blocks=options.blocks(5),
-            block_s=options.block_s(0.8),
+            block_s=options.block_s(0.6),
         )
         first = next(iter(times.values()))
         for name, each in times.items():

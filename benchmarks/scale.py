@@ -37,7 +37,7 @@ def main() -> None:
         if options.only not in str(case) or (options.quick and case.length > 1000):
             continue
         step = ours(case)
-        times = take_turns({"ours": step.go}, blocks=options.blocks(5), block_s=options.block_s(1.0))["ours"]
+        times = take_turns({"ours": step.go}, blocks=options.blocks(5), block_s=options.block_s(0.7))["ours"]
         tokens_per_s = case.tokens / times.wall
         ahead = theirs / times.cpu if unit == CPU else tokens_per_s / theirs
         framework = "MaxText" if unit == CPU else "TorchTitan"
