@@ -107,6 +107,17 @@ def test_a_mistyped_size_answers_at_once():
     assert plan.errors
 
 
+@pytest.mark.parametrize("given", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_buffer_of_no_size_is_refused_by_its_option(given: float):
+    with pytest.raises(InputError, match=rf"^--expert-buffer is {given:g}, and must be a finite number above 0\.$"):
+        asked("mixtral-test", None, PlanOptions(expert_buffer=given))
+
+
+def test_room_beyond_all_that_may_come_is_room_for_all():
+    given = PlanOptions(expert_buffer=1e308, set=(("capacity_factor=1e308",),))
+    assert make_plan(asked("mixtral-test", None, given).request).sizes["slots"] > 0
+
+
 def test_a_value_that_nobody_has_is_asked_for(monkeypatch):
     from dataclasses import replace
 

@@ -120,6 +120,8 @@ def test_overrides_are_typed() -> None:
     assert table.capacity_factor == 1.5
     assert table.architecture.rope.factor == 8.0
     assert table.weight("moe_layers.attention.q").shape == (128, 4, 192)
+    stretched = build("llama3-test", {"rope.low_freq_factor": "5", "rope.high_freq_factor": "6"}).architecture.rope
+    assert (stretched.low_freq_factor, stretched.high_freq_factor) == (5.0, 6.0)
     assert build("llama3-8b", {"tied": "true"}).num_parameters == COUNTS["llama3-8b"] - 4096 * 128_256
 
 
@@ -174,6 +176,26 @@ def test_overrides_are_typed() -> None:
             "mixtral-test",
             {"capacity_factor": "nan"},
             "mixtral-test with --set capacity_factor=nan: capacity_factor is 'nan', and must be a number that is finite.",
+        ),
+        *(
+            (
+                "llama3-test",
+                {key: text},
+                f"llama3-test with --set {key}={text}: {key} is {float(text)}, and must be above {least}.",
+            )
+            for key, text, least in (
+                ("rope.theta", "-1", 1),
+                ("rope.theta", "1", 1),
+                ("rope.factor", "0", 0),
+                ("norm_eps", "-1", 0),
+                ("initializer_stddev", "-1", 0),
+            )
+        ),
+        (
+            "llama3-test",
+            {"rope.low_freq_factor": "5", "rope.high_freq_factor": "5"},
+            "llama3-test with --set rope.low_freq_factor=5 rope.high_freq_factor=5: rope.high_freq_factor is 5.0, and must "
+            "be above rope.low_freq_factor, which is 5.0.",
         ),
         (
             "llama3-test",

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from shardwright.cli.options import PlanOptions
-from shardwright.cli.values import at_least_one, mesh_sizes, moves, settings
+from shardwright.cli.values import above_zero, at_least_one, mesh_sizes, moves, settings
 from shardwright.core.errors import InputError
 from shardwright.core.layout import Layout
 from shardwright.core.plan import Plan
@@ -44,6 +44,7 @@ def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
     layout = load_layout(table.natural_layout if layout_name is None else layout_name)
     sizes = mesh_sizes(options.mesh) if options.mesh is not None else {}
     at_least_one("--devices", options.devices)
+    above_zero("--expert-buffer", options.expert_buffer)
     machine = None if options.chips is None else _machine(options.chips)
     devices = options.devices
     if machine is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from shardwright.core.errors import InputError, caret
 from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES
@@ -72,6 +73,12 @@ def at_least_one(option: str, value: int | None) -> None:
     """Refuse a count below 1."""
     if value is not None and value < 1:
         raise InputError(f"{option} is {value}, and must be at least 1.")
+
+
+def above_zero(option: str, value: float | None) -> None:
+    """Refuse a number that is not above 0, or has no end."""
+    if value is not None and not 0 < value < inf:
+        raise InputError(f"{option} is {value:g}, and must be a finite number above 0.")
 
 
 def _pairs(text: str, option: str, form: str) -> Iterable[tuple[str, str, int]]:

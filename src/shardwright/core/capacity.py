@@ -13,12 +13,14 @@ from math import ceil
 def row_capacity(factor: float | None, *, top_k: int, experts: int, length: int) -> int | None:
     """Tokens of one row that one expert of a layer takes at most: its even share times the factor, rounded up.
 
-    None where there is no factor: then no token is dropped.
+    Never more than the row has. None where there is no factor: then no token is dropped.
 
     >>> row_capacity(1.25, top_k=2, experts=8, length=64), row_capacity(None, top_k=2, experts=8, length=64)
     (20, None)
+    >>> row_capacity(1e308, top_k=2, experts=8, length=64)
+    64
     """
-    return None if factor is None else ceil(factor * top_k * length / experts)
+    return None if factor is None else ceil(min(length, factor * top_k * length / experts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class Traffic:
     ``top_k`` choices, an expert takes ``capacity`` tokens of a row, or all.
 
     >>> even = Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=None)
-    >>> even.choices, even.most, even.room(None), even.room(1.5), even.room(99.0)
+    >>> even.choices, even.most, even.room(None), even.room(1.5), even.room(1e308)
     (256, 1024, 1024, 384, 1024)
     >>> Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=20).most
     320
@@ -71,4 +73,4 @@ class Traffic:
 
         Without a factor: as many as may come.
         """
-        return self.most if factor is None else min(self.most, ceil(factor * self.choices))
+        return self.most if factor is None else ceil(min(self.most, factor * self.choices))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import get_args
 
 from shardwright.core.errors import InputError
@@ -65,8 +66,8 @@ class Request:
         for axis, size in self.mesh_sizes.items():
             if not isinstance(size, int):
                 raise InputError(f"the size of mesh axis '{axis}' is {size!r}, and must be a whole number.")
-        if self.expert_buffer is not None and not self.expert_buffer > 0:
-            raise InputError(f"expert_buffer is {self.expert_buffer!r}, and must be a number above 0.")
+        if self.expert_buffer is not None and not 0 < self.expert_buffer < inf:
+            raise InputError(f"expert_buffer is {self.expert_buffer!r}, and must be a finite number above 0.")
         words = {
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),

@@ -69,9 +69,16 @@ def count(number: float, noun: str) -> str:
     >>> count(1, "row"), count(12, "row"), count(8, "vocabulary entry")
     ('1 row', '12 rows', '8 vocabulary entries')
     """
-    if number == 1:
-        return f"{number} {noun}"
-    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
+    return f"{number} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """More than one of them.
+
+    >>> plural("row"), plural("vocabulary entry")
+    ('rows', 'vocabulary entries')
+    """
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
 def counted(size: int, logical_axis: str) -> str:

@@ -24,14 +24,18 @@ def overridden(model: str, config: Config, overrides: Mapping[str, str]) -> Conf
     2
     """
     changes: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {}
     try:
         for key, text in overrides.items():
             outer, _, inner = key.partition(".")
-            part: Any = changes.get(outer, getattr(config, outer, None)) if outer in _names(config) else None
+            part: Any = getattr(config, outer, None) if outer in _names(config) else None
             if inner and is_dataclass(part):
-                changes[outer] = _with(part, **{inner: _value(key, inner, part, text)})
+                inside.setdefault(outer, {})[inner] = _value(key, inner, part, text)
             else:
                 changes[key] = _value(key, key, config, text)
+        # All of a part at once: two of its values may be right together and wrong one after the other.
+        for outer, values in inside.items():
+            changes[outer] = _with(getattr(config, outer), **values)
         return _with(config, **changes)
     except InputError as error:
         asked = " ".join(f"{key}={text}" for key, text in overrides.items())

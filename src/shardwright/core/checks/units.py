@@ -16,7 +16,7 @@ from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.roles import EXCHANGED_FOR_HEADS, UNIT_NAMES
 from shardwright.core.spec import Spec
 from shardwright.core.table import Weight
-from shardwright.core.wording import count, counted, either, others, percent, product
+from shardwright.core.wording import count, counted, either, others, percent, plural, product
 
 Group = tuple[str, tuple[str, ...], int]
 """A logical axis, the axes that cut it, and how many pieces it may be cut into."""
@@ -78,7 +78,7 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
     number, spec, mark = _caret(tensor, name, axes)
     pieces = plan.mesh.size(axes)
     unit = UNIT_NAMES.get(name, "element")
-    part = f"of {'an' if unit[0] in 'aeiou' else 'a'} {unit}" if units < pieces else f"{unit}s"
+    part = f"of {'an' if unit[0] in 'aeiou' else 'a'} {unit}" if units < pieces else plural(unit)
     each = f"{units / pieces:.4g} {part}"
     also = f"; {others([tensor.name, *(t.name for t in rest)], tensor.kind)}" if rest else ""
     finding = Finding(

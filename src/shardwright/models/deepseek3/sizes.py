@@ -74,6 +74,7 @@ class DeepSeek3Config:
     rope: Rope = ROPE
 
     def __post_init__(self) -> None:
+        require_positive(norm_eps=self.norm_eps, initializer_stddev=self.initializer_stddev)
         require_positive(num_layers=self.num_layers, embed=self.embed, num_heads=self.num_heads, vocab=self.vocab)
         require_positive(kv_lora=self.kv_lora, nope_dim=self.nope_dim, value_dim=self.value_dim, mlp=self.mlp)
         require_positive(expert_mlp=self.expert_mlp, num_experts=self.num_experts, top_k=self.top_k)

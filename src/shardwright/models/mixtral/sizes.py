@@ -32,6 +32,7 @@ class MixtralConfig:
     rope: Rope = ROPE
 
     def __post_init__(self) -> None:
+        require_positive(norm_eps=self.norm_eps, initializer_stddev=self.initializer_stddev)
         require_positive(num_layers=self.num_layers, embed=self.embed, mlp=self.mlp, vocab=self.vocab)
         require_positive(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         require_positive(num_experts=self.num_experts, top_k=self.top_k)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from math import ceil, floor, log, pi
 from typing import Literal
 
+from shardwright.core.errors import InputError
+from shardwright.models.parts.size import require_above, require_positive
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
@@ -30,6 +33,13 @@ class Rope:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.theta > 1:
+            raise InputError(f"rope.theta is {self.theta}, and must be above 1.")
+        require_positive(**{f"rope.{name}": getattr(self, name) for name in ("factor", "original_length")})
+        require_positive(**{f"rope.{name}": getattr(self, name) for name in ("beta_fast", "beta_slow")})
+        require_above(**{"rope.high_freq_factor": self.high_freq_factor, "rope.low_freq_factor": self.low_freq_factor})
 
     def inverse_frequencies(self, dim: int) -> tuple[float, ...]:
         """Radians per token of each of the ``dim / 2`` pairs.

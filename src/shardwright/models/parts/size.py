@@ -44,6 +44,13 @@ def require_multiple(**dimensions: int) -> None:
         raise InputError(f"{name} is {value}, and must be a multiple of {of}, which is {divisor}.")
 
 
+def require_above(**dimensions: float) -> None:
+    """Refuse two dimensions, given by name, of which the first is not above the second."""
+    (name, value), (of, limit) = dimensions.items()
+    if not value > limit:
+        raise InputError(f"{name} is {value}, and must be above {of}, which is {limit}.")
+
+
 def require_at_most(**dimensions: int) -> None:
     """Refuse two dimensions, given by name, of which the first is larger than the second."""
     (name, value), (of, limit) = dimensions.items()
