@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from shardwright.engine_jax.layer_io import AttentionLinks, Links, Params, index_of, size_of
 from shardwright.engine_jax.norm import rms_norm
+from shardwright.engine_jax.product import weight_product
 from shardwright.engine_jax.ring import attend_around
 from shardwright.engine_jax.rotary import Angles, angles, rotate
 from shardwright.engine_jax.scores import Sight, attend
@@ -48,7 +49,7 @@ def attention(
     else:
         out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, turned_by, sight, links)
     out_BLHE = links.move("attention.attended", "attention.output", out_BTHE)
-    out_BLM = jnp.einsum("BLHE,HEM->BLM", out_BLHE, weights["attention.o"])
+    out_BLM = weight_product("BLHE,HEM->BLM", out_BLHE, weights["attention.o"])
     return links.move("attention.projected", "residual.stream", out_BLM)
 
 
@@ -62,9 +63,9 @@ def _grouped(
     links: Links,
 ) -> jax.Array:
     interleaved = architecture.rope.interleaved
-    q_BLHD = rotate(jnp.einsum("BLM,MHD->BLHD", x_BLM, weights["attention.q"]), turned_by, interleaved)
-    k_BLKD = rotate(jnp.einsum("BLM,MKD->BLKD", x_BLM, weights["attention.k"]), turned_by, interleaved)
-    v_BLKD = jnp.einsum("BLM,MKD->BLKD", x_BLM, weights["attention.v"])
+    q_BLHD = rotate(weight_product("BLM,MHD->BLHD", x_BLM, weights["attention.q"]), turned_by, interleaved)
+    k_BLKD = rotate(weight_product("BLM,MKD->BLKD", x_BLM, weights["attention.k"]), turned_by, interleaved)
+    v_BLKD = weight_product("BLM,MKD->BLKD", x_BLM, weights["attention.v"])
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
@@ -90,16 +91,16 @@ def _latent(
 ) -> jax.Array:
     rope, eps = architecture.rope, architecture.latent_norm_eps
     if form.q_lora is None:
-        q_BLHD = jnp.einsum("BLM,MHD->BLHD", x_BLM, weights["attention.q"])
+        q_BLHD = weight_product("BLM,MHD->BLHD", x_BLM, weights["attention.q"])
     else:
-        down_BLQ = jnp.einsum("BLM,MQ->BLQ", x_BLM, weights["attention.q_down"])
+        down_BLQ = weight_product("BLM,MQ->BLQ", x_BLM, weights["attention.q_down"])
         down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
-        q_BLHD = jnp.einsum("BLQ,QHD->BLHD", down_BLQ, weights["attention.q_up"])
+        q_BLHD = weight_product("BLQ,QHD->BLHD", down_BLQ, weights["attention.q_up"])
     plain_BLHD, turning_BLHP = jnp.split(q_BLHD, [form.nope_dim], axis=-1)
     q_BLHD = jnp.concatenate([plain_BLHD, rotate(turning_BLHP, turned_by, rope.interleaved)], axis=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
-    latent_BLR = jnp.einsum("BLM,MR->BLR", x_BLM, weights["attention.kv_down"])
+    latent_BLR = weight_product("BLM,MR->BLR", x_BLM, weights["attention.kv_down"])
     compressed_BLN, key_BLP = jnp.split(latent_BLR, [form.kv_lora], axis=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
     key_BLP = rotate(key_BLP[:, :, None, :], turned_by, rope.interleaved)[:, :, 0]
@@ -118,7 +119,7 @@ def _keys_and_values(kv_up_NHD: jax.Array, form: LatentAttention) -> Callable[[j
 
     def made(latent_BSR: jax.Array) -> tuple[jax.Array, jax.Array]:
         compressed_BSN, key_BSP = jnp.split(latent_BSR, [form.kv_lora], axis=-1)
-        kv_BSHD = jnp.einsum("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD)
+        kv_BSHD = weight_product("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD)
         plain_BSHD, v_BSHE = jnp.split(kv_BSHD, [form.nope_dim], axis=-1)
         shared_BSHP = jnp.broadcast_to(key_BSP[:, :, None, :], (*plain_BSHD.shape[:3], form.rope_dim))
         return jnp.concatenate([plain_BSHD, shared_BSHP], axis=-1), v_BSHE

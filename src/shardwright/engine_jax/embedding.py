@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.engine_jax.layer_io import Links, Params, index_of
+from shardwright.engine_jax.product import weight_product
 
 
 def embed(tokens_BL: jax.Array, table_VM: jax.Array, links: Links) -> jax.Array:
@@ -34,4 +35,4 @@ def logits(x_BLM: jax.Array, params: Params, table_VM: jax.Array, links: Links) 
         kernel, product = table_VM, "BLM,VM->BLV"
     else:
         kernel, product = links.use("embedding.tokens", params["embedding.tokens"], "logits"), "BLM,VM->BLV"
-    return jnp.einsum(product, x_BLM, kernel, preferred_element_type=jnp.float32)
+    return weight_product(product, x_BLM, kernel, jnp.float32)

@@ -17,6 +17,7 @@ from shardwright.engine_jax.layer_io import Links, Params
 from shardwright.engine_jax.mlp import feed_forward
 from shardwright.engine_jax.moe import MoeCounts, experts_layer, seen_by_experts
 from shardwright.engine_jax.norm import rms_norm
+from shardwright.engine_jax.product import PRODUCT
 from shardwright.engine_jax.rotary import Angles
 from shardwright.engine_jax.scores import Sight
 from shardwright.models.parts.architecture import Architecture, Stack
@@ -90,7 +91,10 @@ def _recomputed(layer, remat: str):
         return layer
     policies = {
         "full": jax.checkpoint_policies.nothing_saveable,
-        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        "dots": jax.checkpoint_policies.save_from_both_policies(
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            jax.checkpoint_policies.save_only_these_names(PRODUCT),
+        ),
     }
     # The scan already keeps XLA from merging the recomputation with the forward pass.
     return jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)

@@ -1,0 +1,49 @@
+"""Products of tokens and weights against JAX's own, forward and backward, and what of them is kept."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.engine_jax.product import PRODUCT, weight_product
+
+SIZES = {"B": 2, "L": 3, "M": 4, "H": 5, "D": 6, "V": 7}
+RNG = np.random.default_rng(0)
+
+
+def of(dims: str) -> jax.Array:
+    return jnp.asarray(RNG.normal(size=[SIZES[dim] for dim in dims]), jnp.float32)
+
+
+@pytest.mark.parametrize("dims", ["BLM,MHD->BLHD", "BLHD,HDM->BLM", "BLM,VM->BLV"])
+def test_as_jax_has_it(dims: str) -> None:
+    operands, out = dims.split("->")
+    x, weight, slope = (of(each) for each in (*operands.split(","), out))
+    ours, our_slopes = jax.vjp(lambda x, weight: weight_product(dims, x, weight), x, weight)
+    theirs, their_slopes = jax.vjp(lambda x, weight: jnp.einsum(dims, x, weight), x, weight)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    for our, their in zip(our_slopes(slope), their_slopes(slope), strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-6)
+
+
+def test_narrow_slopes_of_a_wide_product() -> None:
+    x, weight = of("BLM").astype(jnp.bfloat16), of("MV").astype(jnp.bfloat16)
+    out, slopes = jax.vjp(lambda x, weight: weight_product("BLM,MV->BLV", x, weight, jnp.float32), x, weight)
+    assert out.dtype == jnp.float32
+    assert [slope.dtype for slope in slopes(out)] == [jnp.bfloat16, jnp.bfloat16]
+
+
+def test_products_are_kept_by_name() -> None:
+    x, weight = of("BLM"), of("MV")
+
+    def loss(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(weight_product("BLM,MV->BLV", x, weight)))
+
+    def products(policy) -> int:
+        text = jax.jit(jax.value_and_grad(jax.checkpoint(loss, policy=policy))).lower(x, weight).as_text()
+        return text.count("stablehlo.dot_general")
+
+    policies = jax.checkpoint_policies
+    assert products(policies.nothing_saveable) == products(policies.save_only_these_names(PRODUCT)) + 1
