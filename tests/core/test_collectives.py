@@ -162,7 +162,12 @@ def test_tokens_or_weights_travel(move: str) -> None:
         sorted(over_expert)
         == {
             "all-to-all": [("all-to-all", choices, 2 * 4)],
-            "ring": [("all-gather", chosen, 2 * 4), ("all-gather", tokens, 4), ("reduce-scatter", tokens, 4)],
+            "ring": [
+                ("all-gather", chosen, 4),
+                ("all-gather", chosen, 4),
+                ("all-gather", tokens, 4),
+                ("reduce-scatter", tokens, 4),
+            ],
             "weights": [("all-gather", experts, 3 * 4)],
         }[move]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
@@ -58,25 +59,29 @@ class Program:
                 shapes = tuple((dtype, _numbers(sizes)) for dtype, sizes in SHAPE.findall(found["type"]))
                 lines.append(Line(found["name"], shapes, found["op"], found["rest"]))
 
-    def executed(self, ops: str) -> Iterator[tuple[str, Line, int]]:
+    def executed(self, ops: str, unknown: Fraction | None = None) -> Iterator[tuple[str, Line, Fraction]]:
         """Every instruction of these kinds with its computation and how often it runs.
 
-        A loop that has one must say its number of trips.
+        ``unknown``: the trips of a loop that does not say their number; None: a loop that has such an instruction must.
         """
-        yield from self._of(self.entry, 1, ops)
+        yield from self._of(self.entry, Fraction(1), ops, unknown)
 
-    def _of(self, computation: str, times: int, ops: str) -> Iterator[tuple[str, Line, int]]:
+    def _of(
+        self, computation: str, times: Fraction, ops: str, unknown: Fraction | None
+    ) -> Iterator[tuple[str, Line, Fraction]]:
         for line in self.computations[computation]:
             if re.fullmatch(ops, line.op.removesuffix("-start")):
                 yield computation, line, times
             again = times
             if line.op == "while":
                 trips = TRIPS.search(line.rest)
-                again = times * int(trips[1]) if trips else 0
-                unknown = not trips and any(any(self._of(called, 1, ops)) for called in CALLED.findall(line.rest))
-                assert not unknown, f"a loop of unknown length: {line.name}"
+                again = times * (Fraction(trips[1]) if trips else unknown or 0)
+                inside = (
+                    found for called in CALLED.findall(line.rest) for found in self._of(called, times, ops, unknown)
+                )
+                assert trips or unknown is not None or not any(inside), f"a loop of unknown length: {line.name}"
             for called in CALLED.findall(line.rest):
-                yield from self._of(called, again, ops)
+                yield from self._of(called, again, ops, unknown)
 
     def moved(self, mesh: Mesh) -> Counter[Moved]:
         """Every tensor that a collective moves, and how often."""
@@ -86,13 +91,16 @@ class Program:
             axes = () if kind == PERMUTE else axes_of(replica_groups(line.rest, mesh.num_devices), mesh)
             wider = mesh.size(axes) if kind == "reduce-scatter" else 1
             for dtype, shape in line.shapes:
-                found[Moved(kind, axes, dtype, prod(shape) * WIDTHS[dtype] * wider)] += times
+                found[Moved(kind, axes, dtype, prod(shape) * WIDTHS[dtype] * wider)] += int(times)
         return found
 
-    def flops(self) -> int:
-        """Two for each multiplication of the products of matrices that one device makes."""
-        total = 0
-        for computation, line, times in self.executed("dot"):
+    def flops(self, blocks: Fraction | None = None) -> Fraction:
+        """Two for each multiplication of the products of matrices that one device makes.
+
+        ``blocks``: how many blocks of rows the loop over experts' rows computes, which depends on the tokens.
+        """
+        total = Fraction(0)
+        for computation, line, times in self.executed("dot", blocks):
             shapes = {other.name: other.shapes[0][1] for other in self.computations[computation] if other.shapes}
             left = re.findall(r"%([\w.\-]+)", line.rest)[0]
             contracted = _numbers(re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.rest)[1])  # type: ignore[index]
@@ -125,7 +133,10 @@ def assert_program_is_the_plan(text: str, plan: Plan) -> None:
 
 
 def _assert_exchanged(moved: Counter[Moved], plan: Plan, axes: tuple[str, ...]) -> None:
-    """Where chunks differ in length CPU pads them: as many all-to-alls as planned, none of them smaller."""
+    """Where chunks differ in length CPU pads them: as many all-to-alls as planned, none of them smaller.
+
+    A compiled one leaves a tensor from each device of the group.
+    """
     planned = [row for row in plan.collectives if row.kind == "all-to-all" and row.axes == axes]
     planned = [row for row in planned if plan.by_name[row.tensors[0]].dtype == "float32"]
     found = {
@@ -133,7 +144,8 @@ def _assert_exchanged(moved: Counter[Moved], plan: Plan, axes: tuple[str, ...]) 
         for one, times in moved.items()
         if one.kind == "all-to-all" and one.axes == axes and one.dtype == "f32"
     }
-    assert sum(found.values()) == sum(row.count_per_step for row in planned), (found, planned)
+    tensors = plan.mesh.size(axes) * sum(row.count_per_step for row in planned)
+    assert sum(found.values()) == tensors, (found, planned)
     least = sum(row.bytes_per_device * row.count_per_step for row in planned)
     assert sum(one.bytes * times for one, times in found.items()) >= least, (found, planned)
 

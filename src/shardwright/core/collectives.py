@@ -29,7 +29,7 @@ def step_collectives(
     for move in request.table.moves:
         if move.source in by_name and move.target in by_name:
             found += _of_move(request, mesh, sizes, by_name, move)
-    return _merged(found)
+    return _merged(found, by_name)
 
 
 def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[PlannedCollective]:
@@ -176,11 +176,14 @@ def _planned(
     )
 
 
-def _merged(collectives: Iterable[PlannedCollective]) -> tuple[PlannedCollective, ...]:
-    """Equal collectives as one row."""
+def _merged(
+    collectives: Iterable[PlannedCollective], by_name: Mapping[str, TensorPlan]
+) -> tuple[PlannedCollective, ...]:
+    """Equal collectives as one row, those of integers apart."""
     rows: dict[tuple[object, ...], PlannedCollective] = {}
     for one in collectives:
-        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged)
+        of_floats = by_name[one.tensors[0]].dtype in FLOATS
+        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, of_floats)
         seen = rows.get(key)
         rows[key] = replace(
             one,

@@ -1,0 +1,43 @@
+"""What a compiled step with experts does: it moves what the plan lists, and multiplies as often as the model needs."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from shardwright.core.plan import Plan
+from shardwright.core.resolve import traffic_of
+from shardwright.cost.flops import step_flops
+from shardwright.engine_jax.grouped import block_rows
+from tests.engine_jax.program import Program, assert_program_is_the_plan
+from tests.engine_jax.steps import Case, plan_of, unoptimised_step
+
+MODEL = "mixtral-test"
+CASES = [
+    Case(model=MODEL, layout="fsdp-tp", mesh="fsdp=4,tensor=2"),
+    Case(model=MODEL, layout="ep", mesh="fsdp=2,expert=4"),
+    Case(model=MODEL, layout="ep", mesh="fsdp=2,expert=4", move="moe=ring"),
+    Case(model=MODEL, layout="ep", mesh="fsdp=2,expert=4", move="moe=weights"),
+    Case(model=MODEL, layout="ep-as-cp", mesh="fsdp=2,expert=4", settings="capacity_factor=1.0"),
+    Case(model=MODEL, layout="cp-as-ep", mesh="fsdp=2,context=2,expert=2"),
+    Case(model=MODEL, layout="tp-as-ep", mesh="fsdp=4,tensor=2"),
+]
+
+
+def blocks_of(plan: Plan) -> Fraction:
+    """How many blocks of rows a device multiplies where experts are chosen alike, without what fills the last ones."""
+    traffic = traffic_of(plan.request, plan.mesh)
+    room = traffic.room(plan.request.expert_buffer)
+    return Fraction(traffic.choices, block_rows(room, traffic.experts))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_moves_what_the_plan_lists(case: Case) -> None:
+    assert_program_is_the_plan(unoptimised_step(case).as_text(), plan_of(case))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_multiplies_what_the_model_needs_and_no_axis_repeats_it(case: Case) -> None:
+    plan = plan_of(case)
+    assert Program(unoptimised_step(case).as_text()).flops(blocks_of(plan)) == sum(step_flops(plan).values())
