@@ -1,0 +1,59 @@
+"""The cases of findings about what a layout costs: what moves in a step, what does nothing, and what does not fit."""
+
+from __future__ import annotations
+
+from shardwright.core.request import Chip
+from tests.golden.findings_case import Case, mine
+
+V5E = Chip(name="v5e", usable_bytes=int(15.75 * 2**30), source="libtpu 0.0.42.1")
+
+ON_COSTS: tuple[Case, ...] = (
+    Case(
+        name="SW121-fewer-rows-than-devices",
+        model="deepseek3-671b",
+        layout="ep-as-cp",
+        options={"devices": 128, "batch": 64, "mesh_sizes": {"expert": 8}},
+        neighbour={"options": {"devices": 1, "batch": 64, "mesh_sizes": {"expert": 1}}},
+    ),
+    Case(
+        name="SW121-a-row-for-each-device",
+        model="deepseek3-671b",
+        layout="ep-as-cp",
+        options={"devices": 128, "batch": 128, "mesh_sizes": {"expert": 8}},
+        neighbour={"options": {"devices": 1, "batch": 128, "mesh_sizes": {"expert": 1}}},
+    ),
+    Case(
+        name="SW121-replicas",
+        model="llama3-8b",
+        layout="hsdp",
+        options={"devices": 16},
+        neighbour={"options": {"devices": 1, "mesh_sizes": {"data": 1}}},
+    ),
+    Case(
+        name="SW121-stages",
+        model="llama3-8b",
+        layout="pp",
+        options={"devices": 16, "micro_steps": 2},
+        neighbour={"options": {"devices": 1, "mesh_sizes": {"stage": 1}}},
+    ),
+    Case(
+        name="SW122-whole-rows",
+        layout=mine("context: context", "{context: auto}", "move: {attention: ulysses}\n"),
+        options={"devices": 8, "load_balanced": True},
+        neighbour={"layout": mine("context: context", "{context: auto}", "move: {attention: ring}\n")},
+    ),
+    Case(
+        name="SW312-too-much",
+        model="llama3-8b",
+        layout="ddp",
+        options={"devices": 16, "length": 4096, "chip": V5E},
+        neighbour={"options": {"devices": 16, "length": 4096}},
+    ),
+    Case(
+        name="SW312-recomputing-more-would-do",
+        model="llama3-8b",
+        layout="fsdp",
+        options={"devices": 64, "batch": 64, "length": 4096, "remat": "none", "chip": V5E},
+        neighbour={"options": {"devices": 64, "batch": 64, "length": 4096, "remat": "full", "chip": V5E}},
+    ),
+)
