@@ -10,6 +10,7 @@ from shardwright.layouts import preset_names
 from tests.engine_jax.made_rows import LENGTH, tokens_of
 from tests.engine_jax.steps import layout_of, plan_of
 from tests.sameness.cases import COVERING, DEEPSEEK3, MODELS, PAIRS, UNTRAINED, WHOLE, covering
+from tests.sameness.page import PAGE, cells
 
 TRAINED = set(preset_names()) - UNTRAINED.keys()
 
@@ -50,3 +51,11 @@ def test_rows_are_few_and_unequal() -> None:
 def test_every_case_has_micro_steps_and_a_plan() -> None:
     assert {case.micro_steps for case in WHOLE} == {2}
     assert all(plan_of(case).errors == () for case in WHOLE)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_page_has_every_case(model: str) -> None:
+    table = PAGE.read_text(encoding="utf-8").split(f"## {model}\n")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    cases = [case for case in WHOLE if case.model == model]
+    assert [row.startswith(cells(case)) for row, case in zip(rows, cases, strict=True)] == [True] * len(cases)

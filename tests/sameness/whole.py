@@ -13,7 +13,6 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from pathlib import Path
 
 import jax
 
@@ -22,9 +21,7 @@ import tests.conftest  # noqa: F401
 from tests.engine_jax.steps import Case, Difference, assert_same, difference
 from tests.sameness.cases import MODELS, PAIRS, WHOLE
 from tests.sameness.measure import Measured, measured, watched
-from tests.sameness.page import page
-
-PAGE = Path(__file__).parents[2] / "docs" / "sameness.md"
+from tests.sameness.page import PAGE, page
 
 
 def main() -> int:
