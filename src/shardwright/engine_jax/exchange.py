@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -114,23 +114,31 @@ from_experts.defvjp(
 )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gathered(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """The parts of all devices along dim 0, for each of them to use in its own way."""
-    return lax.all_gather(array, axes, tiled=True) if axes else array
+    return cast(jax.Array, _gathered(array, axes)) if axes else array
+
+
+def summed_parts(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Of the sum over all devices this one's part of dim 0: the transpose of gathering."""
+    return cast(jax.Array, _summed_parts(array, axes)) if axes else array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def summed_parts(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Of the sum over all devices this one's part of dim 0: the transpose of gathering."""
-    return lax.psum_scatter(array, axes, tiled=True) if axes else array
+def _gathered(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    return lax.all_gather(array, axes, tiled=True)
 
 
-gathered.defvjp(
-    lambda array, axes: (gathered(array, axes), None), lambda axes, _, d_array: (summed_parts(d_array, axes),)
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _summed_parts(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    return lax.psum_scatter(array, axes, tiled=True)
+
+
+_gathered.defvjp(
+    lambda array, axes: (_gathered(array, axes), None), lambda axes, _, d_array: (_summed_parts(d_array, axes),)
 )
-summed_parts.defvjp(
-    lambda array, axes: (summed_parts(array, axes), None), lambda axes, _, d_array: (gathered(d_array, axes),)
+_summed_parts.defvjp(
+    lambda array, axes: (_summed_parts(array, axes), None), lambda axes, _, d_array: (_gathered(d_array, axes),)
 )
 
 

@@ -171,7 +171,7 @@ def _seen_by_experts(
     y_NM = from_experts(grouped_swiglu(rows_RM, matrices, routes.sizes_E), routes, way)
     y_XKM = jnp.reshape(back_in_place(y_NM, order), (-1, K, M))
     # A sum of a few rows, in float32: no product of matrices.
-    out_XM = jnp.sum(y_XKM.astype(jnp.float32) * jnp.expand_dims(weights_XK, -1), axis=1)
+    out_XM = jnp.sum(y_XKM.astype(jnp.float32) * jnp.reshape(weights_XK, (-1, K, 1)), axis=1)
     return jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), around), (B, T, M)), routes.overflow
 
 
