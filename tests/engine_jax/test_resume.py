@@ -143,12 +143,17 @@ def test_a_second_run_does_not_take_the_place_of_the_first(dense: Path, capsys) 
     )
 
 
-def test_metrics_without_a_checkpoint_are_no_run_to_resume(tmp_path: Path, capsys) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+def test_a_run_that_saved_nothing_begins_again_where_that_is_asked_for(dense: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 0.0}) + "\n")
     assert train(LLAMA3, tmp_path, *FSDP, *STEPS) == 2
     assert capsys.readouterr().err == (
-        f"shardwright: {tmp_path} already holds a run, without a whole checkpoint to go on from. Give another --out.\n"
+        f"shardwright: {tmp_path} already holds a run, which saved nothing. Give --resume to begin it again, or another "
+        "--out.\n"
     )
+    with compiled_once():
+        assert train(LLAMA3, tmp_path, *FSDP, *STEPS, "--stop-after", "10", "--resume") == 0
+    assert f"the run in {tmp_path} saved nothing: it begins again" in " ".join(capsys.readouterr().out.split())
+    assert results(tmp_path) == results(dense / "half")
 
 
 def test_a_damaged_checkpoint_is_passed_over(dense: Path, tmp_path: Path, capsys) -> None:

@@ -252,16 +252,24 @@ def _described(name: str, value: Any) -> dict[str, Any]:
 
 def _checkpoint_to_resume(options: RunOptions, told: Mapping[str, Any], shown: Listener) -> Checkpoint | None:
     """The newest whole checkpoint, if the run is to go on from one. Raises InputError where that cannot be."""
-    found = latest(options.out)
+    found, begun = latest(options.out), (options.out / FILE_NAME).exists()
     if not options.resume:
         if found.checkpoint is not None:
             raise InputError(
                 f"{options.out} already holds a run. Give --resume to go on with it, or another --out for a new one."
             )
-        if found.passed_over or (options.out / FILE_NAME).exists():
+        if found.passed_over:
             raise InputError(
                 f"{options.out} already holds a run, without a whole checkpoint to go on from. Give another --out."
             )
+        if begun:
+            raise InputError(
+                f"{options.out} already holds a run, which saved nothing. Give --resume to begin it again, or another --out."
+            )
+        return None
+    if found.checkpoint is None and begun and not found.passed_over:
+        # So that a job that is started again with one command goes on, however early it was ended.
+        shown.say(f"the run in {options.out} saved nothing: it begins again")
         return None
     if found.checkpoint is None:
         damaged = "".join(f"\n  {error}" for error in found.passed_over)
