@@ -280,3 +280,11 @@ def test_a_routing_bias_is_a_buffer_that_every_rank_holds() -> None:
     bias = rows["moe_layers.router.bias"]
     assert (str(bias.at_rest), bias.gradient, bias.bytes_per_device) == ("scores", {}, 16 * 4)
     assert str(rows["moe_layers.attention.q_norm"].at_rest) == "norm/fsdp"
+
+
+@pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
+def test_how_experts_meet_tokens_changes_no_model_without_experts(move: str) -> None:
+    plan, other = (plan_of("llama3-test", EP.format(move=how), {}) for how in (move, "all-to-all"))
+    assert plan.dump() == other.dump()
+    assert plan.collectives == other.collectives
+    assert plan.memory == other.memory

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import Literal
 
@@ -57,6 +58,12 @@ def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tupl
     >>> steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
     (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts'),)
     """
+    return _steps(before, after, tuple(partial), mesh)
+
+
+@lru_cache(maxsize=4096)
+def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> tuple[Step, ...]:
+    # A plan asks the same of all layers, and so do the plans that its findings try for a fix.
     assert set(before.logical_axes) == set(after.logical_axes), (str(before), str(after))
     return tuple(_Way(before, after, partial, mesh).found())
 

@@ -35,7 +35,8 @@ def resolve(request: Request) -> Plan:
     request = replace(request, layout=layout)
     sizes = activation_sizes(request, mesh)
     tensors = tuple(_weight_plan(request, mesh, weight) for weight in request.table.weights)
-    tensors += tuple(_activation_plan(request, mesh, sizes, row) for row in request.table.activations)
+    components = request.table.components
+    tensors += tuple(_activation_plan(request, mesh, sizes, components, row) for row in request.table.activations)
     return Plan(
         request=request,
         mesh=mesh,
@@ -71,8 +72,10 @@ def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
     )
 
 
-def _activation_plan(request: Request, mesh: Mesh, sizes: Mapping[str, int], row: Activation) -> TensorPlan:
-    spec = resolve_activation(row, request.layout, mesh, request.table.components)
+def _activation_plan(
+    request: Request, mesh: Mesh, sizes: Mapping[str, int], components: frozenset[str], row: Activation
+) -> TensorPlan:
+    spec = resolve_activation(row, request.layout, mesh, components)
     own = {**sizes, **(row.sizes or {})}
     shape = tuple(own[name] for name in row.logical_axes)
     dtype = row.dtype or request.dtype

@@ -45,7 +45,8 @@ def forward(
     table_VM = links.use("embedding.tokens", params["embedding.tokens"])
     x_BLM = embed(batch["tokens"], table_VM, links)
     counts: dict[str, MoeCounts] = {}
-    valid_BL = seen_by_experts(batch["segments"], links) if architecture.experts else None
+    with_experts = any(stack.experts for stack in architecture.stacks)
+    valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
     for stack in architecture.stacks:
         prefix = f"{stack.name}."
         layers = {name: array for name, array in params.items() if name.startswith(prefix)}

@@ -1,0 +1,57 @@
+"""What a compiled step of a dense model does under every preset: what the plan lists, and the model's products shared out."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cost.flops import step_flops
+from shardwright.layouts import preset_names
+from tests.engine_jax.program import Program, assert_program_is_the_plan
+from tests.engine_jax.steps import Case, plan_of, unoptimised_step
+
+MESHES = {"ddp": "data=8", "hsdp": "data=2,fsdp=4", "fsdp": "fsdp=8", "tp": "data=2,tensor=4", "cp": "fsdp=2,context=4"}
+WITH_EXPERTS = {"cp-as-ep": "fsdp=2,context=2,expert=2", "fsdp-tp": "fsdp=4,tensor=2", "tp-as-ep": "fsdp=4,tensor=2"}
+CASES = {
+    name: Case(model="llama3-test", layout=name, mesh={**MESHES, **WITH_EXPERTS}.get(name, "fsdp=2,expert=4"))
+    for name in preset_names()
+    if name != "pp"
+}
+CASES |= {
+    "micro-steps": Case(model="llama3-test", layout="hsdp", mesh="data=2,fsdp=4", rows=16, micro_steps=2),
+    "ring": Case(model="llama3-test", layout="cp", mesh="fsdp=2,context=4", move="attention=ring"),
+    "ulysses": Case(model="llama3-test", layout="cp", mesh="fsdp=2,context=4", move="attention=ulysses"),
+    "latent ring": Case(
+        model="deepseek3-test",
+        layout="cp",
+        mesh="context=4",
+        move="attention=ring",
+        settings="num_dense_layers=3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_step_moves_what_the_plan_lists(case: Case) -> None:
+    assert_program_is_the_plan(unoptimised_step(case).as_text(), plan_of(case))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES.values() if not case.experts], ids=str)
+def test_each_device_multiplies_its_share_and_no_more(case: Case) -> None:
+    plan = plan_of(case)
+    assert Program(unoptimised_step(case).as_text()).flops() == sum(step_flops(plan).values())
+    table, tokens = plan.request.table, case.rows * plan.request.length
+    if case.layout == "fsdp":
+        # By hand: each weight that tokens are multiplied with, three times over, and again what a layer recomputes.
+        twice = sum(w.num_parameters for w in table.weights if len(w.shape) > 1 and w.name != "embedding.tokens")
+        again = sum(w.num_parameters for w in table.weights if len(w.shape) > 1 and w.stack and not w.ends_layer)
+        scores = 2 * tokens * plan.request.length * 2 * 16 * 16 * 4
+        assert sum(step_flops(plan).values()) == (2 * tokens * (3 * twice + again) + 2 * scores) / 8
+
+
+def test_replicas_are_summed_once_however_many_micro_steps() -> None:
+    case = CASES["micro-steps"]
+    plan = plan_of(case)
+    moved = Program(unoptimised_step(case).as_text()).moved(plan.mesh)
+    replicas = {one.bytes: times for one, times in moved.items() if (one.kind, one.axes) == ("all-reduce", ("data",))}
+    weights = sum(w.bytes_per_device * w.num for w in plan.weights if w.gradient.get("fsdp") == "reduce-scatter")
+    assert sum(size * times for size, times in replicas.items()) == weights
