@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from shardwright.core.mesh import Mesh
+from shardwright.core.movement import steps
 from shardwright.core.plan import Memory, TensorPlan
 from shardwright.core.request import Request
 from shardwright.core.roles import OUTSIDE_LAYERS
@@ -62,9 +63,7 @@ def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bo
     if move.kind not in ("queries", "keys") or not {move.source, move.target} <= set(rows):
         return False
     before, after = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
-    return all(
-        mesh.larger_than_one(before.axes_of(dim.logical_axis)) == mesh.larger_than_one(dim.axes) for dim in after.dims
-    )
+    return not steps(before, after, (), mesh)
 
 
 def _activations(request: Request, mesh: Mesh, weights: list[TensorPlan], activations: list[TensorPlan]) -> int:

@@ -83,11 +83,7 @@ def movement(
     found = []
     for step in steps(before, after, partial, mesh):
         size = _elements(held, shape, mesh)
-        for axis in step.axes:
-            if step.source is not None:
-                held[step.source].remove(axis)
-            if step.target is not None:
-                held[step.target].append(axis)
+        _take(step, held)
         size = max(size, _elements(held, shape, mesh))
         if step.kind != "slice":
             found.append(Collective(kind=step.kind, axes=step.axes, elements_per_device=size))
@@ -106,6 +102,15 @@ def _elements(cuts: Mapping[str, Sequence[str]], shape: Mapping[str, int], mesh:
     return elements
 
 
+def _take(step: Step, held: Mapping[str, list[str]]) -> None:
+    """Note in ``held``, the axes that cut each dim, what a step changes."""
+    for axis in step.axes:
+        if step.source is not None:
+            held[step.source].remove(axis)
+        if step.target is not None:
+            held[step.target].append(axis)
+
+
 class _Way:
     """The search for steps: what cuts each dim now, and what is to cut it in the end, both major first."""
 
@@ -118,13 +123,8 @@ class _Way:
     def found(self) -> Iterator[Step]:
         while (step := self._next()) is not None:
             yield step
-            for axis in step.axes:
-                if step.source is not None:
-                    self.held[step.source].remove(axis)
-                if step.target is not None:
-                    self.held[step.target].append(axis)
-                if axis in self.partial:
-                    self.partial.remove(axis)
+            _take(step, self.held)
+            self.partial = [axis for axis in self.partial if axis not in step.axes]
         assert self.held == self.wanted, (self.held, self.wanted)
 
     def _next(self) -> Step | None:
