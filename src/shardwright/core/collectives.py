@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from shardwright.core.gradients import partial_axes
+from shardwright.core.crossing import crossing, weight_ways
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Collective, elements_per_device, movement
 from shardwright.core.plan import Phase, PlannedCollective, TensorPlan
 from shardwright.core.request import FLOATS, Request
-from shardwright.core.resolve import brought_once, expert_axes, resolve_weight
+from shardwright.core.resolve import expert_axes
 from shardwright.core.roles import OUTSIDE_LAYERS
-from shardwright.core.spec import Spec
-from shardwright.core.table import DTYPE_BYTES, ModelTable, Move, Weight, as_torch_stores
+from shardwright.core.table import DTYPE_BYTES, ModelTable, Move
 
 
-def step_collectives(
-    request: Request, mesh: Mesh, sizes: Mapping[str, int], tensors: Sequence[TensorPlan]
-) -> tuple[PlannedCollective, ...]:
+def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[PlannedCollective, ...]:
     """Every collective of a step, equal ones counted together, in the order of component, phase and axes."""
     by_name = {tensor.name: tensor for tensor in tensors}
     found: list[PlannedCollective] = []
@@ -28,7 +25,7 @@ def step_collectives(
             found += _of_weight(request, mesh, tensor)
     for move in request.table.moves:
         if move.source in by_name and move.target in by_name:
-            found += _of_move(request, mesh, sizes, by_name, move)
+            found += _of_move(request, mesh, by_name, move)
     return _merged(found, by_name)
 
 
@@ -37,53 +34,39 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
     assert tensor.at_rest is not None
     weight = request.table.weight(tensor.name)
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-    at_rest = Spec(tensor.at_rest.dims[len(tensor.at_rest.dims) - len(tensor.shape) :])
-    in_use, at_rest_width = (DTYPE_BYTES[weight.in_use_dtype or request.dtype], DTYPE_BYTES[tensor.dtype])
+    in_use, at_rest_width = DTYPE_BYTES[weight.in_use_dtype or request.dtype], DTYPE_BYTES[tensor.dtype]
     layers = _layers_on_device(request, mesh, tensor)
     times = layers * request.micro_steps
     again = tensor.stack is not None and request.remat != "none"
-    scattered = [axis for axis, kind in tensor.gradient.items() if kind == "reduce-scatter"]
-    for component, spec in _uses(request, mesh, weight, tensor):
-        # What a use cuts further, it takes of what it has.
-        whole = spec.without(axis for axis in spec.axes if axis not in at_rest.axes)
-        for gather in movement(at_rest, whole, (), shape, mesh):
+    ways = weight_ways(request, mesh, tensor)
+    for number, (component, way) in enumerate(ways.items()):
+        # What is brought for one use serves another that needs the same.
+        if way in list(ways.values())[:number]:
+            continue
+        for gather in movement(way.at_rest, way.whole, (), shape, mesh):
             yield _planned(component, "forward", gather, in_use, times, tensor.name)
             if again:
                 yield _planned(component, "recompute", gather, in_use, times, tensor.name)
-        for scatter in movement(whole, at_rest, scattered, shape, mesh) if tensor.gradient else ():
+        for scatter in movement(way.whole, way.at_rest, way.scattered, shape, mesh) if tensor.gradient else ():
             yield _planned(component, "backward", scatter, at_rest_width, times, tensor.name)
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
     if summed:
-        part = elements_per_device(at_rest, shape, mesh)
+        part = elements_per_device(ways[tensor.component].at_rest, shape, mesh)
         reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
         yield _planned(tensor.component, "update", reduce, at_rest_width, layers, tensor.name)
 
 
-def _uses(request: Request, mesh: Mesh, weight: Weight, tensor: TensorPlan) -> Iterator[tuple[str, Spec]]:
-    """The components that use a weight, and how each sees one layer of it; one for uses that share what was brought."""
-    yield weight.component, Spec(tensor.in_use.dims[len(tensor.in_use.dims) - len(tensor.shape) :])
-    stored = as_torch_stores(weight) if request.engine == "torch" else weight
-    for component in weight.uses:
-        if not brought_once(stored, request.layout, mesh, request.engine, component):
-            yield component, resolve_weight(stored, request.layout, mesh, request.engine, component).in_use
-
-
 def _of_move(
-    request: Request, mesh: Mesh, sizes: Mapping[str, int], by_name: Mapping[str, TensorPlan], move: Move
+    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan], move: Move
 ) -> Iterable[PlannedCollective]:
     if move.kind in ("dispatch", "combine"):
         yield from _of_experts(request, mesh, by_name, move)
         return
     source, target = by_name[move.source], by_name[move.target]
-    layout = request.layout
-    shape = dict(zip(source.in_use.renamed(move.renamed or {}).logical_axes, source.shape, strict=True))
-    shape["batch"] = sizes["batch"] // request.micro_steps
-    before = source.in_use.renamed(move.renamed or {})
-    # The two tables' rows may order the dims of one tensor differently; the movement asks by name.
-    after = Spec.build(before.logical_axes, {dim.logical_axis: dim.axes for dim in target.in_use.dims})
-    forward = movement(before, after, partial_axes(layout, move.summed), shape, mesh)
-    backward = movement(after, before, partial_axes(layout, move.feeds), shape, mesh)
-    if move.kind == "keys" and layout.move_attention == "ring":
+    way = crossing(request, by_name, move)
+    forward = movement(way.before, way.after, way.summed, way.shape, mesh)
+    backward = movement(way.after, way.before, way.fed, way.shape, mesh)
+    if move.kind == "keys" and request.layout.move_attention == "ring":
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)

@@ -42,7 +42,7 @@ def resolve(request: Request) -> Plan:
         mesh=mesh,
         sizes=sizes,
         tensors=tensors,
-        collectives=step_collectives(request, mesh, sizes, tensors),
+        collectives=step_collectives(request, mesh, tensors),
         memory=estimate_memory(request, mesh, tensors),
         choices=choices,
         findings=notes,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import ceil
 
 from shardwright.core.capacity import Traffic, row_capacity
-from shardwright.core.gradients import in_parts
 from shardwright.core.layout import Engine, Layout
 from shardwright.core.mesh import Mesh
 from shardwright.core.order import ordered, staying_axes
@@ -86,14 +85,6 @@ def resolve_weight(
     if stays["layers"]:
         at_rest, in_use = at_rest.prefixed("layers", stays["layers"]), in_use.prefixed("layers", stays["layers"])
     return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, asked=tuple(asked))
-
-
-def brought_once(weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str) -> bool:
-    """Whether a tied weight's second use can share what was gathered for its first: the same parts of it, and gradients
-    that are in parts over the same axes."""
-    first, second = (resolve_weight(weight, layout, mesh, engine, use).in_use for use in (None, component))
-    parts = [in_parts(weight, layout, spec, use) for spec, use in ((first, None), (second, component))]
-    return first == second and len({mesh.larger_than_one(axes) for axes in parts}) == 1
 
 
 def _refused(axis: str, role: str, tried: tuple[str, ...], reason: str) -> Asked:

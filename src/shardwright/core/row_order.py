@@ -10,6 +10,9 @@ arranged with the tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import lcm
+
 from shardwright.core.layout import Layout
 from shardwright.core.mesh import Mesh
 
@@ -38,3 +41,13 @@ def row_pieces(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> tuple[int,
     if not load_balanced or layout.move_attention == "ulysses":
         return IN_ORDER
     return head_and_tail(mesh.size(layout.axes_that_cut("length", "input")))
+
+
+def tiles(pieces: Sequence[int], groups: int) -> tuple[int, ...]:
+    """The places in the text of equal pieces so small that each belongs to one of ``groups`` devices that share a row.
+
+    >>> tiles((0, 3, 1, 2), groups=8), tiles((0,), groups=2), tiles((0, 3, 1, 2), groups=1)
+    ((0, 1, 6, 7, 2, 3, 4, 5), (0, 1), (0, 3, 1, 2))
+    """
+    parts = lcm(len(pieces), groups) // len(pieces)
+    return tuple(piece * parts + part for piece in pieces for part in range(parts))

@@ -8,16 +8,17 @@ differentiates none of the collectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import lcm
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from shardwright.core.gradients import in_parts, partial_axes
+from shardwright.core.crossing import WeightWay, crossing, weight_ways
+from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step, steps
 from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.resolve import brought_once, multiplied, resolve_weight, traffic_of
+from shardwright.core.resolve import expert_axes, traffic_of
+from shardwright.core.row_order import tiles
 from shardwright.core.spec import Spec
 from shardwright.core.table import Move, Weight
 from shardwright.engine_jax.layer_io import AttentionLinks, ExpertLinks, Links, index_of, size_of
@@ -32,6 +33,7 @@ def links_of(plan: Plan) -> Links:
         if move.kind not in ("dispatch", "combine")
     }
     uses = _uses(plan)
+    embedding = weight_ways(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
 
     def move(source: str, target: str, array: jax.Array) -> jax.Array:
         return moves[source, target].cross(array)
@@ -42,8 +44,11 @@ def links_of(plan: Plan) -> Links:
     return Links(
         move=move,
         use=use,
-        vocab={"embedding": _embedding_cut(plan), "logits": _cut(plan, "logits.scores", "vocab")},
-        tied_once=_tied_once(plan),
+        vocab={
+            "embedding": plan.mesh.larger_than_one(embedding["embedding"].part.axes_of("vocab")),
+            "logits": _cut(plan, "logits.scores", "vocab"),
+        },
+        tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan),
         experts=_experts(plan),
     )
@@ -93,23 +98,13 @@ class _Crossing(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, move: Move) -> _Crossing:
-        layout, mesh = plan.request.layout, plan.mesh
-        source = plan.by_name[move.source].in_use.renamed(move.renamed or {})
-        target = plan.by_name[move.target].in_use
-        # Groups of tokens are a row's pieces: the two dims of the plan are one of the arrays.
-        names = tuple(name for name in source.logical_axes if name in target.logical_axes)
-        before = Spec.build(names, {name: source.axes_of(name) for name in names})
-        after = Spec.build(names, {name: target.axes_of(name) for name in names})
-        sizes = dict(zip(source.logical_axes, plan.by_name[move.source].shape, strict=True))
-        sizes["batch"] //= plan.request.micro_steps
-        for name in {"groups", "length"} & set(names):
-            sizes[name] = plan.request.length
+        mesh, way = plan.mesh, crossing(plan.request, plan.by_name, move)
         return cls(
             move=move,
-            names=names,
-            forward=steps(before, after, partial_axes(layout, move.summed), mesh),
-            backward=steps(after, before, partial_axes(layout, move.feeds), mesh),
-            shape=tuple(sizes[name] // mesh.size(before.axes_of(name)) for name in names),
+            names=way.before.logical_axes,
+            forward=way.forward(mesh),
+            backward=way.backward(mesh),
+            shape=_part(way.before, way.shape.values(), mesh),
         )
 
     def cross(self, array: jax.Array) -> jax.Array:
@@ -179,48 +174,33 @@ def _uses(plan: Plan) -> dict[tuple[str, str | None], Callable[[jax.Array], jax.
     rows = plan.by_name
     found = {}
     for weight in plan.request.table.weights:
-        for component in (None, *weight.uses):
-            found[weight.name, component] = _use(plan, weight, rows[weight.name], component).bring
+        for component, way in weight_ways(plan.request, plan.mesh, rows[weight.name]).items():
+            second = None if component == weight.component else component
+            found[weight.name, second] = _use(plan, weight, rows[weight.name], way).bring
     return found
 
 
-def _use(plan: Plan, weight: Weight, row: TensorPlan, component: str | None) -> _Use:
-    layout, mesh = plan.request.layout, plan.mesh
-    assert row.at_rest is not None
-    at_rest, in_use = (Spec(spec.dims[len(spec.dims) - len(row.shape) :]) for spec in (row.at_rest, row.in_use))
-    if component is not None:
-        in_use = resolve_weight(weight, layout, mesh, plan.request.engine, component).in_use
-    in_use = multiplied(in_use, component or weight.component, layout, mesh)
-    cutting = set(at_rest.axes)
-    sliced = [axis for axis in in_use.axes if axis not in cutting]
-    whole = in_use.without(sliced)
-    gradient = {axis: kind for axis, kind in row.gradient.items() if axis in mesh.larger_than_one(mesh.names)}
-    summed_here = {axis for axis, kind in gradient.items() if kind == "reduce-scatter"}
-    parts = {*in_parts(weight, layout, in_use, component), *sliced}
+def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightWay) -> _Use:
+    mesh = plan.mesh
     return _Use(
-        names=at_rest.logical_axes,
-        gathered=steps(at_rest, whole, (), mesh),
-        taken=steps(whole, in_use, (), mesh),
-        scattered=steps(whole, at_rest, summed_here, mesh),
-        alone=tuple(axis for axis in gradient if axis not in parts and axis not in whole.axes),
+        names=way.at_rest.logical_axes,
+        gathered=steps(way.at_rest, way.whole, (), mesh),
+        taken=steps(way.whole, way.part, (), mesh),
+        scattered=steps(way.whole, way.at_rest, way.scattered, mesh),
+        alone=way.alone,
         dtype=weight.in_use_dtype or plan.request.dtype,
         dtype_at_rest=row.dtype,
-        shape=tuple(size // mesh.size(dim.axes) for size, dim in zip(row.shape, at_rest.dims, strict=True)),
+        shape=_part(way.at_rest, row.shape, mesh),
     )
+
+
+def _part(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
+    """The shape of a device's part."""
+    return tuple(size // mesh.size(dim.axes) for size, dim in zip(shape, spec.dims, strict=True))
 
 
 def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
     return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
-
-
-def _embedding_cut(plan: Plan) -> tuple[str, ...]:
-    in_use = multiplied(plan.by_name["embedding.tokens"].in_use, "embedding", plan.request.layout, plan.mesh)
-    return plan.mesh.larger_than_one(in_use.axes_of("vocab"))
-
-
-def _tied_once(plan: Plan) -> bool:
-    request, weight = plan.request, plan.request.table.weight("embedding.tokens")
-    return all(brought_once(weight, request.layout, plan.mesh, request.engine, use) for use in weight.uses)
 
 
 def _attention(plan: Plan) -> AttentionLinks:
@@ -239,19 +219,9 @@ def _experts(plan: Plan) -> ExpertLinks:
         return ExpertLinks()
     row = _cut(plan, "router.grouped", "groups")
     return ExpertLinks(
-        axes=_cut(plan, "moe.dispatched", "experts") if plan.request.layout.move_moe != "weights" else (),
+        axes=expert_axes(plan.request.layout, plan.mesh),
         move=plan.request.layout.move_moe,
         row=row,
-        tiles=_tiles(plan.row_pieces, plan.mesh.size(row)),
+        tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
         room=traffic_of(plan.request, plan.mesh).room(plan.request.expert_buffer),
     )
-
-
-def _tiles(pieces: Sequence[int], groups: int) -> tuple[int, ...]:
-    """The places in the text of equal pieces so small that each belongs to one group.
-
-    >>> _tiles((0, 3, 1, 2), groups=8), _tiles((0,), groups=2), _tiles((0, 3, 1, 2), groups=1)
-    ((0, 1, 6, 7, 2, 3, 4, 5), (0, 1), (0, 3, 1, 2))
-    """
-    parts = lcm(len(pieces), groups) // len(pieces)
-    return tuple(piece * parts + part for piece in pieces for part in range(parts))
