@@ -71,19 +71,18 @@ def _of_move(
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
     times = _layers_on_device(request, mesh, shared) * request.micro_steps
-    component = target.component if move.kind == "keys" else source.component
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
-        yield _planned(component, "forward", collective, width, times, move.target)
+        yield _planned(way.component, "forward", collective, width, times, move.target)
         if (
             in_layer
             and not move.ends_layer
             and (request.remat == "full" or (request.remat == "dots" and move.kind in ("queries", "keys")))
         ):
-            yield _planned(component, "recompute", collective, width, times, move.target)
+            yield _planned(way.component, "recompute", collective, width, times, move.target)
     # Integers have no gradient.
     for collective in backward if source.dtype in FLOATS else ():
-        yield _planned(component, "backward", collective, width, times, move.source)
+        yield _planned(way.component, "backward", collective, width, times, move.source)
 
 
 def _once(table: ModelTable, name: str) -> bool:

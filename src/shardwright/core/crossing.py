@@ -20,9 +20,11 @@ class Crossing:
     """An activation's way at a move. ``shape``: of the whole tensor in one micro-step, by the logical axes of ``before``.
 
     ``summed``: the axes over which it is in parts before; ``fed``: those over which its gradient is, after. Groups of
-    tokens are the pieces of a row, so that ``groups`` and ``tokens`` are one dim here, as long as the row.
+    tokens are the pieces of a row, so that ``groups`` and ``tokens`` are one dim here, as long as the row. ``component``:
+    the one whose communication it is.
     """
 
+    component: str
     before: Spec
     after: Spec
     summed: tuple[str, ...]
@@ -39,6 +41,7 @@ class Crossing:
 
 def crossing(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Crossing:
     """What a move of the table is under a layout; ``rows`` are the plan's, by name."""
+    owner = rows[move.target if move.kind == "keys" else move.source]
     source, target = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
     names = tuple(name for name in source.logical_axes if name in target.logical_axes)
     shape = dict(zip(source.logical_axes, rows[move.source].shape, strict=True))
@@ -46,6 +49,7 @@ def crossing(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Cr
     for name in {"groups", "length"} & set(names):
         shape[name] = request.length
     return Crossing(
+        component=owner.component,
         before=Spec.build(names, {name: source.axes_of(name) for name in names}),
         after=Spec.build(names, {name: target.axes_of(name) for name in names}),
         summed=partial_axes(request.layout, move.summed),

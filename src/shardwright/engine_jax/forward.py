@@ -19,6 +19,7 @@ from shardwright.engine_jax.moe import MoeCounts, experts_layer, seen_by_experts
 from shardwright.engine_jax.norm import rms_norm
 from shardwright.engine_jax.product import PRODUCT
 from shardwright.engine_jax.rotary import Angles
+from shardwright.engine_jax.scopes import of_component
 from shardwright.engine_jax.scores import Sight
 from shardwright.models.parts.architecture import Architecture, Stack
 
@@ -43,7 +44,8 @@ def forward(
     architecture: Architecture = table.architecture
     turned_by, sight = sight_of(batch["positions"], batch["segments"], architecture, links)
     table_VM = links.use("embedding.tokens", params["embedding.tokens"])
-    x_BLM = embed(batch["tokens"], table_VM, links)
+    with of_component("embedding"):
+        x_BLM = embed(batch["tokens"], table_VM, links)
     counts: dict[str, MoeCounts] = {}
     with_experts = any(stack.experts for stack in architecture.stacks)
     valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
@@ -59,8 +61,10 @@ def forward(
         if of_stack is not None:
             counts[stack.name] = of_stack
     final_norm = links.use("residual.final_norm", params["residual.final_norm"])
-    x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
-    return Forward(logits(x_BLM, params, table_VM, links), counts)
+    with of_component("residual"):
+        x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
+    with of_component("logits"):
+        return Forward(logits(x_BLM, params, table_VM, links), counts)
 
 
 def _layer(
@@ -74,16 +78,22 @@ def _layer(
     links: Links,
 ) -> tuple[jax.Array, MoeCounts | None]:
     eps = architecture.norm_eps
-    normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
-    x_BLM = x_BLM + attention(normed_BLM, weights, architecture, turned_by, sight, links)
-    normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
+    with of_component("residual"):
+        normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
+    with of_component("attention"):
+        attended_BLM = attention(normed_BLM, weights, architecture, turned_by, sight, links)
+    with of_component("residual"):
+        x_BLM = x_BLM + attended_BLM
+        normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
     if not stack.experts:
-        return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None
+        with of_component("mlp"):
+            return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None
     assert architecture.experts is not None
     assert valid_BL is not None
     added_BLM, counts = experts_layer(normed_BLM, valid_BL, weights, architecture.experts, links)
     if architecture.experts.shared_width:
-        added_BLM = added_BLM + feed_forward(normed_BLM, weights, "shared", links)
+        with of_component("mlp"):
+            added_BLM = added_BLM + feed_forward(normed_BLM, weights, "shared", links)
     return x_BLM + added_BLM, counts
 
 

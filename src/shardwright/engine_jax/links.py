@@ -22,6 +22,7 @@ from shardwright.core.row_order import tiles
 from shardwright.core.spec import Spec
 from shardwright.core.table import Move, Weight
 from shardwright.engine_jax.layer_io import AttentionLinks, ExpertLinks, Links, index_of, size_of
+from shardwright.engine_jax.scopes import of_component, of_tensor
 
 
 def links_of(plan: Plan) -> Links:
@@ -36,10 +37,13 @@ def links_of(plan: Plan) -> Links:
     embedding = weight_ways(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
 
     def move(source: str, target: str, array: jax.Array) -> jax.Array:
-        return moves[source, target].cross(array)
+        crossing = moves[source, target]
+        with of_component(crossing.component), of_tensor(target):
+            return crossing.cross(array)
 
     def use(name: str, weight: jax.Array, component: str | None = None) -> jax.Array:
-        return uses[name, component](weight)
+        with of_component(component or plan.by_name[name].component), of_tensor(name):
+            return uses[name, component](weight)
 
     return Links(
         move=move,
@@ -91,6 +95,7 @@ class _Crossing(NamedTuple):
     """A move of the table on a mesh. ``shape``: of the source's part on a device, None where the table gives none."""
 
     move: Move
+    component: str
     names: tuple[str, ...]
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
@@ -101,6 +106,7 @@ class _Crossing(NamedTuple):
         mesh, way = plan.mesh, crossing(plan.request, plan.by_name, move)
         return cls(
             move=move,
+            component=way.component,
             names=way.before.logical_axes,
             forward=way.forward(mesh),
             backward=way.backward(mesh),
@@ -118,10 +124,11 @@ class _Crossing(NamedTuple):
         def cross(array: jax.Array) -> jax.Array:
             return carry(array, self.forward, self.names)
 
-        cross.defvjp(
-            lambda array: (cross(array), None),
-            lambda _, cotangent: (carry(cotangent, self.backward, self.names),),
-        )
+        def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
+            with of_tensor(self.move.source):
+                return (carry(cotangent, self.backward, self.names),)
+
+        cross.defvjp(lambda array: (cross(array), None), backward)
         return cross(array)
 
 

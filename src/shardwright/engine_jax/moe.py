@@ -16,6 +16,7 @@ from shardwright.engine_jax.exchange import Exchange, from_experts, gathered, ro
 from shardwright.engine_jax.grouped import Matrices, grouped_swiglu
 from shardwright.engine_jax.layer_io import ExpertLinks, Links, Params, index_of, size_of
 from shardwright.engine_jax.routing import route
+from shardwright.engine_jax.scopes import of_component, of_tensor
 from shardwright.models.parts.architecture import Experts
 
 NO_DOCUMENT = 0
@@ -61,18 +62,20 @@ def experts_layer(
     taken for nothing, and is counted.
     """
     x_BLM = links.move("residual.stream", "router.input", x_BLM)
-    routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
+    with of_component("router"):
+        routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
     seen_BLK = jnp.where(valid_BL[..., None], routing.experts_BLK, experts.num)
 
     x_BTM = links.move("router.input", "router.grouped", x_BLM)
     chosen_BTK = links.move("router.experts", "router.grouped_experts", seen_BLK)
     weights_BTK = links.move("router.chosen", "router.weights", routing.weights_BLK)
-    kept_BTK = kept(chosen_BTK, experts, links.experts)
+    with of_component("router"):
+        kept_BTK = kept(chosen_BTK, experts, links.experts)
     dropped = jnp.sum((chosen_BTK < experts.num) & ~kept_BTK, dtype=jnp.int32)
     matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
-    out_BTM, overflow = _seen_by_experts(
-        x_BTM, jnp.where(kept_BTK, chosen_BTK, experts.num), weights_BTK, matrices, experts, links.experts
-    )
+    taken_BTK = jnp.where(kept_BTK, chosen_BTK, experts.num)
+    with of_component("moe"):
+        out_BTM, overflow = _seen_by_experts(x_BTM, taken_BTK, weights_BTK, matrices, experts, links.experts)
     out_BLM = links.move("router.combined", "router.output", out_BTM)
     counts = MoeCounts(_counted(chosen_BTK, experts.num), dropped, overflow)
     return links.move("router.output", "residual.stream", out_BLM), counts
@@ -156,23 +159,31 @@ def _seen_by_experts(
     traffic = traffic_of(taken_BTK.shape, own, experts, links)
     room = traffic.most if links.room is None else links.room
     around = links.axes if links.move == "ring" else ()
-    x_XM = gathered(x_BTM.reshape(B * T, M), around)
-    weights_XK = gathered(weights_BTK.reshape(B * T, K), around)
+    with of_tensor("router.grouped"):
+        x_XM = gathered(x_BTM.reshape(B * T, M), around)
+    with of_tensor("router.weights"):
+        weights_XK = gathered(weights_BTK.reshape(B * T, K), around)
     # All experts are those of the group that rows are exchanged in: this device's alone around a ring.
     group = experts.num if not around else own
-    taken_X = jnp.subtract(gathered(taken_BTK.reshape(-1), around), index_of(around) * own)
+    with of_tensor("router.grouped_experts"):
+        taken_X = jnp.subtract(gathered(taken_BTK.reshape(-1), around), index_of(around) * own)
     expert_N = jnp.where((taken_X >= 0) & (taken_X < group), taken_X, group)
     order = sort_by_expert(expert_N, group)
     way = Exchange(
         axes=() if around else links.axes, rows=expert_N.shape[0], room=room, chunk=min(traffic.to_one, room)
     )
     routes = routes_of(order.sizes_E, way)
-    rows_RM = to_experts(choose_rows(x_XM, order), routes, way)
-    y_NM = from_experts(grouped_swiglu(rows_RM, matrices, routes.sizes_E), routes, way)
+    with of_tensor("router.grouped"):
+        rows_RM = to_experts(choose_rows(x_XM, order), routes, way)
+    y_RM = grouped_swiglu(rows_RM, matrices, routes.sizes_E)
+    with of_tensor("router.combined"):
+        y_NM = from_experts(y_RM, routes, way)
     y_XKM = jnp.reshape(back_in_place(y_NM, order), (-1, K, M))
     # A sum of a few rows, in float32: no product of matrices.
     out_XM = jnp.sum(y_XKM.astype(jnp.float32) * jnp.reshape(weights_XK, (-1, K, 1)), axis=1)
-    return jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), around), (B, T, M)), routes.overflow
+    with of_tensor("router.combined"):
+        out_BTM = jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), around), (B, T, M))
+    return out_BTM, routes.overflow
 
 
 def traffic_of(shape_BTK: tuple[int, ...], own: int, experts: Experts, links: ExpertLinks) -> Traffic:

@@ -23,6 +23,7 @@ from shardwright.engine_jax.loss import summed_cross_entropy
 from shardwright.engine_jax.moe import MoeCounts
 from shardwright.engine_jax.optimizer import OptimizerOptions, apply_gradients
 from shardwright.engine_jax.routing import moved_bias
+from shardwright.engine_jax.scopes import of_component, of_tensor
 from shardwright.engine_jax.shardings import named_sharding, weight_shardings
 from shardwright.engine_jax.state import Leaf, State, abstract_state
 from shardwright.models.parts.ends import BATCH_FIELDS
@@ -90,7 +91,8 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
         result = forward({**weights, **buffers}, batch, request.table, links, remat=request.remat)
         targets = links.move("input.targets", "logits.targets", batch["targets"])
         valid = links.move("input.valid", "logits.valid", batch["valid"])
-        loss = summed_cross_entropy(result.logits_BLV, targets, valid, links.vocab.get("logits", ()))
+        with of_component("logits"):
+            loss = summed_cross_entropy(result.logits_BLV, targets, valid, links.vocab.get("logits", ()))
         return loss, result.counts
 
     slope = jax.value_and_grad(summed_loss, has_aux=True)
@@ -111,7 +113,7 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
         count = jnp.maximum(tokens, 1).astype(jnp.float32)
         return Gradients(
             loss=_summed(loss, _cutting(plan, "logits.targets")) / count,
-            by_weight={name: _summed(g, late_sums(plan, name)) / count for name, g in by_weight.items()},
+            by_weight={name: _whole(plan, name, g) / count for name, g in by_weight.items()},
             tokens=tokens,
             counts=_summed(counts, _cutting(plan, "router.grouped")) if counts else counts,
         )
@@ -161,6 +163,12 @@ def _in_turn(array_BL: jax.Array, num: int) -> jax.Array:
 def _cutting(plan: Plan, tensor: str) -> tuple[str, ...]:
     """The axes that give each device tokens of its own of an activation."""
     return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes)
+
+
+def _whole(plan: Plan, name: str, gradient: jax.Array) -> jax.Array:
+    """The gradient of a weight, of which replicas have parts until now."""
+    with of_component(plan.by_name[name].component), of_tensor(name):
+        return _summed(gradient, late_sums(plan, name))
 
 
 def _summed(tree: Any, axes: tuple[str, ...]) -> Any:
