@@ -32,8 +32,7 @@ def compile_view(
         unmatched = len(agreement.of_state("unmatched"))
         compiled = Text(f"compiled for {program.target}: {several(unmatched, 'collective')} unmatched\n")
         title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
-        return Group(
-            head(plan, colors, chosen), title, *([Text(""), findings_list(findings, width)] if findings else [])
-        )
+        parts = [head(plan, colors, chosen), compiled, title]
+        return Group(*parts, *([Text(""), findings_list(findings, width)] if findings else []))
 
     return view
