@@ -1,0 +1,320 @@
+"""How the collectives of a plan and of a program are brought together: by component first, then by kind and axes alone.
+
+1. What has one component, kind and axes on both sides agrees where its bytes do, as they are or after rewrites.
+2. What is left of one kind and axes, of all components together: compilers merge collectives and lose their names.
+3. What is left of the plan's kinds that a rewrite turns into others, beside what is left of those.
+4. What has no partner then: known to be beside the plan, or without a match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+from shardwright.compiled.program import CompiledCollective, CompiledProgram
+from shardwright.compiled.rewrites import REWRITES, Rewrite, axes_in_order
+from shardwright.compiled.widths import is_integer, planned_dtype
+from shardwright.core.plan import Plan, PlannedCollective
+
+State = Literal["matched", "explained", "unmatched"]
+
+TOLERANCE = 0.01
+"""Bytes agree where they differ by no more than this share of what was expected."""
+
+MOST_AT_ONCE = 2
+"""Rewrites that may meet in one row: a wider type and another kind, say."""
+
+
+class Key(NamedTuple):
+    """What makes collectives comparable. ``component`` None: the compiler kept no name, or all are meant."""
+
+    component: str | None
+    kind: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreementRow:
+    """The collectives of one component, kind and axes: what the plan expects in a step, and what the program has.
+
+    Bytes are those of a step on one device: of one execution, times executions. ``component`` None: the compiler kept
+    no name. ``expected_bytes``: the predicted ones after the rewrites that explain the row (``explained_by``).
+    ``compiled_as``: the kinds that the compiler made of the plan's, where they are others.
+    """
+
+    component: str | None
+    kind: str
+    axes: tuple[str, ...]
+    predicted_bytes: int = 0
+    predicted_count: int = 0
+    expected_bytes: int = 0
+    compiled_bytes: int = 0
+    compiled_count: int = 0
+    state: State
+    compiled_as: tuple[str, ...] = ()
+    explained_by: tuple[str, ...] = ()
+
+    @property
+    def difference(self) -> int:
+        """Bytes a step that the program moves beyond what the plan predicts; negative where it moves less."""
+        return self.compiled_bytes - self.predicted_bytes
+
+    @property
+    def bytes(self) -> int:
+        """The larger side: how much a row weighs among the others."""
+        return max(self.predicted_bytes, self.compiled_bytes)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "component": self.component,
+            "kind": self.kind,
+            "axes": list(self.axes),
+            "predicted_bytes": self.predicted_bytes,
+            "predicted_count": self.predicted_count,
+            "expected_bytes": self.expected_bytes,
+            "compiled_bytes": self.compiled_bytes,
+            "compiled_count": self.compiled_count,
+            "difference": self.difference,
+            "state": self.state,
+            "compiled_as": list(self.compiled_as),
+            "explained_by": list(self.explained_by),
+        }
+
+
+class Fit(NamedTuple):
+    """How the two sides of a row go together: by which rewrites, and what is beside the plan among the compiled."""
+
+    rewrites: tuple[Rewrite, ...]
+    expected: float
+    beside: tuple[CompiledCollective, ...]
+
+
+Planned = Mapping[Key, Sequence[PlannedCollective]]
+Compiled = dict[Key, tuple[CompiledCollective, ...]]
+
+
+def total(collectives: Iterable[PlannedCollective | CompiledCollective]) -> int:
+    """Bytes of a step on one device."""
+    return sum(one.bytes_per_device * one.count_per_step for one in collectives)
+
+
+def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]:
+    """Every row of a comparison, in no order."""
+    known = [rewrite for rewrite in REWRITES.values() if rewrite.holds_for(program.target)]
+    search = _Search(plan, known, program.collectives)
+    yield from search.by_name()
+    yield from search.merged()
+    yield from search.turned()
+    yield from search.rest()
+
+
+class _Search:
+    """What neither side has found a partner for yet: ``planned`` and ``compiled``."""
+
+    def __init__(self, plan: Plan, known: Sequence[Rewrite], found: Iterable[CompiledCollective]) -> None:
+        self.plan = plan
+        self.scaling = [rewrite for rewrite in known if rewrite.planned and not rewrite.compiled]
+        self.turning = [rewrite for rewrite in known if rewrite.planned and rewrite.compiled]
+        self.besides = [rewrite for rewrite in known if not rewrite.planned]
+        self.planned = _by_key(plan, plan.collectives)
+        self.compiled = _by_key(plan, found)
+
+    def by_name(self) -> Iterator[AgreementRow]:
+        """Rows whose component, kind and axes are the same on both sides."""
+        for key, ours in list(self.planned.items()):
+            theirs = self.compiled.get(key, ())
+            fit = self._fit(ours, theirs)
+            if fit is None:
+                continue
+            yield _row(key, ours, _without(theirs, fit.beside), fit)
+            yield from self._beside(key, fit.beside)
+            self._take([key], [key])
+
+    def merged(self) -> Iterator[AgreementRow]:
+        """Rows of one kind and axes that agree together, whatever the names."""
+        for kind, axes in dict.fromkeys((key.kind, key.axes) for key in self.planned):
+            ours = [key for key in self.planned if (key.kind, key.axes) == (kind, axes)]
+            theirs = [key for key in self.compiled if (key.kind, key.axes) == (kind, axes)]
+            if ours == theirs and len(ours) == 1:
+                continue
+            found = tuple(one for key in theirs for one in self.compiled[key])
+            fit = self._fit([one for key in ours for one in self.planned[key]], found)
+            if fit is None:
+                continue
+            left = _without(found, fit.beside)
+            whole, moved = fit.expected, total(left)
+            named = fit._replace(rewrites=(REWRITES["merged"], *fit.rewrites))
+            for key in ours:
+                part = self._expected(self.planned[key], fit.rewrites)
+                share = moved / whole * part if whole else 0
+                own = [one for one in left if one.component == key.component]
+                row = _row(key, self.planned[key], own, named._replace(expected=part))
+                yield replace(row, compiled_bytes=round(share))
+            for key in theirs:
+                yield from self._beside(key, [one for one in fit.beside if one in self.compiled[key]])
+            self._take(ours, theirs)
+
+    def turned(self) -> Iterator[AgreementRow]:
+        """Rows that a rewrite turned into other kinds: component by component, then of all components together."""
+        for rewrite in self.turning:
+            for by_component in (True, False):
+                groups: dict[tuple[str | None, tuple[str, ...]], list[Key]] = {}
+                for key in self.planned:
+                    if key.kind in rewrite.planned:
+                        groups.setdefault((key.component if by_component else None, key.axes), []).append(key)
+                for (component, axes), ours in groups.items():
+                    into = [
+                        key
+                        for key in self.compiled
+                        if key.kind in rewrite.compiled
+                        and key.axes == axes
+                        and (not by_component or key.component == component)
+                    ]
+                    yield from self._turned(rewrite, ours, into)
+
+    def _turned(self, rewrite: Rewrite, ours: Sequence[Key], into: Sequence[Key]) -> Iterator[AgreementRow]:
+        """``into``: the keys of what it may have become, which may have a partner of their own besides."""
+        found = sum(total(self.compiled[key]) - total(self.planned.get(key, ())) for key in into)
+        if found <= 0:
+            return
+        for others in _choices([one for one in self.scaling if not one.keeps], MOST_AT_ONCE - 1):
+            # What was left as it is counts on its own side; the rest was turned.
+            left = {key: self._expected(self.planned[key], others) - total(self.compiled.get(key, ())) for key in ours}
+            turned = [key for key in ours if left[key] > 0]
+            bounds = [[self._bounds(self.planned[key], (rewrite, *others)), key] for key in turned]
+            low, high = (
+                sum(bound[end] * left[key] / max(1, self._expected(self.planned[key], others)) for bound, key in bounds)
+                for end in (0, 1)
+            )
+            if not turned or not _within(found, low, high):
+                continue
+            whole = sum(left[key] for key in turned)
+            for key in turned:
+                kept = self.compiled.get(key, ())
+                became = round(found * left[key] / whole)
+                yield replace(
+                    _row(key, self.planned[key], kept, Fit((rewrite, *others), total(kept) + became, ())),
+                    compiled_as=rewrite.compiled,
+                    compiled_bytes=total(kept) + became,
+                )
+            partners = [key for key in into if key in self.planned]
+            for key in partners:
+                fit = Fit(others, self._expected(self.planned[key], others), ())
+                yield replace(_row(key, self.planned[key], (), fit), compiled_bytes=round(fit.expected))
+            self._take([*turned, *partners], [*turned, *into])
+            return
+
+    def rest(self) -> Iterator[AgreementRow]:
+        """What is beside the plan, and what nothing explains."""
+        for key in dict.fromkeys([*self.planned, *self.compiled]):
+            ours, theirs = self.planned.get(key, ()), self.compiled.get(key, ())
+            beside = self._known_beside(ours, theirs)
+            left = _without(theirs, beside)
+            yield from self._beside(key, beside)
+            if ours or left:
+                yield replace(_row(key, ours, left, Fit((), total(ours), ())), state="unmatched")
+
+    def _take(self, planned: Iterable[Key], compiled: Iterable[Key]) -> None:
+        for key in planned:
+            self.planned.pop(key, None)
+        for key in compiled:
+            self.compiled.pop(key, None)
+
+    def _fit(self, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective]) -> Fit | None:
+        """The fewest rewrites under which the bytes of both sides agree."""
+        kinds = {one.kind for one in ours}
+        scaling = [one for one in self.scaling if kinds & set(one.planned) and self._changes(one, ours)]
+        beside = self._known_beside(ours, theirs)
+        for rewrites in _choices(scaling, MOST_AT_ONCE):
+            low, high = self._bounds(ours, rewrites)
+            for aside in dict.fromkeys((beside, ())):
+                found = total(_without(theirs, aside))
+                if found and _within(found, low, high):
+                    return Fit(rewrites, min(max(found, low), high), aside)
+        return None
+
+    def _changes(self, rewrite: Rewrite, ours: Sequence[PlannedCollective]) -> bool:
+        return self._bounds(ours, (rewrite,)) != (total(ours), total(ours))
+
+    def _bounds(self, ours: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> tuple[float, float]:
+        """The least and the most bytes that rewrites make of planned ones."""
+        least = most = 0.0
+        for one in ours:
+            low = high = float(one.bytes_per_device * one.count_per_step)
+            for rewrite in rewrites:
+                if rewrite.ratio is not None and one.kind in rewrite.planned:
+                    ratio = rewrite.ratio(self.plan, one)
+                    low, high = low * ratio[0], high * ratio[1]
+            least, most = least + low, most + high
+        return least, most
+
+    def _expected(self, ours: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> float:
+        return sum(self._bounds(ours, rewrites)) / 2
+
+    def _known_beside(
+        self, ours: Sequence[PlannedCollective], theirs: Iterable[CompiledCollective]
+    ) -> tuple[CompiledCollective, ...]:
+        """Those beside the plan; one that is as large as a planned one of its kind of numbers is that one."""
+        wanted = {(is_integer(planned_dtype(self.plan, one)), one.bytes_per_device) for one in ours}
+        return tuple(
+            one
+            for one in theirs
+            if self._besides_of(one) and (all(map(is_integer, one.dtypes)), one.bytes_per_device) not in wanted
+        )
+
+    def _besides_of(self, one: CompiledCollective) -> list[Rewrite]:
+        return [
+            rewrite
+            for rewrite in self.besides
+            if rewrite.beside is not None and one.kind in rewrite.compiled and rewrite.beside(self.plan, one)
+        ]
+
+    def _beside(self, key: Key, found: Iterable[CompiledCollective]) -> Iterator[AgreementRow]:
+        """Rows that the plan leaves out, by the rewrite that knows them."""
+        by_name: dict[str, list[CompiledCollective]] = {}
+        for one in found:
+            by_name.setdefault(self._besides_of(one)[0].name, []).append(one)
+        for name, ones in by_name.items():
+            yield replace(_row(key, (), ones, Fit((REWRITES[name],), total(ones), ())), state="explained")
+
+
+def _by_key(plan: Plan, collectives: Iterable) -> dict:
+    found: dict[Key, tuple] = {}
+    for one in collectives:
+        key = Key(one.component, one.kind, axes_in_order(plan.mesh, one.axes))
+        found[key] = (*found.get(key, ()), one)
+    return found
+
+
+def _row(key: Key, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective], fit: Fit) -> AgreementRow:
+    return AgreementRow(
+        component=key.component,
+        kind=key.kind,
+        axes=key.axes,
+        predicted_bytes=total(ours),
+        predicted_count=sum(one.count_per_step for one in ours),
+        expected_bytes=round(fit.expected),
+        compiled_bytes=total(theirs),
+        compiled_count=sum(one.count_per_step for one in theirs),
+        state="matched" if all(rewrite.keeps for rewrite in fit.rewrites) else "explained",
+        explained_by=tuple(rewrite.name for rewrite in fit.rewrites),
+    )
+
+
+def _within(found: float, low: float, high: float) -> bool:
+    return low * (1 - TOLERANCE) <= found <= high * (1 + TOLERANCE)
+
+
+def _choices(rewrites: Sequence[Rewrite], most: int) -> Iterator[tuple[Rewrite, ...]]:
+    """No rewrite, each alone, and so on."""
+    for number in range(most + 1):
+        yield from combinations(rewrites, number)
+
+
+def _without(
+    found: Iterable[CompiledCollective], aside: Sequence[CompiledCollective]
+) -> tuple[CompiledCollective, ...]:
+    """Those that are not set aside; equal ones are all set aside or none."""
+    return tuple(one for one in found if one not in aside)

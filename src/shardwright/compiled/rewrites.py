@@ -1,0 +1,283 @@
+"""What compilers are known to make of a plan's collectives: a closed list, and nothing outside it explains a difference.
+
+A rewrite says on which targets it happens, which kinds it turns into which, and how many bytes that may take for one
+byte that the plan expects. Three forms:
+
+| form | ``planned`` | ``compiled`` |
+|---|---|---|
+| the same collective with other bytes | its kinds | none: the kind stays |
+| another kind in its place | its kinds | the other kinds |
+| something beside the plan | none | its kinds |
+
+A rewrite that ``keeps`` kind, axes and what travels counts as agreement; any other is an explained difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardwright.compiled.program import CompiledCollective
+from shardwright.compiled.widths import is_integer, planned_dtype, width
+from shardwright.core.mesh import Mesh
+from shardwright.core.plan import Plan, PlannedCollective
+from shardwright.core.resolve import traffic_of
+from shardwright.cost.chips import CPU, chips
+
+Range = tuple[float, float]
+"""Least and most compiled bytes for one byte that the plan expects."""
+
+AS_PLANNED: Range = (1.0, 1.0)
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute")
+
+FAMILIES = ("cpu", "tpu", "gpu")
+
+PADDING = 1 / 8
+"""The most that libtpu pads a reduce-scatter by, as a share of it: 1,024 rows become 1,152 on v5p."""
+
+LOSS_SUMS = 3
+"""Numbers a token that a loss sums over a cut vocabulary: the largest score, the sum of all, that of the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """One row of the list; see the top of this file.
+
+    ``targets``: kinds of chip, or families of them (``FAMILIES``). ``rule`` says the bytes in words, ``ratio`` and
+    ``beside`` as functions: the compiled bytes for a planned one, and whether a collective is of those beside the plan.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    planned: tuple[str, ...]
+    compiled: tuple[str, ...]
+    rule: str
+    reason: str
+    ratio: Callable[[Plan, PlannedCollective], Range] | None = None
+    beside: Callable[[Plan, CompiledCollective], bool] | None = None
+    keeps: bool = False
+
+    def holds_for(self, target: str) -> bool:
+        kind = target.split(":")[0]
+        return bool({kind, family(kind)} & set(self.targets))
+
+
+def family(kind: str) -> str:
+    """The kind of compiler that makes programs for a kind of chip.
+
+    >>> family("cpu"), family("v5p"), family("h100")
+    ('cpu', 'tpu', 'gpu')
+    """
+    if kind == CPU:
+        return CPU
+    numbers = chips().get(kind)
+    return "gpu" if numbers is not None and numbers.network == "switch" else "tpu"
+
+
+def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
+    return (2.0, 2.0) if planned_dtype(plan, one) in ("bfloat16", "float16") else AS_PLANNED
+
+
+def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
+    """What all micro-steps gather alike, weights outside the layers, may be gathered once for all of them."""
+    turns = plan.request.micro_steps
+    outside = sum(name in plan.by_name and _outside_layers(plan, name) for name in one.tensors) * turns
+    once = min(outside, one.count_per_step) / one.count_per_step * (turns - 1) / turns
+    return 1.0 - once, 1.0
+
+
+def _outside_layers(plan: Plan, name: str) -> bool:
+    tensor = plan.by_name[name]
+    return tensor.kind == "weight" and tensor.stack is None
+
+
+def _padded(plan: Plan, one: PlannedCollective) -> Range:
+    del plan, one
+    return 1.0, 1.0 + PADDING
+
+
+def _room_for_all(plan: Plan, one: PlannedCollective) -> Range:
+    """Where as many rows travel as there are, the buffers on both sides have room for the most that may."""
+    if not one.ragged:
+        return AS_PLANNED
+    traffic = traffic_of(plan.request, plan.mesh)
+    most = max(traffic.choices, traffic.room(plan.request.expert_buffer)) / traffic.choices
+    return most, most
+
+
+def _chunks(plan: Plan, one: PlannedCollective) -> Range:
+    """Without a ragged exchange each device sends each other as much as it could ever have to."""
+    if not one.ragged:
+        return AS_PLANNED
+    traffic = traffic_of(plan.request, plan.mesh)
+    chunk = min(traffic.to_one, traffic.room(plan.request.expert_buffer))
+    most = traffic.devices * chunk / traffic.choices
+    return most, most
+
+
+def _around_a_ring(plan: Plan, one: PlannedCollective) -> Range:
+    """Each part goes on from neighbour to neighbour, both ways round, with up to two turns more than there are others."""
+    size = plan.mesh.size(one.axes)
+    return (size - 1) / size, (size + 1) / size
+
+
+def _as_large(plan: Plan, one: PlannedCollective) -> Range:
+    del plan, one
+    return AS_PLANNED
+
+
+def _single_numbers(plan: Plan, one: CompiledCollective) -> bool:
+    """The loss, its count, and the sums of squares of each weight's gradient: a number or so for each weight."""
+    return one.kind == "all-reduce" and one.bytes_per_device <= 4 * (2 * len(plan.weights) + 8)
+
+
+def _counts(plan: Plan, one: CompiledCollective) -> bool:
+    del plan
+    return one.kind in ("all-gather", "all-reduce") and bool(one.dtypes) and all(map(is_integer, one.dtypes))
+
+
+def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
+    scores = plan.by_name.get("logits.scores")
+    if scores is None:
+        return False
+    cut = plan.mesh.in_mesh_order(plan.mesh.larger_than_one(scores.in_use.axes_of("vocab")))
+    if one.kind != "all-reduce" or one.axes != cut or one.component not in ("logits", None):
+        return False
+    tokens = scores.bytes_per_device // width(scores.dtype) // (scores.shape[-1] // plan.mesh.size(cut))
+    each = tokens // plan.request.micro_steps * width("float32")
+    return one.bytes_per_device % each == 0 and one.bytes_per_device <= LOSS_SUMS * each
+
+
+def _repairs(plan: Plan, one: CompiledCollective) -> bool:
+    """Permutes that put a padded reduce-scatter right again: no more bytes than its padding had."""
+    scattered = sum(
+        planned.bytes_per_device * planned.count_per_step
+        for planned in plan.collectives
+        if planned.kind == "reduce-scatter"
+        and set(one.axes) <= set(planned.axes)
+        and one.component in (planned.component, None)
+    )
+    return one.kind == "permute" and one.bytes_per_device * one.count_per_step <= PADDING * scattered
+
+
+REWRITES: Mapping[str, Rewrite] = {
+    rewrite.name: rewrite
+    for rewrite in (
+        Rewrite(
+            name="merged",
+            targets=FAMILIES,
+            planned=KINDS,
+            compiled=(),
+            rule="those of all together",
+            reason="collectives of one kind and axes become one, which has one of their names, or none",
+            ratio=_as_large,
+            keeps=True,
+        ),
+        Rewrite(
+            name="room for all",
+            targets=("tpu", "gpu"),
+            planned=("all-to-all",),
+            compiled=(),
+            rule="the buffer that has room for whatever may come",
+            reason="of a ragged all-to-all a program says how large its buffers are; how much travels, the tokens say",
+            ratio=_room_for_all,
+            keeps=True,
+        ),
+        Rewrite(
+            name="wider on CPU",
+            targets=("cpu",),
+            planned=KINDS,
+            compiled=(),
+            rule="2 for each byte of a 16-bit type",
+            reason="XLA's CPU backend sends bfloat16 as float32",
+            ratio=_wider_on_cpu,
+        ),
+        Rewrite(
+            name="chunks",
+            targets=("cpu",),
+            planned=("all-to-all",),
+            compiled=(),
+            rule="the most that one device could send to another, for each of them",
+            reason="the CPU backend has no ragged all-to-all, so chunks with room for the most travel in its place",
+            ratio=_chunks,
+        ),
+        Rewrite(
+            name="gathered once",
+            targets=FAMILIES,
+            planned=("all-gather",),
+            compiled=(),
+            rule="of weights outside the layers, one gather for those of all micro-steps",
+            reason="what is the same in every micro-step is taken out of the loop over them",
+            ratio=_gathered_once,
+        ),
+        Rewrite(
+            name="padded scatter",
+            targets=("v5p",),
+            planned=("reduce-scatter",),
+            compiled=(),
+            rule="up to 1/8 more",
+            reason="libtpu reduces and scatters in one kernel, whose rows it pads",
+            ratio=_padded,
+        ),
+        Rewrite(
+            name="windowed products",
+            targets=("tpu",),
+            planned=("all-gather", "reduce-scatter"),
+            compiled=("permute",),
+            rule="(N - 1)/N to (N + 1)/N over N devices, so up to 9/7 of what a plain gather sends over 8",
+            reason="a gather or scatter beside a product becomes a loop that passes parts around while it multiplies",
+            ratio=_around_a_ring,
+        ),
+        Rewrite(
+            name="all-reduce and slice",
+            targets=("cpu",),
+            planned=("reduce-scatter",),
+            compiled=("all-reduce",),
+            rule="the same",
+            reason="XLA's partitioner makes no reduce-scatter for CPU: it sums, and each device keeps its part",
+            ratio=_as_large,
+        ),
+        Rewrite(
+            name="single numbers",
+            targets=FAMILIES,
+            planned=(),
+            compiled=("all-reduce",),
+            rule="two numbers for each weight, and eight more, at most",
+            reason="the loss, the number of its tokens, and the norm of the gradients are sums that the plan leaves out",
+            beside=_single_numbers,
+        ),
+        Rewrite(
+            name="counts",
+            targets=FAMILIES,
+            planned=(),
+            compiled=("all-gather", "all-reduce"),
+            rule="integers alone",
+            reason="how many choices each expert has is told to all before tokens travel, and summed for its bias",
+            beside=_counts,
+        ),
+        Rewrite(
+            name="sums over the vocabulary",
+            targets=FAMILIES,
+            planned=(),
+            compiled=("all-reduce",),
+            rule="three numbers a token at most",
+            reason="the loss over a cut vocabulary needs the largest score, the sum and the target's from all its parts",
+            beside=_over_a_vocabulary,
+        ),
+        Rewrite(
+            name="repairs",
+            targets=("v5p",),
+            planned=(),
+            compiled=("permute",),
+            rule="up to 1/8 of the reduce-scatters over the same axes",
+            reason="permutes move the rows of a padded reduce-scatter to where they belong",
+            beside=_repairs,
+        ),
+    )
+}
+"""Every rewrite by its name, in the order in which they are tried."""
+
+
+def axes_in_order(mesh: Mesh, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Axes as a comparison has them: mesh order, without those of size 1."""
+    return mesh.larger_than_one(mesh.in_mesh_order(axes))
