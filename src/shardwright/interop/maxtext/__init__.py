@@ -1,0 +1,1 @@
+"""MaxText: ordered rules from logical names to mesh axes, as its configuration files state them."""

@@ -1,0 +1,179 @@
+"""The words that MaxText's files may use: mesh axes, logical names, and the settings that say how rules are read.
+
+Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb). Whoever has added names of their own gets a
+warning for each, and an error where one is nearly a known one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+AXES = (
+    "diloco",
+    "data",
+    "stage",
+    "fsdp",
+    "fsdp_transpose",
+    "sequence",
+    "context",
+    "context_usp_ulysses",
+    "context_autoregressive",
+    "tensor",
+    "tensor_sequence",
+    "model",
+    "expert",
+    "autoregressive",
+)
+"""Mesh axes that have a size: a mesh with any other cannot be built."""
+
+SIZE_WORDS = {"stage": "pipeline", "model": "tensor"}
+"""What the key of a size says in place of the axis: ``ici_pipeline_parallelism`` is the size of ``stage``."""
+
+FILLS = {"ici": "fsdp", "dcn": "data"}
+"""The axis that takes what is left of the devices of a slice, or of the slices, where no file says a size."""
+
+CONTEXT_AXES = ("context", "expert")
+"""What ``context_sharding`` may say."""
+
+GUARDED = (
+    "fsdp",
+    "fsdp_transpose",
+    "sequence",
+    "context",
+    "context_usp_ulysses",
+    "context_autoregressive",
+    "tensor",
+    "tensor_sequence",
+    "stage",
+    "expert",
+)
+"""The axes that the guard against replicated parameters asks about."""
+
+GUARD_TOLERANCE = 0.02
+
+Kind = Literal["text", "true or false", "a number", "a list"]
+
+SETTINGS: dict[str, Kind] = {
+    "base_config": "text",
+    "override_logical_axis_rules": "true or false",
+    "custom_mesh_and_rule": "text",
+    "custom_mesh_and_rule_for_eval": "text",
+    "context_sharding": "text",
+    "moe_dispatch_no_expert_sharding": "true or false",
+    "sparse_matmul": "true or false",
+    "capacity_factor": "a number",
+    "sharding_tolerance": "a number",
+    "per_device_batch_size": "a number",
+    "max_target_length": "a number",
+    "model_name": "text",
+    "weight_dtype": "text",
+    "dtype": "text",
+    "pure_nnx": "true or false",
+}
+"""The other keys that change what rules do, and what their values are. All the rest of a file is left alone."""
+
+MODELS = {
+    "llama3.1-8b": "llama3-8b",
+    "llama3.1-70b": "llama3-70b",
+    "llama3.1-405b": "llama3-405b",
+    "llama3-8b": "llama3-8b",
+    "llama3-70b": "llama3-70b",
+    "llama3-405b": "llama3-405b",
+    "mixtral-8x7b": "mixtral-8x7b",
+    "mixtral-8x22b": "mixtral-8x22b",
+    "deepseek2-16b": "deepseek3-16b",
+    "deepseek3-671b": "deepseek3-671b",
+}
+"""``model_name`` of MaxText, and the table of ours with the same tensors."""
+
+TRAINED = (
+    "activation_embed_and_logits_batch",
+    "activation_embed_and_logits_batch_sequence",
+    "activation_vocab",
+    "vocab",
+    "embed_vocab",
+    "activation_batch_attn",
+    "activation_input_length_attn",
+    "activation_heads",
+    "activation_kv_heads",
+    "activation_length_attn",
+    "activation_q_length",
+    "activation_kv_length",
+    "activation_embed_attn",
+    "activation_kv",
+    "activation_kv_batch",
+    "activation_kv_head_dim",
+    "heads",
+    "q_heads",
+    "kv_heads",
+    "qkv",
+    "kv",
+    "kv_head_dim",
+    "q_lora",
+    "q_lora_up_proj",
+    "kv_lora",
+    "kv_lora_up_proj",
+    "activation_batch_moe",
+    "activation_length_moe",
+    "activation_norm_length_moe",
+    "activation_embed_moe",
+    "activation_mlp_moe",
+    "activation_exp",
+    "exp",
+    "mlp_moe",
+    "embed_moe",
+    "activation_mlp",
+    "activation_batch",
+    "activation_length",
+    "activation_norm_length",
+    "activation_embed",
+    "activation_stage",
+    "mlp",
+    "gdn_head",
+    "embed",
+    "embed_attn",
+    "norm",
+    "layers",
+    "dense_layers",
+    "moe_layers",
+    "local_layers",
+    "circular_repeats",
+    "diloco",
+    "engram_dim",
+    "mhc",
+    "mlp_no_fsdp",
+    "exp_with_fsdp",
+)
+"""Logical names that tensors of a training step carry, in some model."""
+
+SERVED = (
+    "prefill_activation_length",
+    "prefill_activation_norm_length",
+    "activation_prefill_kv_batch",
+    "decode_batch",
+    "decode_batch_moe",
+    "decode_length",
+    "cache_heads",
+    "cache_batch_prefill",
+    "cache_batch",
+    "cache_heads_none",
+    "cache_kv",
+    "cache_sequence",
+    "cache_scale_batch",
+    "cache_scale_sequence",
+    "cache_scale_heads",
+    "cache_scale_kv",
+    "num_pages",
+    "tokens_per_page",
+    "paged_kv_heads",
+    "paged_kv_head_dim_size",
+)
+"""Logical names of prefill, decoding and their caches."""
+
+NEVER_RULED = ("indexer_q", "indexer_weights", "o_groups", "o_lora_up_proj", "num_activations")
+"""Names that tensors carry and that no list of MaxText's own has a line for."""
+
+UNUSED = ("activation_mlp_moe", "paged_kv_heads", "num_pages", "tokens_per_page", "paged_kv_head_dim_size")
+"""Names that lists have lines for and that no tensor carries."""
+
+LOGICAL_NAMES = (*TRAINED, *SERVED, *NEVER_RULED)
