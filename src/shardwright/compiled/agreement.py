@@ -34,8 +34,8 @@ class Agreement:
 
     @property
     def explained_share(self) -> float:
-        """Of all rows, the bytes that a rewrite had to explain as a share of all bytes, the larger side of each row."""
-        return _share(sum(row.bytes for row in self.of_state("explained")), sum(row.bytes for row in self.rows))
+        """The bytes that only rewrites explain, as a share of the larger side of every row."""
+        return _share(sum(row.explained_bytes for row in self.rows), sum(row.bytes for row in self.rows))
 
     @property
     def memory_error(self) -> float:

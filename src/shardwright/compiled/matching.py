@@ -41,6 +41,7 @@ class AgreementRow:
 
     Bytes are those of a step on one device: of one execution, times executions. ``component`` None: the compiler kept
     no name. ``expected_bytes``: the predicted ones after the rewrites that explain the row (``explained_by``).
+    ``agreed_bytes``: those that are the same kind on both sides; what a row has beyond them needs an explanation.
     ``compiled_as``: the kinds that the compiler made of the plan's, where they are others.
     """
 
@@ -52,6 +53,7 @@ class AgreementRow:
     expected_bytes: int = 0
     compiled_bytes: int = 0
     compiled_count: int = 0
+    agreed_bytes: int = 0
     state: State
     compiled_as: tuple[str, ...] = ()
     explained_by: tuple[str, ...] = ()
@@ -66,6 +68,11 @@ class AgreementRow:
         """The larger side: how much a row weighs among the others."""
         return max(self.predicted_bytes, self.compiled_bytes)
 
+    @property
+    def explained_bytes(self) -> int:
+        """Those that only a rewrite explains."""
+        return self.bytes - self.agreed_bytes if self.state == "explained" else 0
+
     def to_json(self) -> dict[str, object]:
         return {
             "component": self.component,
@@ -76,6 +83,7 @@ class AgreementRow:
             "expected_bytes": self.expected_bytes,
             "compiled_bytes": self.compiled_bytes,
             "compiled_count": self.compiled_count,
+            "agreed_bytes": self.agreed_bytes,
             "difference": self.difference,
             "state": self.state,
             "compiled_as": list(self.compiled_as),
@@ -100,10 +108,17 @@ def total(collectives: Iterable[PlannedCollective | CompiledCollective]) -> int:
     return sum(one.bytes_per_device * one.count_per_step for one in collectives)
 
 
+def parts_of(one: CompiledCollective) -> tuple[CompiledCollective, ...]:
+    """One for each tensor that an instruction moves: compilers let several collectives travel together."""
+    if not one.parts:
+        return (one,)
+    return tuple(replace(one, dtypes=(dtype,), bytes_per_device=size, parts=()) for dtype, size in one.parts)
+
+
 def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]:
     """Every row of a comparison, in no order."""
     known = [rewrite for rewrite in REWRITES.values() if rewrite.holds_for(program.target)]
-    search = _Search(plan, known, program.collectives)
+    search = _Search(plan, known, [part for one in program.collectives for part in parts_of(one)])
     yield from search.by_name()
     yield from search.merged()
     yield from search.turned()
@@ -115,7 +130,9 @@ class _Search:
 
     def __init__(self, plan: Plan, known: Sequence[Rewrite], found: Iterable[CompiledCollective]) -> None:
         self.plan = plan
-        self.scaling = [rewrite for rewrite in known if rewrite.planned and not rewrite.compiled]
+        scaling = [rewrite for rewrite in known if rewrite.ratio is not None and not rewrite.compiled]
+        self.always = [rewrite for rewrite in scaling if rewrite.always]
+        self.scaling = [rewrite for rewrite in scaling if not rewrite.always]
         self.turning = [rewrite for rewrite in known if rewrite.planned and rewrite.compiled]
         self.besides = [rewrite for rewrite in known if not rewrite.planned]
         self.planned = _by_key(plan, plan.collectives)
@@ -151,7 +168,8 @@ class _Search:
                 share = moved / whole * part if whole else 0
                 own = [one for one in left if one.component == key.component]
                 row = _row(key, self.planned[key], own, named._replace(expected=part))
-                yield replace(row, compiled_bytes=round(share))
+                moved_here = round(share)
+                yield replace(row, compiled_bytes=moved_here, agreed_bytes=min(row.predicted_bytes, moved_here))
             for key in theirs:
                 yield from self._beside(key, [one for one in fit.beside if one in self.compiled[key]])
             self._take(ours, theirs)
@@ -179,7 +197,7 @@ class _Search:
         found = sum(total(self.compiled[key]) - total(self.planned.get(key, ())) for key in into)
         if found <= 0:
             return
-        for others in _choices([one for one in self.scaling if not one.keeps], MOST_AT_ONCE - 1):
+        for others in self._scalings([one for key in ours for one in self.planned[key]], MOST_AT_ONCE - 1):
             # What was left as it is counts on its own side; the rest was turned.
             left = {key: self._expected(self.planned[key], others) - total(self.compiled.get(key, ())) for key in ours}
             turned = [key for key in ours if left[key] > 0]
@@ -202,7 +220,9 @@ class _Search:
             partners = [key for key in into if key in self.planned]
             for key in partners:
                 fit = Fit(others, self._expected(self.planned[key], others), ())
-                yield replace(_row(key, self.planned[key], (), fit), compiled_bytes=round(fit.expected))
+                row = _row(key, self.planned[key], (), fit)
+                moved_here = round(fit.expected)
+                yield replace(row, compiled_bytes=moved_here, agreed_bytes=min(row.predicted_bytes, moved_here))
             self._take([*turned, *partners], [*turned, *into])
             return
 
@@ -224,16 +244,21 @@ class _Search:
 
     def _fit(self, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective]) -> Fit | None:
         """The fewest rewrites under which the bytes of both sides agree."""
-        kinds = {one.kind for one in ours}
-        scaling = [one for one in self.scaling if kinds & set(one.planned) and self._changes(one, ours)]
         beside = self._known_beside(ours, theirs)
-        for rewrites in _choices(scaling, MOST_AT_ONCE):
+        for rewrites in self._scalings(ours, MOST_AT_ONCE):
             low, high = self._bounds(ours, rewrites)
             for aside in dict.fromkeys((beside, ())):
                 found = total(_without(theirs, aside))
                 if found and _within(found, low, high):
                     return Fit(rewrites, min(max(found, low), high), aside)
         return None
+
+    def _scalings(self, ours: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:
+        """What may have happened to the bytes of planned ones: what always does, and up to ``most`` other rewrites."""
+        always = [rewrite for rewrite in self.always if self._changes(rewrite, ours)]
+        others = [rewrite for rewrite in self.scaling if self._changes(rewrite, ours)]
+        for number in range(most + 1):
+            yield from ((*always, *some) for some in combinations(others, number))
 
     def _changes(self, rewrite: Rewrite, ours: Sequence[PlannedCollective]) -> bool:
         return self._bounds(ours, (rewrite,)) != (total(ours), total(ours))
@@ -298,6 +323,7 @@ def _row(key: Key, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledC
         expected_bytes=round(fit.expected),
         compiled_bytes=total(theirs),
         compiled_count=sum(one.count_per_step for one in theirs),
+        agreed_bytes=min(total(ours), total(theirs)),
         state="matched" if all(rewrite.keeps for rewrite in fit.rewrites) else "explained",
         explained_by=tuple(rewrite.name for rewrite in fit.rewrites),
     )
@@ -305,12 +331,6 @@ def _row(key: Key, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledC
 
 def _within(found: float, low: float, high: float) -> bool:
     return low * (1 - TOLERANCE) <= found <= high * (1 + TOLERANCE)
-
-
-def _choices(rewrites: Sequence[Rewrite], most: int) -> Iterator[tuple[Rewrite, ...]]:
-    """No rewrite, each alone, and so on."""
-    for number in range(most + 1):
-        yield from combinations(rewrites, number)
 
 
 def _without(

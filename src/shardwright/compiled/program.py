@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shardwright.core.plan import Phase
 
@@ -16,7 +17,15 @@ class CompiledCollective:
     device, whichever is larger, for one execution. ``component``, ``phase`` and ``tensors``: from the scopes that the
     engine writes; None and empty where the compiler kept none. ``source``: ``file:line``. ``overlapped``: whether the
     compiler begins it early and waits for it later; None where it does not say. ``num_ops``: the instructions of the
-    text that this row stands for.
+    text that this row stands for; one that moves several tensors has a part in a row for each.
+
+    ``shape``: of its result on one device, or of one part where it comes in parts. ``group_size``: the devices that
+    exchange with each other; None for pairs. ``operation``: what it was in the program that was compiled
+    (``all_gather``, ``dot_general``). ``stands_for``: the kind that the compiler made it of, where the text shows it:
+    permutes around a ring for an all-gather, a sum of which each device keeps a part for a reduce-scatter.
+    ``padding_bytes``: how many of its bytes are there only because the compiler made shapes even. ``across_slices``: it
+    crosses from one slice of a machine to others. ``trips_known`` False: a loop around it does not say how often it
+    runs, and counts once.
     """
 
     kind: str
@@ -32,6 +41,17 @@ class CompiledCollective:
     overlapped: bool | None = None
     in_loop: bool = False
     num_ops: int = 1
+    shape: tuple[int, ...] = ()
+    group_size: int | None = None
+    operation: str | None = None
+    stands_for: str | None = None
+    padding_bytes: int = 0
+    across_slices: bool = False
+    trips_known: bool = True
+    parts: tuple[tuple[str, int], ...] = ()
+    users: tuple[str, ...] = ()
+    loop_invariant: bool = False
+    made_from_bytes: int | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -47,13 +67,20 @@ class CompiledCollective:
             "overlapped": self.overlapped,
             "in_loop": self.in_loop,
             "num_ops": self.num_ops,
+            "loop_invariant": self.loop_invariant,
+            **({"parts": [list(part) for part in self.parts]} if self.parts else {}),
+            **({"users": list(self.users)} if self.users else {}),
             **({"ragged": True} if self.ragged else {}),
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Temporary:
-    """A value that a step needs for a while, by its bytes, and what it is: see ``CompiledCollective``."""
+    """A value that a step needs for a while, and what it is: see ``CompiledCollective``.
+
+    ``bytes_per_device``: as it lies in memory, with the rest of tiles that it does not fill. ``num_values``: how many
+    such values the text has, which need not all be there at one time.
+    """
 
     bytes_per_device: int
     dtype: str
@@ -62,6 +89,8 @@ class Temporary:
     component: str | None = None
     phase: Phase | None = None
     source: str | None = None
+    operation: str | None = None
+    num_values: int = 1
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -72,6 +101,8 @@ class Temporary:
             "component": self.component,
             "phase": self.phase,
             "source": self.source,
+            "operation": self.operation,
+            "num_values": self.num_values,
         }
 
 
@@ -102,15 +133,32 @@ class CompiledMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A package that compiled, its version, and the one that JAX asks for, as a requirement (``0.0.42.*``)."""
+
+    name: str
+    version: str
+    wanted: str
+
+    def to_json(self) -> dict[str, object]:
+        return {"name": self.name, "version": self.version, "wanted": self.wanted}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
     """``target``: as it was asked for (``v5p:4x4x4``). ``flops_per_device``: of the products of matrices that the text
-    shows, loops multiplied out; None where a loop does not say how often it runs."""
+    shows, loops multiplied out; None where a loop does not say how often it runs. ``component_flops``: the same by
+    component, of those that have a name. ``said``: what the compiler wrote of tensors that it made whole against its
+    will, a line each. ``tools``: see ``compiled/tool_chain.py``."""
 
     target: str
     collectives: tuple[CompiledCollective, ...]
     memory: CompiledMemory
     compile_seconds: float
     flops_per_device: int | None = None
+    component_flops: Mapping[str, int] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -118,4 +166,7 @@ class CompiledProgram:
             "memory": self.memory.to_json(),
             "compile_seconds": self.compile_seconds,
             "flops_per_device": self.flops_per_device,
+            "component_flops": dict(self.component_flops),
+            "said": list(self.said),
+            "tools": [tool.to_json() for tool in self.tools],
         }

@@ -35,6 +35,9 @@ FAMILIES = ("cpu", "tpu", "gpu")
 PADDING = 1 / 8
 """The most that libtpu pads a reduce-scatter by, as a share of it: 1,024 rows become 1,152 on v5p."""
 
+NUMBER_BYTES = 8
+"""Of one number, at most."""
+
 LOSS_SUMS = 3
 """Numbers a token that a loss sums over a cut vocabulary: the largest score, the sum of all, that of the target."""
 
@@ -45,6 +48,7 @@ class Rewrite:
 
     ``targets``: kinds of chip, or families of them (``FAMILIES``). ``rule`` says the bytes in words, ``ratio`` and
     ``beside`` as functions: the compiled bytes for a planned one, and whether a collective is of those beside the plan.
+    ``always``: what it is about is never left as it was.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Rewrite:
     ratio: Callable[[Plan, PlannedCollective], Range] | None = None
     beside: Callable[[Plan, CompiledCollective], bool] | None = None
     keeps: bool = False
+    always: bool = False
 
     def holds_for(self, target: str) -> bool:
         kind = target.split(":")[0]
@@ -79,16 +84,22 @@ def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
-    """What all micro-steps gather alike, weights outside the layers, may be gathered once for all of them."""
+    """What all micro-steps gather alike, weights that no loop over layers cuts, may be gathered once for all of them."""
     turns = plan.request.micro_steps
-    outside = sum(name in plan.by_name and _outside_layers(plan, name) for name in one.tensors) * turns
-    once = min(outside, one.count_per_step) / one.count_per_step * (turns - 1) / turns
-    return 1.0 - once, 1.0
+    return 1.0 - _share_of_single(plan, one) * (turns - 1) / turns, 1.0
 
 
-def _outside_layers(plan: Plan, name: str) -> bool:
-    tensor = plan.by_name[name]
-    return tensor.kind == "weight" and tensor.stack is None
+def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
+    """Of what a row counts, the part of weights that stand in no stack, or alone in theirs."""
+    single = [name for name in one.tensors if plan.by_name[name].kind == "weight" and plan.by_name[name].num == 1]
+    return min(1.0, len(single) * plan.request.micro_steps / one.count_per_step)
+
+
+def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
+    """What a layer alone in its stack gathered forward: there is no loop, and the second gather is like the first."""
+    if one.phase != "recompute":
+        return AS_PLANNED
+    return 1.0 - _share_of_single(plan, one), 1.0
 
 
 def _padded(plan: Plan, one: PlannedCollective) -> Range:
@@ -127,13 +138,14 @@ def _as_large(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _single_numbers(plan: Plan, one: CompiledCollective) -> bool:
-    """The loss, its count, and the sums of squares of each weight's gradient: a number or so for each weight."""
-    return one.kind == "all-reduce" and one.bytes_per_device <= 4 * (2 * len(plan.weights) + 8)
+    """The loss, its count, and the sum of squares of each weight's gradient."""
+    del plan
+    return one.bytes_per_device <= NUMBER_BYTES
 
 
 def _counts(plan: Plan, one: CompiledCollective) -> bool:
     del plan
-    return one.kind in ("all-gather", "all-reduce") and bool(one.dtypes) and all(map(is_integer, one.dtypes))
+    return bool(one.dtypes) and all(map(is_integer, one.dtypes))
 
 
 def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
@@ -170,7 +182,6 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=(),
             rule="those of all together",
             reason="collectives of one kind and axes become one, which has one of their names, or none",
-            ratio=_as_large,
             keeps=True,
         ),
         Rewrite(
@@ -191,6 +202,7 @@ REWRITES: Mapping[str, Rewrite] = {
             rule="2 for each byte of a 16-bit type",
             reason="XLA's CPU backend sends bfloat16 as float32",
             ratio=_wider_on_cpu,
+            always=True,
         ),
         Rewrite(
             name="chunks",
@@ -200,15 +212,25 @@ REWRITES: Mapping[str, Rewrite] = {
             rule="the most that one device could send to another, for each of them",
             reason="the CPU backend has no ragged all-to-all, so chunks with room for the most travel in its place",
             ratio=_chunks,
+            always=True,
         ),
         Rewrite(
             name="gathered once",
             targets=FAMILIES,
             planned=("all-gather",),
             compiled=(),
-            rule="of weights outside the layers, one gather for those of all micro-steps",
+            rule="of weights that no loop over layers cuts, one gather for those of all micro-steps",
             reason="what is the same in every micro-step is taken out of the loop over them",
             ratio=_gathered_once,
+        ),
+        Rewrite(
+            name="kept from forward",
+            targets=FAMILIES,
+            planned=("all-gather",),
+            compiled=(),
+            rule="of weights of a stack of one layer, the gathers of the recomputation or none of them",
+            reason="a loop of one turn is no loop, and what it gathers for backward is what it had gathered before",
+            ratio=_kept_from_forward,
         ),
         Rewrite(
             name="padded scatter",
@@ -242,7 +264,7 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=(),
             compiled=("all-reduce",),
-            rule="two numbers for each weight, and eight more, at most",
+            rule="one number each",
             reason="the loss, the number of its tokens, and the norm of the gradients are sums that the plan leaves out",
             beside=_single_numbers,
         ),

@@ -1,73 +1,42 @@
-"""Which type a collective of a plan travels in, and how wide the types of a program are."""
+"""Which type a collective of a plan travels in, and how wide types are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable
 
 from shardwright.core.plan import Plan, PlannedCollective
 from shardwright.core.request import FLOATS
 
-NAMES: Mapping[str, str] = {
-    "f64": "float64",
-    "f32": "float32",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "s64": "int64",
-    "u64": "uint64",
-    "s32": "int32",
-    "u32": "uint32",
-    "s16": "int16",
-    "u16": "uint16",
-    "s8": "int8",
-    "u8": "uint8",
-    "pred": "bool",
-}
-"""Our names of the types that a compiler's text calls otherwise."""
-
-WIDTHS: Mapping[str, int] = {
-    "float64": 8,
-    "int64": 8,
-    "uint64": 8,
-    "float32": 4,
-    "int32": 4,
-    "uint32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "uint16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
-"""Bytes of one element."""
+_BITS = re.compile(r"\d+")
 
 
 def width(dtype: str) -> int:
-    """Bytes of one element, by our name of the type or the compiler's.
+    """Bytes of one element, at least 1.
 
-    >>> width("bf16"), width("float32")
-    (2, 4)
+    >>> width("bfloat16"), width("float32"), width("bool"), width("float8_e4m3fn")
+    (2, 4, 1, 1)
     """
-    return WIDTHS[NAMES.get(dtype, dtype)]
+    bits = _BITS.search(dtype)
+    return max(1, int(bits[0]) // 8) if bits else 1
 
 
 def is_integer(dtype: str) -> bool:
     """Whether a type holds no fractions.
 
-    >>> is_integer("s32"), is_integer("bool"), is_integer("bf16")
+    >>> is_integer("int32"), is_integer("bool"), is_integer("bfloat16")
     (True, True, False)
     """
-    return not NAMES.get(dtype, dtype).startswith(("float", "bfloat"))
+    return not dtype.startswith(("float", "bfloat"))
 
 
 def widest_float(dtypes: Iterable[str]) -> str | None:
-    """The widest of the floating-point types among some, by our name; None where there is none.
+    """The widest of the floating-point types among some; None where there is none.
 
-    >>> widest_float(["s32", "bf16", "f32"]), widest_float(["s32"])
+    >>> widest_float(["int32", "bfloat16", "float32"]), widest_float(["int32"])
     ('float32', None)
     """
-    floats = [NAMES.get(dtype, dtype) for dtype in dtypes if not is_integer(dtype)]
-    return max(floats, key=width, default=None)
+    return max((dtype for dtype in dtypes if not is_integer(dtype)), key=width, default=None)
 
 
 def planned_dtype(plan: Plan, one: PlannedCollective) -> str:
