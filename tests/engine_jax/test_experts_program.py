@@ -9,7 +9,8 @@ import pytest
 from shardwright.core.plan import Plan
 from shardwright.core.resolve import traffic_of
 from shardwright.cost.flops import step_flops
-from shardwright.engine_jax.grouped import block_rows
+from shardwright.engine_jax.grouped import CPU_BLOCK
+from shardwright.engine_jax.grouped_blocks import block_rows
 from tests.engine_jax.program import Program, assert_program_is_the_plan
 from tests.engine_jax.steps import Case, plan_of, unoptimised_step
 
@@ -29,7 +30,7 @@ def blocks_of(plan: Plan) -> Fraction:
     """How many blocks of rows a device multiplies where experts are chosen alike, without what fills the last ones."""
     traffic = traffic_of(plan.request, plan.mesh)
     room = traffic.room(plan.request.expert_buffer)
-    return Fraction(traffic.choices, block_rows(room, traffic.experts))
+    return Fraction(traffic.choices, block_rows(room, traffic.experts, CPU_BLOCK))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.engine_jax.grouped import (
-    Matrices,
-    _back_in_blocks,
-    _back_ragged,
-    _in_blocks,
-    _ragged,
-    block_rows,
-    grouped_swiglu,
-    num_blocks,
-)
+from shardwright.engine_jax.grouped import CPU_BLOCK, _back_by_kernel, _by_kernel, grouped_swiglu
+from shardwright.engine_jax.grouped_blocks import Matrices, back_in_blocks, block_rows, in_blocks, num_blocks
 
 ROWS, EMBED, WIDTH, EXPERTS = 40, 6, 10, 4
 SIZES = [[9, 0, 17, 5], [0, 0, 0, 0], [40, 0, 0, 0], [10, 10, 10, 10], [0, 1, 0, 39]]
-WAYS = {"blocks": (_in_blocks, _back_in_blocks), "ragged": (_ragged, _back_ragged)}
+KERNEL_ROWS = 128
+WAYS = {
+    "blocks": (ROWS, partial(in_blocks, largest=CPU_BLOCK), partial(back_in_blocks, largest=CPU_BLOCK)),
+    # TPU's, as Pallas runs it in Python.
+    "kernel": (KERNEL_ROWS, partial(_by_kernel, interpret=True), partial(_back_by_kernel, interpret=True)),
+}
 
 
 def drawn(*shape: int) -> np.ndarray:
@@ -46,15 +45,12 @@ def row_by_row(rows_RM, experts: Matrices, sizes: list[int]) -> jax.Array:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matrices) -> None:
-    there, back = WAYS[way]
+    room, there, back = WAYS[way]
     owned = sum(sizes)
     # What lies behind the experts' rows must reach nothing: not a number is the harshest that could lie there.
-    behind = jnp.arange(ROWS)[:, None] >= owned
-    rows_RM = jnp.where(behind, jnp.nan, drawn(ROWS, EMBED))
-    d_out_RM = jnp.where(behind, jnp.nan, drawn(ROWS, EMBED + 1)[:, 1:])
-    if way == "ragged":
-        # As it is emulated on CPU, it multiplies what no expert owns with zero.
-        rows_RM, d_out_RM = jnp.nan_to_num(rows_RM), jnp.nan_to_num(d_out_RM)
+    behind = jnp.arange(room)[:, None] >= owned
+    rows_RM = jnp.where(behind, jnp.nan, drawn(room, EMBED))
+    d_out_RM = jnp.where(behind, jnp.nan, drawn(room, EMBED + 1)[:, 1:])
 
     expected, pull = jax.vjp(lambda rows, matrices: row_by_row(rows, matrices, sizes), rows_RM, experts)
     d_rows, d_experts = pull(d_out_RM[:owned])
@@ -70,7 +66,7 @@ def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matr
 def test_on_this_backend_only_blocks_with_rows_are_computed(experts: Matrices) -> None:
     sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
     rows_RM = jnp.asarray(drawn(ROWS, EMBED))
-    assert block_rows(ROWS, EXPERTS) == 8
+    assert block_rows(ROWS, EXPERTS, CPU_BLOCK) == 8
     assert int(num_blocks(sizes_E, 8)) == 2 + 0 + 3 + 1
     text = jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E)))).lower(rows_RM).as_text()
     assert "stablehlo.while" in text
@@ -82,9 +78,9 @@ def test_on_this_backend_only_blocks_with_rows_are_computed(experts: Matrices) -
     )
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
-def test_elsewhere_grouped_products_are_asked_for(platform: str, experts: Matrices) -> None:
-    """Lowered on this machine for another."""
+@pytest.mark.parametrize(("platform", "rows", "loops"), [("tpu", 128, False), ("tpu", 40, True), ("cuda", 128, True)])
+def test_elsewhere_a_kernel_or_larger_blocks(platform: str, rows: int, loops: bool, experts: Matrices) -> None:
+    """Lowered on this machine for another. The kernel needs tiles of rows that divide the buffer."""
     sizes_E = jnp.asarray([10, 10, 10, 10], jnp.int32)
 
     def slope(rows_RM):
@@ -92,10 +88,10 @@ def test_elsewhere_grouped_products_are_asked_for(platform: str, experts: Matric
             rows_RM, experts
         )
 
-    lowered = jax.jit(slope).trace(jnp.asarray(drawn(ROWS, EMBED))).lower(lowering_platforms=(platform,))
-    text = lowered.as_text()
-    assert "stablehlo.while" not in text
-    assert text.count("ragged_dot") >= 3 + 6
+    text = jax.jit(slope).trace(jnp.asarray(drawn(rows, EMBED))).lower(lowering_platforms=(platform,)).as_text()
+    assert "ragged_dot" not in text
+    assert ("tpu_custom_call" in text) != loops
+    assert ("stablehlo.dot_general" in text) == loops
 
 
 def test_half_precision_adds_up_in_full(experts: Matrices) -> None:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from shardwright.core.capacity import Traffic, row_capacity
 from shardwright.engine_jax.exchange import Exchange, from_experts, gathered, routes_of, summed_parts, to_experts
-from shardwright.engine_jax.grouped import Matrices, grouped_swiglu
+from shardwright.engine_jax.grouped import grouped_swiglu
+from shardwright.engine_jax.grouped_blocks import Matrices
 from shardwright.engine_jax.layer_io import ExpertLinks, Links, Params, index_of, size_of
 from shardwright.engine_jax.routing import route
 from shardwright.engine_jax.scopes import of_component, of_tensor
