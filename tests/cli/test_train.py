@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from shardwright import InputError, Plan
+from shardwright.cli.devices import simulate_devices
 from shardwright.cli.main import main
-from shardwright.cli.train import ended, simulate_devices
+from shardwright.cli.train import ended
 from shardwright.core.run import Listener, RunOptions, RunOutcome
 
 ENGINE = "shardwright.engine_jax.run"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+from shardwright.cli.devices import simulate_devices
 from shardwright.cli.extras import needing_extra
 from shardwright.cli.options import TrainOptions, TrainVerb
 from shardwright.cli.output import write_json, write_view
@@ -19,7 +19,6 @@ from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.processes import Processes, Said, find_processes
 from shardwright.core.run import RunOptions, RunOutcome
 
-SIMULATED_DEVICES = "--xla_force_host_platform_device_count"
 WARMUP_SHARE = 10
 """Without --warmup, the learning rate rises for one step in so many."""
 
@@ -142,16 +141,3 @@ def run_options(
         if getattr(options, name) == getattr(untouched, name):
             defaults[f"--{name.replace('_', '-')}"] = f"{getattr(options, name)}"
     return run, defaults
-
-
-def simulate_devices(devices: int | None, environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:
-    """Have JAX's CPU backend show so many devices: a flag that XLA reads once, when JAX starts.
-
-    Nothing is changed when no number was asked for, when JAX has started, or when JAX_PLATFORMS leaves the CPU out.
-    The flag goes behind those in XLA_FLAGS, in place of one with another number.
-    """
-    platforms = environment.get("JAX_PLATFORMS", "")
-    if devices is None or jax_is_loaded or (platforms and "cpu" not in platforms.split(",")):
-        return
-    others = re.sub(rf"{SIMULATED_DEVICES}=\S*", "", environment.get("XLA_FLAGS", "")).split()
-    environment["XLA_FLAGS"] = " ".join([*others, f"{SIMULATED_DEVICES}={devices}"])

@@ -1,0 +1,122 @@
+"""`shardwright compile`: the plan, the target's real compiler, and what it made of the plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from shardwright.cli.devices import simulate_devices
+from shardwright.cli.extras import needing_extra
+from shardwright.cli.options import CompileVerb
+from shardwright.cli.output import write_json, write_view
+from shardwright.cli.request import Asked, asked, planned
+from shardwright.compiled.agreement import Agreement, agree
+from shardwright.compiled.findings import compiled_findings
+from shardwright.compiled.program import CompiledProgram
+from shardwright.core.errors import FindingsError, InputError
+from shardwright.core.finding import Finding, worst_first
+from shardwright.core.plan import Plan
+
+WITHOUT_HARDWARE = {
+    # No look for a metadata server, no machine-wide lock, and no log folder.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_ACCELERATOR_TYPE": "none",
+    # The CUDA plugin asks for a driver before it describes a GPU, unless JAX is told to use the CPU.
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A plan beside what its compiler made of it. ``known``: it was compiled before."""
+
+    plan: Plan
+    program: CompiledProgram
+    agreement: Agreement
+    findings: tuple[Finding, ...]
+    known: bool
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON contract of ``compile``: the plan's, and what was compiled."""
+        return {
+            **self.plan.to_json(),
+            "findings": [finding.to_json() for finding in self.findings],
+            "target": self.program.target,
+            "compiled": self.program.to_json(),
+            "agreement": self.agreement.to_json(),
+        }
+
+
+def run_compile(verb: CompileVerb) -> int:
+    """Compile and compare. 1 where the plan, or the program, has a finding of severity error."""
+    question = asked(verb.model, verb.layout, verb.plan)
+    plan = planned(question)
+    if plan.errors:
+        raise FindingsError(plan.errors)
+    compiled = compile_plan(question, plan, str(verb.plan.chips), keep_text=verb.hlo)
+    if verb.plan.json:
+        write_json(compiled.to_json())
+    else:
+        from shardwright.report.compile_view import compile_view
+
+        view = compile_view(plan, compiled.program, compiled.agreement, compiled.findings, question.chosen)
+        write_view(view, sys.stdout)
+    return 1 if any(finding.severity == "error" for finding in compiled.findings) else 0
+
+
+def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
+    """The plan's step compiled for its chips, without them. Raises InputError for what the user can mend."""
+    machine = question.machine
+    if machine is None:
+        raise InputError("compile needs a target: --chips v5p:4x4x4, h100:8x8, or cpu:8 for simulated devices.")
+    if question.request.engine == "torch":
+        raise InputError(
+            "--engine torch: the PyTorch engine does not compile yet. `shardwright plan` knows its layouts."
+        )
+    without_hardware(os.environ, jax_is_loaded="jax" in sys.modules)
+    if machine.numbers is None:
+        simulate_devices(machine.num_devices, os.environ, jax_is_loaded="jax" in sys.modules)
+    from shardwright.report.compile_progress import compile_progress
+
+    with needing_extra("jax", "compiling"):
+        engine = import_module("shardwright.engine_jax.compiling")
+        cache = import_module("shardwright.engine_jax.built_cache")
+    from shardwright.compiled.read import read
+
+    with compile_progress() as doing:
+        doing(f"lowering {plan.request.table.name} for {target}")
+        lowered = engine.lower_step(plan, machine)
+        doing(f"compiling {plan.request.table.name} for {target}")
+        built, known = cache.cached(lowered, target, lambda: engine.build(lowered, machine), cache.default_folder())
+        doing("reading the program")
+        if keep_text is not None:
+            _keep(built.text, keep_text)
+        program = read(built.text, plan.mesh, target=target, stats=built.stats, compile_seconds=built.compile_seconds)
+    agreement = agree(plan, program)
+    findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement)))
+    return Compiled(plan=plan, program=program, agreement=agreement, findings=findings, known=known)
+
+
+def without_hardware(environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:
+    """Have compilers start on a machine without accelerators; what the user has set stays, but for JAX_PLATFORMS."""
+    if jax_is_loaded:
+        return
+    for name, value in WITHOUT_HARDWARE.items():
+        if name == "JAX_PLATFORMS":
+            environment[name] = value
+        else:
+            environment.setdefault(name, value)
+
+
+def _keep(text: str, path: Path) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--hlo: cannot write {path}: {error.strerror}.") from None
