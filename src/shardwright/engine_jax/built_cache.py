@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -49,9 +50,11 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def digest(lowered: jax.stages.Lowered, target: str) -> str:
-    """Of all that the compiled text depends on. Source lines are a part of it, since findings name them."""
+    """Of all that the compiled text depends on; the engine's files too, since the text names their lines."""
+    engine = sorted(Path(__file__).parent.glob("*.py"))
     parts = {
-        "program": lowered.as_text(debug_info=True),
+        "program": lowered.as_text(),
+        "engine": [hashlib.sha256(file.read_bytes()).hexdigest() for file in engine],
         "target": target,
         "versions": {name: _version(name) for name in COMPILERS},
         "options": {name: os.environ.get(name, "") for name in OPTIONS},
@@ -82,7 +85,8 @@ def _write(entry: Path, built: Built) -> None:
         for old in entries[:-ENTRIES]:
             old.unlink(missing_ok=True)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
 
 
 def _version(package: str) -> str:
