@@ -17,7 +17,7 @@ from shardwright.data.packing import arranged
 from shardwright.engine_jax.ring import attend_around
 from shardwright.engine_jax.scores import Sight, attend
 from tests.engine_jax.attending import QUICKLY, Case, batch, on_one_device, plan_of, program_of, table_of, weights_of
-from tests.engine_jax.compiled_text import collectives
+from tests.engine_jax.program import Program
 
 LAYOUT = """name: mine
 mesh: {{{mesh}}}
@@ -110,7 +110,7 @@ def balanced(pieces: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> dict[
 def test_the_ring_passes_pieces_on_and_gathers_nothing(model: str, travelling: list[tuple[int, ...]]) -> None:
     """cp - 1 times each way: keys and values, or the latent, a device's part at a time."""
     found = moved(case_of(WITH_ROWS, model, "ring"))
-    permuted = [shape for kind, shape in found if kind == "collective-permute"]
+    permuted = [shape for kind, shape in found if kind == "permute"]
     assert sorted(permuted) == sorted(travelling * 2 * 3)
     assert [kind for kind, shape in found if shape[:2] == (1, 32)] == []
 
@@ -120,15 +120,16 @@ def test_what_is_gathered_is_keys_and_values_or_the_latent(model: str, gathered:
     """And never what is made of the latent, which in DeepSeek-V3 has 71 times as many elements."""
     found = moved(case_of(WITH_ROWS, model, "gather"))
     assert sorted(shape for kind, shape in found if kind == "all-gather" and len(shape) > 2) == sorted(gathered)
-    assert [kind for kind, _ in found if kind in ("collective-permute", "all-to-all")] == []
+    assert [kind for kind, _ in found if kind in ("permute", "all-to-all")] == []
 
 
 def moved(case: Case) -> list[tuple[str, tuple[int, ...]]]:
     """Kind and shape of the float32 activations that cross the links of a compiled case, forward and backward."""
     text = program_of(case).lower(weights_of(case.model), batch()).compile().as_text()
     of_weights = {tuple(shape) for shape in _parts(case)}
-    found = [(c.kind, result) for c in collectives(text, plan_of(case).mesh) for result in c.results]
-    return [(kind, result.shape) for kind, result in found if result.dtype == "f32" and result.shape not in of_weights]
+    found = [one for one in Program(text).collectives(plan_of(case).mesh) for _ in range(one.num_ops)]
+    floats = [one for one in found if one.dtypes == ("float32",)]
+    return [(one.kind, one.shape) for one in floats if one.shape not in of_weights]
 
 
 def _parts(case: Case) -> list[tuple[int, ...]]:

@@ -51,7 +51,7 @@ def test_each_device_multiplies_its_share_and_no_more(case: Case) -> None:
 def test_replicas_are_summed_once_however_many_micro_steps() -> None:
     case = CASES["micro-steps"]
     plan = plan_of(case)
-    moved = Program(unoptimised_step(case).as_text()).moved(plan.mesh)
-    replicas = {one.bytes: times for one, times in moved.items() if (one.kind, one.axes) == ("all-reduce", ("data",))}
+    moved = Program(unoptimised_step(case).as_text()).collectives(plan.mesh)
+    replicas = [one for one in moved if (one.kind, one.axes) == ("all-reduce", ("data",))]
     weights = sum(w.bytes_per_device * w.num for w in plan.weights if w.gradient.get("fsdp") == "reduce-scatter")
-    assert sum(size * times for size, times in replicas.items()) == weights
+    assert sum(one.bytes_per_device * one.count_per_step for one in replicas) == weights

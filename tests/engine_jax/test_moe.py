@@ -28,7 +28,7 @@ from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from shardwright.models.parts.architecture import Experts
-from tests.engine_jax.compiled_text import collectives
+from tests.engine_jax.program import Program
 
 ROWS, LENGTH, EMBED, WIDTH = 8, 16, 16, 8
 TABLE = build(
@@ -294,8 +294,8 @@ def test_one_device_for_all_experts_has_one_program(move: str) -> None:
 @pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
 def test_tokens_or_weights_cross_and_never_both(move: str) -> None:
     compiled, plan = compiled_layer(replace(EP_AS_CP, move=move))
-    crossing = [one for one in collectives(compiled.as_text(), plan.mesh) if one.axes == ("expert",)]
-    floats = [(one.kind, result.shape) for one in crossing for result in one.results if result.dtype == "f32"]
+    crossing = [one for one in Program(compiled.as_text()).collectives(plan.mesh) if one.axes == ("expert",)]
+    floats = [(one.kind, one.shape) for one in crossing if one.dtypes == ("float32",)]
     # Matrices of experts have three dims, tokens as they are gathered have two.
     tokens = (ROWS // 2 * LENGTH, EMBED)
     gathered = [shape for kind, shape in floats if kind == "all-gather"]

@@ -26,6 +26,11 @@ class CompiledCollective:
     ``padding_bytes``: how many of its bytes are there only because the compiler made shapes even. ``across_slices``: it
     crosses from one slice of a machine to others. ``trips_known`` False: a loop around it does not say how often it
     runs, and counts once.
+
+    ``users``: the compiler's names of what its result goes into, through what only hands it on and inside fusions
+    (``dynamic-slice``, ``dot``). ``loop_invariant``: it is in a loop, and moves the same in every turn. ``made_from_bytes``:
+    of the tensor that a product or a repetition makes its operand of, weights aside; None where it is neither.
+    ``parts``: what an instruction moves that has several tensors, where they have one row.
     """
 
     kind: str
@@ -67,10 +72,17 @@ class CompiledCollective:
             "overlapped": self.overlapped,
             "in_loop": self.in_loop,
             "num_ops": self.num_ops,
+            "shape": list(self.shape),
+            "group_size": self.group_size,
+            "operation": self.operation,
             "loop_invariant": self.loop_invariant,
             **({"parts": [list(part) for part in self.parts]} if self.parts else {}),
             **({"users": list(self.users)} if self.users else {}),
             **({"ragged": True} if self.ragged else {}),
+            **({"stands_for": self.stands_for} if self.stands_for else {}),
+            **({"padding_bytes": self.padding_bytes} if self.padding_bytes else {}),
+            **({"across_slices": True} if self.across_slices else {}),
+            **({} if self.trips_known else {"trips_known": False}),
         }
 
 
