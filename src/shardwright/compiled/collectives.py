@@ -20,14 +20,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.compiled.calls import Call, Callers, Execution
+from shardwright.compiled.expansion import made_from_bytes
 from shardwright.compiled.groups import Groups, replica_groups, source_target_pairs
 from shardwright.compiled.hlo import Computation, Instruction, Program
+from shardwright.compiled.invariance import is_loop_invariant
 from shardwright.compiled.numbering import Numbering
 from shardwright.compiled.origins import NOWHERE, Origin, Sources, filled, merged, origins_of
 from shardwright.compiled.overlap import is_overlapped
 from shardwright.compiled.program import CompiledCollective
 from shardwright.compiled.shapes import Array, arrays, our_dtype, type_of
 from shardwright.compiled.stands_for import permute_stands_for, sum_stands_for
+from shardwright.compiled.uses import uses
 from shardwright.compiled.values import Value, origin_of, used_by
 
 KINDS: Mapping[str, str] = {
@@ -38,6 +41,7 @@ KINDS: Mapping[str, str] = {
 }
 """Our name of each kind by the compiler's."""
 
+_TRAVELS = ("all-gather", "all-to-all", "permute")
 _STARTS = {f"{op}-start": op for op in KINDS}
 _SCATTERS = "all-reduce-scatter"
 _IN_STEPS = '"async_collective_fusion_config"'
@@ -132,11 +136,12 @@ def _collective(context: Context, where: Computation, one: Instruction) -> Itera
         ragged=op == "ragged-all-to-all",
         overlapped=_overlapped(context, where, one, outside),
         group_size=None if pairs else size,
-        stands_for=None if scatters else _stands_for(context, where, one, kind),
+        loop_invariant=is_loop_invariant(context.callers, where, one),
     )
     origins = _origins(context, where, one, outside, len(moved))
-    for part, origin in zip(moved, origins, strict=True):
-        yield _with(common, part, origin)
+    for place, (part, origin) in enumerate(zip(moved, origins, strict=True)):
+        row = _with(common, part, origin)
+        yield row if scatters else _with_surroundings(context, where, one, place if len(moved) > 1 else None, row)
 
 
 def _with(common: CompiledCollective, part: Moved, origin: Origin) -> CompiledCollective:
@@ -151,6 +156,36 @@ def _with(common: CompiledCollective, part: Moved, origin: Origin) -> CompiledCo
         tensors=origin.tensors,
         operation=origin.operation,
     )
+
+
+def _with_surroundings(
+    context: Context, where: Computation, one: Instruction, element: int | None, row: CompiledCollective
+) -> CompiledCollective:
+    """The row of a tensor, with what it is used for, was made of, and stands for."""
+    program, callers = context.program, context.callers
+    packed = any(operand.op == "concatenate" for operand in _makers(program, where, one))
+    # What is done in steps is used where the last step is, which the first does not name.
+    in_steps = _IN_STEPS in one.rest
+    used_for = () if in_steps else uses(program, callers, where, one, element, packed=packed)
+    stands_for = made_from = None
+    if row.kind == "permute":
+        stands_for = permute_stands_for(program, callers, where, one)
+    elif row.kind == "all-reduce":
+        stands_for = sum_stands_for(program, where, one, used_for)
+    if row.kind in _TRAVELS:
+        made_from = made_from_bytes(program, callers, where, one.operands[element or 0])
+        if made_from is not None and row.kind == "all-gather":
+            made_from *= row.group_size or 1
+    return replace(row, users=used_for, stands_for=stands_for, made_from_bytes=made_from)
+
+
+def _makers(program: Program, where: Computation, one: Instruction) -> Iterator[Instruction]:
+    """What makes the operands of an instruction, inside fusions too."""
+    for name in one.operands:
+        operand = where.by_name.get(name)
+        if operand is not None:
+            called = program.computations.get(operand.callees[0]) if operand.op == "fusion" else None
+            yield operand if called is None else called.root
 
 
 def _moved(where: Computation, one: Instruction, op: str, size: int) -> list[Moved]:
@@ -243,12 +278,6 @@ def _overlapped(context: Context, where: Computation, one: Instruction, outside:
 
 def _is_first_step(where: Computation) -> bool:
     return any(one.op == "custom-call" and _FIRST_STEP in one.rest for one in where.instructions)
-
-
-def _stands_for(context: Context, where: Computation, one: Instruction, kind: str) -> str | None:
-    if kind == "permute":
-        return permute_stands_for(context.program, context.callers, where, one)
-    return sum_stands_for(context.program, where, one) if kind == "all-reduce" else None
 
 
 def _sent(context: Context, where: Computation, send: Instruction) -> Iterator[CompiledCollective]:

@@ -28,9 +28,10 @@ class CompiledCollective:
     runs, and counts once.
 
     ``users``: the compiler's names of what its result goes into, through what only hands it on and inside fusions
-    (``dynamic-slice``, ``dot``). ``loop_invariant``: it is in a loop, and moves the same in every turn. ``made_from_bytes``:
-    of the tensor that a product or a repetition makes its operand of, weights aside; None where it is neither.
-    ``parts``: what an instruction moves that has several tensors, where they have one row.
+    (``dynamic-slice``, ``dot``). ``loop_invariant``: the innermost loop around it moves the same in every turn.
+    ``made_from_bytes``: where one smaller tensor is made into what travels, by a product with a weight or by
+    repetition, ``bytes_per_device`` if that one travelled. ``parts``: what an instruction moves that has several
+    tensors, where they have one row.
     """
 
     kind: str

@@ -16,13 +16,12 @@ from __future__ import annotations
 import re
 
 from shardwright.compiled.calls import Callers
-from shardwright.compiled.hlo import Computation, Instruction, Program, users_of
+from shardwright.compiled.hlo import Computation, Instruction, Program
 from shardwright.compiled.values import Value, made_from
 
 _WINDOWED = re.compile(r"windowed_\w+_body_(ag|rs)\b")
 _KIND = {"ag": "all-gather", "rs": "reduce-scatter"}
 _ROWS = frozenset({"slice", "bitcast", "copy", "copy-start", "copy-done", "get-tuple-element", "reshape", "fusion"})
-_HANDED_ON = frozenset({"bitcast", "copy", "get-tuple-element", "reshape", "tuple", "all-reduce-done", "convert"})
 _PARTS = frozenset({"dynamic-slice", "all-gather"})
 _SUMS = frozenset({"dot", "convolution", "add"})
 _PRODUCT = "/dot_general"
@@ -82,12 +81,14 @@ def repairs(program: Program, callers: Callers, where: Computation, permute: Ins
     return False
 
 
-def sum_stands_for(program: Program, where: Computation, all_reduce: Instruction) -> str | None:
+def sum_stands_for(
+    program: Program, where: Computation, all_reduce: Instruction, used_for: tuple[str, ...]
+) -> str | None:
     """What an all-reduce stands for, by what it is made of and what it is used for."""
     operands = [where.by_name.get(name) for name in all_reduce.operands]
     if operands and all(one is not None and _root(program, one).op == "dynamic-update-slice" for one in operands):
         return "all-gather"
-    return "reduce-scatter" if _is_sliced(program, where, all_reduce.name, 0) else None
+    return "reduce-scatter" if used_for == ("dynamic-slice",) else None
 
 
 def _is_padded_scatter(program: Program, fusion: Instruction) -> bool:
@@ -96,27 +97,6 @@ def _is_padded_scatter(program: Program, fusion: Instruction) -> bool:
     if not callee.startswith("all-reduce-scatter") or called is None:
         return False
     return any(one.op == "pad" for one in called.instructions)
-
-
-def _is_sliced(program: Program, where: Computation, name: str, depth: int) -> bool:
-    """Whether a value is used for nothing but slices that depend on the device."""
-    users = users_of(where).get(name, ())
-    return bool(users) and depth < _DEEPEST and all(_slices(program, where, user, name, depth) for user in users)
-
-
-def _slices(program: Program, where: Computation, user: Instruction, name: str, depth: int) -> bool:
-    if user.op == "dynamic-slice":
-        return user.operands[0] == name
-    if user.op in _HANDED_ON:
-        return not user.is_root and _is_sliced(program, where, user.name, depth + 1)
-    if user.op != "fusion" or not user.callees:
-        return False
-    called = program.computations.get(user.callees[0])
-    if called is None:
-        return False
-    taken = [place for place, operand in enumerate(user.operands) if operand == name]
-    inside = [one.name for one in called.instructions if one.parameter in taken]
-    return bool(inside) and all(_is_sliced(program, called, parameter, depth + 1) for parameter in inside)
 
 
 def _root(program: Program, one: Instruction) -> Instruction:
