@@ -9,8 +9,9 @@ from shardwright.core.checks import CHECKS
 from shardwright.core.codes import CODES, SEVERITIES
 from shardwright.core.finding import Finding
 from shardwright.core.planning import resolve
+from tests.conftest import ROOT
 from tests.golden.findings_case import FOLDER, Case, findings, golden_text, of_its_code, request
-from tests.golden.findings_cases import CASES
+from tests.golden.findings_cases import CASES, ELSEWHERE
 from tests.golden.typed_fix import typed
 
 HOW = "If the text was meant to change: python -m tests.golden.regenerate_findings, and read the diff."
@@ -56,9 +57,14 @@ def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case):
 
 
 def test_every_code_has_a_case_and_the_folder_no_file_without_one():
-    assert {case.code for case in CASES} == set(CODES)
+    assert {case.code for case in CASES} == set(CODES) - set(ELSEWHERE)
     assert set(FOLDER.glob("*")) == {case.path for case in CASES}
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("code", ELSEWHERE)
+def test_the_text_of_a_code_that_no_request_has_is_held_elsewhere(code):
+    assert f"{CODES[code].severity} {code}: {CODES[code].law}" in (ROOT / ELSEWHERE[code]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

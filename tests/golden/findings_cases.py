@@ -358,3 +358,6 @@ CASES: tuple[Case, ...] = (
     *ON_CHIPS,
     *ON_COSTS,
 )
+
+ELSEWHERE = {"SW601": "tests/cli/test_check.py", "SW603": "tests/cli/test_check.py"}
+"""Codes that no request has, and the file of tests that holds their whole texts."""

@@ -44,17 +44,25 @@ def page_of(code: str) -> Page:
 
 
 def said(page: Page, section: str, folder: Path) -> tuple[Finding, ...]:
-    """The findings that the command of a section prints with --json, in a folder with its layout file."""
-    name, text = page.block(section, "yaml").split("\n", 1)
-    (folder / name.removeprefix("# ")).write_text(text, encoding="utf-8")
-    program, *arguments = shlex.split(page.block(section, "sh"))
-    assert program == "shardwright"
+    """The findings that the last command of a section prints with --json, in a folder with its layout files.
+
+    Files and commands come one after another, as they stand.
+    """
     printed = StringIO()
     before = Path.cwd()
     os.chdir(folder)
     try:
-        with redirect_stdout(printed), redirect_stderr(StringIO()):
-            main([*arguments, "--json"])
+        for language, text in FENCE.findall(page.sections[section]):
+            if language == "yaml":
+                name, content = text.split("\n", 1)
+                Path(name.removeprefix("# ")).write_text(content, encoding="utf-8")
+            elif language == "sh":
+                for line in text.splitlines():
+                    program, *arguments = shlex.split(line)
+                    assert program == "shardwright"
+                    printed = StringIO()
+                    with redirect_stdout(printed), redirect_stderr(StringIO()):
+                        main([*arguments, "--json"])
     finally:
         os.chdir(before)
     return tuple(_finding(data) for data in json.loads(printed.getvalue())["findings"])

@@ -50,13 +50,25 @@ RUN = {
 }
 OPTIONS = {
     "plan": {"--layout", *PLAN},
+    "compile": {"--layout", "--hlo", *PLAN},
     "diff": {"--model", *PLAN},
+    "lock": {"--layout", "--out", *PLAN},
+    "check": {"--update", "--annotations", "--json"},
     "train": {"--layout", *PLAN, *RUN},
     "ckpt show": {"--json"},
     "ckpt verify": {"--json"},
 }
-ARGUMENTS = {"plan": "MODEL", "diff": "A B", "train": "MODEL", "ckpt show": "DIR", "ckpt verify": "DIR"}
-VERBS = {"": {"plan", "diff", "train", "ckpt"}, "ckpt": {"show", "verify"}}
+ARGUMENTS = {
+    "plan": "MODEL",
+    "compile": "MODEL",
+    "diff": "A B",
+    "lock": "MODEL",
+    "check": "",
+    "train": "MODEL",
+    "ckpt show": "DIR",
+    "ckpt verify": "DIR",
+}
+VERBS = {"": {"plan", "compile", "diff", "lock", "check", "train", "ckpt"}, "ckpt": {"show", "verify"}}
 
 
 def help_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -77,7 +89,7 @@ def test_options_of_a_verb(verb, monkeypatch):
 @pytest.mark.parametrize("verb", ARGUMENTS)
 def test_arguments_of_a_verb(verb, monkeypatch):
     usage = help_of(verb, monkeypatch).splitlines()[0]
-    assert re.sub(r"\s*\[[^]]*\]", "", usage) == f"usage: shardwright {verb} {ARGUMENTS[verb]}"
+    assert re.sub(r"\s*\[[^]]*\]", "", usage) == f"usage: shardwright {verb} {ARGUMENTS[verb]}".strip()
 
 
 @pytest.mark.parametrize("verb", VERBS)

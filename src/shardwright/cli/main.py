@@ -14,7 +14,17 @@ from collections.abc import Sequence
 
 import tyro
 
-from shardwright.cli.options import CkptVerb, DiffVerb, PlanVerb, ShowVerb, TrainVerb, Verb
+from shardwright.cli.options import (
+    CheckVerb,
+    CkptVerb,
+    CompileVerb,
+    DiffVerb,
+    LockVerb,
+    PlanVerb,
+    ShowVerb,
+    TrainVerb,
+    Verb,
+)
 from shardwright.cli.output import write_json, write_view
 from shardwright.core.errors import FindingsError, ShardwrightError
 
@@ -88,10 +98,22 @@ def _run(verb: Verb) -> int:
             from shardwright.cli.plan import run_plan
 
             return run_plan(verb)
+        case CompileVerb():
+            from shardwright.cli.compile import run_compile
+
+            return run_compile(verb)
         case DiffVerb():
             from shardwright.cli.diff import run_diff
 
             return run_diff(verb)
+        case LockVerb():
+            from shardwright.cli.lock import run_lock
+
+            return run_lock(verb)
+        case CheckVerb():
+            from shardwright.cli.check import run_check
+
+            return run_check(verb)
         case TrainVerb():
             from shardwright.cli.train import run_train
 

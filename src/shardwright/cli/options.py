@@ -70,6 +70,7 @@ Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _one_of("float32", "bfloat16", "float16")]
 Engine = Annotated[str | None, _one_of("jax", "torch")]
 Remat = Annotated[str | None, _one_of(*REMAT_POLICIES)]
+Annotations = Annotated[str | None, _one_of("github", "none")]
 Layout = Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: the model's natural one)")]
 
 
@@ -168,12 +169,26 @@ class PlanVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompileVerb:
+    """Compile the train step for chips that need not be there, and show what the compiler made of the plan."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as mixtral-8x7b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    hlo: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: not written)")] = None
+    """Write the compiled program's text here."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiffVerb:
     """What moves between two layouts, tensor by tensor, with bytes.
 
-    A and B are each a preset, the path of a layout file, or a plan that `plan --json` wrote to a .json file. Layouts
-    need --model and share the options below; --mesh sets the axes that a layout has. NAME:AXIS=SIZE,... gives one
-    side sizes of its own, as in ep:expert=8.
+    A and B are each a preset, the path of a layout file, a lock, or a plan that `plan --json` wrote to a .json file.
+    Layouts need --model and share the options below; --mesh sets the axes that a layout has. Beside a lock, a layout
+    takes the lock's model and options where none are given. NAME:AXIS=SIZE,... gives one side sizes of its own, as in
+    ep:expert=8.
     """
 
     a: Annotated[Positional[str], arg(metavar="A", help_behavior_hint="")]
@@ -183,6 +198,35 @@ class DiffVerb:
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(needed for layouts)")] = None
     """A model by name, as deepseek3-test."""
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockVerb:
+    """Write what a layout makes of a model to a file that people commit, for `check` to hold."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-671b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: MODEL.LAYOUT.lock.json)")] = None
+    """The file, or a folder for it."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckVerb:
+    """Plan again what locks ask, and fail where a tensor or a collective is no longer where it was locked."""
+
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FILE ...]", help_behavior_hint="")] = ()
+    """Locks, or folders of *.lock.json files. This folder where none is named."""
+    update: Flag = False
+    """Write the locks anew that are no longer what they would be."""
+    annotations: Annotated[
+        Annotations, arg(help_behavior_hint="(default: github where GITHUB_ACTIONS is true, else none)")
+    ] = None
+    """Print findings in the form that GitHub Actions shows beside the lines of a change."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +270,10 @@ class CkptVerb:
 
 Verb = (
     Annotated[PlanVerb, subcommand("plan")]
+    | Annotated[CompileVerb, subcommand("compile")]
     | Annotated[DiffVerb, subcommand("diff")]
+    | Annotated[LockVerb, subcommand("lock")]
+    | Annotated[CheckVerb, subcommand("check")]
     | Annotated[TrainVerb, subcommand("train")]
     | Annotated[CkptVerb, subcommand("ckpt")]
 )

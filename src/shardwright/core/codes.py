@@ -158,6 +158,18 @@ CODES: dict[str, Code] = {
             title="more memory than the chip has",
             law="What a device must hold fits in what the chip lets a program use.",
         ),
+        Code(
+            code="SW601",
+            severity="error",
+            title="a locked layout that moved",
+            law="What is locked moves only together with its lock.",
+        ),
+        Code(
+            code="SW603",
+            severity="info",
+            title="a check that was skipped",
+            law="What was not checked is said, with the reason.",
+        ),
     )
 }
 

@@ -250,6 +250,7 @@ class Plan:
             "model": request.table.name,
             "layout": request.layout.name,
             "mesh": dict(self.mesh.shape),
+            "links": {axis.name: axis.link for axis in self.mesh.axes if axis.link is not None},
             "engine": request.engine,
             "batch": request.batch,
             "length": request.length,

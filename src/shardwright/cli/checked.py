@@ -1,0 +1,152 @@
+"""One lock, planned again, and what there is to say of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.cli.locked_request import asked_again, command_of, layout_of, options_of, request_of
+from shardwright.cli.request import Asked, planned
+from shardwright.cli.saved_plan import read_saved_lock
+from shardwright.core.declaration import DeclaredChange, declared_changes
+from shardwright.core.difference import Difference
+from shardwright.core.errors import FindingsError, InputError
+from shardwright.core.finding import Finding
+from shardwright.core.lock import Lock, line_of, lock_of, moved
+from shardwright.core.plan import Plan
+from shardwright.core.position import Position
+from shardwright.core.review import moved_finding, skipped_finding
+from shardwright.files import replace_text
+
+Compiler = Callable[[Asked, Plan], Mapping[str, Any]]
+"""The compiled part of a lock (``core.lock.compiled_part``). Raises InputError where there is no compiler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One lock. ``error``: why it could not be checked. ``found`` is None where there is no plan to compare it with.
+
+    ``places``: for each finding, where to show it in a file of the user's. ``written``: the lock is a new one now.
+    """
+
+    path: Path
+    found: Difference | None = None
+    declared: tuple[DeclaredChange, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    places: tuple[Position, ...] = ()
+    error: str | None = None
+    written: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        if self.error is not None:
+            return InputError.exit_code
+        return 1 if any(finding.severity == "error" for finding in self.findings) else 0
+
+    def to_json(self) -> dict[str, object]:
+        if self.error is not None:
+            return {"file": str(self.path), "exit_code": self.exit_code, "error": self.error}
+        return {
+            "file": str(self.path),
+            "exit_code": self.exit_code,
+            "written": self.written,
+            "declared": [change.to_json() for change in self.declared],
+            "difference": None if self.found is None else self.found.to_json(),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def check(path: Path, *, update: bool = False, compiler: Compiler | None = None) -> Checked:
+    """Plan again what a lock asks, and compile again what was compiled.
+
+    With ``update`` it is written anew where it is no longer what it would be, unless the plan has an error.
+    """
+    try:
+        text, lock = read_saved_lock(path)
+        try:
+            question = asked_again(lock, path)
+            plan = planned(question)
+        except FindingsError as error:
+            return _without_plan(path, lock, error.findings)
+        return _compared(path, text, lock, question, plan, update, compiler)
+    except InputError as error:
+        return Checked(path=path, error=str(error))
+
+
+def _compared(
+    path: Path, text: str, lock: Lock, question: Asked, plan: Plan, update: bool, compiler: Compiler | None
+) -> Checked:
+    request = request_of(question, layout_of(lock.request, path), options_of(lock.request), lock.request.model, path)
+    compiled, skipped = (None, ()) if lock.compiled is None else _compiled_again(path, lock, question, plan, compiler)
+    now = lock_of(request, question.request.layout, plan, compiled)
+    found = moved(lock, now)
+    declared = declared_changes(lock.declared, question.request.layout)
+    if lock.request.is_preset:
+        # A preset's file is ours: whoever reads this cannot change a line of it.
+        declared = tuple(replace(change, position=None) for change in declared)
+    findings = [*plan.errors, *skipped]
+    # What was not compiled again stays as it was, beside a plan that did not move.
+    new = replace(now, compiled=lock.compiled).text() if skipped else now.text()
+    written = update and new != text and not any(finding.severity == "error" for finding in findings)
+    if written:
+        if skipped and found.moved:
+            raise InputError(_not_renewed(path, lock, skipped[-1].needed))
+        replace_text(path, new)
+    here = Position(source=str(path), line=line_of(text, [row.name for row in found.tensors]), column=1)
+    if found.moved and not written:
+        command = shlex.join(["shardwright", "check", "--update", str(path)])
+        findings.append(moved_finding(found, declared, lock=str(path), update=command, position=here))
+    return Checked(
+        path=path,
+        found=found,
+        declared=declared,
+        findings=tuple(findings),
+        places=tuple(_place(finding, here, lock) for finding in findings),
+        written=written,
+    )
+
+
+def _compiled_again(
+    path: Path, lock: Lock, question: Asked, plan: Plan, compiler: Compiler | None
+) -> tuple[Mapping[str, Any] | None, tuple[Finding, ...]]:
+    """The compiled part, or what is to be said where there is none."""
+    faults: Sequence[Finding] = ()
+    if plan.errors:
+        why = "a plan without errors"
+    elif compiler is None:
+        why = "a shardwright that compiles"
+    else:
+        try:
+            return compiler(question, plan), ()
+        except InputError as error:
+            why = str(error)
+        except FindingsError as error:
+            faults, why = error.findings, "a program without errors"
+    assert lock.compiled is not None
+    what = f"the collectives and the memory of the program compiled for {lock.compiled['target']}"
+    return None, (*faults, skipped_finding(what, why, where=str(path)))
+
+
+def _without_plan(path: Path, lock: Lock, faults: Sequence[Finding]) -> Checked:
+    """Where the layout's file is no layout any more, or its mesh does not work out."""
+    here = Position(source=str(path), line=1, column=1)
+    why = "a plan, and there is none, for the reason that stands beside this"
+    findings = (*faults, skipped_finding("tensors, collectives and memory", why, where=str(path)))
+    return Checked(path=path, findings=findings, places=tuple(_place(finding, here, lock) for finding in findings))
+
+
+def _not_renewed(path: Path, lock: Lock, why: str) -> str:
+    assert lock.compiled is not None
+    return (
+        f"{path}: the plan moved, and what was compiled for {lock.compiled['target']} with it, which cannot be compiled "
+        f"here: {why}\nNothing was written. Update it where it can be compiled, or write a lock of the plan alone: "
+        f"{command_of(lock.request, path)}"
+    )
+
+
+def _place(finding: Finding, here: Position, lock: Lock) -> Position:
+    """A place in the layout's file where the finding has one, else in the lock. A preset's file is not the user's."""
+    return here if finding.position is None or lock.request.is_preset else finding.position

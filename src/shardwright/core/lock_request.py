@@ -1,0 +1,125 @@
+"""What a lock asks of the planner: every option by its name on the command line, chosen or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from shardwright.core.layout import Engine
+from shardwright.core.request import FLOATS, REMAT_POLICIES
+from shardwright.core.saved_plan import TEXT, NotSavedError, check_fields, check_texts, check_whole_numbers, is_texts
+
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "engine": get_args(Engine),
+    "dtype": FLOATS,
+    "weights_dtype": FLOATS,
+    "moments_dtype": FLOATS,
+    "remat": REMAT_POLICIES,
+}
+COUNTS = ("batch", "length", "micro_steps")
+
+OPTIONS = ("layout", "mesh", *WORDS, *COUNTS)
+"""Options that can stand in ``by_default``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockRequest:
+    """A request in the words of the command line.
+
+    ``layout``: a preset's name, or the path of a file from the lock's folder, which then has a '/' in it.
+    ``by_default``: the options that nobody gave. They are left open when the lock is checked, so that a default which
+    changes is seen to move what it moves.
+    """
+
+    model: str
+    layout: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    devices: int | None = None
+    move: Mapping[str, str] = field(default_factory=dict)
+    chips: str | None = None
+    engine: str
+    batch: int
+    length: int
+    dtype: str
+    weights_dtype: str
+    moments_dtype: str
+    remat: str
+    micro_steps: int
+    expert_buffer: float | None = None
+    load_balance: bool = False
+    by_default: tuple[str, ...] = ()
+
+    @property
+    def is_preset(self) -> bool:
+        return "/" not in self.layout
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "model": self.model,
+            "set": dict(self.settings),
+            "layout": self.layout,
+            "mesh": dict(self.mesh),
+            "devices": self.devices,
+            "move": dict(self.move),
+            "chips": self.chips,
+            "engine": self.engine,
+            "batch": self.batch,
+            "length": self.length,
+            "dtype": self.dtype,
+            "weights_dtype": self.weights_dtype,
+            "moments_dtype": self.moments_dtype,
+            "remat": self.remat,
+            "micro_steps": self.micro_steps,
+            "expert_buffer": self.expert_buffer,
+            "load_balance": self.load_balance,
+            "by_default": list(self.by_default),
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> LockRequest:
+        """Raises NotSavedError for a value that is none."""
+        where = "'request'"
+        found = check_fields(where, value, {"model": TEXT, "layout": TEXT, **dict.fromkeys(WORDS, TEXT)})
+        found = check_fields(where, found, dict.fromkeys(COUNTS, "a whole number"))
+        for name, words in WORDS.items():
+            if found[name] not in words:
+                raise NotSavedError(f"'{name}' of {where} is '{found[name]}', and must be one of {', '.join(words)}")
+        if found.get("devices") is not None:
+            check_fields(where, found, {"devices": "a whole number"})
+        if found.get("chips") is not None:
+            check_fields(where, found, {"chips": TEXT})
+        by_default = found.get("by_default")
+        if not is_texts(by_default):
+            raise NotSavedError(f"'by_default' of {where} is not a list of texts")
+        for name in by_default:
+            if name not in OPTIONS:
+                raise NotSavedError(f"'by_default' of {where} has '{name}', which has no default")
+        return cls(
+            model=found["model"],
+            layout=found["layout"],
+            settings=check_texts(f"'set' of {where}", found.get("set")),
+            mesh=check_whole_numbers(f"'mesh' of {where}", found.get("mesh")),
+            devices=found.get("devices"),
+            move=check_texts(f"'move' of {where}", found.get("move")),
+            chips=found.get("chips"),
+            **{name: found[name] for name in (*WORDS, *COUNTS)},
+            expert_buffer=_number(where, found),
+            load_balance=_flag(where, found),
+            by_default=tuple(by_default),
+        )
+
+
+def _number(where: str, found: Mapping[str, Any]) -> float | None:
+    value = found.get("expert_buffer")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise NotSavedError(f"'expert_buffer' of {where} is not a number")
+    return value
+
+
+def _flag(where: str, found: Mapping[str, Any]) -> bool:
+    value = found.get("load_balance", False)
+    if not isinstance(value, bool):
+        raise NotSavedError(f"'load_balance' of {where} is neither true nor false")
+    return value

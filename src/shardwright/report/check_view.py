@@ -1,0 +1,52 @@
+"""How one lock stands, as people look at it: in a line where nothing moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shardwright.core.declaration import DeclaredChange
+from shardwright.core.difference import Difference
+from shardwright.core.finding import Finding
+from shardwright.report.difference_view import difference_view
+from shardwright.report.findings_view import findings_list
+from shardwright.report.terminal import View
+
+SIDES = ("locked", "now")
+
+
+def check_view(
+    path: str,
+    found: Difference | None,
+    declared: Sequence[DeclaredChange],
+    findings: Sequence[Finding],
+    *,
+    written: bool,
+) -> View:
+    """Draws what `check` found. ``written``: the lock was written anew."""
+
+    def view(width: int) -> RenderableType:
+        parts: list[RenderableType] = [Text.assemble((path, "bold"), f": {_state(found, declared, written=written)}")]
+        if found is not None and found.moved:
+            parts += [Text(""), difference_view(found, SIDES)(width)]
+        elif declared and not written:
+            parts += [Text(f"  {change.text}", style="dim") for change in declared]
+        if findings:
+            parts += [*([] if found is not None and found.moved else [Text("")]), findings_list(findings, width)]
+        return Group(*parts)
+
+    return view
+
+
+def _state(found: Difference | None, declared: Sequence[DeclaredChange], *, written: bool) -> str:
+    if found is None:
+        return "there is no plan to compare it with"
+    if found.moved:
+        return "moved; written anew" if written else "moved"
+    number = len(found.tensors) + found.num_unchanged
+    said = f"nothing moved, {number} tensors and all collectives are as they were locked"
+    if written:
+        return f"{said}; written anew"
+    return f"{said}, though it is declared in other words" if declared else said
