@@ -32,9 +32,8 @@ def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]
 def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[PlannedCollective]:
     """Gathered for each use in each pass that needs it, its gradient scattered; replicas summed once per step."""
     assert tensor.at_rest is not None
-    weight = request.table.weight(tensor.name)
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-    in_use, at_rest_width = DTYPE_BYTES[weight.in_use_dtype or request.dtype], DTYPE_BYTES[tensor.dtype]
+    at_rest_width = DTYPE_BYTES[tensor.dtype]
     layers = _layers_on_device(request, mesh, tensor)
     times = layers * request.micro_steps
     again = tensor.stack is not None and request.remat != "none"
@@ -44,9 +43,10 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
         if way in list(ways.values())[:number]:
             continue
         for gather in movement(way.at_rest, way.whole, (), shape, mesh):
-            yield _planned(component, "forward", gather, in_use, times, tensor.name)
+            width = DTYPE_BYTES[way.gathered_in]
+            yield _planned(component, "forward", gather, width, times, tensor.name)
             if again:
-                yield _planned(component, "recompute", gather, in_use, times, tensor.name)
+                yield _planned(component, "recompute", gather, width, times, tensor.name)
         for scatter in movement(way.whole, way.at_rest, way.scattered, shape, mesh) if tensor.gradient else ():
             yield _planned(component, "backward", scatter, at_rest_width, times, tensor.name)
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
+from shardwright.core.attention_kernels import Backend, attending_of, choose_attention
 from shardwright.core.crossing import WeightWay, crossing, weight_ways
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step, steps
@@ -25,8 +27,8 @@ from shardwright.engine_jax.layer_io import AttentionLinks, ExpertLinks, Links, 
 from shardwright.engine_jax.scopes import of_component, of_tensor
 
 
-def links_of(plan: Plan) -> Links:
-    """What the mathematics needs of a plan, for one device among those of its mesh."""
+def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
+    """What the mathematics needs of a plan, for one device among those of its mesh; ``backend``: what they are."""
     # Those of dispatched tokens are the experts' own.
     moves = {
         (move.source, move.target): _Crossing.of(plan, move)
@@ -53,7 +55,7 @@ def links_of(plan: Plan) -> Links:
             "logits": _cut(plan, "logits.scores", "vocab"),
         },
         tied_once=len(set(embedding.values())) == 1,
-        attention=_attention(plan),
+        attention=_attention(plan, backend),
         experts=_experts(plan),
     )
 
@@ -145,6 +147,7 @@ class _Use(NamedTuple):
     alone: tuple[str, ...]
     dtype: str
     dtype_at_rest: str
+    gathered_in: str
     shape: tuple[int, ...]
 
     def bring(self, weight: jax.Array) -> jax.Array:
@@ -152,8 +155,8 @@ class _Use(NamedTuple):
 
         @jax.custom_vjp
         def bring(weight: jax.Array) -> jax.Array:
-            # Cast before it is gathered, so that the links carry the narrower type.
-            return carry(weight.astype(jnp.dtype(self.dtype)), (*self.gathered, *self.taken), self.names)
+            narrow = _in_order(weight).astype(jnp.dtype(self.gathered_in))
+            return carry(narrow, (*self.gathered, *self.taken), self.names).astype(jnp.dtype(self.dtype))
 
         def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
             # Cast before it is summed: with more devices more is summed on the way, and no layout may change numbers.
@@ -162,10 +165,20 @@ class _Use(NamedTuple):
                 gradient = _in_its_place(gradient, step.axes, self.names.index(step.target or ""))
             if self.alone:
                 gradient = jnp.where(index_of(self.alone) == 0, gradient, jnp.zeros_like(gradient))
-            return (carry(gradient, self.scattered, self.names),)
+            return (_in_order(carry(gradient, self.scattered, self.names)),)
 
         bring.defvjp(lambda weight: (bring(weight), None), backward)
         return bring(weight)
+
+
+def _in_order(array: jax.Array) -> jax.Array:
+    """The array with its dims in memory as they are written, the last one fastest.
+
+    A compiler puts the dim that a collective gathers or scatters first in memory, and carries that through the loop over
+    layers: all layers' weights, and all their gradients, then lie twice, in two orders. Held to one order on either
+    side, it turns one layer at a time.
+    """
+    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
 def _in_its_place(part: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
@@ -197,6 +210,7 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightWay) -> _Use:
         alone=way.alone,
         dtype=weight.in_use_dtype or plan.request.dtype,
         dtype_at_rest=row.dtype,
+        gathered_in=way.gathered_in,
         shape=_part(way.at_rest, row.shape, mesh),
     )
 
@@ -210,14 +224,18 @@ def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
     return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
 
 
-def _attention(plan: Plan) -> AttentionLinks:
+def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     keys = "attention.keys_attended"
     heads = "kv_heads" if "kv_heads" in plan.by_name[keys].in_use.logical_axes else "heads"
     travels = plan.request.layout.move_attention == "ring"
+    attending = attending_of(plan)
+    assert attending is not None, plan.request.table.name
     return AttentionLinks(
         ring=_cut(plan, "attention.queries", "length") if travels else (),
         heads=_cut(plan, "attention.queries_attended", "heads"),
         kv_heads=_cut(plan, keys, heads),
+        way=choose_attention(backend, attending),
+        pieces=plan.row_pieces,
     )
 
 
