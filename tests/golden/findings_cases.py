@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.golden.compiled_cases import ON_PAGES
 from tests.golden.cost_cases import ON_COSTS
 from tests.golden.findings_case import Case, mine
 from tests.golden.topology_cases import ON_CHIPS
@@ -359,5 +360,11 @@ CASES: tuple[Case, ...] = (
     *ON_COSTS,
 )
 
-ELSEWHERE = {"SW601": "tests/cli/test_check.py", "SW603": "tests/cli/test_check.py"}
+ELSEWHERE = {
+    **{code: f"tests/golden/compiled_findings/{case.path.name}" for code, case in ON_PAGES.items()},
+    # The case of a program that could be read is a warning.
+    "SW313": "tests/compiled/test_tool_chain.py",
+    "SW601": "tests/cli/test_check.py",
+    "SW603": "tests/cli/test_check.py",
+}
 """Codes that no request has, and the file of tests that holds their whole texts."""

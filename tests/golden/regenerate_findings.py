@@ -5,36 +5,46 @@ Read the diff before you commit it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from shardwright.core.codes import CODES
-from tests.golden import findings_pages
+from tests.golden import compiled_case, findings_pages
+from tests.golden.compiled_cases import COMPILED_CASES, ON_PAGES
 from tests.golden.findings_case import FOLDER, golden_text
 from tests.golden.findings_cases import CASES
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    for stale in set(FOLDER.glob("*.txt")) - {case.path for case in CASES}:
-        stale.unlink()
-        print(f"removed  {stale.name}")
-    for case in CASES:
-        text = golden_text(case)
-        if not case.path.exists() or case.path.read_text(encoding="utf-8") != text:
-            case.path.write_text(text, encoding="utf-8")
-            print(f"written  {case.path.name}")
+    write_texts(FOLDER, {case.path: golden_text(case) for case in CASES})
+    write_texts(compiled_case.FOLDER, {case.path: compiled_case.golden_text(case) for case in COMPILED_CASES})
     with TemporaryDirectory() as folder:
         for code in CODES:
-            write_page(findings_pages.page_of(code), Path(folder))
+            page = findings_pages.page_of(code)
+            case = ON_PAGES.get(code)
+            shown = findings_pages.shown(page, Path(folder)) if case is None else compiled_case.first_text(case)
+            write_page(page, shown)
 
 
-def write_page(page: findings_pages.Page, folder: Path) -> None:
-    """Put what the command says under a page's wrong layout."""
+def write_texts(folder: Path, texts: Mapping[Path, str]) -> None:
+    """Write what is new or has changed, and remove what no case has."""
+    folder.mkdir(exist_ok=True)
+    for stale in set(folder.glob("*.txt")) - set(texts):
+        stale.unlink()
+        print(f"removed  {stale.name}")
+    for path, text in texts.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"written  {path.name}")
+
+
+def write_page(page: findings_pages.Page, shown: str) -> None:
+    """Put a finding under a page's wrong layout."""
     old = page.path.read_text(encoding="utf-8")
     head, rest = old.split("```text\n", 1)
     _, tail = rest.split("```\n", 1)
-    new = f"{head}```text\n{findings_pages.shown(page, folder)}```\n{tail}"
+    new = f"{head}```text\n{shown}```\n{tail}"
     if new != old:
         page.path.write_text(new, encoding="utf-8")
         print(f"written  {page.path.name}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiled.matching import AgreementRow, State, matched_rows
-from shardwright.compiled.program import CompiledProgram
+from shardwright.compiled.matching import AgreementRow, State, matched_rows, total
+from shardwright.compiled.program import CompiledCollective, CompiledProgram
 from shardwright.core.plan import Plan
 from shardwright.core.roles import COMPONENTS
 
@@ -24,6 +24,12 @@ class Agreement:
 
     def of_state(self, state: State) -> tuple[AgreementRow, ...]:
         return tuple(row for row in self.rows if row.state == state)
+
+    def row_of(self, one: CompiledCollective) -> AgreementRow:
+        """The row that a collective of the program stands in; of those beside the plan, the first."""
+        alike = [row for row in self.rows if (row.kind, row.component) == (one.kind, one.component)]
+        alike = [row for row in alike if set(row.axes) == set(one.axes)]
+        return alike[0] if alike else _beside(one)
 
     @property
     def bytes_error(self) -> float:
@@ -67,6 +73,18 @@ def in_order(rows: Iterable[AgreementRow]) -> tuple[AgreementRow, ...]:
     """By component as the forward pass meets them, then the largest first."""
     places: Sequence[str | None] = (*COMPONENTS, None)
     return tuple(sorted(rows, key=lambda row: (places.index(row.component), -row.bytes, row.kind, row.axes)))
+
+
+def _beside(one: CompiledCollective) -> AgreementRow:
+    """What a collective is whose bytes a row of another name or kind has: explained there."""
+    return AgreementRow(
+        component=one.component,
+        kind=one.kind,
+        axes=one.axes,
+        compiled_bytes=total([one]),
+        compiled_count=one.count_per_step,
+        state="explained",
+    )
 
 
 def _share(part: float, whole: float) -> float:

@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal, NamedTuple
 
 from shardwright.compiled.program import CompiledCollective, CompiledProgram
-from shardwright.compiled.rewrites import REWRITES, Rewrite, axes_in_order
+from shardwright.compiled.rewrites import PADDED, REWRITES, Rewrite, axes_in_order
 from shardwright.compiled.widths import is_integer, planned_dtype
 from shardwright.core.plan import Plan, PlannedCollective
 
@@ -92,15 +92,11 @@ class AgreementRow:
 
 
 class Fit(NamedTuple):
-    """How the two sides of a row go together: by which rewrites, and what is beside the plan among the compiled."""
+    """How the two sides of a row go together: by which rewrites, and which of the compiled do not belong to it."""
 
     rewrites: tuple[Rewrite, ...]
     expected: float
-    beside: tuple[CompiledCollective, ...]
-
-
-Planned = Mapping[Key, Sequence[PlannedCollective]]
-Compiled = dict[Key, tuple[CompiledCollective, ...]]
+    aside: tuple[CompiledCollective, ...]
 
 
 def total(collectives: Iterable[PlannedCollective | CompiledCollective]) -> int:
@@ -145,9 +141,8 @@ class _Search:
             fit = self._fit(ours, theirs)
             if fit is None:
                 continue
-            yield _row(key, ours, _without(theirs, fit.beside), fit)
-            yield from self._beside(key, fit.beside)
-            self._take([key], [key])
+            yield _row(key, ours, _without(theirs, fit.aside), fit)
+            self._take([key], _without(theirs, fit.aside))
 
     def merged(self) -> Iterator[AgreementRow]:
         """Rows of one kind and axes that agree together, whatever the names."""
@@ -160,7 +155,7 @@ class _Search:
             fit = self._fit([one for key in ours for one in self.planned[key]], found)
             if fit is None:
                 continue
-            left = _without(found, fit.beside)
+            left = _without(found, fit.aside)
             whole, moved = fit.expected, total(left)
             named = fit._replace(rewrites=(REWRITES["merged"], *fit.rewrites))
             for key in ours:
@@ -170,61 +165,61 @@ class _Search:
                 row = _row(key, self.planned[key], own, named._replace(expected=part))
                 moved_here = round(share)
                 yield replace(row, compiled_bytes=moved_here, agreed_bytes=min(row.predicted_bytes, moved_here))
-            for key in theirs:
-                yield from self._beside(key, [one for one in fit.beside if one in self.compiled[key]])
-            self._take(ours, theirs)
+            self._take(ours, left)
 
     def turned(self) -> Iterator[AgreementRow]:
-        """Rows that a rewrite turned into other kinds: component by component, then of all components together."""
+        """Rows that a rewrite turned into another kind: component by component, then of all components together."""
         for rewrite in self.turning:
-            for by_component in (True, False):
-                groups: dict[tuple[str | None, tuple[str, ...]], list[Key]] = {}
-                for key in self.planned:
-                    if key.kind in rewrite.planned:
-                        groups.setdefault((key.component if by_component else None, key.axes), []).append(key)
-                for (component, axes), ours in groups.items():
-                    into = [
-                        key
-                        for key in self.compiled
-                        if key.kind in rewrite.compiled
-                        and key.axes == axes
-                        and (not by_component or key.component == component)
-                    ]
-                    yield from self._turned(rewrite, ours, into)
+            for kind in rewrite.planned:
+                keys = [key for key in self.planned if key.kind == kind]
+                for key in keys:
+                    yield from self._turned(rewrite, [key], self._standing(rewrite, key))
+                for axes in dict.fromkeys(key.axes for key in keys):
+                    ours = [key for key in keys if key.axes == axes and key in self.planned]
+                    if ours:
+                        yield from self._turned(rewrite, ours, self._standing(rewrite, Key(None, kind, axes)))
 
-    def _turned(self, rewrite: Rewrite, ours: Sequence[Key], into: Sequence[Key]) -> Iterator[AgreementRow]:
-        """``into``: the keys of what it may have become, which may have a partner of their own besides."""
-        found = sum(total(self.compiled[key]) - total(self.planned.get(key, ())) for key in into)
-        if found <= 0:
+    def _standing(self, rewrite: Rewrite, wanted: Key) -> list[CompiledCollective]:
+        """Collectives of a rewrite's kinds that stand for another kind; those of all components where none is named."""
+        return [
+            one
+            for key, ones in self.compiled.items()
+            for one in ones
+            if key.kind in rewrite.compiled
+            and key.axes == wanted.axes
+            and one.stands_for == wanted.kind
+            and wanted.component in (None, key.component)
+        ]
+
+    def _turned(
+        self, rewrite: Rewrite, ours: Sequence[Key], standing: Sequence[CompiledCollective]
+    ) -> Iterator[AgreementRow]:
+        found = total(standing)
+        if not found:
             return
         for others in self._scalings([one for key in ours for one in self.planned[key]], MOST_AT_ONCE - 1):
             # What was left as it is counts on its own side; the rest was turned.
-            left = {key: self._expected(self.planned[key], others) - total(self.compiled.get(key, ())) for key in ours}
-            turned = [key for key in ours if left[key] > 0]
-            bounds = [[self._bounds(self.planned[key], (rewrite, *others)), key] for key in turned]
+            expected = {key: self._expected(self.planned[key], others) for key in ours}
+            kept = {key: total(self._plain(key)) for key in ours}
+            left = {key: expected[key] - kept[key] for key in ours if expected[key] > kept[key]}
             low, high = (
-                sum(bound[end] * left[key] / max(1, self._expected(self.planned[key], others)) for bound, key in bounds)
+                sum(
+                    self._bounds(self.planned[key], (rewrite, *others))[end] * left[key] / expected[key] for key in left
+                )
                 for end in (0, 1)
             )
-            if not turned or not _within(found, low, high):
+            if not left or not _within(found, low, high):
                 continue
-            whole = sum(left[key] for key in turned)
-            for key in turned:
-                kept = self.compiled.get(key, ())
-                became = round(found * left[key] / whole)
-                yield replace(
-                    _row(key, self.planned[key], kept, Fit((rewrite, *others), total(kept) + became, ())),
-                    compiled_as=rewrite.compiled,
-                    compiled_bytes=total(kept) + became,
-                )
-            partners = [key for key in into if key in self.planned]
-            for key in partners:
-                fit = Fit(others, self._expected(self.planned[key], others), ())
-                row = _row(key, self.planned[key], (), fit)
-                moved_here = round(fit.expected)
-                yield replace(row, compiled_bytes=moved_here, agreed_bytes=min(row.predicted_bytes, moved_here))
-            self._take([*turned, *partners], [*turned, *into])
+            for key, part in left.items():
+                same, became = self._plain(key), round(found * part / sum(left.values()))
+                row = _row(key, self.planned[key], same, Fit((rewrite, *others), kept[key] + became, ()))
+                yield replace(row, compiled_as=rewrite.compiled, compiled_bytes=kept[key] + became)
+            self._take(left, [*standing, *(one for key in left for one in self._plain(key))])
             return
+
+    def _plain(self, key: Key) -> tuple[CompiledCollective, ...]:
+        """What of a key's compiled collectives stands for nothing else."""
+        return tuple(one for one in self.compiled.get(key, ()) if one.stands_for in (None, key.kind))
 
     def rest(self) -> Iterator[AgreementRow]:
         """What is beside the plan, and what nothing explains."""
@@ -236,21 +231,26 @@ class _Search:
             if ours or left:
                 yield replace(_row(key, ours, left, Fit((), total(ours), ())), state="unmatched")
 
-    def _take(self, planned: Iterable[Key], compiled: Iterable[Key]) -> None:
-        for key in planned:
+    def _take(self, planned: Iterable[Key], compiled: Iterable[CompiledCollective]) -> None:
+        """What has found its partner is looked at no more."""
+        taken = list(compiled)
+        for key in list(planned):
             self.planned.pop(key, None)
-        for key in compiled:
-            self.compiled.pop(key, None)
+        for key in {_key(self.plan, one) for one in taken}:
+            self.compiled[key] = _without(self.compiled.get(key, ()), taken)
 
     def _fit(self, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective]) -> Fit | None:
         """The fewest rewrites under which the bytes of both sides agree."""
         beside = self._known_beside(ours, theirs)
+        standing = tuple(one for one in theirs if one.stands_for not in (None, one.kind))
         for rewrites in self._scalings(ours, MOST_AT_ONCE):
             low, high = self._bounds(ours, rewrites)
-            for aside in dict.fromkeys((beside, ())):
-                found = total(_without(theirs, aside))
-                if found and _within(found, low, high):
-                    return Fit(rewrites, min(max(found, low), high), aside)
+            for aside in dict.fromkeys(((*beside, *standing), standing, beside, ())):
+                left = _without(theirs, aside)
+                found, padding = total(left), sum(one.padding_bytes * one.count_per_step for one in left)
+                if found and _within(found - padding, low, high):
+                    padded = (REWRITES[PADDED],) if padding else ()
+                    return Fit((*rewrites, *padded), min(max(found, low + padding), high + padding), aside)
         return None
 
     def _scalings(self, ours: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:
@@ -306,11 +306,14 @@ class _Search:
 
 
 def _by_key(plan: Plan, collectives: Iterable) -> dict:
-    found: dict[Key, tuple] = {}
+    found: dict[Key, list] = {}
     for one in collectives:
-        key = Key(one.component, one.kind, axes_in_order(plan.mesh, one.axes))
-        found[key] = (*found.get(key, ()), one)
-    return found
+        found.setdefault(_key(plan, one), []).append(one)
+    return {key: tuple(ones) for key, ones in found.items()}
+
+
+def _key(plan: Plan, one: PlannedCollective | CompiledCollective) -> Key:
+    return Key(one.component, one.kind, axes_in_order(plan.mesh, one.axes))
 
 
 def _row(key: Key, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective], fit: Fit) -> AgreementRow:

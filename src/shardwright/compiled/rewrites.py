@@ -32,6 +32,7 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute")
 
 FAMILIES = ("cpu", "tpu", "gpu")
 
+PADDED = "padded"
 PADDING = 1 / 8
 """The most that libtpu pads a reduce-scatter by, as a share of it: 1,024 rows become 1,152 on v5p."""
 
@@ -102,11 +103,6 @@ def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
     return 1.0 - _share_of_single(plan, one), 1.0
 
 
-def _padded(plan: Plan, one: PlannedCollective) -> Range:
-    del plan, one
-    return 1.0, 1.0 + PADDING
-
-
 def _room_for_all(plan: Plan, one: PlannedCollective) -> Range:
     """Where as many rows travel as there are, the buffers on both sides have room for the most that may."""
     if not one.ragged:
@@ -169,7 +165,7 @@ def _repairs(plan: Plan, one: CompiledCollective) -> bool:
         and set(one.axes) <= set(planned.axes)
         and one.component in (planned.component, None)
     )
-    return one.kind == "permute" and one.bytes_per_device * one.count_per_step <= PADDING * scattered
+    return one.stands_for == "reduce-scatter" and one.bytes_per_device * one.count_per_step <= PADDING * scattered
 
 
 REWRITES: Mapping[str, Rewrite] = {
@@ -233,13 +229,12 @@ REWRITES: Mapping[str, Rewrite] = {
             ratio=_kept_from_forward,
         ),
         Rewrite(
-            name="padded scatter",
-            targets=("v5p",),
-            planned=("reduce-scatter",),
+            name=PADDED,
+            targets=("tpu",),
+            planned=KINDS,
             compiled=(),
-            rule="up to 1/8 more",
-            reason="libtpu reduces and scatters in one kernel, whose rows it pads",
-            ratio=_padded,
+            rule="as much more as the program says that it padded",
+            reason="libtpu reduces and scatters in one kernel, whose rows it makes even",
         ),
         Rewrite(
             name="windowed products",
@@ -249,6 +244,15 @@ REWRITES: Mapping[str, Rewrite] = {
             rule="(N - 1)/N to (N + 1)/N over N devices, so up to 9/7 of what a plain gather sends over 8",
             reason="a gather or scatter beside a product becomes a loop that passes parts around while it multiplies",
             ratio=_around_a_ring,
+        ),
+        Rewrite(
+            name="sum of parts",
+            targets=("tpu",),
+            planned=("all-gather",),
+            compiled=("all-reduce",),
+            rule="the same",
+            reason="each device writes its part among zeros, and the sum of all is what a gather gives",
+            ratio=_as_large,
         ),
         Rewrite(
             name="all-reduce and slice",
@@ -288,7 +292,7 @@ REWRITES: Mapping[str, Rewrite] = {
         ),
         Rewrite(
             name="repairs",
-            targets=("v5p",),
+            targets=("tpu",),
             planned=(),
             compiled=("permute",),
             rule="up to 1/8 of the reduce-scatters over the same axes",

@@ -147,6 +147,78 @@ CODES: dict[str, Code] = {
             law="A message is large enough that sending it takes longer than reaching the others.",
         ),
         Code(
+            code="SW301",
+            severity="error",
+            title="weights that travel in place of tokens",
+            law="What travels to meet experts, tokens or weights, is what the layout says.",
+        ),
+        Code(
+            code="SW302",
+            severity="error",
+            title="a collective that nobody expected",
+            law="A program moves what its plan says, or a known rewrite explains the difference.",
+        ),
+        Code(
+            code="SW303",
+            severity="warning",
+            title="a collective inside a loop",
+            law="What a loop does not change is moved outside of it, and replicas are summed once a step.",
+        ),
+        Code(
+            code="SW304",
+            severity="error",
+            title="a tensor made whole and sliced",
+            law="A part goes to where it is used, and no tensor is made whole on the way.",
+        ),
+        Code(
+            code="SW305",
+            severity="warning",
+            title="a tensor that travels expanded",
+            law="Of a small tensor and what is made of it alone, the small one travels.",
+        ),
+        Code(
+            code="SW306",
+            severity="warning",
+            title="a sum of which each device keeps a part",
+            law="What is summed and then sliced along the same axes is reduce-scattered.",
+        ),
+        Code(
+            code="SW307",
+            severity="warning",
+            title="products made more than once",
+            law="A device multiplies its share of the model's products, and what is recomputed.",
+        ),
+        Code(
+            code="SW308",
+            severity="warning",
+            title="a collective of a wider type",
+            law="A collective carries the type that the plan says.",
+        ),
+        Code(
+            code="SW309",
+            severity="info",
+            title="communication that nothing hides",
+            law="What the step waits for is said.",
+        ),
+        Code(
+            code="SW310",
+            severity="warning",
+            title="state that is held twice",
+            law="A step writes its weights and moments over those that it was given.",
+        ),
+        Code(
+            code="SW311",
+            severity="info",
+            title="scores of tokens by vocabulary",
+            law="The largest temporary is not a number for each token and vocabulary entry.",
+        ),
+        Code(
+            code="SW313",
+            severity="error",
+            title="a compiler of another version",
+            law="A program is compiled by the version that JAX asks for.",
+        ),
+        Code(
             code="SW405",
             severity="warning",
             title="room for experts' tokens",
@@ -194,6 +266,19 @@ MEMORY_WARNING_SHARE = Threshold(
     value=0.9, why="activations are an estimate, and the compiler's own buffers take some of the rest"
 )
 LATENCY_INFO_SHARE = Threshold(value=0.05, why="below 5% of the communication, larger messages would not be seen")
+UNMATCHED_ERROR_SHARE = Threshold(
+    value=0.01, why="the bytes of a collective that agrees are predicted to within 1%; more is another program"
+)
+EXPANDED_WARNING_RATIO = Threshold(
+    value=4, why="queries, keys and values that share an input are three times what they are made of"
+)
+FLOPS_WARNING_SHARE = Threshold(
+    value=0.1, why="padding to whole tiles stays below a tenth at the sizes that are trained"
+)
+DONATED_SHARE = Threshold(
+    value=0.5,
+    why="a donated state shares all but a few numbers with the output; below half, a large part is held twice",
+)
 THRESHOLDS: dict[str, Threshold] = {
     "weights or activations that no axis cuts: error from": REPLICATED_ERROR_SHARE,
     "weights or activations that no axis cuts: warning from": REPLICATED_WARNING_SHARE,
@@ -201,5 +286,9 @@ THRESHOLDS: dict[str, Threshold] = {
     "uneven parts, bytes more in a gather: warning from": PADDING_WARNING_SHARE,
     "memory of the chip: warning from": MEMORY_WARNING_SHARE,
     "communication that waits for the links: information from": LATENCY_INFO_SHARE,
+    "compiled bytes that no rewrite explains: error from": UNMATCHED_ERROR_SHARE,
+    "bytes that travel, for each byte that they were made of: warning above": EXPANDED_WARNING_RATIO,
+    "compiled flops beyond the planned: warning above": FLOPS_WARNING_SHARE,
+    "state in the place of what was given: warning below": DONATED_SHARE,
 }
 """Every number that decides a severity, under what it is compared with."""

@@ -40,11 +40,11 @@ def memory(plan: Plan) -> Iterator[Draft]:
             else f"less than {percent(MEMORY_WARNING_SHARE.value)}: {MEMORY_WARNING_SHARE.why}",
             cost=f"{bytes_text(total - chip.usable_bytes)} a device too much" if share > 1 else "",
         ),
-        candidates=tuple(_cures(plan)),
+        candidates=tuple(cures(plan)),
     )
 
 
-def _cures(plan: Plan) -> Iterator[Candidate]:
+def cures(plan: Plan) -> Iterator[Candidate]:
     """Recompute more, fewer rows at a time, replicate less, then more devices; each alone, the cheapest first."""
     request, mesh = plan.request, plan.mesh
     if request.remat != REMAT_POLICIES[0]:

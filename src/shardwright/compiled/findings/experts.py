@@ -1,0 +1,101 @@
+"""SW301: what travels to meet experts. Tokens should, and weights are gathered; or weights should, and tokens travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.findings.fixes import moe_moves, settled
+from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
+from shardwright.compiled.matching import total
+from shardwright.compiled.program import CompiledCollective, CompiledProgram
+from shardwright.compiled.widths import widest_float, width
+from shardwright.core.codes import Severity
+from shardwright.core.draft import Draft
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan, PlannedCollective, TensorPlan
+from shardwright.core.wording import every
+
+TRAVELS = {
+    "all-to-all": "tokens travel: all-to-all",
+    "ring": "tokens travel around a ring: all-gather and reduce-scatter",
+    "weights": "weights travel: all-gather, and reduce-scatter of their gradients",
+}
+
+
+def experts(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """An error where what travels is not what the layout says; a warning where tokens travel in another way."""
+    layout = plan.request.layout
+    axes = plan.mesh.larger_than_one(plan.mesh.in_mesh_order(layout.axes_with("expert", "moe")))
+    rows = [row for row in plan.weights if row.component == "moe" and "experts" in row.in_use.logical_axes]
+    if not axes or not rows:
+        return
+    there = [one for one in program.collectives if one.component in ("moe", None) and set(one.axes) & set(axes)]
+    unplanned = [one for one in there if agreement.row_of(one).state == "unmatched"]
+    weights = [one for one in unplanned if _of_weights(plan, one, rows)]
+    tokens = [one for one in there if one.kind == "all-to-all" and one.component == "moe"]
+    gathered = [one for one in unplanned if one.component == "moe" and one not in weights and _of_tokens(one)]
+    planned = [one for one in plan.collectives if one.component == "moe" and set(one.axes) & set(axes)]
+    moves = layout.move_moe
+    if moves != "weights" and weights:
+        yield _finding(plan, axes, moves, planned, weights, "error", "weights gathered")
+    elif moves == "weights" and tokens:
+        yield _finding(plan, axes, moves, planned, tokens, "error", "tokens exchanged")
+    elif moves == "all-to-all" and gathered and not tokens:
+        yield _finding(plan, axes, moves, planned, gathered, "warning", "tokens gathered, not exchanged")
+
+
+def _finding(
+    plan: Plan,
+    axes: Sequence[str],
+    moves: str,
+    planned: Sequence[PlannedCollective],
+    found: Sequence[CompiledCollective],
+    severity: Severity,
+    what: str,
+) -> Finding:
+    kinds = every(dict.fromkeys(one.kind for one in found))
+    wanted, compiled = total(planned), total(found)
+    times, runs = (sum(one.count_per_step for one in ones) for ones in (planned, found))
+    finding = Finding(
+        code="SW301",
+        severity=severity,
+        where=place("moe", kinds, axes),
+        position=plan.request.layout.entries[axes[0]].position,
+        tensor=next((name for one in found for name in one.tensors), None),
+        found=f"{what}: {several_times(compiled, runs)}{of_tensors(found)}",
+        needed=f"{TRAVELS[moves]}, {several_times(wanted, times, like=compiled)}",
+        cost=cost_of(plan, compiled - wanted, axes) if compiled > wanted else "",
+    )
+
+    def cheaper(changed: Plan) -> bool:
+        moved = [one for one in changed.collectives if one.component == "moe" and set(one.axes) & set(axes)]
+        return total(moved) < max(compiled, wanted)
+
+    # Tokens that the compiler exchanges unasked can be asked for; what it does not do as asked, in another way only.
+    ways = ("all-to-all",) if moves == "weights" else ("ring", "weights")
+    return settled(plan, Draft(finding=finding, candidates=moe_moves(plan, ways)), cheaper)
+
+
+def _of_weights(plan: Plan, one: CompiledCollective, rows: Sequence[TensorPlan]) -> bool:
+    """Whether a collective moves the experts' weights or their gradients: by its name, or else by its size."""
+    if one.kind not in ("all-gather", "reduce-scatter", "all-reduce"):
+        return False
+    names = {row.name for row in rows}
+    if one.tensors:
+        return bool(names & set(one.tensors))
+    return one.component == "moe" and one.bytes_per_device in _whole_sizes(plan, rows, one)
+
+
+def _whole_sizes(plan: Plan, rows: Sequence[TensorPlan], one: CompiledCollective) -> set[int]:
+    """Bytes of a layer of each weight on a device that has gathered it over the axes of a collective, in any type."""
+    sizes = set()
+    for row in rows:
+        part = row.bytes_per_device // width(row.dtype)
+        cutting = [axis for axis in row.rests.axes if axis in one.axes]
+        sizes |= {part * plan.mesh.size(cutting) * wide for wide in (2, 4)}
+    return sizes
+
+
+def _of_tokens(one: CompiledCollective) -> bool:
+    return one.kind in ("all-gather", "reduce-scatter", "all-reduce") and widest_float(one.dtypes) is not None

@@ -1,0 +1,37 @@
+"""SW309: collectives that nothing is computed beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.findings.wording import cost_of_all, place, several_times
+from shardwright.compiled.matching import total
+from shardwright.compiled.program import CompiledProgram
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.wording import percent
+
+SHOWN = 3
+
+
+def exposed(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """One line of information with the largest; nothing where the compiler does not say what waits."""
+    del agreement
+    waiting = [one for one in program.collectives if one.overlapped is False]
+    if not waiting:
+        return
+    largest = sorted(waiting, key=lambda one: -total([one]))[:SHOWN]
+    lines = "".join(
+        f"\n{place(one.component, one.kind, one.axes)}, {several_times(total([one]), one.count_per_step)}"
+        for one in largest
+    )
+    yield Finding(
+        code="SW309",
+        severity="info",
+        where=f"a step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
+        found=f"{percent(total(waiting) / total(program.collectives))} of the bytes of its collectives are waited for; "
+        f"the largest:{lines}",
+        needed="nothing; what is computed between a collective's begin and its end hides it",
+        cost=cost_of_all(plan, waiting, "not hidden"),
+    )

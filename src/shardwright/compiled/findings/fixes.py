@@ -1,0 +1,51 @@
+"""Which of the edits that might mend a finding is printed: the first whose plan can be made and has what is asked of it.
+
+Nothing is compiled again: a fix is checked as far as a plan can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from shardwright.core.checks import drafts
+from shardwright.core.draft import Candidate, Draft
+from shardwright.core.errors import FindingsError
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.planning import resolve
+from shardwright.core.request import Request
+
+
+def settled(plan: Plan, draft: Draft, better: Callable[[Plan], bool]) -> Finding:
+    """The finding with its fix. ``better``: whether a changed plan is what the finding wants."""
+    if not draft.candidates:
+        return draft.finding
+    known = _errors(plan)
+
+    def holds(candidate: Candidate) -> bool:
+        try:
+            changed = resolve(candidate.edit(plan.request))
+        except FindingsError:
+            return False
+        return better(changed) and _errors(changed) <= known
+
+    return draft.settled(holds)
+
+
+def moe_moves(plan: Plan, ways: Iterable[str]) -> tuple[Candidate, ...]:
+    """Other ways for tokens to meet experts than the plan's: ``move: {moe: ring}``."""
+
+    def edit(request: Request, way: str) -> Request:
+        return replace(request, layout=replace(request.layout, move_moe=way))
+
+    now = plan.request.layout.move_moe
+    return tuple(
+        Candidate(text=f"move: {{moe: {way}}}", edit=lambda request, way=way: edit(request, way))
+        for way in ways
+        if way != now
+    )
+
+
+def _errors(plan: Plan) -> set[object]:
+    return {draft.key for draft in drafts(plan) if draft.finding.severity == "error"}

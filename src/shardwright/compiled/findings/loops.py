@@ -1,0 +1,77 @@
+"""SW303: collectives in a loop that would do their work once, outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.findings.fixes import settled
+from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
+from shardwright.compiled.matching import TOLERANCE, total
+from shardwright.compiled.program import CompiledCollective, CompiledProgram
+from shardwright.core.checks.edits import option
+from shardwright.core.draft import Draft
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+
+
+def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """Replicas that are summed in every micro-step, and whatever else a loop repeats without need."""
+    del agreement
+    yield from _replicas(plan, program)
+    yield from _repeated(plan, program)
+
+
+def _replicas(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
+    """Gradients of replicas, which wait for the last micro-step: as many times the bytes as there are micro-steps."""
+    turns = plan.request.micro_steps
+    late = [one for one in plan.collectives if one.phase == "update" and one.kind == "all-reduce"]
+    for key in dict.fromkeys((one.component, one.axes) for one in late) if turns > 1 else ():
+        component, axes = key
+        wanted = [one for one in late if (one.component, one.axes) == key]
+        found = [
+            one
+            for one in program.collectives
+            if one.kind == "all-reduce"
+            and one.component == component
+            and set(one.axes) == set(axes)
+            and one.in_loop
+            and one.phase != "forward"
+        ]
+        if total(found) < turns * total(wanted) * (1 - TOLERANCE):
+            continue
+        yield Finding(
+            code="SW303",
+            severity="warning",
+            where=place(component, "all-reduce", axes),
+            tensor=wanted[0].tensors[0],
+            position=plan.request.layout.entries[axes[0]].position,
+            found=f"replicas summed in each of {turns} micro-steps: "
+            f"{several_times(total(found), _runs(found))}{of_tensors(found, 'gradient')}",
+            needed=f"once a step, after the last micro-step: "
+            f"{several_times(total(wanted), sum(one.count_per_step for one in wanted), like=total(found))}",
+            cost=cost_of(plan, total(found) - total(wanted), axes),
+        )
+
+
+def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
+    """One finding for each component, kind and axes of what no turn of a loop changes."""
+    repeated = [one for one in program.collectives if one.loop_invariant and one.count_per_step > one.num_ops]
+    for key in dict.fromkeys((one.component, one.kind, one.axes) for one in repeated):
+        found = [one for one in repeated if (one.component, one.kind, one.axes) == key]
+        once = sum(one.bytes_per_device * one.num_ops for one in found)
+        finding = Finding(
+            code="SW303",
+            severity="warning",
+            where=place(*key),
+            tensor=next((name for one in found for name in one.tensors), None),
+            found=f"the same in every turn of its loop: {several_times(total(found), _runs(found))}{of_tensors(found)}",
+            needed=f"outside of the loop: {several_times(once, sum(one.num_ops for one in found), like=total(found))}",
+            cost=cost_of(plan, total(found) - once, key[2]),
+        )
+        candidates = (option("micro-steps", 1),) if plan.request.micro_steps > 1 else ()
+        yield settled(plan, Draft(finding=finding, candidates=candidates), lambda _: True)
+
+
+def _runs(found: list[CompiledCollective]) -> int:
+    return sum(one.count_per_step for one in found)

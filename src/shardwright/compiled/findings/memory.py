@@ -1,0 +1,125 @@
+"""SW310, SW311 and SW312: state that is held twice, scores of a whole vocabulary, and more than the chip has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.findings.fixes import settled
+from shardwright.compiled.program import CompiledProgram, Temporary
+from shardwright.compiled.widths import width
+from shardwright.core.checks.edits import option
+from shardwright.core.checks.memory import cures
+from shardwright.core.codes import DONATED_SHARE
+from shardwright.core.draft import Draft
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.wording import bytes_text, percent
+
+
+def donation(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """SW310: weights and moments that a step does not write over those that it was given."""
+    del agreement
+    state = plan.memory.weights_bytes + plan.memory.optimizer_bytes
+    shared = program.memory.aliased_bytes
+    if shared >= DONATED_SHARE.value * state:
+        return
+    yield Finding(
+        code="SW310",
+        severity="warning",
+        where=f"the state of {plan.request.table.name}: weights and moments",
+        found=f"{bytes_text(shared, like=state) if shared else 'nothing'} of it in the place of what was given ({percent(shared / state)})",
+        needed=f"{bytes_text(state)}: the state donated to the step (donate_argnums), with equal shardings on both sides",
+        cost=f"{bytes_text(state - shared)} a device held twice",
+    )
+
+
+def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """SW311: the largest temporary has a number for each token and vocabulary entry."""
+    del agreement
+    if not program.memory.largest:
+        return
+    largest = max(program.memory.largest, key=lambda one: one.bytes_per_device)
+    row = plan.by_name.get("logits.scores")
+    if row is None or not _has_scores(plan, largest):
+        return
+    peak = program.memory.peak_bytes
+    shape = "x".join(map(str, largest.shape))
+
+    def smaller(changed: Plan) -> bool:
+        return _score_bytes(changed) < _score_bytes(plan)
+
+    finding = Finding(
+        code="SW311",
+        severity="info",
+        where="'logits': the largest temporary" + (f", at {largest.source}" if largest.source else ""),
+        tensor="logits.scores",
+        found=f"{largest.dtype} {shape}, {bytes_text(largest.bytes_per_device)}: tokens by vocabulary entries, "
+        f"{percent(largest.bytes_per_device / peak)} of the peak",
+        needed="fewer tokens or fewer entries at a time",
+        cost=f"{bytes_text(largest.bytes_per_device)} a device",
+    )
+    candidates = tuple(option("micro-steps", plan.request.micro_steps * factor) for factor in (2, 4, 8))
+    yield settled(plan, Draft(finding=finding, candidates=candidates), smaller)
+
+
+def _has_scores(plan: Plan, one: Temporary) -> bool:
+    """Whether a temporary has a dim of the vocabulary, whole or a device's part, and the tokens of a device."""
+    row = plan.by_name["logits.scores"]
+    if one.shape in {weight.shape for weight in plan.weights}:
+        return False
+    vocabulary = row.shape[-1]
+    own = vocabulary // plan.mesh.size(row.in_use.axes_of("vocab"))
+    entries = [size for size in (vocabulary, own) if size in one.shape]
+    tokens = row.bytes_per_device // width(row.dtype) // own // plan.request.micro_steps
+    return bool(entries) and prod(one.shape) >= tokens * entries[0]
+
+
+def _score_bytes(plan: Plan) -> float:
+    return plan.by_name["logits.scores"].bytes_per_device / plan.request.micro_steps
+
+
+def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """SW312: the program's peak above what its chip lets a program use."""
+    del agreement
+    memory = program.memory
+    rows = {
+        "arguments": memory.arguments_bytes,
+        "temporaries": memory.temporaries_bytes,
+        "output": memory.output_bytes,
+        "in one place with arguments": -memory.aliased_bytes,
+    }
+    yield from too_large(plan, memory.peak_bytes, rows)
+
+
+def too_large(plan: Plan, held: int, rows: dict[str, int], usable: int | None = None) -> Iterator[Finding]:
+    """SW312 for a program that needs ``held`` bytes of a device; ``usable``: as its compiler says, or else the chip's."""
+    chip = plan.request.chip
+    if usable is None:
+        if chip is None:
+            return
+        usable = chip.usable_bytes
+    if held <= usable:
+        return
+    kind = "a chip" if chip is None else f"a {chip.name}"
+    long = max((len(name) for name in rows), default=0)
+    table = "".join(
+        f"\n{name:<{long}}  {'-' if size < 0 else ''}{bytes_text(abs(size), like=held)}" for name, size in rows.items()
+    )
+    predicted = plan.memory.total_bytes_per_device
+    finding = Finding(
+        code="SW312",
+        severity="error",
+        where=f"the compiled step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
+        found=f"{bytes_text(held)} at its peak, {percent(held / usable)} of what {kind} lets a program use; "
+        f"the plan expects {bytes_text(predicted, like=held)}{table}",
+        needed=f"{bytes_text(usable, like=held)} at most" + (f" ({chip.source})" if chip else ""),
+        cost=f"{bytes_text(held - usable)} a device too much",
+    )
+
+    def fits(changed: Plan) -> bool:
+        # What the compiler needs beyond a plan is taken to stay as it is.
+        return changed.memory.total_bytes_per_device + max(0, held - predicted) <= usable
+
+    yield settled(plan, Draft(finding=finding, candidates=tuple(cures(plan))), fits)

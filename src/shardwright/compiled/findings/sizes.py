@@ -1,0 +1,154 @@
+"""SW304, SW305, SW306: tensors that travel larger than what is used of them, or than what they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
+from shardwright.compiled.matching import AgreementRow, total
+from shardwright.compiled.program import CompiledCollective, CompiledProgram
+from shardwright.compiled.rewrites import family
+from shardwright.core.codes import EXPANDED_WARNING_RATIO
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan, PlannedCollective
+from shardwright.core.wording import bytes_text
+
+SLICES = ("slice", "dynamic-slice")
+SHOWN = 3
+"""Lines of a compiler's log that a finding repeats."""
+
+Key = tuple[str | None, tuple[str, ...]]
+
+
+def made_whole(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """SW304: a gather of which every user takes a slice, or a line of the compiler's that says so itself."""
+    found = [
+        one
+        for one in program.collectives
+        if one.kind == "all-gather" and _only_sliced(one) and agreement.row_of(one).state == "unmatched"
+    ]
+    said = "".join(f"\nthe compiler: {line}" for line in program.said[:SHOWN])
+    if len(program.said) > SHOWN:
+        said += f"\nand {len(program.said) - SHOWN} more such lines"
+    for (component, axes), ones in _by_key(found).items():
+        yield Finding(
+            code="SW304",
+            severity="error",
+            where=place(component, "all-gather", axes),
+            tensor=_first_tensor(ones),
+            found=f"made whole, and sliced by whatever reads it: "
+            f"{several_times(total(ones), _runs(ones))}{of_tensors(ones)}{said}",
+            needed="each part sent to where it is used: an all-to-all or a permute of the parts",
+            cost=cost_of(plan, total(ones), axes),
+        )
+    if program.said and not found:
+        yield Finding(
+            code="SW304",
+            severity="error",
+            where=f"a step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
+            found=f"tensors made whole on every device{said}",
+            needed="a movement between the two layouts that the compiler names",
+        )
+
+
+def expanded(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """SW305: what travels was made of something much smaller with the same cut, which could have travelled instead."""
+    seen: set[Key] = set()
+    found = [
+        one
+        for one in program.collectives
+        if one.kind != "all-reduce" and one.bytes_per_device > EXPANDED_WARNING_RATIO.value * _smaller(plan, one)
+    ]
+    for (component, axes), ones in _by_key(found).items():
+        seen.add((component, axes))
+        smaller = sum(_smaller(plan, one) * one.count_per_step for one in ones)
+        yield _expanded(plan, component, axes, ones, smaller, "what it is made of")
+    for row in agreement.of_state("unmatched"):
+        if row.kind not in ("all-gather", "all-to-all") or (row.component, row.axes) in seen:
+            continue
+        ones = [one for one in program.collectives if _is_of(plan, one, row)]
+        planned = [one for one in plan.collectives if _is_of(plan, one, row)]
+        if planned and total(ones) > EXPANDED_WARNING_RATIO.value * total(planned):
+            yield _expanded(plan, row.component, row.axes, ones, total(planned), "what the plan moves")
+
+
+def _is_of(plan: Plan, one: CompiledCollective | PlannedCollective, row: AgreementRow) -> bool:
+    """Whether a collective of either side belongs to a row and moves activations."""
+    tensors = [plan.by_name[name] for name in one.tensors if name in plan.by_name]
+    return (
+        (one.component, one.kind) == (row.component, row.kind)
+        and set(one.axes) == set(row.axes)
+        and any(tensor.kind == "activation" for tensor in tensors)
+    )
+
+
+def _smaller(plan: Plan, one: CompiledCollective) -> int:
+    """The bytes of a collective, had that travelled which its operand was made of."""
+    if one.made_from_bytes is None:
+        return one.bytes_per_device
+    return one.made_from_bytes * (plan.mesh.size(one.axes) if one.kind == "all-gather" else 1)
+
+
+def _expanded(
+    plan: Plan,
+    component: str | None,
+    axes: tuple[str, ...],
+    ones: Sequence[CompiledCollective],
+    smaller: int,
+    what: str,
+) -> Finding:
+    moved = total(ones)
+    return Finding(
+        code="SW305",
+        severity="warning",
+        where=place(component, ones[0].kind, axes),
+        tensor=_first_tensor(ones),
+        found=f"{several_times(moved, _runs(ones))}, {moved / smaller:.3g} times {what}{of_tensors(ones)}",
+        needed=f"the smaller tensor moved, {bytes_text(smaller, like=moved)} a step, and expanded where it arrives",
+        cost=cost_of(plan, moved - smaller, axes),
+    )
+
+
+def summed_and_sliced(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+    """SW306: a sum of which every device keeps a part. CPU has no other way for the sums of XLA's partitioner."""
+    if family(program.target.split(":")[0]) == "cpu":
+        return
+    found = [
+        one
+        for one in program.collectives
+        if one.kind == "all-reduce"
+        and (_only_sliced(one) or one.stands_for == "reduce-scatter")
+        and agreement.row_of(one).state == "unmatched"
+    ]
+    for (component, axes), ones in _by_key(found).items():
+        size = plan.mesh.size(axes)
+        yield Finding(
+            code="SW306",
+            severity="warning",
+            where=place(component, "all-reduce", axes),
+            tensor=_first_tensor(ones),
+            found=f"summed whole, and sliced by whatever reads it: "
+            f"{several_times(total(ones), _runs(ones))}{of_tensors(ones)}",
+            needed="a reduce-scatter, which sends half of it and leaves each device its part",
+            cost=cost_of(plan, total(ones) * (size - 1) / size, axes, "sent for nothing"),
+        )
+
+
+def _only_sliced(one: CompiledCollective) -> bool:
+    return bool(one.users) and set(one.users) <= set(SLICES)
+
+
+def _by_key(found: Sequence[CompiledCollective]) -> dict[Key, list[CompiledCollective]]:
+    groups: dict[Key, list[CompiledCollective]] = {}
+    for one in found:
+        groups.setdefault((one.component, one.axes), []).append(one)
+    return groups
+
+
+def _first_tensor(found: Sequence[CompiledCollective]) -> str | None:
+    return next((name for one in found for name in one.tensors), None)
+
+
+def _runs(found: Sequence[CompiledCollective]) -> int:
+    return sum(one.count_per_step for one in found)

@@ -1,0 +1,58 @@
+"""Places, bytes and times as findings about compiled programs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardwright.compiled.matching import total
+from shardwright.compiled.program import CompiledCollective
+from shardwright.core.plan import Plan
+from shardwright.core.wording import bytes_text, count, every, others
+from shardwright.cost.wording import seconds_text
+
+
+def place(component: str | None, kind: str, axes: Sequence[str]) -> str:
+    """A component with a kind of collective: ``'moe': all-gather over expert``."""
+    named = "without a name" if component is None else f"'{component}'"
+    return f"{named}: {kind} over {every(axes)}" if axes else f"{named}: {kind}"
+
+
+def several_times(num_bytes: int, executions: int, like: int | None = None) -> str:
+    """
+    >>> several_times(3 << 20, 6), several_times(0, 0)
+    ('3.00 MiB a step in 6 executions', 'nothing')
+    """
+    return f"{bytes_text(num_bytes, like=like)} a step in {count(executions, 'execution')}" if num_bytes else "nothing"
+
+
+def of_tensors(found: Iterable[CompiledCollective], noun: str = "tensor") -> str:
+    """Which tensors some collectives move and where in the source, a line each; empty where nothing is known."""
+    found = sorted(found, key=lambda one: -total([one]))
+    tensors = list(dict.fromkeys(name for one in found for name in one.tensors))
+    sources = list(dict.fromkeys(one.source for one in found if one.source))
+    lines = [others(tensors, noun)] if tensors else []
+    lines += [f"at {others(sources, 'line')}"] if sources else []
+    return "".join(f"\n{line}" for line in lines)
+
+
+def cost_of(plan: Plan, num_bytes: float, axes: Sequence[str], what: str = "more") -> str:
+    """Bytes a step on a device, and the seconds that they take where the plan has a rate for their axes."""
+    seconds = seconds_of(plan, num_bytes, axes)
+    timed = f", about {seconds_text(seconds)}" if seconds else ""
+    return f"{bytes_text(num_bytes)} a device and step {what}{timed}"
+
+
+def cost_of_all(plan: Plan, found: Iterable[CompiledCollective], what: str) -> str:
+    """The same of several collectives, each at the rate of its own axes; without seconds where one has none."""
+    found = list(found)
+    seconds = [seconds_of(plan, total([one]), one.axes) for one in found]
+    known = [time for time in seconds if time is not None]
+    timed = f", about {seconds_text(sum(known))}" if known and len(known) == len(seconds) else ""
+    return f"{bytes_text(total(found))} a device and step {what}{timed}"
+
+
+def seconds_of(plan: Plan, num_bytes: float, axes: Sequence[str]) -> float | None:
+    """Seconds of bytes over axes, at the rate of the plan's own collectives over the same; None where it has none."""
+    alike = [one for one in plan.collectives if set(one.axes) == set(axes) and one.seconds]
+    moved = total(alike)
+    return num_bytes * sum(one.seconds or 0.0 for one in alike) / moved if moved else None

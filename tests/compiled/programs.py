@@ -1,0 +1,74 @@
+"""Compiled programs made by hand: what a plan expects, and what a test changes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from shardwright.compiled.program import CompiledCollective, CompiledMemory, CompiledProgram
+from shardwright.compiled.widths import planned_dtype
+from shardwright.core.plan import Plan, PlannedCollective
+
+Change = Callable[[CompiledCollective], CompiledCollective | None]
+
+
+def as_planned(plan: Plan, target: str = "cpu:8", **fields: Any) -> CompiledProgram:
+    """The program of a compiler that does what it is asked for, on a target where nothing is rewritten."""
+    memory = plan.memory
+    state = memory.weights_bytes + memory.optimizer_bytes
+    return CompiledProgram(
+        target=target,
+        collectives=tuple(compiled(plan, one) for one in plan.collectives),
+        memory=CompiledMemory(
+            arguments_bytes=state,
+            temporaries_bytes=memory.total_bytes_per_device - state,
+            output_bytes=state,
+            aliased_bytes=state,
+            peak_bytes=memory.total_bytes_per_device,
+        ),
+        compile_seconds=12.5,
+        **fields,
+    )
+
+
+def compiled(plan: Plan, one: PlannedCollective) -> CompiledCollective:
+    """A planned collective, word for word."""
+    return CompiledCollective(
+        kind=one.kind,
+        axes=one.axes,
+        bytes_per_device=one.bytes_per_device,
+        count_per_step=one.count_per_step,
+        dtypes=(planned_dtype(plan, one),),
+        component=one.component,
+        phase=one.phase,
+        tensors=one.tensors,
+        source="src/mine.py:7",
+        ragged=one.ragged,
+        in_loop=one.count_per_step > 1,
+    )
+
+
+def changed(program: CompiledProgram, change: Change) -> CompiledProgram:
+    """Each collective changed; one that becomes None is left out."""
+    found = (change(one) for one in program.collectives)
+    return replace(program, collectives=tuple(one for one in found if one is not None))
+
+
+def where(wanted: dict[str, Any], change: Change) -> Change:
+    """The change of those collectives alone that have these values."""
+
+    def only(one: CompiledCollective) -> CompiledCollective | None:
+        return change(one) if all(getattr(one, name) == value for name, value in wanted.items()) else one
+
+    return only
+
+
+def beside(program: CompiledProgram, more: Iterable[CompiledCollective]) -> CompiledProgram:
+    """With collectives that the plan does not have."""
+    return replace(program, collectives=(*program.collectives, *more))
+
+
+def remembered(program: CompiledProgram, **fields: Any) -> CompiledProgram:
+    """With other figures of its memory."""
+    return replace(program, memory=replace(program.memory, **fields))

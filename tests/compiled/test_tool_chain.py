@@ -1,0 +1,50 @@
+"""The compiler that JAX asks for, and the finding where it is another."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.compiled import tool_chain
+from shardwright.compiled.findings.tools import wrong_version
+from shardwright.compiled.program import Tool
+from shardwright.compiled.tool_chain import is_wanted, pinned_tools
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "right"),
+    [
+        ("0.0.42", "0.0.42.*", True),
+        ("0.0.42.1", "0.0.42.*", True),
+        ("0.0.421", "0.0.42.*", False),
+        ("0.0.51", "0.0.42.*", False),
+        ("0.0.17", "0.0.17", True),
+        ("0.0.17.1", "0.0.17", False),
+    ],
+)
+def test_versions(version, wanted, right):
+    assert is_wanted(Tool(name="libtpu", version=version, wanted=wanted)) == right
+
+
+def test_the_whole_text():
+    tool = Tool(name="libtpu", version="0.0.51", wanted="0.0.42.*")
+    assert wrong_version(tool).text() == (
+        "error SW313: A program is compiled by the version that JAX asks for.\n"
+        "  where  package 'libtpu'\n"
+        "  found  0.0.51 is installed\n"
+        "  needed libtpu==0.0.42.*, which this release of JAX asks for: the text of other versions' programs may be one "
+        "that it cannot read\n"
+        "  fix    pip install 'libtpu==0.0.42.*'"
+    )
+
+
+def test_what_jax_pins_is_read_from_its_own_metadata(monkeypatch):
+    monkeypatch.setattr(tool_chain, "requires", lambda _: ["numpy>=2.1", 'libtpu==0.0.42.* ; extra == "tpu"', "six==1"])
+    monkeypatch.setattr(tool_chain, "version", {"libtpu": "0.0.42.1", "six": "1"}.__getitem__)
+    assert pinned_tools() == (Tool(name="libtpu", version="0.0.42.1", wanted="0.0.42.*"),)
+
+
+def test_what_is_not_installed_is_left_out():
+    assert pinned_tools(["no-such-package"]) == ()
+    assert pinned_tools(by="no-such-package") == ()
+    # JAX pins nothing of this name.
+    assert pinned_tools(["pytest"]) == ()

@@ -1,0 +1,213 @@
+"""Programs made by hand in which a compiler did not do what it was asked for, each of a plan for eight chips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.compiled.program import CompiledCollective, CompiledProgram, Temporary, Tool
+from shardwright.compiled.widths import width
+from shardwright.core.plan import Plan
+from shardwright.cost.flops import step_flops
+from tests.compiled.programs import as_planned, beside, changed, remembered, where
+
+V5P = "v5p:2x2x2"
+EXPERTS = ("layers.moe.gate", "layers.moe.up", "layers.moe.down")
+SOURCE = "shardwright/engine_jax/moe.py:128"
+
+
+def planned(plan: Plan) -> CompiledProgram:
+    return as_planned(plan, V5P)
+
+
+def weights_gathered(plan: Plan) -> CompiledProgram:
+    """As batch-major dispatch does it: every expert's weights on every device, and their gradients summed whole."""
+    program = changed(planned(plan), where({"kind": "all-to-all"}, lambda _: None))
+    return beside(program, [one for name in EXPERTS for one in _whole(plan, name)])
+
+
+def _whole(plan: Plan, name: str) -> list[CompiledCollective]:
+    weight = plan.by_name[name]
+    gather = CompiledCollective(
+        kind="all-gather",
+        axes=("expert",),
+        bytes_per_device=weight.bytes_per_device * 8,
+        count_per_step=2 * weight.num,
+        dtypes=("bfloat16",),
+        component="moe",
+        tensors=(name,),
+        source=SOURCE,
+        in_loop=True,
+    )
+    return [gather, replace(gather, kind="all-reduce", count_per_step=weight.num, phase="backward")]
+
+
+def tokens_gathered(plan: Plan) -> CompiledProgram:
+    """All tokens of the group on each of its devices, and the sums of what their experts made scattered again."""
+
+    def gathered(one: CompiledCollective) -> CompiledCollective:
+        kind = "all-gather" if "router.dispatched" in one.tensors else "reduce-scatter"
+        return replace(one, kind=kind, bytes_per_device=2 * one.bytes_per_device, ragged=False, source=SOURCE)
+
+    return changed(planned(plan), where({"kind": "all-to-all"}, gathered))
+
+
+def tokens_exchanged(plan: Plan) -> CompiledProgram:
+    program = changed(planned(plan), where({"component": "moe", "axes": ("expert",)}, lambda _: None))
+    exchange = CompiledCollective(
+        kind="all-to-all",
+        axes=("expert",),
+        bytes_per_device=plan.by_name["router.grouped"].bytes_per_device * 2,
+        count_per_step=6 * 32,
+        dtypes=("bfloat16",),
+        component="moe",
+        tensors=("router.grouped",),
+        source=SOURCE,
+    )
+    return beside(program, [exchange])
+
+
+def gathered_again(plan: Plan) -> CompiledProgram:
+    """The feed-forward weights gathered once more in each layer."""
+    wanted = {"component": "mlp", "kind": "all-gather", "phase": "recompute"}
+    return changed(planned(plan), where(wanted, lambda one: replace(one, count_per_step=2 * one.count_per_step)))
+
+
+def without_replica_sums(plan: Plan) -> CompiledProgram:
+    return changed(planned(plan), where({"kind": "all-reduce", "component": "attention"}, lambda _: None))
+
+
+def replicas_in_the_loop(plan: Plan) -> CompiledProgram:
+    def in_each(one: CompiledCollective) -> CompiledCollective:
+        return replace(one, count_per_step=4 * one.count_per_step, in_loop=True, phase="backward")
+
+    return changed(planned(plan), where({"kind": "all-reduce", "component": "mlp"}, in_each))
+
+
+def same_in_each_turn(plan: Plan) -> CompiledProgram:
+    wanted = {"kind": "all-gather", "component": "logits"}
+    return changed(planned(plan), where(wanted, lambda one: replace(one, in_loop=True, loop_invariant=True)))
+
+
+def made_whole(plan: Plan) -> CompiledProgram:
+    """The residual stream of all devices, for each of them to take its part of."""
+    stream = plan.by_name["residual.stream"]
+    gather = CompiledCollective(
+        kind="all-gather",
+        axes=("fsdp",),
+        bytes_per_device=stream.bytes_per_device * 8,
+        count_per_step=2 * stream.num,
+        dtypes=("bfloat16",),
+        component="residual",
+        tensors=("residual.stream",),
+        source="shardwright/engine_jax/forward.py:64",
+        users=("dynamic-slice",),
+    )
+    return beside(planned(plan), [gather])
+
+
+def said_to_be_whole(plan: Plan) -> CompiledProgram:
+    line = (
+        "Involuntary full rematerialization. The compiler cannot go from sharding {devices=[8,1]<=[8]} to "
+        "{devices=[1,8]<=[8]} efficiently for HLO operation %add.7"
+    )
+    return replace(planned(plan), said=(line,))
+
+
+def keys_travel(plan: Plan) -> CompiledProgram:
+    """Keys and values of all tokens gathered, where the latent that they are made of would do."""
+    latent = plan.by_name["attention.latent_attended"]
+    keys = plan.by_name["attention.keys_attended"]
+
+    def expanded(one: CompiledCollective) -> CompiledCollective:
+        return replace(
+            one,
+            bytes_per_device=keys.bytes_per_device,
+            tensors=(keys.name,),
+            made_from_bytes=latent.bytes_per_device // 8,
+            source="shardwright/engine_jax/attention.py:88",
+        )
+
+    wanted = {"component": "attention", "kind": "all-gather", "tensors": ("attention.latent_attended",)}
+    return changed(planned(plan), where(wanted, expanded))
+
+
+def keys_travel_unnamed(plan: Plan) -> CompiledProgram:
+    """The same from a reader that does not look at what is made of what."""
+    return changed(keys_travel(plan), lambda one: replace(one, made_from_bytes=None))
+
+
+def summed_whole(plan: Plan) -> CompiledProgram:
+    def whole(one: CompiledCollective) -> CompiledCollective:
+        return replace(one, kind="all-reduce", users=("dynamic-slice",))
+
+    return changed(planned(plan), where({"kind": "reduce-scatter", "component": "mlp"}, whole))
+
+
+def repeated_products(plan: Plan) -> CompiledProgram:
+    """Attention computed on every device of an axis that should have shared it out."""
+    work: dict[str, int] = {}
+    for (component, _), flops in step_flops(plan).items():
+        work[component] = work.get(component, 0) + int(flops)
+    work["attention"] *= 8
+    return replace(planned(plan), flops_per_device=sum(work.values()), component_flops=work)
+
+
+def as_many_products(plan: Plan) -> CompiledProgram:
+    return replace(planned(plan), flops_per_device=int(sum(step_flops(plan).values()) * 1.05))
+
+
+def wider(plan: Plan) -> CompiledProgram:
+    """Weights cast where they are used, and not before they are gathered."""
+
+    def wide(one: CompiledCollective) -> CompiledCollective:
+        factor = 4 // width(one.dtypes[0])
+        return replace(one, dtypes=("float32",), bytes_per_device=factor * one.bytes_per_device)
+
+    return changed(planned(plan), where({"kind": "all-gather", "component": "mlp"}, wide))
+
+
+def waited_for(plan: Plan) -> CompiledProgram:
+    return changed(planned(plan), lambda one: replace(one, overlapped=one.component != "mlp"))
+
+
+def hidden(plan: Plan) -> CompiledProgram:
+    return changed(planned(plan), lambda one: replace(one, overlapped=True))
+
+
+def not_donated(plan: Plan) -> CompiledProgram:
+    return remembered(planned(plan), aliased_bytes=0)
+
+
+def with_scores(plan: Plan) -> CompiledProgram:
+    row = plan.by_name["logits.scores"]
+    batch, length, vocabulary = row.shape
+    scores = Temporary(
+        bytes_per_device=row.bytes_per_device,
+        dtype="float32",
+        shape=(batch // 8, length, vocabulary),
+        op="fusion",
+        component="logits",
+        phase="backward",
+        source="shardwright/engine_jax/loss.py:37",
+    )
+    return remembered(planned(plan), largest=(scores,))
+
+
+def with_a_layer(plan: Plan) -> CompiledProgram:
+    layer = Temporary(bytes_per_device=1 << 30, dtype="bfloat16", shape=(32, 4096, 4096), op="copy", component="mlp")
+    return remembered(planned(plan), largest=(layer,))
+
+
+def too_large(plan: Plan) -> CompiledProgram:
+    assert plan.request.chip is not None
+    peak = plan.request.chip.usable_bytes + (20 << 30)
+    held = plan.memory.weights_bytes + plan.memory.optimizer_bytes
+    return remembered(planned(plan), peak_bytes=peak, temporaries_bytes=peak - held)
+
+
+def newer_tool(plan: Plan) -> CompiledProgram:
+    return replace(planned(plan), tools=(Tool(name="libtpu", version="0.0.51", wanted="0.0.42.*"),))
+
+
+def wanted_tool(plan: Plan) -> CompiledProgram:
+    return replace(planned(plan), tools=(Tool(name="libtpu", version="0.0.42.1", wanted="0.0.42.*"),))
