@@ -7,6 +7,7 @@ tensor_tables.py    weights and activations, grouped
 collectives_view.py what crosses the links
 memory_view.py      bytes on one device
 findings_view.py    findings, with carets
+compile_view.py     what a compiler made of a plan: agreement_view.py, compiled_memory_view.py
 difference_view.py  what moved between two plans
 checkpoint_view.py  what a checkpoint holds
 notation_text.py    a spec in colours, one for each axis

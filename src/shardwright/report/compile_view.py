@@ -11,11 +11,15 @@ from shardwright.compiled.agreement import Agreement
 from shardwright.compiled.program import CompiledProgram
 from shardwright.core.finding import Finding
 from shardwright.core.plan import Plan
+from shardwright.report.agreement_view import agreement_table
+from shardwright.report.columns import section
+from shardwright.report.compiled_memory_view import compiled_memory_table, temporaries_table
 from shardwright.report.findings_view import counted, findings_list
 from shardwright.report.head import head
+from shardwright.report.memory_view import memory_table
 from shardwright.report.notation_text import AxisColors
 from shardwright.report.terminal import View
-from shardwright.report.units import several
+from shardwright.report.units import pretty_seconds, several
 
 
 def compile_view(
@@ -29,10 +33,44 @@ def compile_view(
 
     def view(width: int) -> RenderableType:
         colors = AxisColors.of(plan.mesh.shape)
-        unmatched = len(agreement.of_state("unmatched"))
-        compiled = Text(f"compiled for {program.target}: {several(unmatched, 'collective')} unmatched\n")
-        title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
-        parts = [head(plan, colors, chosen), compiled, title]
-        return Group(*parts, *([Text(""), findings_list(findings, width)] if findings else []))
+        parts = [
+            head(plan, colors, chosen),
+            _compiled(program),
+            section("memory of one device", compiled_memory_table(plan, program, agreement, width)),
+            section(
+                "collectives of one step, per device: predicted and compiled", agreement_table(agreement, colors, width)
+            ),
+        ]
+        if program.memory.largest:
+            parts.append(section("largest temporaries of one device", temporaries_table(program, width)))
+        return Group(*parts, *_findings(findings, width))
 
     return view
+
+
+def refused_view(plan: Plan, target: str, findings: Sequence[Finding], chosen: Mapping[str, str]) -> View:
+    """Draws what is known of a program that its compiler refused: the plan's memory, and the findings."""
+
+    def view(width: int) -> RenderableType:
+        parts = [
+            head(plan, AxisColors.of(plan.mesh.shape), chosen),
+            Text.assemble("not compiled for ", (target, "bold"), ": the program does not fit\n"),
+            section("memory of one device, predicted", memory_table(plan, width)),
+        ]
+        return Group(*parts, *_findings(findings, width))
+
+    return view
+
+
+def _compiled(program: CompiledProgram) -> Text:
+    ops = sum(one.num_ops for one in program.collectives)
+    line = Text.assemble("compiled for ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}")
+    line.append(f": {several(ops, 'tensor')} in the collectives of its text")
+    for tool in program.tools:
+        line.append(f"; {tool.name} {tool.version}")
+    return line.append("\n")
+
+
+def _findings(findings: Sequence[Finding], width: int) -> list[RenderableType]:
+    title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
+    return [title, *([Text(""), findings_list(findings, width)] if findings else [])]
