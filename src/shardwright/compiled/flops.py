@@ -89,7 +89,7 @@ def _of_convolution(where: Computation, one: Instruction) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
+class Window:
     """How a kernel goes along one spatial dim. ``holes_left`` and ``holes_kernel``: the distance of elements."""
 
     stride: int = 1
@@ -103,12 +103,12 @@ class _Window:
 
 
 @lru_cache(maxsize=4096)
-def _met(window: _Window, left: int, kernel: int, result: int) -> int:
+def _met(window: Window, left: int, kernel: int, result: int) -> int:
     """A place p and an element k meet at p x stride + k x holes_kernel - before, if the input has an element there.
 
-    >>> _met(_Window(), 5, 3, 3), _met(_Window(before=1), 5, 3, 5)
+    >>> _met(Window(), 5, 3, 3), _met(Window(before=1), 5, 3, 5)
     (9, 13)
-    >>> _met(_Window(stride=3, holes_left=4), 4, 4, 4)  # a batch of products, each with its own row
+    >>> _met(Window(stride=3, holes_left=4), 4, 4, 4)  # a batch of products, each with its own row
     4
     """
     common = gcd(window.stride, window.holes_left)
@@ -127,7 +127,7 @@ def _met(window: _Window, left: int, kernel: int, result: int) -> int:
     return total
 
 
-def _windows(rest: str, number: int) -> Sequence[_Window]:
+def _windows(rest: str, number: int) -> Sequence[Window]:
     found = _WINDOW.search(rest)
     given = dict(part.split("=") for part in found[1].split()) if found else {}
 
@@ -135,4 +135,4 @@ def _windows(rest: str, number: int) -> Sequence[_Window]:
         return [int(size.split("_")[0]) for size in given[name].split("x")] if name in given else [default] * number
 
     columns = zip(each("stride", 1), each("pad", 0), each("lhs_dilate", 1), each("rhs_dilate", 1), strict=True)
-    return [_Window(stride=s, before=b, holes_left=left, holes_kernel=k) for s, b, left, k in columns]
+    return [Window(stride=s, before=b, holes_left=left, holes_kernel=k) for s, b, left, k in columns]

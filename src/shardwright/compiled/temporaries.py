@@ -33,6 +33,8 @@ def largest_temporaries(
 ) -> tuple[Temporary, ...]:
     """The largest of the values that are neither arguments nor results, equal ones as one row, the largest first."""
     given_back = _given_back(program, callers)
+    entry = program.computations[program.entry]
+    on_tpu = any(array.tiled for one in entry.instructions for array in one.arrays)
     found: list[tuple[int, Array, Value]] = []
     for name in runs:
         computation = program.computations[name]
@@ -41,7 +43,7 @@ def largest_temporaries(
         for one in computation.instructions:
             if one.op in _NO_MEMORY or one.op.endswith("-start") or (name, one.name) in given_back:
                 continue
-            arrays = _own_arrays(program, computation, one)
+            arrays = _own_arrays(program, computation, one, on_tpu)
             found += [(array.num_bytes_laid_out, array, Value(computation, one)) for array in arrays]
     found.sort(key=lambda each: -each[0])
     rows: dict[Temporary, int] = {}
@@ -73,15 +75,17 @@ def _temporary(program: Program, callers: Callers, sources: Sources, array: Arra
     )
 
 
-def _own_arrays(program: Program, where: Computation, one: Instruction) -> Iterator[Array]:
-    """The arrays that an instruction leaves in memory of their own, in that of the device as a whole."""
+def _own_arrays(program: Program, where: Computation, one: Instruction, on_tpu: bool) -> Iterator[Array]:
+    """The arrays that an instruction leaves in memory of their own, in that of the device as a whole.
+
+    ``on_tpu``: spaces have numbers that are memories of the chip itself; on GPU they are parts of the same memory.
+    """
     arrays = one.arrays
     aliased = _aliased(one)
     roots = _roots(program, one)
     taken = {(a.dtype, a.dims) for name in one.operands if (o := where.by_name.get(name)) for a in o.arrays}
     for place, array in enumerate(arrays):
-        # On GPU other spaces are parts of the same memory; on TPU they are memories of the chip itself.
-        elsewhere = array.space == _HOST or (array.space and array.tiled)
+        elsewhere = array.space == _HOST or (on_tpu and array.space)
         root = roots[place] if place < len(roots) else None
         in_place = root == _IN_PLACE and (array.dtype, array.dims) in taken
         if not elsewhere and not in_place and place not in aliased:

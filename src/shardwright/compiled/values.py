@@ -102,7 +102,7 @@ def used_by(value: Value) -> Origin:
             # Of what begins early the end names the tensor.
             users = [user for user in users if user.op != "get-tuple-element" or user.number("index") == element]
         named = [merged(origins_of(user.op_name)) for user in users if user.op_name and user.op not in _NAMED_AFTER]
-        if any(origin.component for origin in named):
+        if any(origin != NOWHERE for origin in named):
             return merged(named)
         ends = (user for user in users if user.op in _NAMED_AFTER and user.name not in seen)
         for user in ends:
