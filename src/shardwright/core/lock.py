@@ -207,7 +207,8 @@ def _held_tensor(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, A
 
 def _held_collective(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
     held = {name: value for name, value in row.items() if name != "seconds"}
-    return {**held, "axes": [axis for axis in row["axes"] if mesh[axis] != 1]}
+    axes = [axis for axis in row["axes"] if mesh[axis] != 1]
+    return {**held, "axes": axes, "tensors": list(dict.fromkeys(row["tensors"]))}
 
 
 def _lines(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
