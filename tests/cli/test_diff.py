@@ -1,4 +1,4 @@
-"""`shardwright diff`: two layouts under the same options, or plans from files."""
+"""`shardwright diff`: two layouts under the same options, or plans and locks from files."""
 
 from __future__ import annotations
 
@@ -116,6 +116,49 @@ def test_the_side_that_has_no_plan_is_named(capsys):
         "Sizes of its own are given behind its name, as in fsdp:AXIS=SIZE,...\n\nerror SW106: "
     )
     assert main(["diff", "fsdp:fsdp=8", *arguments[1:]]) == 0
+
+
+@pytest.fixture
+def locked(capsys, tmp_path):
+    """A lock in a file."""
+
+    def lock(name: str, *arguments: str) -> str:
+        assert main(["lock", *arguments, "--out", str(tmp_path / name)]) == 0
+        capsys.readouterr()
+        return str(tmp_path / name)
+
+    return lock
+
+
+def test_locks_are_compared_as_the_layouts_were(capsys, locked, saved):
+    before = locked("a.json", "deepseek3-test", "--layout", "ep")
+    after = locked("b.lock", "deepseek3-test", "--layout", "ep-as-cp")
+    layouts = diff(capsys, "ep", "ep-as-cp", "--model", "deepseek3-test")
+    assert diff(capsys, before, after) == layouts
+    assert diff(capsys, before, "ep-as-cp", "--model", "deepseek3-test") == layouts
+    assert diff(capsys, saved("c.json", "deepseek3-test", "--layout", "ep"), after) == layouts
+
+
+def test_a_layout_beside_a_lock_takes_its_model_and_options(capsys, locked):
+    options = ["--length", "64", "--set", "num_layers=2", "--mesh", "fsdp=2,expert=2", "--move", "moe=ring"]
+    lock = locked("a.json", "deepseek3-test", "--layout", "ep", *options)
+    data = diff(capsys, lock, "ep")
+    assert data["before"] == data["after"]
+    # The lock's ring is not the layout's own way of moving tokens.
+    assert {row["component"] for row in data["collectives"]} == {"moe"}
+    data = diff(capsys, "ep", lock, "--length", "32", "--move", "moe=ring")
+    assert (data["before"]["length"], data["after"]["length"]) == (32, 64)
+    data = diff(capsys, lock, "fsdp", "--model", "llama3-test")
+    assert (data["after"]["model"], data["after"]["length"]) == ("llama3-test", 128)
+
+
+def test_a_lock_of_another_format_cannot_be_compared(capsys, locked, tmp_path):
+    lock = tmp_path / locked("a.json", "llama3-test")
+    lock.write_text(lock.read_text(encoding="utf-8").replace('"shardwright_lock": 1', '"shardwright_lock": 3'), "utf-8")
+    said = message(capsys, str(lock), str(lock))
+    assert said.startswith(
+        f"shardwright: {lock}: a lock of format 3, and this shardwright reads format 1. Write it anew"
+    )
 
 
 HOW = "Write one with: shardwright plan MODEL --json > plan.json"

@@ -52,7 +52,7 @@ OPTIONS = {
     "plan": {"--layout", *PLAN},
     "compile": {"--layout", "--hlo", *PLAN},
     "diff": {"--model", *PLAN},
-    "lock": {"--layout", "--out", *PLAN},
+    "lock": {"--layout", "--out", "--compiled", *PLAN},
     "check": {"--update", "--annotations", "--json"},
     "train": {"--layout", *PLAN, *RUN},
     "ckpt show": {"--json"},

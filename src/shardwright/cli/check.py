@@ -6,17 +6,20 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shardwright.cli.checked import Checked, check
 from shardwright.cli.lock import SUFFIX
 from shardwright.cli.options import CheckVerb
 from shardwright.cli.output import write_json, write_view
+from shardwright.cli.request import Asked
 from shardwright.core.errors import InputError
+from shardwright.core.plan import Plan
 
 
 def run_check(verb: CheckVerb) -> int:
     """Check every lock and say of each how it stands. The worst of their exit codes."""
-    checked = [check(path, update=verb.update) for path in lock_files(verb.files)]
+    checked = [check(path, update=verb.update, compiler=_compiled) for path in lock_files(verb.files)]
     if verb.json:
         errors = [one.error for one in checked if one.error is not None]
         write_json(
@@ -48,7 +51,7 @@ def lock_files(names: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for name in names or [Path()]:
-        inside = sorted(name.glob(f"*{SUFFIX}")) if name.is_dir() else [name]
+        inside = sorted(name.glob(f"*{SUFFIX}")) if os.path.isdir(name) else [name]
         if not inside:
             raise InputError(
                 f"{'this folder' if name == Path() else name} has no file that ends in {SUFFIX}. Name the lock to check, "
@@ -61,6 +64,13 @@ def lock_files(names: Sequence[Path]) -> list[Path]:
 def annotated(asked: str | None, environment: Mapping[str, str]) -> bool:
     """Whether to write annotations: as was asked, and unasked where GitHub Actions runs us."""
     return environment.get("GITHUB_ACTIONS") == "true" if asked is None else asked == "github"
+
+
+def _compiled(question: Asked, plan: Plan, target: str) -> Mapping[str, Any]:
+    # Loaded only for a lock that has a compiled part.
+    from shardwright.cli.locked_program import compiled_now
+
+    return compiled_now(question, plan, target)
 
 
 def _annotations(one: Checked) -> Iterator[str]:

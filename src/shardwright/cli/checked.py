@@ -21,8 +21,11 @@ from shardwright.core.position import Position
 from shardwright.core.review import moved_finding, skipped_finding
 from shardwright.files import replace_text
 
-Compiler = Callable[[Asked, Plan], Mapping[str, Any]]
-"""The compiled part of a lock (``core.lock.compiled_part``). Raises InputError where there is no compiler."""
+Compiler = Callable[[Asked, Plan, str], Mapping[str, Any]]
+"""From a plan and a target to the compiled part of a lock (``core.lock.compiled_part``).
+
+Raises InputError where it cannot be compiled here, and FindingsError for a program that cannot be.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ class Checked:
         }
 
 
-def check(path: Path, *, update: bool = False, compiler: Compiler | None = None) -> Checked:
+def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
     """Plan again what a lock asks, and compile again what was compiled.
 
     With ``update`` it is written anew where it is no longer what it would be, unless the plan has an error.
@@ -77,7 +80,7 @@ def check(path: Path, *, update: bool = False, compiler: Compiler | None = None)
 
 
 def _compared(
-    path: Path, text: str, lock: Lock, question: Asked, plan: Plan, update: bool, compiler: Compiler | None
+    path: Path, text: str, lock: Lock, question: Asked, plan: Plan, update: bool, compiler: Compiler
 ) -> Checked:
     request = request_of(question, layout_of(lock.request, path), options_of(lock.request), lock.request.model, path)
     compiled, skipped = (None, ()) if lock.compiled is None else _compiled_again(path, lock, question, plan, compiler)
@@ -110,23 +113,22 @@ def _compared(
 
 
 def _compiled_again(
-    path: Path, lock: Lock, question: Asked, plan: Plan, compiler: Compiler | None
+    path: Path, lock: Lock, question: Asked, plan: Plan, compiler: Compiler
 ) -> tuple[Mapping[str, Any] | None, tuple[Finding, ...]]:
     """The compiled part, or what is to be said where there is none."""
+    assert lock.compiled is not None
+    target = lock.compiled["target"]
     faults: Sequence[Finding] = ()
     if plan.errors:
         why = "a plan without errors"
-    elif compiler is None:
-        why = "a shardwright that compiles"
     else:
         try:
-            return compiler(question, plan), ()
+            return compiler(question, plan, target), ()
         except InputError as error:
             why = str(error)
         except FindingsError as error:
             faults, why = error.findings, "a program without errors"
-    assert lock.compiled is not None
-    what = f"the collectives and the memory of the program compiled for {lock.compiled['target']}"
+    what = f"the collectives and the memory of the program compiled for {target}"
     return None, (*faults, skipped_finding(what, why, where=str(path)))
 
 

@@ -52,8 +52,8 @@ def _as_locked(lock: Lock, model: str | None, options: PlanOptions) -> tuple[str
         for name in PlanOptions.__dataclass_fields__
         if (value := getattr(options, name)) != getattr(untouched, name)
     }
-    # The layout's own way of moving things is what it is compared for.
-    return lock.request.model, replace(options_of(lock.request), move=None, **given)
+    # How the other layout moves things is part of what it is compared for.
+    return lock.request.model, replace(options_of(lock.request), **{"move": None, **given})
 
 
 def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, Any]:

@@ -210,6 +210,8 @@ class LockVerb:
     """A preset, or the path of a layout file."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: MODEL.LAYOUT.lock.json)")] = None
     """The file, or a folder for it."""
+    compiled: Flag = False
+    """Compile the step for its --chips, as `compile` does, and hold what the compiler made of it."""
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
 
 
