@@ -131,6 +131,7 @@ class _Search:
         self.scaling = [rewrite for rewrite in scaling if not rewrite.always]
         self.turning = [rewrite for rewrite in known if rewrite.planned and rewrite.compiled]
         self.besides = [rewrite for rewrite in known if not rewrite.planned]
+        self.pads = [rewrite for rewrite in known if rewrite.name == PADDED]
         self.planned = _by_key(plan, plan.collectives)
         self.compiled = _by_key(plan, found)
 
@@ -247,10 +248,14 @@ class _Search:
             low, high = self._bounds(ours, rewrites)
             for aside in dict.fromkeys(((*beside, *standing), standing, beside, ())):
                 left = _without(theirs, aside)
-                found, padding = total(left), sum(one.padding_bytes * one.count_per_step for one in left)
-                if found and _within(found - padding, low, high):
-                    padded = (REWRITES[PADDED],) if padding else ()
-                    return Fit((*rewrites, *padded), min(max(found, low + padding), high + padding), aside)
+                found = total(left)
+                padding = sum(one.padding_bytes * one.count_per_step for one in left) if self.pads else 0
+                if (found or not low) and _within(found - padding, low, high):
+                    return Fit(
+                        (*rewrites, *(self.pads if padding else ())),
+                        min(max(found, low + padding), high + padding),
+                        aside,
+                    )
         return None
 
     def _scalings(self, ours: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:

@@ -90,6 +90,11 @@ def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
     return 1.0 - _share_of_single(plan, one) * (turns - 1) / turns, 1.0
 
 
+def _read_once(plan: Plan, one: PlannedCollective) -> Range:
+    """Of integers that come with the batch, what several uses gather alike, and what nothing reads in the end."""
+    return (0.0, 1.0) if is_integer(planned_dtype(plan, one)) and one.component != "moe" else AS_PLANNED
+
+
 def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
     """Of what a row counts, the part of weights that stand in no stack, or alone in theirs."""
     single = [name for name in one.tensors if plan.by_name[name].kind == "weight" and plan.by_name[name].num == 1]
@@ -134,9 +139,9 @@ def _as_large(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _single_numbers(plan: Plan, one: CompiledCollective) -> bool:
-    """The loss, its count, and the sum of squares of each weight's gradient."""
-    del plan
-    return one.bytes_per_device <= NUMBER_BYTES
+    """The loss, its count, and the sum of squares of each weight's gradient, alone or as an array of all of them."""
+    nameless = one.component is None and not one.tensors
+    return one.bytes_per_device <= NUMBER_BYTES * (len(plan.weights) if nameless else 1)
 
 
 def _counts(plan: Plan, one: CompiledCollective) -> bool:
@@ -229,6 +234,15 @@ REWRITES: Mapping[str, Rewrite] = {
             ratio=_kept_from_forward,
         ),
         Rewrite(
+            name="read once",
+            targets=FAMILIES,
+            planned=("all-gather",),
+            compiled=(),
+            rule="of integers outside the experts, as much as is read and differs",
+            reason="positions and segments that several uses gather alike travel once, and unread ones do not",
+            ratio=_read_once,
+        ),
+        Rewrite(
             name=PADDED,
             targets=("tpu",),
             planned=KINDS,
@@ -268,7 +282,7 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=(),
             compiled=("all-reduce",),
-            rule="one number each",
+            rule="one number each, or an array of a number for each weight",
             reason="the loss, the number of its tokens, and the norm of the gradients are sums that the plan leaves out",
             beside=_single_numbers,
         ),

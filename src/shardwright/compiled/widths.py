@@ -40,8 +40,12 @@ def widest_float(dtypes: Iterable[str]) -> str | None:
 
 
 def planned_dtype(plan: Plan, one: PlannedCollective) -> str:
-    """The type that a plan's collective travels in: a weight's as it is used, its gradient's as it rests."""
+    """The type that a plan's collective travels in.
+
+    A weight is gathered as it rests or as it is used, in the narrower of both types; its gradient goes as it rests.
+    """
     tensor = plan.by_name[one.tensors[0]]
     if tensor.kind == "activation" or tensor.dtype not in FLOATS or one.phase in ("backward", "update"):
         return tensor.dtype
-    return plan.request.table.weight(tensor.name).in_use_dtype or plan.request.dtype
+    in_use = plan.request.table.weight(tensor.name).in_use_dtype or plan.request.dtype
+    return min(in_use, tensor.dtype, key=width)

@@ -1,0 +1,142 @@
+"""Predicted beside compiled: what agrees, what differs, and what a comparison says of both in numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from shardwright.compiled.agreement import Agreement, agree
+from shardwright.compiled.matching import AgreementRow, total
+from shardwright.compiled.program import CompiledCollective
+from shardwright.core.plan import Plan
+from shardwright.core.roles import COMPONENTS
+from tests.compiled.programs import as_planned, beside, changed, remembered, where
+from tests.cost.plans import plan_of
+from tests.golden.layouts_matrix import cases, make
+
+# A target on which nothing is rewritten without exception.
+TARGET = "v5p:2x2x2"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Capacity lets a buffer hold what comes and no more, so that no all-to-all is ragged in size."""
+    return plan_of("mixtral-test", "ep", devices=8, batch=16)
+
+
+def row_of(agreement: Agreement, component: str | None, kind: str, axes: tuple[str, ...]) -> AgreementRow:
+    (row,) = [row for row in agreement.rows if (row.component, row.kind, row.axes) == (component, kind, axes)]
+    return row
+
+
+@pytest.mark.parametrize(("preset", "model"), list(cases()))
+def test_a_program_that_is_its_plan_agrees_to_the_byte(preset, model):
+    plan = make(preset, model)
+    agreement = agree(plan, as_planned(plan, TARGET))
+    assert {row.state for row in agreement.rows} <= {"matched"}
+    assert agreement.bytes_error == agreement.explained_share == agreement.memory_error == 0
+    assert sum(row.predicted_bytes for row in agreement.rows) == total(plan.collectives)
+    assert [(row.difference, row.explained_by) for row in agreement.rows] == [(0, ())] * len(agreement.rows)
+
+
+def test_rows_are_those_of_component_kind_and_axes_in_the_order_of_the_components(plan):
+    rows = agree(plan, as_planned(plan, TARGET)).rows
+    keys = [(row.component, row.kind, row.axes) for row in rows]
+    assert len(set(keys)) == len(keys)
+    assert set(keys) == {(one.component, one.kind, one.axes) for one in plan.collectives}
+    places = [COMPONENTS.index(row.component) for row in rows if row.component]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.009, "matched"), (1.011, "unmatched"), (0.5, "unmatched")])
+def test_bytes_may_differ_by_one_percent(plan, factor, state):
+    wanted = {"component": "attention", "kind": "reduce-scatter"}
+
+    def scaled(one: CompiledCollective) -> CompiledCollective:
+        return replace(one, bytes_per_device=round(one.bytes_per_device * factor))
+
+    agreement = agree(plan, changed(as_planned(plan, TARGET), where(wanted, scaled)))
+    row = row_of(agreement, "attention", "reduce-scatter", ("fsdp", "expert"))
+    assert row.state == state
+    assert row.compiled_bytes == pytest.approx(row.predicted_bytes * factor, rel=1e-4)
+    if state == "matched":
+        matched = sum(row.predicted_bytes for row in agreement.rows)
+        assert agreement.bytes_error == pytest.approx(row.predicted_bytes * 0.009 / matched, rel=1e-2)
+
+
+def test_what_is_only_planned_and_what_is_only_compiled_have_rows(plan):
+    more = CompiledCollective(
+        kind="permute", axes=("fsdp",), bytes_per_device=100_000, count_per_step=3, dtypes=("float32",), component="mlp"
+    )
+    program = changed(as_planned(plan, TARGET), where({"component": "router", "kind": "all-gather"}, lambda _: None))
+    agreement = agree(plan, beside(program, [more]))
+    missing = row_of(agreement, "router", "all-gather", ("fsdp", "expert"))
+    added = row_of(agreement, "mlp", "permute", ("fsdp",))
+    assert (missing.state, missing.compiled_bytes, missing.compiled_count) == ("unmatched", 0, 0)
+    assert (added.state, added.predicted_bytes, added.compiled_bytes) == ("unmatched", 0, 300_000)
+    assert len(agreement.of_state("unmatched")) == 2
+
+
+def test_another_kind_or_other_axes_do_not_agree(plan):
+    def as_sum(one: CompiledCollective) -> CompiledCollective:
+        return replace(one, kind="all-reduce")
+
+    def over_fsdp(one: CompiledCollective) -> CompiledCollective:
+        return replace(one, axes=("fsdp",))
+
+    wanted = {"component": "attention", "kind": "reduce-scatter"}
+    for change in (as_sum, over_fsdp):
+        agreement = agree(plan, changed(as_planned(plan, TARGET), where(wanted, change)))
+        assert [row.compiled_bytes == 0 for row in agreement.of_state("unmatched")].count(True) == 1
+        assert len(agreement.of_state("unmatched")) == 2
+
+
+def test_axes_in_another_order_and_axes_of_size_one_are_the_same_axes(plan):
+    program = changed(as_planned(plan, TARGET), lambda one: replace(one, axes=("data", *one.axes[::-1])))
+    assert {row.state for row in agree(plan, program).rows} == {"matched"}
+
+
+def test_several_tensors_of_one_instruction_are_compared_one_by_one(plan):
+    """The loss, counts and a gradient may travel together: what is beside the plan is told from the rest."""
+    summed = [one for one in as_planned(plan, TARGET).collectives if one.kind == "all-reduce"]
+    gradients = total(summed)
+    together = replace(
+        summed[0],
+        component=None,
+        bytes_per_device=gradients + 4 + 64,
+        count_per_step=1,
+        dtypes=("float32", "int32"),
+        parts=(("float32", gradients), ("float32", 4), ("int32", 64)),
+    )
+    program = changed(as_planned(plan, TARGET), where({"kind": "all-reduce"}, lambda _: None))
+    agreement = agree(plan, beside(program, [together]))
+    assert not agreement.of_state("unmatched")
+    assert row_of(agreement, "residual", "all-reduce", ("fsdp", "expert")).compiled_bytes == gradients
+    beside_it = {row.explained_by: row.compiled_bytes for row in agreement.of_state("explained")}
+    assert beside_it == {("single numbers",): 4, ("counts",): 64}
+
+
+def test_the_json_has_the_fields_of_the_contract(plan):
+    wanted = {"component": "router", "kind": "all-gather"}
+    program = changed(as_planned(plan, TARGET), where(wanted, lambda _: None))
+    agreement = agree(plan, remembered(program, peak_bytes=2 * plan.memory.total_bytes_per_device))
+    data = json.loads(json.dumps(agreement.to_json()))
+    rows = agreement.rows
+    assert data["collectives_matched"] == len(rows) - 1
+    assert data["collectives_explained"] == 0
+    assert data["collectives_unmatched"] == 1
+    assert data["bytes_error"] == 0
+    assert data["memory_error"] == -0.5
+    assert [row["state"] for row in data["rows"]].count("unmatched") == 1
+
+
+def test_a_row_knows_its_collectives(plan):
+    program = as_planned(plan, TARGET)
+    agreement = agree(plan, program)
+    for one in program.collectives:
+        row = agreement.row_of(one)
+        assert (row.component, row.kind, set(row.axes)) == (one.component, one.kind, set(one.axes))
+    stranger = replace(program.collectives[0], component=None, kind="permute")
+    assert agreement.row_of(stranger).predicted_bytes == 0

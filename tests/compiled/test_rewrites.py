@@ -1,0 +1,309 @@
+"""Every rewrite of the list: a difference that it explains, and one nearby that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from shardwright.compiled.agreement import Agreement, agree
+from shardwright.compiled.matching import total
+from shardwright.compiled.program import CompiledCollective, CompiledProgram
+from shardwright.compiled.rewrites import FAMILIES, REWRITES, family
+from shardwright.core.plan import Plan
+from shardwright.core.planning import resolve
+from shardwright.cost.chips import chips
+from tests.compiled.programs import as_planned, beside, changed, where
+from tests.cost.plans import plan_of
+from tests.golden import findings_case
+from tests.laws.test_tables_in_docs import rows_of
+
+Program = Callable[[Plan, str], CompiledProgram]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """``explained``: a program that differs from its plan by the rewrite alone. ``not_explained``: one beside it."""
+
+    rewrite: str
+    explained: Program
+    not_explained: Program
+    target: str = "v5p:2x2x2"
+    model: str = "llama3-test"
+    layout: str = "fsdp"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        case = findings_case.Case(
+            name="",
+            model=self.model,
+            layout=self.layout,
+            neighbour={},
+            options={"devices": 8, "batch": 16, **self.options},
+        )
+        return resolve(findings_case.request(case))
+
+
+def scaled(factor: float, **wanted: Any) -> Program:
+    """Some collectives as many times as large."""
+
+    def program(plan: Plan, target: str) -> CompiledProgram:
+        def larger(one: CompiledCollective) -> CompiledCollective:
+            return replace(one, bytes_per_device=round(factor * one.bytes_per_device))
+
+        return changed(as_planned(plan, target), where(wanted, larger))
+
+    return program
+
+
+def counted(times: Callable[[CompiledCollective], int], **wanted: Any) -> Program:
+    """Some collectives another number of times."""
+
+    def program(plan: Plan, target: str) -> CompiledProgram:
+        return changed(as_planned(plan, target), where(wanted, lambda one: replace(one, count_per_step=times(one))))
+
+    return program
+
+
+def turned(factor: float, into: str, stands_for: str | None = None, **wanted: Any) -> Program:
+    """Some collectives as another kind, and as many times as large."""
+
+    def program(plan: Plan, target: str) -> CompiledProgram:
+        def other(one: CompiledCollective) -> CompiledCollective:
+            size = round(factor * one.bytes_per_device)
+            return replace(one, kind=into, bytes_per_device=size, stands_for=stands_for)
+
+        return changed(as_planned(plan, target), where(wanted, other))
+
+    return program
+
+
+def padded(padding: int, told: int) -> Program:
+    """Reduce-scatters of one component with more bytes, and how many of them the program says are padding."""
+
+    def program(plan: Plan, target: str) -> CompiledProgram:
+        def larger(one: CompiledCollective) -> CompiledCollective:
+            return replace(one, bytes_per_device=one.bytes_per_device + padding, padding_bytes=told)
+
+        wanted = {"component": "mlp", "kind": "reduce-scatter"}
+        return changed(as_planned(plan, target), where(wanted, larger))
+
+    return program
+
+
+def with_one(kind: str, size: int, dtype: str, axes: tuple[str, ...] = ("fsdp",), **fields: Any) -> Program:
+    """A collective beside the plan's."""
+
+    def program(plan: Plan, target: str) -> CompiledProgram:
+        one = CompiledCollective(
+            kind=kind, axes=axes, bytes_per_device=size, count_per_step=1, dtypes=(dtype,), **fields
+        )
+        return beside(as_planned(plan, target), [one])
+
+    return program
+
+
+def nameless(factor: float) -> Program:
+    """Gradients of two components as one collective without a name."""
+
+    def program(plan: Plan, target: str) -> CompiledProgram:
+        found = [one for one in as_planned(plan, target).collectives if one.kind == "all-reduce"]
+        one = replace(found[0], component=None, bytes_per_device=round(factor * total(found)), count_per_step=1)
+        return beside(changed(as_planned(plan, target), where({"kind": "all-reduce"}, lambda _: None)), [one])
+
+    return program
+
+
+def in_chunks(factor: int) -> Program:
+    return scaled(factor, kind="all-to-all")
+
+
+def unread(plan: Plan, target: str) -> CompiledProgram:
+    """Positions that nothing reads."""
+
+    def once(one: CompiledCollective) -> CompiledCollective | None:
+        return None if one.dtypes == ("int32",) else one
+
+    return changed(as_planned(plan, target), once)
+
+
+def unread_keys(plan: Plan, target: str) -> CompiledProgram:
+    """Keys that no device sends."""
+    wanted = {"component": "attention", "kind": "all-to-all", "phase": "forward"}
+    return changed(as_planned(plan, target), where(wanted, lambda _: None))
+
+
+BF16 = {"dtype": "bfloat16"}
+WIDE = {"component": "mlp", "kind": "all-gather"}
+SCATTERS = {"component": "mlp", "kind": "reduce-scatter"}
+# 16 rows of 128 tokens over fsdp 4: what a device sums over a cut vocabulary, a number a token.
+SUM = 16 // 4 * 128 * 4
+ULYSSES = "name: mine\nmesh: {fsdp: 2, context: 4}\nroles: {fsdp: fsdp, context: context}\nmove: {attention: ulysses}\n"
+
+CASES = (
+    Case(rewrite="merged", layout="ddp", explained=nameless(1), not_explained=nameless(1.1)),
+    Case(
+        rewrite="room for all",
+        model="mixtral-test",
+        layout="ep",
+        # Four devices, each of which may send all its choices to one.
+        explained=scaled(4, kind="all-to-all"),
+        not_explained=scaled(3, kind="all-to-all"),
+    ),
+    Case(
+        rewrite="wider on CPU",
+        target="cpu:8",
+        options=BF16,
+        explained=scaled(2, kind="all-gather"),
+        # Whatever is left narrow was not sent by that backend.
+        not_explained=scaled(1, kind="all-gather"),
+    ),
+    Case(
+        rewrite="chunks",
+        target="cpu:8",
+        model="mixtral-test",
+        layout="ep",
+        explained=in_chunks(4),
+        not_explained=in_chunks(1),
+    ),
+    Case(
+        rewrite="gathered once",
+        options={"micro_steps": 2},
+        explained=counted(lambda one: one.count_per_step // 2, component="logits", kind="all-gather"),
+        not_explained=counted(lambda one: one.count_per_step // 2, **WIDE),
+    ),
+    Case(
+        rewrite="kept from forward",
+        model="llama3-test num_layers=1",
+        explained=counted(lambda _: 0, phase="recompute"),
+        not_explained=counted(lambda _: 0, phase="backward", component="mlp"),
+    ),
+    Case(rewrite="read once", layout=ULYSSES, explained=unread, not_explained=unread_keys),
+    Case(rewrite="padded", explained=padded(98304, 98304), not_explained=padded(98304, 64)),
+    Case(
+        rewrite="windowed products",
+        target="v6e:2x4",
+        explained=turned(9 / 8, "permute", "all-gather", **WIDE),
+        not_explained=turned(9 / 8 + 0.1, "permute", "all-gather", **WIDE),
+    ),
+    Case(
+        rewrite="windowed products",
+        target="v6e:2x4",
+        explained=turned(7 / 8, "permute", "reduce-scatter", **SCATTERS),
+        # Permutes that the program asked for stand for nothing else.
+        not_explained=turned(7 / 8, "permute", None, **SCATTERS),
+    ),
+    Case(
+        rewrite="sum of parts",
+        target="v5e:2x4",
+        explained=turned(1, "all-reduce", "all-gather", **WIDE),
+        not_explained=turned(1, "all-reduce", None, **WIDE),
+    ),
+    Case(
+        rewrite="all-reduce and slice",
+        target="cpu:8",
+        explained=turned(1, "all-reduce", "reduce-scatter", **SCATTERS),
+        not_explained=turned(2, "all-reduce", "reduce-scatter", **SCATTERS),
+    ),
+    Case(
+        rewrite="single numbers",
+        explained=with_one("all-reduce", 4 * 12, "float32"),
+        not_explained=with_one("all-reduce", 4096, "float32"),
+    ),
+    Case(
+        rewrite="counts",
+        explained=with_one("all-gather", 4096, "int32"),
+        not_explained=with_one("permute", 4096, "int32"),
+    ),
+    Case(
+        rewrite="sums over the vocabulary",
+        layout="fsdp-tp",
+        explained=with_one("all-reduce", 2 * SUM, "float32", ("tensor",), component="logits"),
+        not_explained=with_one("all-reduce", 4 * SUM, "float32", ("tensor",), component="logits"),
+    ),
+    Case(
+        rewrite="repairs",
+        explained=with_one("permute", 4096, "float32", component="mlp", stands_for="reduce-scatter"),
+        not_explained=with_one("permute", 1 << 24, "float32", component="mlp", stands_for="reduce-scatter"),
+    ),
+)
+
+
+def of(case: Case, program: Program) -> Agreement:
+    return agree(case.plan, program(case.plan, case.target))
+
+
+def ids(case: Case) -> str:
+    return case.rewrite
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_what_it_explains(case):
+    agreement = of(case, case.explained)
+    assert not agreement.of_state("unmatched")
+    rows = [row for row in agreement.rows if row.explained_by]
+    assert {name for row in rows for name in row.explained_by} == {case.rewrite}
+    kept = REWRITES[case.rewrite].keeps
+    assert {row.state for row in rows} == {"matched" if kept else "explained"}
+    assert agreement.bytes_error == pytest.approx(0, abs=1e-6)
+    assert (agreement.explained_share > 0) != kept
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_what_it_does_not_explain(case):
+    assert of(case, case.not_explained).of_state("unmatched")
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_it_holds_on_its_targets_alone(case):
+    rewrite = REWRITES[case.rewrite]
+    others = [kind for kind in ("cpu", *chips()) if not rewrite.holds_for(f"{kind}:8")]
+    assert rewrite.holds_for(case.target)
+    for kind in others:
+        agreement = agree(case.plan, case.explained(case.plan, f"{kind}:8"))
+        assert not any(case.rewrite in row.explained_by for row in agreement.rows)
+        # The same bytes may be those of another target's rewrite.
+        assert agreement.of_state("unmatched") or case.rewrite in ("room for all", "chunks")
+
+
+def test_every_rewrite_has_a_case_and_two_may_meet():
+    assert {case.rewrite for case in CASES} == set(REWRITES)
+    plan = plan_of("mixtral-test", "ep", devices=8, batch=16, dtype="bfloat16")
+    program = changed(
+        as_planned(plan, "cpu:8"),
+        lambda one: replace(
+            one,
+            bytes_per_device=one.bytes_per_device * (2 if "bfloat16" in one.dtypes else 1) * (4 if one.ragged else 1),
+        ),
+    )
+    agreement = agree(plan, program)
+    assert not agreement.of_state("unmatched")
+    assert ("wider on CPU", "chunks") in {row.explained_by for row in agreement.rows}
+
+
+def test_names_of_targets():
+    known = {"cpu", *chips(), *FAMILIES}
+    for rewrite in REWRITES.values():
+        assert set(rewrite.targets) <= known
+        assert rewrite.reason
+        assert rewrite.rule
+        assert bool(rewrite.ratio) != bool(rewrite.beside) or rewrite.name in ("merged", "padded")
+    assert {family(kind) for kind in chips()} == {"tpu", "gpu"}
+
+
+def test_the_table_in_the_docs():
+    shown = rows_of("agreement.md", "| rewrite | targets | of the plan | in the program | bytes | why |")
+    assert shown == [
+        [
+            rewrite.name,
+            ", ".join(rewrite.targets),
+            ", ".join(rewrite.planned) or "nothing",
+            ", ".join(rewrite.compiled) or "the same",
+            rewrite.rule,
+            rewrite.reason,
+        ]
+        for rewrite in REWRITES.values()
+    ]
