@@ -43,11 +43,20 @@ def test_groups(text: str, groups: Groups) -> None:
 
 
 def test_what_has_no_groups() -> None:
-    assert replica_groups("%x), channel_id=3", 8) is None
+    assert replica_groups("%x), channel_id=3", 4) == ((0, 1, 2, 3),)
     assert source_target_pairs("%x), channel_id=3") is None
     assert source_target_pairs("%x), channel_id=2, source_target_pairs={{0,1},{1,2}}") == ((0, 1), (1, 2))
     sent = '%x), frontend_attributes={_xla_send_recv_source_target_pairs="{{3,0}}"}'
     assert source_target_pairs(sent) == ((3, 0),)
+
+
+def test_a_form_that_is_not_known() -> None:
+    with pytest.raises(InputError) as error:
+        replica_groups("%x), replica_groups=<every other device>, dimensions={0}", 8)
+    assert str(error.value) == (
+        "The program has groups of devices in a form that this version does not know: "
+        "'replica_groups=<every other device>, dimensions={0}'."
+    )
 
 
 @st.composite
@@ -105,7 +114,6 @@ def test_axes_of_what_is_no_whole_axis() -> None:
 def test_thousands_of_devices() -> None:
     names, sizes = ("data", "fsdp", "expert", "tensor"), (4, 32, 8, 4)
     groups = replica_groups("%x), replica_groups=[128,32]<=[4,32,8,4]T(0,2,3,1)", 4096)
-    assert groups is not None
     assert groups[0] == tuple(range(0, 1024, 32))
     assert axes_along(groups, names, sizes) == ("fsdp",)
 

@@ -51,7 +51,7 @@ AT_CALL_TIME: Mapping[str, frozenset[str]] = {
 }
 """What a layer may import inside a function, besides what it may import anywhere."""
 
-STANDARD_LIBRARY_ONLY = ("core", "cost", "models")
+STANDARD_LIBRARY_ONLY = ("core", "cost", "models", "compiled")
 """Layers whose modules load the standard library and each other, nothing else."""
 
 

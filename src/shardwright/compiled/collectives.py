@@ -117,8 +117,8 @@ def _collective(context: Context, where: Computation, one: Instruction) -> Itera
     pairs = groups is not None
     if groups is None:
         groups = replica_groups(one.rest, context.numbering.num_devices)
-    axes = context.numbering.axes(groups) if groups else ()
-    if not axes or groups is None:
+    axes = context.numbering.axes(groups)
+    if not axes:
         return
     size = len(groups[0])
     callers = context.callers.get(where.name, ())
@@ -206,7 +206,8 @@ def _moved(where: Computation, one: Instruction, op: str, size: int) -> list[Mov
 def _scattered(where: Computation, one: Instruction) -> list[Moved]:
     """What a fused reduce-scatter moves: the operands of its sum, padded or not. It leaves what the fusion does."""
     found: list[Moved] = []
-    for array, left, name in zip(one.arrays, where.root.arrays, one.operands, strict=True):
+    leaves = where.root.arrays if len(where.root.arrays) == len(one.arrays) else one.arrays
+    for array, left, name in zip(one.arrays, leaves, one.operands, strict=True):
         operand = where.by_name.get(name)
         unpadded = array.num_bytes
         if operand is not None and operand.op == "pad":

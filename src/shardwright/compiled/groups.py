@@ -20,6 +20,8 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+from shardwright.core.errors import InputError
+
 Groups = tuple[tuple[int, ...], ...]
 
 _LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
@@ -33,8 +35,10 @@ _MESH_AXIS = re.compile(r"'?([\w.\-]+)'?=(\d+)")
 _ALONG = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?")
 
 
-def replica_groups(rest: str, num_devices: int) -> Groups | None:
-    """The groups that an instruction's attributes give, in any form; None where they give none.
+def replica_groups(rest: str, num_devices: int) -> Groups:
+    """The groups that an instruction's attributes give, in any form; all devices where they give none.
+
+    Raises InputError for a form that is not known: what it moves would be missing without a word.
 
     >>> replica_groups("(%x), replica_groups={{0,2},{1,3}}", 4), replica_groups("(%x), replica_groups={}", 2)
     (((0, 2), (1, 3)), ((0, 1),))
@@ -49,7 +53,12 @@ def replica_groups(rest: str, num_devices: int) -> Groups | None:
         return _counted(found[1])
     if found := _NAMED.search(rest):
         return _named(found[1])
-    return None
+    _, written, form = rest.partition("replica_groups=")
+    if written:
+        raise InputError(
+            f"The program has groups of devices in a form that this version does not know: 'replica_groups={form[:60]}'."
+        )
+    return (tuple(range(num_devices)),)
 
 
 def source_target_pairs(rest: str) -> Groups | None:
