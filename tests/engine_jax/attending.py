@@ -6,7 +6,7 @@ B rows, L tokens, M embed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from shardwright.core.attention_kernels import Chosen
 from shardwright.core.layout_reading import read_layout
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
@@ -51,13 +52,19 @@ DOCUMENTS = ((13, 4, 15), (7, 20))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model of ``MODELS`` under a layout, a preset or the text of one. ``mesh`` gives sizes to the axes of a preset."""
+    """A model of ``MODELS`` under a layout, a preset or the text of one. ``mesh`` gives sizes to the axes of a preset.
+
+    ``way``: by which algorithm, where it is not the plan's choice for simulated devices. ``longer``: how many times as
+    long a row, and each of its documents, is.
+    """
 
     model: str
     layout: str
     mesh: tuple[tuple[str, int], ...] = ()
     balanced: bool = False
     dtype: str = "float32"
+    way: Chosen | None = None
+    longer: int = 1
 
 
 @cache
@@ -75,7 +82,7 @@ def plan_of(case: Case) -> Plan:
             layout=read,
             table=table_of(case.model),
             batch=ROWS,
-            length=LENGTH,
+            length=case.longer * LENGTH,
             mesh_sizes=dict(case.mesh),
             load_balanced=case.balanced,
             dtype=case.dtype,
@@ -86,18 +93,18 @@ def plan_of(case: Case) -> Plan:
 
 
 @cache
-def batch() -> Mapping[str, np.ndarray]:
+def batch(longer: int = 1) -> Mapping[str, np.ndarray]:
     """The stream, what its loss is weighed by, and what the input says of each token: documents, then padding."""
-    rng = np.random.default_rng(0)
-    positions_BL, segments_BL = (np.zeros((ROWS, LENGTH), np.int32) for _ in range(2))
+    rng, length = np.random.default_rng(0), longer * LENGTH
+    positions_BL, segments_BL = (np.zeros((ROWS, length), np.int32) for _ in range(2))
     for row, lengths in enumerate(DOCUMENTS):
-        starts = np.cumsum((0, *lengths))
-        for number, (start, stop) in enumerate(zip(starts, [*starts[1:], LENGTH], strict=True), 1):
+        starts = longer * np.cumsum((0, *lengths))
+        for number, (start, stop) in enumerate(zip(starts, [*starts[1:], length], strict=True), 1):
             positions_BL[row, start:stop] = np.arange(stop - start)
             segments_BL[row, start:stop] = number if number <= len(lengths) else 0
     return {
-        "stream": rng.normal(size=(ROWS, LENGTH, EMBED)).astype(np.float32),
-        "weighed": rng.normal(size=(ROWS, LENGTH, EMBED)).astype(np.float32),
+        "stream": rng.normal(size=(ROWS, length, EMBED)).astype(np.float32),
+        "weighed": rng.normal(size=(ROWS, length, EMBED)).astype(np.float32),
         "positions": positions_BL,
         "segments": segments_BL,
     }
@@ -125,13 +132,13 @@ def added_and_slopes(weights, arrays, table: ModelTable, links: Links):
 
 
 @cache
-def on_one_device(model: str):
+def on_one_device(model: str, longer: int = 1):
     table = table_of(model)
     run = jax.jit(
         lambda weights, arrays: added_and_slopes(weights, arrays, table, alone(table, "float32")),
         compiler_options=QUICKLY,
     )
-    return jax.tree.map(np.asarray, run(weights_of(model), batch()))
+    return jax.tree.map(np.asarray, run(weights_of(model), batch(longer)))
 
 
 @cache
@@ -139,6 +146,8 @@ def program_of(case: Case):
     """The same on the mesh of a case, one program per device, jitted; from whole arrays to whole arrays."""
     plan = plan_of(case)
     links, rows = links_of(plan), plan.by_name
+    if case.way is not None:
+        links = replace(links, attention=replace(links.attention, way=case.way))
     specs = {name: _partition(rows[name].at_rest) for name in weights_of(case.model)}
     tokens, stream = _partition(rows["input.tokens"].in_use), _partition(rows["residual.stream"].in_use)
     fields = {"stream": stream, "weighed": stream, "positions": tokens, "segments": tokens}

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import gcd
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from shardwright.core.row_order import IN_ORDER
+from shardwright.engine_jax.blockwise import attend_in_blocks
+from shardwright.engine_jax.kernels import cudnn, splash, triton
 from shardwright.engine_jax.layer_io import AttentionLinks, Links, Params, index_of, size_of
 from shardwright.engine_jax.norm import rms_norm
 from shardwright.engine_jax.product import weight_product
-from shardwright.engine_jax.ring import attend_around
+from shardwright.engine_jax.ring import KeysAndValues, attend_around
 from shardwright.engine_jax.rotary import Angles, angles, rotate
 from shardwright.engine_jax.scores import Sight, attend
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
@@ -30,12 +34,16 @@ def sight_of(
     """
     positions_BL = links.move("input.positions", "attention.positions", positions_BL)
     segments_BL = links.move("input.segments", "attention.segments", segments_BL)
+    kv_positions_BS = links.move("attention.positions", "attention.kv_positions", positions_BL)
+    kv_segments_BS = links.move("attention.segments", "attention.kv_segments", segments_BL)
     seen = Sight(
         positions_BT=links.move("attention.positions", "attention.q_positions", positions_BL),
         segments_BT=links.move("attention.segments", "attention.q_segments", segments_BL),
-        kv_positions_BS=links.move("attention.positions", "attention.kv_positions", positions_BL),
-        kv_segments_BS=links.move("attention.segments", "attention.kv_segments", segments_BL),
+        kv_positions_BS=_as_told(kv_positions_BS, links.attention),
+        kv_segments_BS=_as_told(kv_segments_BS, links.attention),
     )
+    if links.attention.way.name == "splash":
+        seen = seen.with_reach()
     return angles(architecture.rope, architecture.attention.rotary_dim, positions_BL), seen
 
 
@@ -74,10 +82,10 @@ def _grouped(
         return _met(k_BSKD, num_heads, links.attention), _met(v_BSKD, num_heads, links.attention)
 
     if links.attention.ring:
-        return attend_around(q_BTHD, (k_BLKD, v_BLKD), met, sight, scale, links.attention.ring)
-    k_BSKD = links.move("attention.keys", "attention.keys_attended", k_BLKD)
-    v_BSKD = links.move("attention.values", "attention.values_attended", v_BLKD)
-    return attend(q_BTHD, *met((k_BSKD, v_BSKD)), sight, scale)
+        return _around(q_BTHD, (k_BLKD, v_BLKD), met, sight, scale, links.attention)
+    k_BSKD = _as_told(links.move("attention.keys", "attention.keys_attended", k_BLKD), links.attention)
+    v_BSKD = _as_told(links.move("attention.values", "attention.values_attended", v_BLKD), links.attention)
+    return _attend(q_BTHD, *met((k_BSKD, v_BSKD)), sight, scale, links.attention)
 
 
 def _latent(
@@ -109,9 +117,41 @@ def _latent(
     scale = form.head_dim**-0.5 * rope.score_factor
     made = _keys_and_values(_own_heads(weights["attention.kv_up"], q_BTHD.shape[2], links.attention), form)
     if links.attention.ring:
-        return attend_around(q_BTHD, latent_BLR, made, sight, scale, links.attention.ring)
-    latent_BSR = links.move("attention.latent", "attention.latent_attended", latent_BLR)
-    return attend(q_BTHD, *made(latent_BSR), sight, scale)
+        return _around(q_BTHD, latent_BLR, made, sight, scale, links.attention)
+    latent_BSR = _as_told(links.move("attention.latent", "attention.latent_attended", latent_BLR), links.attention)
+    return _attend(q_BTHD, *made(latent_BSR), sight, scale, links.attention)
+
+
+def _attend(
+    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float, links: AttentionLinks
+) -> jax.Array:
+    match links.way.name:
+        case "whole":
+            return attend(q_BTHD, k_BSKD, v_BSKE, sight, scale)
+        case "blockwise":
+            return attend_in_blocks(q_BTHD, k_BSKD, v_BSKE, sight, scale, links.way.block)
+        case "splash":
+            return splash(q_BTHD, k_BSKD, v_BSKE, sight, scale)
+        case "triton":
+            return triton(q_BTHD, k_BSKD, v_BSKE, sight, scale)
+        case "cudnn":
+            causal = links.pieces == IN_ORDER and q_BTHD.shape[1] == k_BSKD.shape[1]
+            return cudnn(q_BTHD, k_BSKD, v_BSKE, sight, scale, causal=causal)
+
+
+def _around(
+    q_BTHD: jax.Array, held: Any, made: KeysAndValues, sight: Sight, scale: float, links: AttentionLinks
+) -> jax.Array:
+    block = None if links.way.name == "whole" else links.way.block
+    return attend_around(q_BTHD, held, made, sight, scale, links.ring, block)
+
+
+def _as_told(array_BS: jax.Array, links: AttentionLinks) -> jax.Array:
+    """What is of all keys, dim 1, in the order of the text where the kernel is told no other."""
+    if links.way.name != "splash" or links.pieces == IN_ORDER:
+        return array_BS
+    parts = jnp.split(array_BS, len(links.pieces), axis=1)
+    return jnp.concatenate([parts[links.pieces.index(number)] for number in range(len(parts))], axis=1)
 
 
 def _keys_and_values(kv_up_NHD: jax.Array, form: LatentAttention) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:

@@ -15,6 +15,8 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from shardwright.core.attention_kernels import WHOLE, Chosen
+from shardwright.core.row_order import IN_ORDER
 from shardwright.core.table import ModelTable
 
 Params = Mapping[str, jax.Array]
@@ -37,11 +39,14 @@ class AttentionLinks:
 
     ``ring``: those around which keys and values (or the latent) travel. ``heads`` cut the query heads where they
     attend, ``kv_heads`` the KV heads that they meet: where these are fewer axes, a device takes its own of whole ones.
+    ``way``: by which algorithm. ``pieces``: a row lies in so many equal pieces, and these are their places in the text.
     """
 
     ring: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     kv_heads: tuple[str, ...] = ()
+    way: Chosen = WHOLE
+    pieces: tuple[int, ...] = IN_ORDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

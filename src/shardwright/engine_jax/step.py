@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.plan import Plan
 from shardwright.engine_jax.forward import forward
+from shardwright.engine_jax.kernels import backend_of
 from shardwright.engine_jax.layer_io import Links
 from shardwright.engine_jax.links import late_sums, links_of
 from shardwright.engine_jax.loss import summed_cross_entropy
@@ -74,7 +75,7 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
     buffers = {name: shardings[name].spec for name in frozen}
     whole = PartitionSpec()
     return jax.shard_map(
-        _own_gradients(plan, links_of(plan)),
+        _own_gradients(plan, links_of(plan, backend_of(mesh))),
         mesh=mesh,
         in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec)),
         out_specs=Gradients(loss=whole, by_weight=weights, tokens=whole, counts=whole),

@@ -1,0 +1,130 @@
+"""Rows of documents for the tests of attention, and the plainest attention there is, in float64.
+
+B rows, T tokens as queries, S tokens as keys, H heads, K KV heads, D head dim, E value dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardwright.engine_jax.scores import Sight
+from tests.engine_jax.attending import QUICKLY
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array, Sight, float], jax.Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """``places``: which of a row's tokens are queries; None: all."""
+
+    rows: int
+    keys: int
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+    places: tuple[int, ...] | None = None
+    dtype: str = "float32"
+
+    @property
+    def num_queries(self) -> int:
+        return self.keys if self.places is None else len(self.places)
+
+
+class Made(NamedTuple):
+    """Operands of attention, and what its result is weighed by."""
+
+    q_BTHD: jax.Array
+    k_BSKD: jax.Array
+    v_BSKE: jax.Array
+    sight: Sight
+    weighed_BTHE: jax.Array
+
+
+def documents(rng: np.random.Generator, rows: int, length: int, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and segments of rows of ``num`` documents of random lengths, of which the last is padding."""
+    positions, segments = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.int32)
+    for row in range(rows):
+        starts = [0, *sorted(rng.choice(np.arange(1, length), num - 1, replace=False)), length]
+        for number, (start, stop) in enumerate(pairwise(starts), 1):
+            positions[row, start:stop] = np.arange(stop - start)
+            segments[row, start:stop] = number if number < num else 0
+    return positions, segments
+
+
+def made(shape: Shape, *, seed: int = 0, num_documents: int = 4, shuffled: bool = False) -> Made:
+    """``shuffled``: the tokens of a row lie in any order, and their positions and segments with them."""
+    rng = np.random.default_rng(seed)
+    positions_BS, segments_BS = documents(rng, shape.rows, shape.keys, num_documents)
+    if shuffled:
+        order = rng.permutation(shape.keys)
+        positions_BS, segments_BS = positions_BS[:, order], segments_BS[:, order]
+    places = list(range(shape.keys)) if shape.places is None else list(shape.places)
+
+    def normal(*sizes: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=sizes), shape.dtype)
+
+    tokens = (shape.rows, shape.num_queries, shape.heads)
+    return Made(
+        q_BTHD=normal(*tokens, shape.width),
+        k_BSKD=normal(shape.rows, shape.keys, shape.kv_heads, shape.width),
+        v_BSKE=normal(shape.rows, shape.keys, shape.kv_heads, shape.value_width),
+        sight=Sight(
+            jnp.asarray(positions_BS[:, places]),
+            jnp.asarray(segments_BS[:, places]),
+            jnp.asarray(positions_BS),
+            jnp.asarray(segments_BS),
+        ),
+        weighed_BTHE=normal(*tokens, shape.value_width),
+    )
+
+
+def with_slopes(attend: Attend, made: Made, scale: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """What an attention gives, and the gradients of its weighed sum: of queries, keys and values."""
+
+    @partial(jax.jit, compiler_options=QUICKLY)
+    def run(made: Made) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        out_BTHE, pull = jax.vjp(lambda q, k, v: attend(q, k, v, made.sight, scale), *made[:3])
+        return out_BTHE, pull(made.weighed_BTHE.astype(out_BTHE.dtype))
+
+    return run(made)
+
+
+def plainly(made: Made, scale: float) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The same by the definition, in NumPy and float64; the gradients by the rules of products and of softmax.
+
+    A query that sees no key takes the mean of all values.
+    """
+    q, k, v, weighed = (np.asarray(array, np.float64) for array in (*made[:3], made.weighed_BTHE))
+    sharing = q.shape[2] // k.shape[2]
+    k, v = np.repeat(k, sharing, axis=2), np.repeat(v, sharing, axis=2)
+    positions_T, segments_T, positions_S, segments_S = (np.asarray(array) for array in made.sight[:4])
+    visible = (segments_T[:, :, None] == segments_S[:, None]) & (positions_T[:, :, None] >= positions_S[:, None])
+    scores = np.where(visible[:, None], np.einsum("bthd,bshd->bhts", q, k) * scale, -1e300)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    d_shares = np.einsum("bthe,bshe->bhts", weighed, v)
+    d_scores = shares * (d_shares - (shares * d_shares).sum(-1, keepdims=True)) * visible[:, None] * scale
+    by_kv_head = (*k.shape[:2], -1, sharing)
+    return np.einsum("bhts,bshe->bthe", shares, v), (
+        np.einsum("bhts,bshd->bthd", d_scores, k),
+        np.einsum("bhts,bthd->bshd", d_scores, q).reshape(*by_kv_head, k.shape[-1]).sum(3),
+        np.einsum("bhts,bthe->bshe", shares, weighed).reshape(*by_kv_head, v.shape[-1]).sum(3),
+    )
+
+
+def far(ours, expected) -> float:
+    """The largest distance of two trees of arrays, each in parts of the length of what was expected."""
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True)
+    return max(
+        float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(np.asarray(b, np.float64)))
+        for a, b in pairs
+    )

@@ -1,0 +1,103 @@
+"""The kernels of accelerators, their programs carried out step by step on CPU: the numbers of plain softmax.
+
+Queries and keys are those of rows that lie in the order of the text, which is what these kernels are told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.core.attention_kernels import Chosen
+from shardwright.engine_jax import attention, kernels
+from shardwright.engine_jax.kernels import backend_of, splash, triton
+from shardwright.engine_jax.scores import Sight
+from tests.engine_jax.attending import batch, on_one_device, plan_of, program_of, weights_of
+from tests.engine_jax.seeing import Shape, far, made, plainly, with_slopes
+from tests.engine_jax.test_attention_under_context import WITH_ROWS, balanced, case_of, close
+
+SCALE = 0.2
+GROUPED = Shape(rows=2, keys=256, heads=4, kv_heads=2, width=16, value_width=16)
+LATENT = Shape(rows=1, keys=256, heads=2, kv_heads=2, width=24, value_width=16)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SPLASH_BLOCK", 128)
+
+
+def by_splash(q_BTHD, k_BSKD, v_BSKE, sight: Sight, scale: float) -> jax.Array:
+    return splash(q_BTHD, k_BSKD, v_BSKE, sight.with_reach(), scale, interpret=True)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        GROUPED,
+        LATENT,
+        replace(GROUPED, rows=1, keys=384, places=tuple(range(128, 256))),
+        replace(LATENT, keys=512, places=(*range(128), *range(384, 512))),
+    ],
+    ids=["grouped", "latent", "a piece of a row as queries", "head and tail"],
+)
+def test_splash_is_plain_softmax(shape: Shape) -> None:
+    case = made(shape)
+    assert far(with_slopes(by_splash, case, SCALE), plainly(case, SCALE)) < 1e-6
+
+
+def test_splash_passes_over_blocks_that_nobody_sees() -> None:
+    """What they hold is never touched: it may be no number, which a product with zero would not be either."""
+    case = made(replace(GROUPED, rows=1, keys=384, places=tuple(range(128, 256))), num_documents=1)
+    expected = with_slopes(by_splash, case, SCALE)
+    unseen_1S11 = (np.arange(384) >= 256)[None, :, None, None]
+    k_BSKD, v_BSKE = (jnp.where(unseen_1S11, jnp.nan, array) for array in (case.k_BSKD, case.v_BSKE))
+    out, slopes = with_slopes(by_splash, case._replace(k_BSKD=k_BSKD, v_BSKE=v_BSKE), SCALE)
+    jax.tree.map(np.testing.assert_array_equal, (out, slopes), expected)
+
+
+@pytest.mark.parametrize(("move", "in_text_order"), [("gather", False), ("gather", True), ("ulysses", True)])
+def test_under_context_splash_is_the_attention_of_one_device(
+    move: str, in_text_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that lie head to tail are put in the order of the text before the kernel has them."""
+    monkeypatch.setattr(attention, "splash", partial(splash, interpret=True))
+    case = case_of(WITH_ROWS, "latent", move, balanced=not in_text_order)
+    case = replace(case, way=Chosen(name="splash", block=0, why="the test wants it"), longer=16)
+    pieces = plan_of(case).row_pieces
+    assert (pieces == (0,)) == in_text_order
+    added, (of_stream, of_weights) = program_of(case)(weights_of("latent"), balanced(pieces, batch(16)))
+    expected, (of_expected_stream, of_expected_weights) = on_one_device("latent", 16)
+    along_rows = balanced(pieces, {"added": expected, "stream": of_expected_stream})
+    close((added, of_stream), (along_rows["added"], along_rows["stream"]))
+    assert far(of_weights, of_expected_weights) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [GROUPED, LATENT], ids=["grouped", "latent"])
+def test_triton_is_plain_softmax(shape: Shape) -> None:
+    case = made(shape)
+    assert far(with_slopes(partial(triton, interpret=True), case, SCALE), plainly(case, SCALE)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("platform", "with_cudnn", "expected"),
+    [
+        ("cpu", True, "cpu"),
+        ("tpu", True, "tpu"),
+        ("gpu", True, "gpu with cuDNN"),
+        ("gpu", False, "gpu"),
+        ("another", True, "cpu"),
+    ],
+)
+def test_a_backend_is_told_by_the_mesh(
+    platform: str, with_cudnn: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_installed", lambda package: with_cudnn and package == "nvidia-cudnn-cu13")
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+    assert backend_of(cast(Any, mesh)) == expected
