@@ -124,11 +124,11 @@ class _Crossing(NamedTuple):
 
         @jax.custom_vjp
         def cross(array: jax.Array) -> jax.Array:
-            return carry(array, self.forward, self.names)
+            return carry(_in_order(array), self.forward, self.names)
 
         def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
             with of_tensor(self.move.source):
-                return (carry(cotangent, self.backward, self.names),)
+                return (_in_order(carry(cotangent, self.backward, self.names)),)
 
         cross.defvjp(lambda array: (cross(array), None), backward)
         return cross(array)
