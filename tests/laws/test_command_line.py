@@ -55,6 +55,24 @@ OPTIONS = {
     "lock": {"--layout", "--out", "--compiled", *PLAN},
     "check": {"--update", "--annotations", "--json"},
     "train": {"--layout", *PLAN, *RUN},
+    "import maxtext": {
+        "--base",
+        "--preset",
+        "--eval-preset",
+        "--given",
+        "--model",
+        "--set",
+        "--mesh",
+        "--devices",
+        "--slices",
+        "--batch",
+        "--length",
+        "--dialect",
+        "--out",
+        "--json",
+    },
+    "import torchtitan": {"--config", "--devices", "--model", "--set", "--batch", "--length", "--out", "--json"},
+    "import huggingface": {"--model", "--set", "--devices", "--out", "--json"},
     "ckpt show": {"--json"},
     "ckpt verify": {"--json"},
 }
@@ -65,10 +83,15 @@ ARGUMENTS = {
     "lock": "MODEL",
     "check": "",
     "train": "MODEL",
+    **dict.fromkeys(("import maxtext", "import torchtitan", "import huggingface"), "FILE"),
     "ckpt show": "DIR",
     "ckpt verify": "DIR",
 }
-VERBS = {"": {"plan", "compile", "diff", "lock", "check", "train", "ckpt"}, "ckpt": {"show", "verify"}}
+VERBS = {
+    "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import"},
+    "import": {"maxtext", "torchtitan", "huggingface"},
+    "ckpt": {"show", "verify"},
+}
 
 
 def help_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import tyro
 
+from shardwright.cli.import_options import EveryVerb, ImportVerb
 from shardwright.cli.options import (
     CheckVerb,
     CkptVerb,
@@ -23,7 +24,6 @@ from shardwright.cli.options import (
     PlanVerb,
     ShowVerb,
     TrainVerb,
-    Verb,
 )
 from shardwright.cli.output import write_json, write_view
 from shardwright.core.errors import FindingsError, ShardwrightError
@@ -71,13 +71,13 @@ def _answer(arguments: list[str]) -> int:
         return _refuse(error, as_json)
 
 
-def _read(arguments: list[str], as_json: bool) -> Verb:
+def _read(arguments: list[str], as_json: bool) -> EveryVerb:
     """The verb that the arguments mean. tyro has explained itself on stderr before its SystemExit leaves here."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
-                Verb,  # pyright: ignore[reportArgumentType]
+                EveryVerb,  # pyright: ignore[reportArgumentType]
                 args=arguments,
                 prog="shardwright",
                 description=ABOUT,
@@ -91,7 +91,7 @@ def _read(arguments: list[str], as_json: bool) -> Verb:
         raise
 
 
-def _run(verb: Verb) -> int:
+def _run(verb: EveryVerb) -> int:
     # Each verb is loaded when it is asked for: `plan` must not wait for what `train` needs.
     match verb:
         case PlanVerb():
@@ -118,6 +118,10 @@ def _run(verb: Verb) -> int:
             from shardwright.cli.train import run_train
 
             return run_train(verb)
+        case ImportVerb():
+            from shardwright.cli.import_ import run_import
+
+            return run_import(verb)
         case CkptVerb():
             from shardwright.cli.ckpt import run_show, run_verify
 

@@ -75,6 +75,12 @@ CODES: dict[str, Code] = {
             law="The axes that cut the batch divide its rows; those that cut the length, its tokens.",
         ),
         Code(
+            code="SW109",
+            severity="error",
+            title="experts and the ranks they borrow",
+            law="The ranks that hold experts divide the experts, and the ranks that they are borrowed from.",
+        ),
+        Code(
             code="SW110",
             severity="error",
             title="layers and stages",
@@ -85,6 +91,18 @@ CODES: dict[str, Code] = {
             severity="error",
             title="an unknown name",
             law="Every axis, role, component, logical axis and option is one that exists.",
+        ),
+        Code(
+            code="SW112",
+            severity="error",
+            title="a result that order or another source decides",
+            law="What a declaration says holds wherever it stands, and nothing replaces it in silence.",
+        ),
+        Code(
+            code="SW113",
+            severity="error",
+            title="rules that two dialects read differently",
+            law="A list of rules means one thing to every program that reads it.",
         ),
         Code(
             code="SW114",
@@ -127,6 +145,12 @@ CODES: dict[str, Code] = {
             severity="info",
             title="load balancing without a load",
             law="What is asked for has an effect, or is said to have none.",
+        ),
+        Code(
+            code="SW123",
+            severity="error",
+            title="what another language cannot say",
+            law="What is carried over to another language means the same there, or is said not to.",
         ),
         Code(
             code="SW201",

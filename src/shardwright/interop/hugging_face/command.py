@@ -1,0 +1,42 @@
+"""The same model as a command line: the nearest named size, and every dimension that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from shardwright.interop.hugging_face.config import Model
+from shardwright.models import FAMILIES
+
+
+def nearest_named(model: Model) -> tuple[str, Mapping[str, str]]:
+    """A named model, and what ``--set`` makes this one of it; as few dimensions as there can be."""
+    sizes = FAMILIES[model.family][0]
+    found = {f"{model.family}-{name}": _changes(size.config, model.size.config) for name, size in sizes.items()}
+    name = min(found, key=lambda each: len(found[each]))
+    return name, found[name]
+
+
+def command(model: Model) -> str:
+    """What to type after ``shardwright plan``."""
+    name, changes = nearest_named(model)
+    settings = " ".join(f"{key}={value}" for key, value in changes.items())
+    return f"{name} --set {settings}" if settings else name
+
+
+def _changes(old: Any, new: Any, prefix: str = "") -> dict[str, str]:
+    changes: dict[str, str] = {}
+    for field in fields(new):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if is_dataclass(after):
+            changes.update(_changes(before, after, f"{prefix}{field.name}."))
+        elif before != after:
+            changes[prefix + field.name] = _text(after)
+    return changes
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,310 @@
+"""A published ``config.json`` as the dimensions of one of our families.
+
+What would change a weight and is not in our tables is refused; what only changes the mathematics is said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardwright.core.errors import InputError
+from shardwright.core.finding import Finding
+from shardwright.core.layout_faults import shown
+from shardwright.core.nearest import did_you_mean
+from shardwright.core.position import Position
+from shardwright.core.request import FLOATS
+from shardwright.core.table import ModelTable
+from shardwright.files.json_text import parse_json
+from shardwright.files.text import error_at, place_of, read_text
+from shardwright.models import FAMILIES
+from shardwright.models.deepseek3.sizes import DeepSeek3Config
+from shardwright.models.llama3.sizes import Llama3Config
+from shardwright.models.mixtral.sizes import MixtralConfig
+from shardwright.models.parts.rope import Rope
+from shardwright.models.parts.size import Natural, Size
+
+FAMILY = {"llama": "llama3", "mixtral": "mixtral", "deepseek_v3": "deepseek3", "deepseek_v2": "deepseek3"}
+"""``model_type``, and our family with the same tensors."""
+
+BIASES = ("attention_bias", "mlp_bias")
+ROPE_KINDS = {"default": "default", "llama3": "llama3", "yarn": "yarn", None: "default"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A config as text and values. ``text`` shows the place of an error."""
+
+    source: str
+    text: str
+    values: Mapping[str, Any]
+
+    def place(self, key: str) -> Position | None:
+        """Where a key stands; None where the file does not have it."""
+        found = re.search(rf'"{re.escape(key)}"\s*:', self.text)
+        return place_of(self.text, found.start(), self.source) if found else None
+
+    def refuse(self, key: str, message: str) -> NoReturn:
+        place = self.place(key)
+        if place is None:
+            raise InputError(f"{self.source}: {message}")
+        raise error_at(message, self.text, place, len(key) + 2)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key, default)
+        if value is None:
+            self.refuse(key, f"no '{key}', which a model of type '{self.values.get('model_type')}' needs.")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            self.refuse(key, f"'{key}' is a whole number; found {shown(value)}.")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.values.get(key, default)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            self.refuse(key, f"'{key}' is a number; found {shown(value)}.")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key, f"'{key}' is true or false; found {shown(value)}.")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model of our tables. ``size`` has its dimensions, in the words of its family."""
+
+    family: str
+    name: str
+    size: Size[Any]
+    table: ModelTable
+    findings: tuple[Finding, ...]
+
+
+def read_config(path: str) -> Published:
+    """A JSON object from a file. Raises InputError for a file that is none."""
+    text = read_text(path)
+    parse_json(text, path)
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise InputError(
+            f"{path}: a configuration is a JSON object; this is {'a list' if isinstance(values, list) else shown(values)}."
+        )
+    return Published(source=path, text=text, values=values)
+
+
+def is_config(published: Published) -> bool:
+    """Whether it is a model's configuration, and no plan alone."""
+    return "model_type" in published.values
+
+
+def model_of(published: Published) -> Model:
+    """The model of a config.
+
+    Raises InputError for a type that no family has, a dimension that is missing or impossible, and biases.
+    """
+    kind = published.values.get("model_type")
+    if kind not in FAMILY:
+        published.refuse(
+            "model_type", f"no family of ours is of model_type {shown(kind)}. {did_you_mean(str(kind), FAMILY)}"
+        )
+    for key in BIASES:
+        if published.values.get(key):
+            published.refuse(key, f"'{key}' is true, and no table of ours has biases.")
+    family = FAMILY[kind]
+    readers = {"llama3": _llama, "mixtral": _mixtral, "deepseek3": _deepseek}
+    try:
+        config = readers[family](published)
+    except InputError as error:
+        if str(error).startswith(published.source):
+            raise
+        raise InputError(f"{published.source}: {error}") from None
+    name = _name(published)
+    size = Size(config=config, natural=_natural(published, config), dtype=_dtype(published))
+    return Model(
+        family=family,
+        name=name,
+        size=size,
+        table=FAMILIES[family][1](name, size),
+        findings=tuple(_left_out(published)),
+    )
+
+
+def _llama(published: Published) -> Llama3Config:
+    heads, embed = published.whole("num_attention_heads"), published.whole("hidden_size")
+    return Llama3Config(
+        num_layers=published.whole("num_hidden_layers"),
+        embed=embed,
+        num_heads=heads,
+        num_kv_heads=_kv_heads(published, heads),
+        head_dim=_head_dim(published, embed, heads),
+        mlp=published.whole("intermediate_size"),
+        vocab=published.whole("vocab_size"),
+        tied=published.flag("tie_word_embeddings", False),
+        norm_eps=published.number("rms_norm_eps", 1e-6),
+        initializer_stddev=published.number("initializer_range", 0.02),
+        rope=_rope(published, 10_000.0),
+    )
+
+
+def _mixtral(published: Published) -> MixtralConfig:
+    _refuse_tied(published)
+    heads, embed = published.whole("num_attention_heads"), published.whole("hidden_size")
+    return MixtralConfig(
+        num_layers=published.whole("num_hidden_layers"),
+        embed=embed,
+        num_heads=heads,
+        num_kv_heads=_kv_heads(published, heads),
+        head_dim=_head_dim(published, embed, heads),
+        mlp=published.whole("intermediate_size"),
+        num_experts=published.whole("num_local_experts"),
+        top_k=published.whole("num_experts_per_tok"),
+        vocab=published.whole("vocab_size"),
+        norm_eps=published.number("rms_norm_eps", 1e-5),
+        initializer_stddev=published.number("initializer_range", 0.02),
+        rope=_rope(published, 1_000_000.0),
+    )
+
+
+def _deepseek(published: Published) -> DeepSeek3Config:
+    _refuse_tied(published)
+    third = published.values.get("model_type") == "deepseek_v3"
+    rank = published.values.get("q_lora_rank")
+    scoring = published.values.get("scoring_func", "sigmoid" if third else "softmax")
+    if scoring not in ("sigmoid", "softmax"):
+        published.refuse("scoring_func", f"'scoring_func' is sigmoid or softmax; found {shown(scoring)}.")
+    return DeepSeek3Config(
+        num_layers=published.whole("num_hidden_layers"),
+        num_dense_layers=published.whole("first_k_dense_replace", 0),
+        embed=published.whole("hidden_size"),
+        num_heads=published.whole("num_attention_heads"),
+        q_lora=None if rank is None else published.whole("q_lora_rank"),
+        kv_lora=published.whole("kv_lora_rank"),
+        nope_dim=published.whole("qk_nope_head_dim"),
+        rope_dim=published.whole("qk_rope_head_dim"),
+        value_dim=published.whole("v_head_dim"),
+        mlp=published.whole("intermediate_size"),
+        expert_mlp=published.whole("moe_intermediate_size"),
+        num_experts=published.whole("n_routed_experts"),
+        num_groups=(published.values.get("n_group") and published.whole("n_group")) or 1,
+        num_chosen_groups=(published.values.get("topk_group") and published.whole("topk_group")) or 1,
+        top_k=published.whole("num_experts_per_tok"),
+        num_shared_experts=(published.values.get("n_shared_experts") and published.whole("n_shared_experts")) or 0,
+        scoring=scoring,
+        routing_bias=third,
+        normalized_weights=published.flag("norm_topk_prob", third),
+        routed_scale=published.number("routed_scaling_factor", 1.0),
+        vocab=published.whole("vocab_size"),
+        norm_eps=published.number("rms_norm_eps", 1e-6),
+        initializer_stddev=published.number("initializer_range", 0.02),
+        rope=_rope(published, 10_000.0, interleaved=published.flag("rope_interleave", True)),
+    )
+
+
+def _refuse_tied(published: Published) -> None:
+    if published.values.get("tie_word_embeddings"):
+        published.refuse("tie_word_embeddings", "'tie_word_embeddings' is true, and this family has a head of its own.")
+
+
+def _kv_heads(published: Published, heads: int) -> int:
+    return published.whole("num_key_value_heads", heads) if published.values.get("num_key_value_heads") else heads
+
+
+def _head_dim(published: Published, embed: int, heads: int) -> int:
+    if published.values.get("head_dim"):
+        return published.whole("head_dim")
+    if heads == 0 or embed % heads:
+        published.refuse(
+            "hidden_size", f"'hidden_size' {embed} is no multiple of the {heads} heads, and there is no 'head_dim'."
+        )
+    return embed // heads
+
+
+def _rope(published: Published, theta: float, *, interleaved: bool = False) -> Rope:
+    """``rope_parameters``, or ``rope_scaling`` beside ``rope_theta`` in earlier configs."""
+    key = "rope_parameters" if published.values.get("rope_parameters") else "rope_scaling"
+    given = published.values.get(key) or {}
+    if not isinstance(given, dict):
+        published.refuse(key, f"'{key}' is an object; found {shown(given)}.")
+    kind = given.get("rope_type", given.get("type"))
+    if kind not in ROPE_KINDS:
+        known = [name for name in ROPE_KINDS if name]
+        published.refuse(key, f"no table of ours has rope_type {shown(kind)}. {did_you_mean(str(kind), known)}")
+    names = {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+    }
+    values: dict[str, Any] = {ours: given[theirs] for ours, theirs in names.items() if given.get(theirs) is not None}
+    for ours, value in values.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            published.refuse(key, f"'{names[ours]}' of '{key}' is a number; found {shown(value)}.")
+    values = {ours: int(value) if ours == "original_length" else float(value) for ours, value in values.items()}
+    theta = given.get("rope_theta") or published.number("rope_theta", theta)
+    return Rope(kind=ROPE_KINDS[kind], theta=float(theta), interleaved=interleaved, **values)  # pyright: ignore[reportArgumentType]
+
+
+def _left_out(published: Published) -> Iterator[Finding]:
+    """What the config has and our table has not: it changes no weight of the table."""
+    told = {
+        "num_nextn_predict_layers": "{} layers that predict further tokens, which the table leaves out",
+        "sliding_window": "attention over {} tokens, which the table takes as over all of a row",
+        "quantization_config": "quantised weights, which the table takes in a float dtype",
+        "attention_dropout": "dropout {}, which nothing here applies",
+    }
+    for key, text in told.items():
+        value = published.values.get(key)
+        if value:
+            yield Finding(
+                code="SW123",
+                severity="info",
+                where=f"'{key}'",
+                position=published.place(key),
+                found=text.format(shown(value)),
+                needed="nothing: no weight of the table is another for it",
+            )
+    act = published.values.get("hidden_act", "silu")
+    if act != "silu":
+        yield Finding(
+            code="SW123",
+            severity="warning",
+            where="'hidden_act'",
+            position=published.place("hidden_act"),
+            found=f"{shown(act)}, where our feed-forward layers are SwiGLU",
+            needed="'silu'",
+        )
+
+
+def _name(published: Published) -> str:
+    said = str(published.values.get("_name_or_path") or "")
+    path = Path(said if said else published.source)
+    name = path.name if said else (path.resolve().parent.name if path.stem == "config" else path.stem)
+    return re.sub(r"[^\w.-]+", "-", name) or "model"
+
+
+def _dtype(published: Published) -> str:
+    said = published.values.get("dtype") or published.values.get("torch_dtype")
+    return str(said) if said in FLOATS else "bfloat16"
+
+
+def _natural(published: Published, config: Any) -> Natural:
+    """Eight devices, a row each: `ep` over as many of them as divide the experts, or `fsdp`."""
+    longest = published.values.get("max_position_embeddings")
+    length = min(int(longest), 4096) if isinstance(longest, int) and longest > 0 else 4096
+    experts = getattr(config, "num_experts", None)
+    if not experts:
+        return Natural(layout="fsdp", mesh={"fsdp": 8}, batch=8, length=length)
+    ep = gcd(8, experts)
+    return Natural(layout="ep", mesh={"data": 1, "fsdp": 8 // ep, "expert": ep}, batch=8, length=length)

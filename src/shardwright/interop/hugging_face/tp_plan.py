@@ -1,0 +1,216 @@
+"""A tensor-parallel plan of transformers' (``base_model_tp_plan``) as a layout: role ``tensor`` where it cuts weights.
+
+A style says which dim of a module's weight is cut. Role ``tensor`` cuts heads, hidden units and vocabulary of a component
+together, so that a plan which cuts one weight of a component and not its partner cannot be said in roles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.core.finding import Finding
+from shardwright.core.layout import Layout, MeshEntry
+from shardwright.core.layout_faults import shown
+from shardwright.core.nearest import nearest
+from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.core.table import ModelTable, Weight
+from shardwright.core.wording import every
+from shardwright.interop.hugging_face.config import Published
+from shardwright.interop.layout_text import entry_of
+
+PLAN_KEYS = ("tp_plan", "base_model_tp_plan", "_tp_plan")
+EP_KEYS = ("base_model_ep_plan", "ep_plan")
+
+OUTPUTS, INPUTS, EXPERTS, NOTHING = "outputs", "inputs", "experts", "nothing"
+STYLES: Mapping[str, str] = {
+    "colwise": OUTPUTS,
+    "colwise_rep": OUTPUTS,
+    "colwise_gather_output": OUTPUTS,
+    "packed_colwise": OUTPUTS,
+    "rowwise": INPUTS,
+    "rowwise_rep": INPUTS,
+    "rowwise_split_input": INPUTS,
+    "packed_rowwise": INPUTS,
+    "embedding_rowwise": INPUTS,
+    "embedding_colwise": OUTPUTS,
+    "grouped_gemm": EXPERTS,
+    "replicate": NOTHING,
+    "sequence_parallel": NOTHING,
+    "replicated_with_grad_allreduce": NOTHING,
+    "mla_kv_a_proj": NOTHING,
+    "all_reduce": NOTHING,
+    "moe_tp_experts": NOTHING,
+    "moe_identity_expert": NOTHING,
+    "ep_dispatch_experts": NOTHING,
+    "ep_router": NOTHING,
+    "local_params": NOTHING,
+}
+"""The styles of transformers 5, and which dim of a weight each cuts over the axis."""
+
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "self_attn.q_proj": ("attention.q",),
+    "self_attn.k_proj": ("attention.k",),
+    "self_attn.v_proj": ("attention.v",),
+    "self_attn.o_proj": ("attention.o",),
+    "self_attn.q_a_proj": ("attention.q_down",),
+    "self_attn.q_b_proj": ("attention.q_up",),
+    "self_attn.kv_a_proj_with_mqa": ("attention.kv_down",),
+    "self_attn.kv_b_proj": ("attention.kv_up",),
+    "mlp.gate_proj": ("mlp.gate",),
+    "mlp.up_proj": ("mlp.up",),
+    "mlp.down_proj": ("mlp.down",),
+    "mlp.shared_experts.gate_proj": ("shared.gate",),
+    "mlp.shared_experts.up_proj": ("shared.up",),
+    "mlp.shared_experts.down_proj": ("shared.down",),
+    "mlp.experts.gate_up_proj": ("moe.gate", "moe.up"),
+    "mlp.experts.gate_proj": ("moe.gate",),
+    "mlp.experts.up_proj": ("moe.up",),
+    "mlp.experts.down_proj": ("moe.down",),
+    "mlp.experts.*.gate_proj": ("moe.gate",),
+    "mlp.experts.*.up_proj": ("moe.up",),
+    "mlp.experts.*.down_proj": ("moe.down",),
+    "block_sparse_moe.experts.*.w1": ("moe.gate",),
+    "block_sparse_moe.experts.*.w2": ("moe.down",),
+    "block_sparse_moe.experts.*.w3": ("moe.up",),
+    "mlp.gate": ("router.kernel",),
+    "block_sparse_moe.gate": ("router.kernel",),
+    "mlp.experts": (),
+    "self_attn": (),
+    "mlp": (),
+    "input_layernorm": (),
+    "post_attention_layernorm": (),
+    "norm": (),
+    "embed_tokens": ("embedding.tokens",),
+    "lm_head": ("logits.kernel",),
+}
+"""The module that a pattern ends with, inside a layer or outside, and our weights. None: it has none that an axis cuts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlan:
+    """Which dim of each part's weight is cut, by our name without the stack; ``experts``: it spreads whole experts."""
+
+    cuts: Mapping[str, str]
+    patterns: Mapping[str, str]
+    """The pattern that each part's cut comes from."""
+    findings: tuple[Finding, ...]
+
+
+def plan_in(published: Published) -> Mapping[str, Any] | None:
+    """The plan that a file holds: under a key of its own, or the whole file where it is no configuration."""
+    merged: dict[str, Any] = {}
+    for key in (*PLAN_KEYS, *EP_KEYS):
+        value = published.values.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            published.refuse(key, f"'{key}' is an object of module patterns and styles; found {shown(value)}.")
+        merged.update(value)
+    if merged or "model_type" in published.values:
+        return merged or None
+    return published.values
+
+
+def read_plan(published: Published, plan: Mapping[str, Any]) -> TensorPlan:
+    """The plan by our weights. Raises InputError for a style that is no text."""
+    cuts: dict[str, str] = {}
+    patterns: dict[str, str] = {}
+    findings = []
+    for pattern, style in plan.items():
+        if not isinstance(style, str):
+            published.refuse(pattern, f"the style of '{pattern}' is a word, as colwise; found {shown(style)}.")
+        module = re.sub(r"^(model\.)?(layers\.(\*|\d+)\.)?", "", pattern)
+        if style not in STYLES:
+            findings.append(_unknown(published, pattern, f"style '{style}'", style, tuple(STYLES)))
+        elif module not in MODULES:
+            findings.append(_unknown(published, pattern, f"module '{module}'", module, tuple(MODULES)))
+        else:
+            for part in MODULES[module]:
+                if STYLES[style] != NOTHING:
+                    cuts[part], patterns[part] = STYLES[style], pattern
+    return TensorPlan(cuts=cuts, patterns=patterns, findings=tuple(findings))
+
+
+def _unknown(published: Published, pattern: str, what: str, word: str, known: tuple[str, ...]) -> Finding:
+    near = nearest(word, known)
+    return Finding(
+        code="SW111",
+        severity="error",
+        where=f"'{pattern}'",
+        position=published.place(pattern),
+        found=f"{what}, which is not known",
+        needed=f"'{near}'" if near else f"one of {', '.join(known)}",
+        fix=f"Write '{near}'." if near else "",
+    )
+
+
+def layout_of(published: Published, plan: TensorPlan, table: ModelTable) -> tuple[Layout, tuple[Finding, ...]]:
+    """The layout on one axis, ``tensor``, whose size is left open, and what roles cannot say of the plan."""
+    findings: list[Finding] = []
+    roles: dict[str, str] = dict.fromkeys(COMPONENTS, "idle")
+    for component in ROLES["tensor"].components:
+        weights = [w for w in table.weights if w.component == component and _partners(w)]
+        cut = [w for w in weights if _part(w) in plan.cuts]
+        if not cut:
+            continue
+        spread = [w for w in cut if plan.cuts[_part(w)] == EXPERTS]
+        wrong = [w for w in cut if w not in spread and not _as_tensor(w, plan.cuts[_part(w)])]
+        if len(cut) < len(weights) or (spread and len(spread) < len(cut)) or wrong:
+            findings += _torn(published, plan, component, weights, cut, wrong)
+        else:
+            roles[component] = "expert" if spread else "tensor"
+    layout = Layout(
+        name="tp-plan",
+        about="What a tensor-parallel plan of transformers says.",
+        mesh={"tensor": MeshEntry(size="auto")},
+        entries={"tensor": entry_of(roles)},
+    )
+    return layout, tuple(findings)
+
+
+def _part(weight: Weight) -> str:
+    return weight.name.partition(".")[2] if weight.stack else weight.name
+
+
+def _partners(weight: Weight) -> bool:
+    """Whether role ``tensor`` cuts the weight."""
+    return bool(set(ROLES["tensor"].weights) & set(weight.logical_axes))
+
+
+def _as_tensor(weight: Weight, cut: str) -> bool:
+    """Whether the dim that a style cuts is the one that role ``tensor`` cuts: outputs come first as PyTorch stores them."""
+    dims = weight.torch_dims or tuple((name,) for name in weight.logical_axes)
+    matrix = [dim for dim in dims if dim != ("experts",)]
+    outputs = matrix[0] if weight.component != "embedding" else matrix[-1]
+    cuts = outputs if cut == OUTPUTS else next(dim for dim in matrix if dim != outputs)
+    return bool(set(ROLES["tensor"].weights) & set(cuts))
+
+
+def _torn(
+    published: Published,
+    plan: TensorPlan,
+    component: str,
+    weights: list[Weight],
+    cut: list[Weight],
+    wrong: list[Weight],
+) -> Iterator[Finding]:
+    left = [_part(w) for w in weights if w not in cut]
+    named = [_part(w) for w in cut]
+    pattern = plan.patterns[_part((wrong or cut)[0])]
+    found = (
+        f"{every(dict.fromkeys(_part(w) for w in wrong))} cut along the other dim"
+        if wrong
+        else f"{every(dict.fromkeys(named))} cut, and {every(dict.fromkeys(left)) if left else 'not all by experts'}"
+        f"{' not' if left else ''}"
+    )
+    yield Finding(
+        code="SW123",
+        severity="error",
+        where=f"'{pattern}' in '{component}'",
+        position=published.place(pattern),
+        found=f"{found}: roles cut a component's weights together, and leave this one whole",
+        needed=f"a style for each of {every(dict.fromkeys(_part(w) for w in weights))}",
+    )

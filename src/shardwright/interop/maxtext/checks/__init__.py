@@ -1,0 +1,64 @@
+"""What a configuration of MaxText's decides in silence, as findings with file and line.
+
+Each check is a generator over one imported configuration; a fix has been resolved and checked before it is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardwright.core.finding import Finding
+from shardwright.interop.maxtext.checks.dialect import dialects_differ
+from shardwright.interop.maxtext.checks.dispatch import dispatched_by_batch
+from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
+from shardwright.interop.maxtext.checks.evaluation import evaluated_elsewhere
+from shardwright.interop.maxtext.checks.guard import guard_lets_through
+from shardwright.interop.maxtext.checks.names import axes_absent, names_unknown, names_without_a_rule, rules_unused
+from shardwright.interop.maxtext.checks.order import free_axes_dropped, moved_when_restated, order_decides, unreachable
+from shardwright.interop.maxtext.checks.sources import context_axis_disagrees, rules_hidden, rules_overridden
+from shardwright.interop.maxtext.checks.two_dims import axis_lost, axis_twice
+from shardwright.interop.maxtext.checks.units import dims_indivisible, rows_indivisible
+from shardwright.interop.maxtext.checks.whole import idle_in_experts, whole_activations, whole_weights
+from shardwright.interop.maxtext.placing import Imported
+
+CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
+    names_unknown,
+    axes_absent,
+    names_without_a_rule,
+    rules_unused,
+    dispatched_by_batch,
+    axis_lost,
+    axis_twice,
+    free_axes_dropped,
+    moved_when_restated,
+    order_decides,
+    unreachable,
+    rules_hidden,
+    rules_overridden,
+    context_axis_disagrees,
+    evaluated_elsewhere,
+    dialects_differ,
+    whole_weights,
+    guard_lets_through,
+    whole_activations,
+    idle_in_experts,
+    dims_indivisible,
+    rows_indivisible,
+)
+
+
+def check(imported: Imported) -> tuple[Finding, ...]:
+    """Every finding on a configuration."""
+    drafts = _drafts(imported)
+    known = {draft.key for draft in drafts if draft.finding.severity == "error"}
+
+    def mends(draft: Drafted, remedy: Remedy) -> bool:
+        after = _drafts(remedy.edit(imported))
+        errors = {other.key for other in after if other.finding.severity == "error"}
+        return draft.key not in {other.key for other in after} and errors <= known
+
+    return tuple(draft.settled(lambda remedy, d=draft: mends(d, remedy)) for draft in drafts)
+
+
+def _drafts(imported: Imported) -> list[Drafted]:
+    return [draft for each in CHECKS for draft in each(imported)]

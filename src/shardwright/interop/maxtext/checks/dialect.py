@@ -1,0 +1,82 @@
+"""SW113: weights that Flax's two dialects cut differently. Which one reads a list depends on how a model was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.codes import Severity
+from shardwright.core.finding import Finding
+from shardwright.core.spec import DimSpec
+from shardwright.core.wording import every, others
+from shardwright.interop.maxtext.checks.drafted import Drafted
+from shardwright.interop.maxtext.linen import resolve_nnx
+from shardwright.interop.maxtext.placing import Imported, Placed, larger, place
+from shardwright.interop.maxtext.rules import names_of
+
+
+def dialects_differ(imported: Imported) -> Iterator[Drafted]:
+    """Weights by what NNX would do with them: an error for an unknown axis, an error for one twice, or another cut."""
+    ruled = names_of(imported.rules)
+    strange: dict[str, list[Placed]] = {}
+    twice: list[tuple[Placed, str]] = []
+    other: list[tuple[Placed, tuple[tuple[str, ...], ...]]] = []
+    for each in imported.weights:
+        linen = each if imported.dialect == "linen" else place(each.tensor, imported.rules, imported.mesh)
+        names = [n for n in each.tensor.names if n is not None and n not in ruled and n not in imported.mesh.shape]
+        for name in names:
+            strange.setdefault(name, []).append(linen)
+        axes = [axis for cut in resolve_nnx(each.tensor.names, imported.rules) for axis in cut]
+        cuts = tuple(larger(cut, imported.mesh) for cut in resolve_nnx(each.tensor.names, imported.rules))
+        double = next((axis for axis in axes if axes.count(axis) > 1 and axis in imported.mesh.shape), None)
+        if double is not None:
+            twice.append((linen, double))
+        elif not names and cuts != linen.cuts:
+            other.append((linen, cuts))
+    severity: Severity = "error" if imported.dialect == "nnx" else "warning"
+    if strange:
+        tensors = [placed for group in strange.values() for placed in group]
+        yield _draft(
+            imported,
+            severity,
+            max(tensors, key=lambda p: p.tensor.bytes),
+            list(dict.fromkeys(p.tensor.name for p in tensors)),
+            f"{every(map(repr, strange))} {'have' if len(strange) > 1 else 'has'} no rule: Linen leaves the dim whole, NNX "
+            "takes the name for a mesh axis, and JAX ends with an error",
+        )
+    if twice:
+        placed, axis = max(twice, key=lambda pair: pair[0].tensor.bytes)
+        yield _draft(
+            imported,
+            severity,
+            placed,
+            list(dict.fromkeys(p.tensor.name for p, _ in twice)),
+            f"Linen gives '{axis}' to one dim; NNX never asks whether an axis is taken, gives it to two, and JAX ends with "
+            "an error",
+        )
+    if other:
+        placed, cuts = max(other, key=lambda pair: pair[0].tensor.bytes)
+        names = (name or f"_{dim}" for name, dim in zip(placed.tensor.names, placed.tensor.dims, strict=True))
+        nnx = " ".join(str(DimSpec(name, cut)) for name, cut in zip(names, cuts, strict=True))
+        yield _draft(
+            imported,
+            severity,
+            placed,
+            list(dict.fromkeys(p.tensor.name for p, _ in other)),
+            f"Linen obeys the first line that it can, NNX the last of a name: {nnx}",
+        )
+
+
+def _draft(imported: Imported, severity: Severity, placed: Placed, names: list[str], found: str) -> Drafted:
+    return Drafted(
+        finding=Finding(
+            code="SW113",
+            severity=severity,
+            tensor=placed.tensor.name,
+            where=f"the dialect of {others(names, 'weight')}",
+            position=imported.configuration.rules_from,
+            notation=placed.notation,
+            mark=(0, len(placed.notation)),
+            found=found,
+            needed="rules that both dialects read alike: one line a name, a line for each name, no axis wanted twice",
+        )
+    )

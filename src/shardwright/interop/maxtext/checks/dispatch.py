@@ -1,0 +1,111 @@
+"""SW102 where it decides what crosses the links: the rows of dispatched tokens have the axis that the experts lie on.
+
+Experts' weights are cut over that axis and the tokens' rows are too, so that the dim of experts is whole: each device
+gathers the weights of all experts, where it could have sent its tokens to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from shardwright.core.finding import Finding
+from shardwright.core.wording import bytes_text, product
+from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
+from shardwright.interop.maxtext.placing import Imported, Placed, placed_under
+from shardwright.interop.maxtext.rules import Rule
+from shardwright.interop.maxtext.tensors import DTYPE_BYTES
+
+EXPERTS, ROWS = "activation_exp", "activation_batch_moe"
+
+
+def dispatched_by_batch(imported: Imported) -> Iterator[Drafted]:
+    """The axes of the experts' weights that cut the rows of the tensor that is dispatched to them."""
+    placed = imported.activation("moe.dispatched") or _as_if_with_capacity(imported)
+    if placed is None:
+        return
+    weights = [each for each in imported.weights if each.tensor.component == "moe"]
+    held = dict.fromkeys(axis for each in weights for axis in each.of("experts"))
+    rows = placed.of("batch")
+    lost = tuple(axis for axis in held if axis in rows and axis not in placed.of("experts"))
+    if lost:
+        yield Drafted(finding=_finding(imported, placed, weights, lost), remedies=(_flag(), *_reordered(imported)))
+
+
+def _as_if_with_capacity(imported: Imported) -> Placed | None:
+    """The dispatched tensor of a configuration that says it takes another way: its rules are no better for that."""
+    if imported.table.top_k is None or imported.step.path is None:
+        return None
+    step = replace(imported.step, path="capacity")
+    other = placed_under(imported.configuration, imported.mesh, imported.table, step, imported.dialect)
+    return other.activation("moe.dispatched")
+
+
+def _finding(imported: Imported, placed: Placed, weights: list[Placed], lost: tuple[str, ...]) -> Finding:
+    mesh = imported.mesh
+    winner = placed.obeyed[1]
+    assert winner is not None
+    loser = next((line for line in imported.rules if line.name == EXPERTS and set(lost) & set(line.axes)), None)
+    used = imported.step.path in (None, "capacity")
+    gathered, sent = _gathered(imported, weights), _sent(imported, placed)
+    axes = " and ".join(f"'{axis}'" for axis in lost)
+    why = (
+        f"the line for '{EXPERTS}' ({loser.line}) comes later and does nothing"
+        if loser
+        else f"no line for '{EXPERTS}' asks for it"
+    )
+    unused = "" if used else f"; the file asks for the {imported.step.path} path, which has no such tensor"
+    cheaper = "weights" if gathered <= sent else "tokens"
+    return Finding(
+        code="SW102",
+        severity="error" if used and cheaper == "tokens" else "info" if not used else "warning",
+        tensor=placed.tensor.name,
+        where=f"axis {axes} of {placed.tensor.name}, the tokens dispatched to experts",
+        position=winner.position,
+        notation=placed.notation,
+        mark=placed.mark(0),
+        found=f"'{winner.name}' ({winner.line}) gives {axes} to its rows, and {why}: the experts' dim is whole, "
+        f"where their weights are cut over {product(mesh, lost)}{unused}",
+        needed=f"{axes} on '{EXPERTS}', so that tokens travel to the experts",
+        cost=f"a layer and pass gathers {bytes_text(gathered)} of experts' weights on each device; its tokens, there and "
+        f"back, are {bytes_text(sent)} ({cheaper} are the fewer)",
+    )
+
+
+def _gathered(imported: Imported, weights: list[Placed]) -> float:
+    """Bytes of one layer's experts on a device once the axes of their experts are gathered, in the computation's dtype."""
+    stack = weights[0].tensor.name.rpartition(".moe.")[0]
+    itemsize = DTYPE_BYTES[imported.step.dtype]
+    return sum(
+        prod(each.tensor.shape[1:]) * itemsize / imported.mesh.size(each.of("mlp"))
+        for each in weights
+        if each.tensor.name.startswith(f"{stack}.")
+    )
+
+
+def _sent(imported: Imported, placed: Placed) -> float:
+    """Bytes of one layer's dispatched tokens that a device holds, to the experts and back."""
+    each_way = prod(placed.tensor.shape) * placed.tensor.itemsize / imported.mesh.size(placed.axes)
+    return 2 * each_way
+
+
+def _flag() -> Remedy:
+    return Remedy(
+        text="Write 'moe_dispatch_no_expert_sharding: true'.",
+        edit=lambda i: placed_under(i.configuration, i.mesh, i.table, replace(i.step, peel=True), i.dialect),
+    )
+
+
+def _reordered(imported: Imported) -> Iterator[Remedy]:
+    """The experts' line first, and for the rows a second line without its axes: masks keep the first, dispatch falls back."""
+    experts = [line for line in imported.rules if line.name == EXPERTS]
+    rows = [line for line in imported.rules if line.name == ROWS]
+    if experts and rows:
+        taken = {axis for line in experts for axis in line.axes}
+        narrow = Rule(name=ROWS, axes=tuple(a for a in rows[0].axes if a not in taken), position=rows[0].position)
+        lines = [*experts, *rows, narrow]
+        yield Remedy(
+            text=f"Write '{experts[0]}' above line {rows[0].position.line}, and '{narrow}' below it.",
+            edit=lambda i: i.under(in_place(without(i.rules, EXPERTS), ROWS, *lines)),
+        )

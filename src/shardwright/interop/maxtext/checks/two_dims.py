@@ -1,0 +1,85 @@
+"""SW102: an axis that two dims of one tensor want. The line that stands first has it; the other dim loses all of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.finding import Finding
+from shardwright.core.wording import bytes_text, others, product
+from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
+from shardwright.interop.maxtext.linen import Refused
+from shardwright.interop.maxtext.placing import Imported, Placed, larger
+from shardwright.interop.maxtext.rules import Rule
+
+DISPATCHED = ("moe.dispatched", "moe.hidden", "moe.output")
+"""Tensors whose lost axis decides what crosses the links; ``dispatch`` speaks of them."""
+
+
+def axis_lost(imported: Imported) -> Iterator[Drafted]:
+    """Each pair of lines that want one axis larger than 1 in one tensor, once, with the largest tensor that shows it."""
+    groups: dict[tuple[str, int, int], list[tuple[Placed, Refused]]] = {}
+    for placed in imported.placed:
+        for no in placed.refused:
+            for axis in larger(no.taken, imported.mesh):
+                winner = placed.obeyed[no.taken[axis]]
+                assert winner is not None
+                if not left_free(placed, no, imported) and not _spoken_of(placed, axis):
+                    groups.setdefault((axis, id(winner), id(no.rule)), []).append((placed, no))
+    for (axis, _, _), cases in groups.items():
+        yield Drafted(finding=_lost(imported, axis, cases))
+
+
+def left_free(placed: Placed, no: Refused, imported: Imported) -> tuple[str, ...]:
+    """The axes larger than 1 of a line that was passed over which cut nothing of the tensor in the end."""
+    return tuple(axis for axis in larger(no.rule.axes, imported.mesh) if axis not in placed.axes)
+
+
+def _spoken_of(placed: Placed, axis: str) -> bool:
+    return placed.tensor.name in DISPATCHED and axis in placed.of("batch")
+
+
+def _lost(imported: Imported, axis: str, cases: list[tuple[Placed, Refused]]) -> Finding:
+    placed, no = max(cases, key=lambda case: case[0].bytes_per_device(imported.mesh))
+    winner, fallback = placed.obeyed[no.taken[axis]], placed.obeyed[no.dim]
+    assert winner is not None
+    names = list(dict.fromkeys(each.tensor.name for each, _ in cases))
+    got = placed.cuts[no.dim]
+    stays = f"a later line gives it {product(imported.mesh, got)}" if got else "it stays whole"
+    now = placed.bytes_per_device(imported.mesh) / placed.tensor.num
+    return Finding(
+        code="SW102",
+        severity="info" if fallback is not None else "warning",
+        tensor=placed.tensor.name,
+        where=f"axis '{axis}' for '{no.rule.name}' of {others(names, 'tensor')}",
+        position=no.rule.position,
+        notation=placed.notation,
+        mark=placed.mark(no.dim),
+        found=f"'{winner.name}' ({winner.line}) has '{axis}', so that the line for '{no.rule.name}' "
+        f"({no.rule.line}) does nothing: {stays}",
+        needed=f"one dim for {product(imported.mesh, [axis])}: '{winner.name}' or '{no.rule.name}'",
+        cost=f"{bytes_text(now)} of {placed.tensor.name} on each device, whichever has it; the order of two lines says which",
+    )
+
+
+def axis_twice(imported: Imported) -> Iterator[Drafted]:
+    """A line that names an axis twice: Flax takes it, and JAX ends with an error at the first tensor."""
+    for line in imported.rules:
+        twice = next((axis for axis in line.axes if line.axes.count(axis) > 1), None)
+        if twice is not None:
+            once = Rule(name=line.name, axes=tuple(dict.fromkeys(line.axes)), position=line.position)
+            yield Drafted(
+                finding=Finding(
+                    code="SW102",
+                    severity="error",
+                    where=f"rule for '{line.name}'",
+                    position=line.position,
+                    found=f"axis '{twice}' twice in {line}",
+                    needed="each axis once",
+                ),
+                remedies=(
+                    Remedy(
+                        text=f"Write '{once}'.",
+                        edit=lambda i, old=line, new=once: i.under([new if r is old else r for r in i.rules]),
+                    ),
+                ),
+            )

@@ -1,0 +1,162 @@
+"""SW101 and SW103: weights and activations that an axis of the mesh does not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.core.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
+from shardwright.core.finding import Finding
+from shardwright.core.wording import bytes_text, every, others, percent, product
+from shardwright.interop.maxtext.checks.dispatch import EXPERTS
+from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
+from shardwright.interop.maxtext.placing import Imported, Placed
+from shardwright.interop.maxtext.rules import Rule
+
+TOKENS = ("batch", "length", "tokens")
+NEEDED = (
+    f"less than {percent(REPLICATED_WARNING_SHARE.value)} of the bytes "
+    f"(from {percent(REPLICATED_ERROR_SHARE.value)} on it is an error)"
+)
+
+
+def whole_weights(imported: Imported) -> Iterator[Drafted]:
+    """Weights that are whole over an axis which cuts others; an axis that cuts none is a replica's, and that is meant."""
+    mesh = imported.mesh
+    total = sum(placed.tensor.bytes for placed in imported.weights)
+    stores = [axis for axis in mesh.larger_than_one(mesh.names) if any(axis in p.axes for p in imported.weights)]
+    if not stores and mesh.num_devices > 1:
+        stores = [axis for axis in mesh.larger_than_one(mesh.names) if axis != "data"]
+    groups: dict[tuple[tuple[str, ...], bool], list[Placed]] = {}
+    for placed in imported.weights:
+        missing = tuple(axis for axis in stores if axis not in placed.axes and axis != "stage")
+        if missing:
+            groups.setdefault((missing, not placed.axes), []).append(placed)
+    for (missing, uncut), group in groups.items():
+        share = sum(placed.tensor.bytes for placed in group) / total
+        if share >= REPLICATED_WARNING_SHARE.value:
+            severity = "error" if uncut and share >= REPLICATED_ERROR_SHARE.value else "warning"
+            yield Drafted(finding=_weights(imported, missing, uncut, group, total, severity))
+
+
+def _weights(
+    imported: Imported, missing: tuple[str, ...], uncut: bool, group: list[Placed], total: int, severity: Severity
+) -> Finding:
+    mesh = imported.mesh
+    group = sorted(group, key=lambda placed: -placed.tensor.bytes)
+    held = sum(placed.tensor.bytes for placed in group)
+    saved = sum(placed.bytes_per_device(mesh) for placed in group) * (1 - 1 / mesh.size(missing))
+    return Finding(
+        code="SW101",
+        severity=severity,
+        tensor=group[0].tensor.name,
+        where=f"weights over {every(map(repr, missing))}, {group[0].tensor.name} the largest",
+        position=_line_of(imported, group[0]),
+        notation=group[0].notation,
+        mark=(0, len(group[0].notation)),
+        found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) whole over "
+        f"{product(mesh, missing)}, and {'no axis cuts them' if uncut else f'each part is on {mesh.size(missing)} devices'}"
+        f"\n{others([placed.tensor.name for placed in group], 'weight')}",
+        needed=NEEDED,
+        cost=f"{bytes_text(saved)} a device more than if cut, before gradients and moments",
+    )
+
+
+def _line_of(imported: Imported, placed: Placed):
+    """The first line that the tensor obeys; the list where it obeys none."""
+    line = next((line for line in placed.obeyed if line is not None), None)
+    return line.position if line is not None else imported.configuration.rules_from
+
+
+def whole_activations(imported: Imported) -> Iterator[Drafted]:
+    """Tensors of tokens that are whole over an axis which cuts the tokens of the residual stream."""
+    stream = imported.activation("residual.stream")
+    assert stream is not None
+    cutting = {axis: dim for dim in TOKENS for axis in stream.of(dim)}
+    total = sum(placed.tensor.bytes for placed in imported.activations)
+    for placed in imported.activations:
+        tensor = placed.tensor
+        if tensor.keys or (tensor.component == "moe" and "experts" in tensor.dims[:1]) or tensor.component == "input":
+            continue
+        missing = tuple(axis for axis in cutting if axis not in placed.axes)
+        if missing and set(TOKENS) & set(tensor.dims):
+            yield Drafted(
+                finding=_activation(imported, placed, missing, total),
+                remedies=tuple(_length_rule(imported, placed, missing, stream)),
+            )
+
+
+def _activation(imported: Imported, placed: Placed, missing: tuple[str, ...], total: int) -> Finding:
+    mesh, tensor = imported.mesh, placed.tensor
+    share = tensor.bytes / total
+    dims = [number for number, dim in enumerate(tensor.dims) if dim in TOKENS]
+    unruled = [name for n in dims if (name := tensor.names[n]) is not None and placed.obeyed[n] is None]
+    why = f"{every(map(repr, unruled))} {'have' if len(unruled) > 1 else 'has'} no rule" if unruled else ""
+    lines = [
+        f"'{line.name}' ({line.line}) leaves {every(map(repr, missing))} out"
+        for n in dims
+        if (line := placed.obeyed[n])
+    ]
+    more = bytes_text(placed.bytes_per_device(mesh) / tensor.num * (1 - 1 / mesh.size(missing)))
+    return Finding(
+        code="SW101",
+        severity="error" if share >= REPLICATED_ERROR_SHARE.value or tensor.path else "warning",
+        tensor=tensor.name,
+        where=f"{tensor.name} over {every(map(repr, missing))}",
+        position=_line_of(imported, placed),
+        notation=placed.notation,
+        mark=placed.mark(dims[-1]),
+        found=f"{product(mesh, missing)} {_cut(missing)} the tokens of the residual stream and nothing here: "
+        f"{'; '.join(filter(None, (why, *lines)))}",
+        needed=f"{every(map(repr, missing))} on a dim of {tensor.name}",
+        cost=f"made {mesh.size(missing)} times over, from what is gathered first: {percent(share)} of the activations' bytes, "
+        f"in a layer {more} a device more than if cut",
+    )
+
+
+def _cut(axes: tuple[str, ...]) -> str:
+    return "cuts" if len(axes) == 1 else "cut"
+
+
+def _length_rule(imported: Imported, placed: Placed, missing: tuple[str, ...], stream: Placed) -> Iterator[Remedy]:
+    """A rule for the length, where it has none and the axes cut length outside; else wider rows, experts' line first."""
+    names = dict(zip(placed.tensor.dims, placed.tensor.names, strict=True))
+    length, rows = names.get("length"), names.get("batch") or names.get("tokens")
+    if length and set(missing) <= set(stream.of("length")):
+        line = Rule(name=length, axes=missing)
+        yield Remedy(text=f"Write '{line}'.", edit=lambda i: i.under(in_place(i.rules, str(line.name), line)))
+    lines = [line for line in imported.rules if line.name == rows]
+    if rows and lines:
+        wide = Rule(name=rows, axes=(*lines[0].axes, *missing), position=lines[0].position)
+        yield Remedy(
+            text=f"Write '{wide}' in place of line {lines[0].position.line}.",
+            edit=lambda i: i.under(in_place(i.rules, wide.name, wide)),
+        )
+        experts = [line for line in imported.rules if line.name == EXPERTS]
+        if experts:
+            yield Remedy(
+                text=f"Write '{experts[0]}' and '{wide}' above line {lines[0].position.line}.",
+                edit=lambda i: i.under(in_place(without(i.rules, EXPERTS), wide.name, *experts, wide, *lines)),
+            )
+
+
+def idle_in_experts(imported: Imported) -> Iterator[Drafted]:
+    """Axes that cut the tokens of the residual stream and nothing of what experts compute: their products are repeated."""
+    stream, hidden = imported.activation("residual.stream"), imported.activation("moe.hidden")
+    if stream is None or hidden is None:
+        return
+    idle = tuple(axis for dim in TOKENS for axis in stream.of(dim) if axis not in hidden.axes)
+    if idle:
+        yield Drafted(
+            finding=Finding(
+                code="SW103",
+                severity="error",
+                tensor=hidden.tensor.name,
+                where=f"{every(map(repr, idle))} in the experts",
+                position=_line_of(imported, hidden),
+                notation=hidden.notation,
+                mark=(0, len(hidden.notation)),
+                found=f"{product(imported.mesh, idle)} {_cut(idle)} nothing of the tokens that experts compute on",
+                needed=f"{every(map(repr, idle))} on a dim of {hidden.tensor.name}",
+                cost=f"each product of the experts is made {imported.mesh.size(idle)} times over",
+            )
+        )

@@ -1,0 +1,105 @@
+"""A layout in roles beside the rules that it came from: planned, and compared tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.core.errors import FindingsError
+from shardwright.core.finding import Finding
+from shardwright.core.layout import Layout
+from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
+from shardwright.core.wording import count, others
+from shardwright.interop.maxtext.placing import Imported, Placed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A tensor that rules and roles cut differently, each in its own notation. ``order``: only the order on a dim."""
+
+    tensor: str
+    kind: str
+    rules: str
+    roles: str
+    order: bool
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "tensor": self.tensor,
+            "kind": self.kind,
+            "rules": self.rules,
+            "roles": self.roles,
+            "order_only": self.order,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The plan of a layout, how many tensors were compared, and which differ."""
+
+    layout: Layout
+    plan: Plan
+    compared: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def finding(self) -> Finding | None:
+        """What roles cannot say of these rules, if there is anything."""
+        other = [each for each in self.differences if not each.order]
+        if not other:
+            return None
+        weights = [each.tensor for each in other if each.kind == "weight"]
+        names = [each.tensor for each in other]
+        shown = "\n".join(f"{each.tensor}: {each.rules} by rules, {each.roles} by roles" for each in other)
+        return Finding(
+            code="SW123",
+            severity="info",
+            where=f"layout '{self.layout.name}' beside the rules",
+            found=f"{len(other)} of {count(self.compared, 'tensor')} that roles cut otherwise ({others(names, 'tensor')}), "
+            f"{count(len(weights), 'weight')} among them\n{shown}",
+            needed="the same cut in both",
+        )
+
+
+def compared(imported: Imported, layout: Layout) -> Comparison | None:
+    """None where the layout has no plan on this mesh (its findings then say why)."""
+    request = Request(
+        layout=layout,
+        table=imported.table,
+        batch=imported.step.batch,
+        length=imported.step.length,
+        dtype=imported.step.dtype if imported.step.dtype in ("float32", "bfloat16", "float16") else "bfloat16",
+    )
+    try:
+        plan = make_plan(request)
+    except FindingsError:
+        return None
+    pairs = [(placed, plan.by_name[placed.tensor.ours]) for placed in imported.placed if placed.tensor.ours]
+    return Comparison(
+        layout=layout,
+        plan=plan,
+        compared=len(pairs),
+        differences=tuple(difference for pair in pairs for difference in _difference(*pair)),
+    )
+
+
+def _difference(placed: Placed, planned: TensorPlan) -> Iterator[Difference]:
+    theirs = {dim: cut for dim, cut in zip(placed.tensor.dims, placed.cuts, strict=True) if cut}
+    ours = {_their_word(dim.logical_axis, theirs): dim.axes for dim in planned.rests.dims if dim.axes}
+    if theirs == ours:
+        return
+    same = {dim: set(cut) for dim, cut in theirs.items()} == {dim: set(cut) for dim, cut in ours.items()}
+    yield Difference(
+        tensor=placed.tensor.name,
+        kind=placed.tensor.kind,
+        rules=placed.notation,
+        roles=str(planned.rests),
+        order=same,
+    )
+
+
+def _their_word(dim: str, theirs: dict[str, tuple[str, ...]]) -> str:
+    """Pieces of a row are its length, where the rules know only that."""
+    return "length" if dim in ("groups", "q_length") and dim not in theirs else dim

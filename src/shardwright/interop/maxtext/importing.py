@@ -1,0 +1,166 @@
+"""From files to an imported configuration: found, merged, sized, resolved for a model, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardwright.core.finding import Finding, worst_first
+from shardwright.core.table import DTYPE_BYTES, ModelTable
+from shardwright.interop.layout_text import layout_text, same_layout
+from shardwright.interop.maxtext.checks import check
+from shardwright.interop.maxtext.comparison import Comparison, compared
+from shardwright.interop.maxtext.merging import Configuration
+from shardwright.interop.maxtext.placing import Imported, Placed, placed_under
+from shardwright.interop.maxtext.roles import layout_of
+from shardwright.interop.maxtext.sites import MoePath
+from shardwright.interop.maxtext.sizes import Devices, sized
+from shardwright.interop.maxtext.sources import Asked, read_configuration
+from shardwright.interop.maxtext.tensors import Step
+from shardwright.interop.maxtext.words import MODELS
+from shardwright.models import build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxTextImport:
+    """An imported configuration, what it amounts to in roles, every finding, and what was chosen because nobody said it.
+
+    ``comparison`` None: the mesh has one device, or the layout has no plan, and the findings say why.
+    """
+
+    imported: Imported
+    comparison: Comparison | None
+    findings: tuple[Finding, ...]
+    chosen: Mapping[str, str]
+
+    def to_json(self) -> dict[str, object]:
+        imported, comparison = self.imported, self.comparison
+        return {
+            "sources": list(imported.configuration.sources),
+            "model": imported.table.name,
+            "mesh": dict(imported.mesh.shape),
+            "dialect": imported.dialect,
+            "batch": imported.step.batch,
+            "length": imported.step.length,
+            "chosen": dict(self.chosen),
+            "rules": [
+                {"name": r.name, "axes": list(r.axes), "source": r.position.source, "line": r.position.line}
+                for r in imported.rules
+            ],
+            "tensors": [_tensor(placed, imported) for placed in imported.placed],
+            "layout": None if comparison is None else layout_text(comparison.layout),
+            "compared": 0 if comparison is None else comparison.compared,
+            "differences": [] if comparison is None else [each.to_json() for each in comparison.differences],
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def _tensor(placed: Placed, imported: Imported) -> dict[str, object]:
+    tensor = placed.tensor
+    return {
+        "name": tensor.name,
+        "kind": tensor.kind,
+        "component": tensor.component,
+        "names": list(tensor.names),
+        "shape": list(tensor.shape),
+        "num": tensor.num,
+        "spec": placed.notation,
+        "cuts": [list(cut) for cut in placed.cuts],
+        "bytes_per_device": round(placed.bytes_per_device(imported.mesh) / tensor.num),
+    }
+
+
+def import_maxtext(asked: Asked) -> MaxTextImport:
+    """Read, merge, resolve and check.
+
+    Raises InputError for files and values that cannot be read, and FindingsError (SW106) for sizes that give no mesh.
+    """
+    configuration = read_configuration(asked)
+    chosen: dict[str, str] = {}
+    table = build(_model(asked, configuration, chosen), asked.settings)
+    devices = Devices(
+        num=asked.devices, slices=asked.slices, natural=table.natural_mesh or None, sizes=asked.mesh_sizes
+    )
+    sizing = sized(configuration, devices)
+    chosen.update(sizing.chosen)
+    step = _step(asked, configuration, table, sizing.mesh.num_devices, chosen)
+    step = replace(step, pipelined=sizing.mesh.shape.get("stage", 1) > 1)
+    imported = placed_under(configuration, sizing.mesh, table, step, asked.dialect)
+    if "--batch" in chosen:
+        imported = _with_rows_for_all(imported, chosen)
+    findings = [*sizing.findings, *check(imported)]
+    comparison = None
+    layout = layout_of(imported, Path(asked.file).stem)
+    if layout is not None:
+        comparison = compared(imported, same_layout(layout, f"{layout.name}.yaml"))
+        if comparison is not None and comparison.finding is not None:
+            findings.append(comparison.finding)
+    return MaxTextImport(imported=imported, comparison=comparison, findings=worst_first(findings), chosen=chosen)
+
+
+def _with_rows_for_all(imported: Imported, chosen: dict[str, str]) -> Imported:
+    """With as many rows more as it takes for all that cut them, where nobody said how many there are."""
+    stream = imported.activation("residual.stream")
+    assert stream is not None
+    ways = imported.mesh.size(stream.of("batch"))
+    rows = -(-imported.step.batch // ways) * ways
+    chosen["--batch"] = str(rows)
+    step = replace(imported.step, batch=rows)
+    return placed_under(imported.configuration, imported.mesh, imported.table, step, imported.dialect)
+
+
+def _model(asked: Asked, configuration: Configuration, chosen: dict[str, str]) -> str:
+    if asked.model is not None:
+        return asked.model
+    said = configuration.says("model_name")
+    if said in MODELS:
+        chosen["--model"] = f"{MODELS[str(said)]}, for model_name {said}"
+        return MODELS[str(said)]
+    named = {line.name for line in configuration.rules if line.axes}
+    model = (
+        "deepseek3-671b" if "kv_lora" in named and "exp" in named else "mixtral-8x7b" if "exp" in named else "llama3-8b"
+    )
+    chosen["--model"] = model
+    return model
+
+
+def _step(asked: Asked, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]) -> Step:
+    per_device, length = configuration.says("per_device_batch_size"), configuration.says("max_target_length")
+    batch = asked.batch or (max(1, int(float(per_device) * devices)) if per_device else None)
+    tokens = asked.length or (int(float(length)) if length else None)
+    if batch is None:
+        batch = table.natural_batch or devices
+        chosen["--batch"] = str(batch)
+    if tokens is None:
+        tokens = table.natural_length or 4096
+        chosen["--length"] = str(tokens)
+    return Step(
+        batch=batch,
+        length=tokens,
+        weight_dtype=_dtype(configuration, "weight_dtype", "float32"),
+        dtype=_dtype(configuration, "dtype", table.dtype),
+        path=_path(configuration),
+        capacity_factor=_capacity(configuration),
+        peel=configuration.says("moe_dispatch_no_expert_sharding") is True,
+    )
+
+
+def _dtype(configuration: Configuration, key: str, default: str) -> str:
+    said = configuration.says(key)
+    return str(said) if said in DTYPE_BYTES else default
+
+
+def _capacity(configuration: Configuration) -> float | None:
+    factor = configuration.says("capacity_factor")
+    return float(factor) if factor is not None and float(factor) > 0 else None
+
+
+def _path(configuration: Configuration) -> MoePath | None:
+    """The way through the experts that the settings ask for; None where they are silent."""
+    sparse = configuration.says("sparse_matmul")
+    if sparse is None:
+        return None if _capacity(configuration) is None else "capacity"
+    if sparse is True:
+        return "sparse"
+    return "dropless" if _capacity(configuration) is None else "capacity"

@@ -1,0 +1,172 @@
+"""The degrees of a configuration on a number of ranks, and what is wrong with them.
+
+| degree | ranks |
+|---|---|
+| pp, dp_replicate, dp_shard, cp, tp | multiply to the world, in this order, the last one fastest |
+| ep | none of its own: the innermost of dp_shard x cp x tp |
+| efsdp | what ep leaves of them: experts rest cut over it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from shardwright.core.codes import Severity
+from shardwright.core.errors import FindingsError
+from shardwright.core.finding import Finding
+from shardwright.core.nearest import nearest
+from shardwright.core.table import ModelTable
+from shardwright.core.wording import count, either
+from shardwright.interop.torchtitan.reading import Section
+from shardwright.interop.torchtitan.words import AXES, DEGREES, GONE, KNOWN
+
+EP = "expert_parallel_degree"
+SHARD = "data_parallel_shard_degree"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Sizes by axis, in the order of the ranks, and the ranks that experts borrow."""
+
+    sizes: Mapping[str, int]
+    ep: int
+    sequence_parallel: bool
+
+    @property
+    def world(self) -> int:
+        return prod(self.sizes.values())
+
+    @property
+    def lent(self) -> int:
+        """The ranks that experts may borrow from."""
+        return prod(self.sizes[axis] for axis in ("dp_shard", "cp", "tp"))
+
+
+def degrees_of(section: Section, devices: int | None, natural: int | None) -> tuple[Degrees, dict[str, str]]:
+    """The degrees, with dp_shard worked out, and what was chosen because nobody said it.
+
+    ``natural``: the number of ranks where dp_shard is -1 and nobody says how many there are.
+    Raises FindingsError (SW106) where the degrees do not multiply to the ranks.
+    """
+    chosen: dict[str, str] = {}
+    given = {axis: section.degree(name) for name, axis in AXES.items()}
+    faults = list(_below_one(section))
+    known = prod(size for axis, size in given.items() if axis != "dp_shard" or size != -1)
+    if not faults and given["dp_shard"] == -1:
+        if devices is None:
+            devices = max(1, (natural or 1) // known) * known
+            chosen["--devices"] = str(devices)
+        if devices % known:
+            faults.append(_product(section, given, known, devices))
+        given["dp_shard"] = devices // known
+    elif not faults and devices is not None and known != devices:
+        faults.append(_product(section, given, known, devices))
+    if faults:
+        raise FindingsError(faults)
+    return Degrees(sizes=given, ep=section.degree(EP), sequence_parallel=section.sequence_parallel), chosen
+
+
+def _below_one(section: Section) -> Iterator[Finding]:
+    for name in DEGREES:
+        size = section.degree(name)
+        if size < 1 and not (name == SHARD and size == -1):
+            yield Finding(
+                code="SW106",
+                severity="error",
+                where=f"'{name}'",
+                position=section.positions.get(name),
+                found=f"degree {size}",
+                needed="a degree of at least 1" + (", or -1 for what is left" if name == SHARD else ""),
+            )
+
+
+def _product(section: Section, given: Mapping[str, int], known: int, devices: int) -> Finding:
+    large = [f"{axis} {size}" for axis, size in given.items() if size > 1] or ["1"]
+    product = " x ".join(large) + (f" = {known}" if len(large) > 1 else "")
+    borrowed = "; ep has no ranks of its own" if section.degree(EP) > 1 else ""
+    if given["dp_shard"] == -1:
+        said = f"{product}, which does not divide {count(devices, 'rank')}: TorchTitan rounds dp_shard down to {devices // known}"
+        needed = f"a product that divides {devices}"
+        fix = ""
+    else:
+        said, needed = product, count(devices, "rank")
+        others = known // given["dp_shard"]
+        fix = "" if devices % others else f"Write '{SHARD} = {devices // others}'."
+    place = next((section.positions[name] for name in AXES if name in section.positions), None)
+    return Finding(
+        code="SW106",
+        severity="error",
+        where="the degrees that multiply to the world",
+        position=place,
+        found=f"{said}{borrowed}",
+        needed=needed,
+        fix=fix,
+    )
+
+
+def check_degrees(section: Section, degrees: Degrees, table: ModelTable | None) -> Iterator[Finding]:
+    """Words that nothing reads, and experts that do not fit the ranks they borrow or the model."""
+    for name in section.values:
+        if name not in KNOWN:
+            near = nearest(name, KNOWN)
+            yield Finding(
+                code="SW111",
+                severity="error",
+                where=f"'{name}'",
+                position=section.positions.get(name),
+                found=f"no option of TorchTitan's is called '{name}'",
+                needed=f"'{near}'" if near else "an option that there is",
+                fix=f"Write '{near}'." if near else "",
+            )
+    for name, why in GONE.items():
+        if name in section.values:
+            yield _experts(
+                section,
+                name,
+                f"{section.values[name]}, and {why}",
+                "no such option",
+                fix=f"Take '{name}' out.",
+                severity="error" if section.values[name] != 1 else "warning",
+            )
+    lent, ep = degrees.lent, degrees.ep
+    if lent % ep:
+        legal = [size for size in range(1, lent + 1) if lent % size == 0]
+        yield _experts(
+            section,
+            EP,
+            f"{ep}, which does not divide the ranks that it borrows: dp_shard {degrees.sizes['dp_shard']} x cp "
+            f"{degrees.sizes['cp']} x tp {degrees.sizes['tp']} = {lent}",
+            either(legal),
+            fix=f"Write '{EP} = {max(size for size in legal if size <= ep)}'.",
+        )
+    if table is None or ep == 1:
+        return
+    experts = table.sizes.get("experts")
+    if experts is None:
+        yield _experts(section, EP, f"{ep}, and {table.name} has no experts: it does nothing", "1", severity="warning")
+    elif experts % ep:
+        legal = [size for size in range(1, experts + 1) if experts % size == 0 and lent % size == 0]
+        near = max(size for size in legal if size <= ep)
+        yield _experts(
+            section,
+            EP,
+            f"{experts} experts of {table.name} over ep {ep}",
+            f"a degree that divides {experts}: {either(legal)}",
+            fix=f"Write '{EP} = {near}'.",
+        )
+
+
+def _experts(
+    section: Section, name: str, found: str, needed: str, *, fix: str = "", severity: Severity = "error"
+) -> Finding:
+    return Finding(
+        code="SW109",
+        severity=severity,
+        where=f"'{name}'",
+        position=section.positions.get(name),
+        found=found,
+        needed=needed,
+        fix=fix,
+    )

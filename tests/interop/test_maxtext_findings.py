@@ -1,0 +1,60 @@
+"""Each fault of a MaxText file: the whole text of its finding, a neighbour without it, and fixes that hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwright.core.codes import CODES, SEVERITIES
+from shardwright.core.finding import Finding
+from tests.interop.maxtext_cases import CASES, FOLDER, Case, findings, meant
+
+HOW = "If the text was meant to change: python -m tests.interop.regenerate, and read the diff."
+
+
+def ids(case: Case) -> str:
+    return case.name
+
+
+def key(finding: Finding) -> tuple[str, str | None, str]:
+    return finding.code, finding.tensor, finding.where
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_whole_text_is_the_golden_one(case: Case, tmp_path: Path) -> None:
+    found = meant(case, findings(case, tmp_path))
+    assert found
+    text = "\n\n".join(finding.text() for finding in found) + "\n"
+    assert text == case.path.read_text(encoding="utf-8"), HOW
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_the_neighbour_has_no_such_finding(case: Case, tmp_path: Path) -> None:
+    wrong = {key(finding) for finding in meant(case, findings(case, tmp_path))}
+    beside = {key(finding) for finding in findings(case.neighbour(), tmp_path)}
+    assert not wrong & beside
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_no_finding_is_worse_than_its_code_allows_and_each_has_a_place(case: Case, tmp_path: Path) -> None:
+    for finding in findings(case, tmp_path):
+        assert SEVERITIES.index(finding.severity) >= SEVERITIES.index(CODES[finding.code].severity)
+        if finding.code != "SW123":
+            assert finding.position is not None, finding.text()
+            assert finding.position.source in case.files or finding.position.source == "--given"
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_the_place_is_the_line_that_is_meant(case: Case, tmp_path: Path) -> None:
+    for finding in meant(case, findings(case, tmp_path)):
+        if finding.position is None or finding.position.source not in case.files:
+            continue
+        line = case.files[finding.position.source].splitlines()[finding.position.line - 1]
+        assert line.strip()
+        assert finding.position.column <= len(line)
+
+
+def test_the_folder_has_no_file_without_a_case() -> None:
+    assert set(FOLDER.glob("*")) == {case.path for case in CASES}
+    assert len({case.name for case in CASES}) == len(CASES)

@@ -1,0 +1,410 @@
+"""TorchTitan's degrees: the ranks of its groups, the layout that they amount to, and each way to be wrong."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import pytest
+
+from shardwright import FindingsError, InputError, Request, make_plan
+from shardwright.interop.layout_text import layout_text
+from shardwright.interop.torchtitan.degrees import Degrees
+from shardwright.interop.torchtitan.importing import Asked, import_torchtitan
+from shardwright.interop.torchtitan.layout import layout_of, mesh_of, parts_of, ranks
+from shardwright.interop.torchtitan.reading import parse_section
+from shardwright.models import build
+
+SIXTEEN = {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2}
+
+
+def degrees(ep: int = 1, *, sequence_parallel: bool = True, **sizes: int) -> Degrees:
+    return Degrees(sizes={**dict.fromkeys(SIXTEEN, 1), **sizes}, ep=ep, sequence_parallel=sequence_parallel)
+
+
+def groups_of(given: Degrees, rank: int = 0):
+    parts = parts_of(given)
+    assert parts is not None
+    return ranks(mesh_of(parts), parts, rank)
+
+
+def test_groups_of_rank_0_as_they_were_seen_to_be():
+    """16 ranks, printed by TorchTitan's own ParallelDims."""
+    assert dict(groups_of(degrees(ep=4, **SIXTEEN))) == {
+        "pp": (0,),
+        "dp_replicate": (0, 8),
+        "dp_shard": (0, 4),
+        "cp": (0, 2),
+        "tp": (0, 1),
+        "batch": (0, 4, 8, 12),
+        "loss": (0, 2, 4, 6, 8, 10, 12, 14),
+        "ep": (0, 1, 2, 3),
+        "efsdp": (0, 4),
+    }
+
+
+def test_experts_may_take_a_part_of_tensor_parallel():
+    found = groups_of(degrees(ep=2, tp=8))
+    assert (found["ep"], found["efsdp"]) == ((0, 1), (0, 2, 4, 6))
+
+
+def test_hybrid_sharding_has_neighbours_in_a_shard_group():
+    found = groups_of(degrees(dp_replicate=4, dp_shard=2))
+    assert (found["dp_shard"], found["dp_replicate"]) == ((0, 1), (0, 2, 4, 6))
+
+
+def unflattened(world: int, shape: tuple[int, ...], axis: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """The ranks that differ from one along some axes of a row-major mesh: what a DeviceMesh's slices are."""
+    steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    here = [rank // step % size for step, size in zip(steps, shape, strict=True)]
+    spans = [range(size) if i in axis else (at,) for i, (size, at) in enumerate(zip(shape, here, strict=True))]
+    found = sorted(sum(at * step for at, step in zip(each, steps, strict=True)) for each in product(*spans))
+    assert found[-1] < world
+    return tuple(found)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("sizes", [(1, 2, 2, 2, 4), (2, 1, 4, 1, 4), (1, 1, 8, 2, 1), (1, 2, 1, 4, 4), (2, 2, 2, 2, 2)])
+def test_groups_of_every_rank_are_slices_of_the_two_views(sizes, ep):
+    """Dense: pp, dp_replicate, dp_shard, cp, tp. Sparse: pp, dp_replicate, efsdp, ep."""
+    lent = prod(sizes[2:])
+    if lent % ep:
+        assert parts_of(degrees(ep=ep, **dict(zip(SIXTEEN, sizes, strict=True)))) is None
+        return
+    given = degrees(ep=ep, **dict(zip(SIXTEEN, sizes, strict=True)))
+    world, sparse = prod(sizes), (sizes[0], sizes[1], lent // ep, ep)
+    dense = {
+        "pp": (0,),
+        "dp_replicate": (1,),
+        "dp_shard": (2,),
+        "cp": (3,),
+        "tp": (4,),
+        "batch": (1, 2),
+        "loss": (1, 2, 3),
+    }
+    for rank in range(world):
+        found = groups_of(given, rank)
+        for name, axis in dense.items():
+            assert found[name] == unflattened(world, sizes, axis, rank), (name, rank)
+        assert found["ep"] == unflattened(world, sparse, (3,), rank)
+        assert found["efsdp"] == unflattened(world, sparse, (2,), rank)
+
+
+def layout_lines(given: Degrees) -> list[str]:
+    parts = parts_of(given)
+    assert parts is not None
+    text = layout_text(layout_of(given, parts, "mine"))
+    return text[text.index("mesh") :].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (degrees(dp_shard=8), ["mesh: {dp_shard: 8}", "roles:", "  dp_shard: fsdp"]),
+        (
+            degrees(dp_replicate=2, dp_shard=4, pp=2),
+            [
+                "mesh: {pp: 2, dp_replicate: 2, dp_shard: 4}",
+                "roles:",
+                "  pp:           stage",
+                "  dp_replicate: data",
+                "  dp_shard:     fsdp",
+            ],
+        ),
+        (
+            degrees(dp_shard=2, cp=2, tp=2, sequence_parallel=False),
+            [
+                "mesh: {dp_shard: 2, cp: 2, tp: 2}",
+                "roles:",
+                "  dp_shard: fsdp",
+                "  cp:       context",
+                "  tp:       tensor",
+            ],
+        ),
+        (
+            degrees(ep=2, dp_shard=8),
+            [
+                "mesh: {dp_shard_mod_ep: 4, dp_shard_in_ep: 2}",
+                "roles:",
+                "  dp_shard_mod_ep: fsdp",
+                "  dp_shard_in_ep:  {elsewhere: fsdp, moe: expert}",
+            ],
+        ),
+        (
+            degrees(ep=4, dp_shard=4, tp=2),
+            [
+                "mesh: {dp_shard_mod_ep: 2, dp_shard_in_ep: 2, tp: 2}",
+                "roles:",
+                "  dp_shard_mod_ep: fsdp",
+                "  dp_shard_in_ep:  {elsewhere: fsdp, moe: expert}",
+                "  tp:              {elsewhere: tensor, router: context, moe: expert, weights: whole, sequence_parallel: true}",
+            ],
+        ),
+        (
+            degrees(ep=2, dp_shard=2, tp=4),
+            [
+                "mesh: {dp_shard: 2, tp_mod_ep: 2, tp_in_ep: 2}",
+                "roles:",
+                "  dp_shard:  fsdp",
+                "  tp_mod_ep: {elsewhere: tensor, router: context, moe: context, sequence_parallel: true}",
+                "  tp_in_ep:  {elsewhere: tensor, router: context, moe: expert, sequence_parallel: true}",
+                "rules:",
+                "  router: {scores: [dp_shard]}",
+            ],
+        ),
+    ],
+)
+def test_layout(given, expected):
+    assert layout_lines(given) == expected
+
+
+def test_experts_rest_where_torchtitan_has_them():
+    """Experts over ep, then over efsdp; the rest over dp_shard and cp, with tp where it cuts; the router not over tp."""
+    given = degrees(ep=4, **SIXTEEN)
+    parts = parts_of(given)
+    assert parts is not None
+    layout, table = layout_of(given, parts, "mine"), build("mixtral-test")
+    plan = make_plan(Request(layout=layout, table=table, batch=16, length=64, engine="torch"))
+    rests = {row.name: str(row.at_rest) for row in plan.weights}
+    assert rests["layers.moe.up"] == "experts/cp/tp/dp_shard mlp embed"
+    assert rests["layers.attention.q"] == "heads/tp/dp_shard/cp embed"
+    assert rests["layers.attention.o"] == "embed/dp_shard/cp heads/tp"
+    assert rests["layers.router.kernel"] == "scores/dp_shard/cp embed"
+    assert rests["embedding.tokens"] == "vocab/tp/dp_shard/cp embed"
+    # Tokens of a row are cut over cp, and over tp between the layers, where each rank routes its own.
+    assert str(plan.by_name["residual.stream"].in_use) == "batch/dp_replicate/dp_shard length/cp/tp embed"
+    assert not plan.errors
+
+
+TOML = "[parallelism]\ndata_parallel_shard_degree = 2\ntensor_parallel_degree = 4\nexpert_parallel_degree = 2\n"
+EARLIER = "[training]\ntensor_parallel_degree = 4\nseq_len = 2048\n[experimental]\ncontext_parallel_degree = 2\n"
+JSON = '{"parallelism": {"tensor_parallel_degree": 4,\n "enable_sequence_parallel": false}}'
+PYTHON = """\
+def small():
+    return Config(parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=-1))
+
+def large():
+    config = small()
+    config.parallelism.context_parallel_degree = 2
+    return Config(parallelism=configs.ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4 * MANY))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "config", "values", "places"),
+    [
+        (
+            TOML,
+            "a.toml",
+            None,
+            {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 4},
+            {"tensor_parallel_degree": "3:1"},
+        ),
+        (
+            EARLIER,
+            "a.toml",
+            None,
+            {"tensor_parallel_degree": 4, "context_parallel_degree": 2},
+            {"context_parallel_degree": "5:1"},
+        ),
+        (
+            JSON,
+            "a.json",
+            None,
+            {"tensor_parallel_degree": 4, "enable_sequence_parallel": False},
+            {"enable_sequence_parallel": "2:2"},
+        ),
+        (
+            PYTHON,
+            "a.py",
+            "small",
+            {"tensor_parallel_degree": 2, "data_parallel_shard_degree": -1},
+            {"tensor_parallel_degree": "2:49"},
+        ),
+        (
+            PYTHON,
+            "a.py",
+            "large",
+            {"pipeline_parallel_degree": 2, "context_parallel_degree": 2},
+            {"context_parallel_degree": "6:5"},
+        ),
+    ],
+)
+def test_reading(text, source, config, values, places):
+    section = parse_section(text, source, config)
+    for name, value in values.items():
+        assert section.values[name] == value
+    for name, place in places.items():
+        assert str(section.positions[name]) == f"{source}:{place}"
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "message"),
+    [
+        ("[parallelism\n", "a.toml", "a.toml:1:13: not TOML: expected ']' at the end of a table declaration."),
+        ("{", "a.json", "a.json:1:2: not JSON: expecting property name enclosed in double quotes."),
+        ("def f(:\n", "a.py", "a.py:1:7: not Python: invalid syntax."),
+        ("x = 1\n", "a.py", "a.py: nothing here builds a ParallelismConfig."),
+        (PYTHON, "a.py", "a.py: 2 configurations. Say which with --config NAME. Known: small, large."),
+        (
+            "[model]\nname = 'x'\n",
+            "a.toml",
+            "a.toml: no section 'parallelism', and no degree of TorchTitan's in any other.",
+        ),
+        ("parallelism = 3\n", "a.toml", "a.toml: 'parallelism' is a section of options; found 3."),
+        ("[]", "a.json", "a.json: a configuration has sections; this is a list."),
+        (
+            "[parallelism]\ntensor_parallel_degree = 'four'\n",
+            "a.toml",
+            "a.toml:2:1: 'tensor_parallel_degree' is a whole number; found 'four'.",
+        ),
+        (
+            "[parallelism]\nenable_sequence_parallel = 1\n",
+            "a.toml",
+            "a.toml:2:1: 'enable_sequence_parallel' is true or false; found 1.",
+        ),
+        (
+            "c = ParallelismConfig(tensor_parallel_degree=N)\n",
+            "a.py",
+            "a.py:1:46: 'tensor_parallel_degree' is worked out by the program, which is read and not run. Write a number.",
+        ),
+    ],
+)
+def test_what_cannot_be_read(text, source, message):
+    with pytest.raises(InputError) as refused:
+        parse_section(text, source)
+    assert str(refused.value).split("\n")[0] == message
+
+
+def found_in(tmp_path, text: str, **asked):
+    (tmp_path / "a.toml").write_text(text)
+    try:
+        return import_torchtitan(Asked(file=str(tmp_path / "a.toml"), **asked)).findings
+    except FindingsError as error:
+        return error.findings
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "code", "found", "fix"),
+    [
+        (
+            "tensor_parallel_degree = 16\n",
+            {"devices": 8},
+            "SW106",
+            "tp 16, which does not divide 8 ranks: TorchTitan rounds dp_shard down to 0",
+            "",
+        ),
+        (
+            "data_parallel_shard_degree = 4\ntensor_parallel_degree = 2\nexpert_parallel_degree = 4\n",
+            {"devices": 32},
+            "SW106",
+            "dp_shard 4 x tp 2 = 8; ep has no ranks of its own",
+            "Write 'data_parallel_shard_degree = 16'.",
+        ),
+        ("context_parallel_degree = 0\n", {}, "SW106", "degree 0", ""),
+        (
+            "data_parallel_shard_degree = 6\nexpert_parallel_degree = 4\n",
+            {},
+            "SW109",
+            "4, which does not divide the ranks that it borrows: dp_shard 6 x cp 1 x tp 1 = 6",
+            "Write 'expert_parallel_degree = 3'.",
+        ),
+        (
+            "data_parallel_shard_degree = 16\nexpert_parallel_degree = 16\n",
+            {"model": "mixtral-test", "batch": 16},
+            "SW109",
+            "8 experts of mixtral-test over ep 16",
+            "Write 'expert_parallel_degree = 8'.",
+        ),
+        (
+            "data_parallel_shard_degree = 8\nexpert_parallel_degree = 2\n",
+            {"model": "llama3-test"},
+            "SW109",
+            "2, and llama3-test has no experts: it does nothing",
+            "",
+        ),
+        (
+            "data_parallel_shard_degree = 8\nexpert_tensor_parallel_degree = 2\n",
+            {},
+            "SW109",
+            "2, and experts are no longer cut by tensor parallelism (pytorch/torchtitan #3167)",
+            "Take 'expert_tensor_parallel_degree' out.",
+        ),
+        (
+            "data_parallel_shard_degree = 8\ntensor_paralel_degree = 2\n",
+            {},
+            "SW111",
+            "no option of TorchTitan's is called 'tensor_paralel_degree'",
+            "Write 'tensor_parallel_degree'.",
+        ),
+        (
+            "data_parallel_shard_degree = 3\ntensor_parallel_degree = 4\nexpert_parallel_degree = 6\n",
+            {},
+            "SW123",
+            "ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of them, so that no axes of a mesh "
+            "hold the experts",
+            "",
+        ),
+        (
+            "data_parallel_shard_degree = 4\ntensor_parallel_degree = 8\n",
+            {"model": "llama3-8b", "settings": {"num_kv_heads": "4"}},
+            "SW107",
+            "4 KV heads over tp 8: 0.5 of a KV head on each device; layers.attention.k and 1 more weight",
+            None,
+        ),
+    ],
+)
+def test_findings(tmp_path, text, asked, code, found, fix):
+    own = [finding for finding in found_in(tmp_path, f"[parallelism]\n{text}", **asked) if finding.code == code]
+    assert found in [finding.found for finding in own]
+    finding = next(each for each in own if each.found == found)
+    if fix is not None:
+        assert finding.fix == fix
+        assert finding.position is not None
+        assert (
+            text.splitlines()[finding.position.line - 2].split(" =")[0] in finding.where or "multiply" in finding.where
+        )
+    if fix and fix.startswith("Write 'expert"):
+        degree = fix.removeprefix("Write '").removesuffix("'.")
+        mended = "".join(
+            f"{degree}\n" if each.startswith("expert_parallel") else each for each in text.splitlines(keepends=True)
+        )
+        assert code not in [each.code for each in found_in(tmp_path, f"[parallelism]\n{mended}", **asked)]
+
+
+def test_what_is_left_goes_to_dp_shard(tmp_path):
+    (tmp_path / "a.toml").write_text("[parallelism]\ntensor_parallel_degree = 2\n")
+    asked = Asked(file=str(tmp_path / "a.toml"), devices=8)
+    assert import_torchtitan(asked).degrees.sizes["dp_shard"] == 4
+    named = import_torchtitan(Asked(file=str(tmp_path / "a.toml"), model="llama3-8b"))
+    assert (named.degrees.sizes["dp_shard"], dict(named.chosen)) == (8, {"--devices": "16"})
+
+
+def test_whole_text_of_experts_that_do_not_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text("[parallelism]\ndata_parallel_shard_degree = 6\nexpert_parallel_degree = 4\n")
+    (finding,) = import_torchtitan(Asked(file="a.toml")).findings
+    assert finding.text() == (
+        """\
+error SW109: The ranks that hold experts divide the experts, and the ranks that they are borrowed from.
+  where  a.toml:3:1: 'expert_parallel_degree'
+  found  4, which does not divide the ranks that it borrows: dp_shard 6 x cp 1 x tp 1 = 6
+  needed 1, 2, 3 or 6
+  fix    Write 'expert_parallel_degree = 3'."""
+    )
+
+
+def test_whole_text_of_ranks_that_no_axes_hold(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text(
+        "[parallelism]\ndata_parallel_shard_degree = 3\ntensor_parallel_degree = 4\nexpert_parallel_degree = 6\n"
+    )
+    found = import_torchtitan(Asked(file="a.toml"))
+    assert found.layout is None
+    assert found.findings[0].text() == (
+        """\
+error SW123: What is carried over to another language means the same there, or is said not to.
+  where  a.toml:4:1: 'expert_parallel_degree'
+  found  ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of them, so that no axes of a mesh hold the experts
+  needed a degree that takes whole axes and a divisor of the next"""
+    )
