@@ -1,0 +1,107 @@
+"""TorchTitan's configurations as text: TOML, JSON and Python, each value with its place, and what cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright import InputError
+from shardwright.interop.torchtitan.reading import parse_section
+
+TOML = "[parallelism]\ndata_parallel_shard_degree = 2\ntensor_parallel_degree = 4\nexpert_parallel_degree = 2\n"
+EARLIER = "[training]\ntensor_parallel_degree = 4\nseq_len = 2048\n[experimental]\ncontext_parallel_degree = 2\n"
+JSON = '{"parallelism": {"tensor_parallel_degree": 4,\n "enable_sequence_parallel": false}}'
+PYTHON = """\
+def small():
+    return Config(parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=-1))
+
+def large():
+    config = small()
+    config.parallelism.context_parallel_degree = 2
+    return Config(parallelism=configs.ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4 * MANY))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "config", "values", "places"),
+    [
+        (
+            TOML,
+            "a.toml",
+            None,
+            {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 4},
+            {"tensor_parallel_degree": "3:1"},
+        ),
+        (
+            EARLIER,
+            "a.toml",
+            None,
+            {"tensor_parallel_degree": 4, "context_parallel_degree": 2},
+            {"context_parallel_degree": "5:1"},
+        ),
+        (
+            JSON,
+            "a.json",
+            None,
+            {"tensor_parallel_degree": 4, "enable_sequence_parallel": False},
+            {"enable_sequence_parallel": "2:2"},
+        ),
+        (
+            PYTHON,
+            "a.py",
+            "small",
+            {"tensor_parallel_degree": 2, "data_parallel_shard_degree": -1},
+            {"tensor_parallel_degree": "2:49"},
+        ),
+        (
+            PYTHON,
+            "a.py",
+            "large",
+            {"pipeline_parallel_degree": 2, "context_parallel_degree": 2},
+            {"context_parallel_degree": "6:5"},
+        ),
+    ],
+)
+def test_reading(text, source, config, values, places):
+    section = parse_section(text, source, config)
+    for name, value in values.items():
+        assert section.values[name] == value
+    for name, place in places.items():
+        assert str(section.positions[name]) == f"{source}:{place}"
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "message"),
+    [
+        ("[parallelism\n", "a.toml", "a.toml:1:13: not TOML: expected ']' at the end of a table declaration."),
+        ("{", "a.json", "a.json:1:2: not JSON: expecting property name enclosed in double quotes."),
+        ("def f(:\n", "a.py", "a.py:1:7: not Python: invalid syntax."),
+        ("x = 1\n", "a.py", "a.py: nothing here builds a ParallelismConfig."),
+        (PYTHON, "a.py", "a.py: 2 configurations. Say which with --config NAME. Known: small, large."),
+        (
+            "[model]\nname = 'x'\n",
+            "a.toml",
+            "a.toml: no section 'parallelism', and no degree of TorchTitan's in any other.",
+        ),
+        ("parallelism = 3\n", "a.toml", "a.toml: 'parallelism' is a section of options; found 3."),
+        ("[]", "a.json", "a.json: a configuration has sections; this is a list."),
+        (
+            "[parallelism]\ntensor_parallel_degree = 'four'\n",
+            "a.toml",
+            "a.toml:2:1: 'tensor_parallel_degree' is a whole number; found 'four'.",
+        ),
+        (
+            "[parallelism]\nenable_sequence_parallel = 1\n",
+            "a.toml",
+            "a.toml:2:1: 'enable_sequence_parallel' is true or false; found 1.",
+        ),
+        (
+            "c = ParallelismConfig(tensor_parallel_degree=N)\n",
+            "a.py",
+            "a.py:1:46: 'tensor_parallel_degree' is worked out by the program, which is read and not run. Write a number.",
+        ),
+    ],
+)
+def test_what_cannot_be_read(text, source, message):
+    with pytest.raises(InputError) as refused:
+        parse_section(text, source)
+    assert str(refused.value).split("\n")[0] == message
