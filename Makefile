@@ -9,12 +9,13 @@ BIN := .venv/bin
 SOURCES := src tests benchmarks
 
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all quick check format golden bench
+.PHONY: help setup demo test test-all test-targets quick check format golden bench
 
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
 	@echo 'make test-all the same, every layout beside one device, and docs/sameness.md anew: about an hour'
+	@echo 'make test-targets  the steps of real models, compiled for TPUs and GPUs without them (0.5 GB of compilers)'
 	@echo 'make setup    prepare .venv with everything the tests need'
 	@echo 'make quick    the tests again, with what JAX compiled for the last time'
 	@echo 'make check    lint, format and types (after make setup)'
@@ -38,6 +39,10 @@ test: setup check
 
 test-all: test
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
+
+test-targets:
+	@PYTHON='$(PYTHON)' sh scripts/setup.sh targets
+	$(BIN)/python -m pytest -m targets tests/targets
 
 # Never what CI runs: a compilation that now fails could be answered from the cache.
 quick:

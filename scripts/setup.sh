@@ -1,5 +1,6 @@
 #!/bin/sh
-# Prepare .venv: `setup.sh complete` with everything the tests need, `setup.sh demo` with what training on JAX needs.
+# Prepare .venv: `setup.sh demo` with what training on JAX needs, `setup.sh complete` with everything the tests need,
+# `setup.sh targets` with the compilers of TPUs and GPUs too, which need neither.
 #
 # .venv/READY records what the environment was made from. Equal: nothing to do. A file .venv/UNFINISHED means that an
 # earlier run was stopped half-way; pip takes a half-copied package for an installed one, so that one starts afresh.
@@ -80,7 +81,13 @@ reuse=''
 if [ ! -e "$venv/UNFINISHED" ] && made_with=$("$venv/bin/python" -c "$describe" 2>/dev/null); then
     if [ -z "$python" ] || [ "$made_with" = "$("$python" -c "$describe")" ]; then
         ready=$(cat "$venv/READY" 2>/dev/null || true)
-        for enough in complete "$kind"; do
+        # Each has what those after it have.
+        case "$kind" in
+            targets) suffice=targets ;;
+            complete) suffice='targets complete' ;;
+            *) suffice="targets complete $kind" ;;
+        esac
+        for enough in $suffice; do
             if [ "$ready" = "$(recipe "$enough" "$made_with")" ]; then
                 exit 0
             fi
@@ -115,11 +122,15 @@ install() {
 }
 say "installing JAX and what training needs"
 install '.[jax]'
-if [ "$kind" = complete ]; then
+if [ "$kind" != demo ]; then
     say "installing PyTorch (the largest part)"
     install '.[jax,torch]'
     say "installing the tools of the tests"
     install '.[jax,torch,dev]'
+fi
+if [ "$kind" = targets ]; then
+    say "installing the compilers of TPUs and GPUs"
+    install '.[jax,torch,dev,tpu,gpu-compile]'
 fi
 "$venv/bin/shardwright" --help >/dev/null
 

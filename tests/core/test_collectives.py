@@ -264,17 +264,6 @@ def test_a_weight_whole_in_use_of_which_each_device_uses_a_slice_has_its_gradien
     assert rows["embedding.tokens"].gradient == {"fsdp": "reduce-scatter", "tensor": "all-reduce"}
 
 
-def test_micro_steps_and_stages_hold_fewer_activations() -> None:
-    whole = plan_of("llama3-test", "fsdp", {"fsdp": 2}).memory
-    parts = plan_of("llama3-test", "fsdp", {"fsdp": 2}, micro_steps=4).memory
-    gathered = 4 * (4 * 256 * 256 + 3 * 256 * 768)
-    assert whole.activations_bytes - gathered == 4 * (parts.activations_bytes - gathered)
-    assert parts.weights_bytes == whole.weights_bytes
-    one, three = (plan_of("llama3-test", "pp", {"stage": n, "fsdp": 2}).memory for n in (1, 3))
-    stream = BATCH // 2 * LENGTH * 256 * 4
-    assert one.activations_bytes - three.activations_bytes == (6 - 2) * stream
-
-
 def test_a_routing_bias_is_a_buffer_that_every_rank_holds() -> None:
     rows = {row.name: row for row in plan_of("deepseek3-test", "fsdp", {"fsdp": 8}, engine="torch").weights}
     bias = rows["moe_layers.router.bias"]

@@ -36,10 +36,18 @@ def layers_on_device(tensor: TensorPlan, mesh: Mesh) -> int:
 def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> Memory:
     """Memory of one device at the peak of a step.
 
-    Gradients rest as their weights do, in the weights' dtype. Activations, of one micro-step: what ``remat`` keeps of each layer
-    (the residual stream; with ``dots`` every named activation but the dispatched tokens; with ``none`` all),
-    plus one layer's named activations with their gradients, plus one layer's gathered weights, plus the logits
-    and their gradient in float32. Queries and keys that are attended where they were made count once.
+    Gradients rest as their weights do, in the weights' dtype. Activations are what the larger of two moments holds
+    beside weights, their gradients and the optimizer's moments:
+
+    | moment | holds |
+    |---|---|
+    | the logits' backward pass | what layers keep; the scores in float32, their slope in the dtype of the computation, and that a second time, turned for the weight's gradient; the logits' weight in use, and its whole gradient. No gradient of a layer is there yet |
+    | the backward pass of a layer | what layers keep; all gradients; one layer's named activations with theirs, its gathered weights, their whole gradients, and those of experts once more in float32, in which they are added up |
+
+    With micro-steps the sums of their gradients are held all along; what replicas sum is summed in place. What layers
+    keep is ``remat``'s: the residual stream; with ``dots`` every named activation but the dispatched tokens; with
+    ``none`` all. Queries and keys that are attended where they were made count once. docs/compiled.md has the estimate
+    beside what compilers need.
     """
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
@@ -47,14 +55,19 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     same = {move.target for move in request.table.moves if _moves_nothing(move, rows, mesh)}
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     resting = sum(t.bytes_per_device * layers_on_device(t, mesh) for t in weights)
-    trained_elements = sum(
-        t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(t, mesh) for t in weights if t.name not in frozen
+    trained = [t for t in weights if t.name not in frozen]
+    elements = sum(t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(t, mesh) for t in trained)
+    gradients = elements * DTYPE_BYTES[request.weights_dtype]
+    moments = (
+        _at_the_logits(request, mesh, trained, activations),
+        gradients + _in_a_layer(request, mesh, trained, activations),
     )
+    sums = gradients if request.micro_steps > 1 else 0
     return Memory(
         weights_bytes=resting,
-        gradients_bytes=trained_elements * DTYPE_BYTES[request.weights_dtype],
-        optimizer_bytes=2 * trained_elements * DTYPE_BYTES[request.moments_dtype],
-        activations_bytes=_activations(request, mesh, weights, activations),
+        gradients_bytes=gradients,
+        optimizer_bytes=2 * elements * DTYPE_BYTES[request.moments_dtype],
+        activations_bytes=max(0, max(moments) + sums - gradients),
     )
 
 
@@ -66,23 +79,41 @@ def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bo
     return not steps(before, after, (), mesh)
 
 
-def _activations(request: Request, mesh: Mesh, weights: list[TensorPlan], activations: list[TensorPlan]) -> int:
-    in_layers = [a for a in activations if a.component not in OUTSIDE_LAYERS]
-    outside = [a for a in activations if a.component in OUTSIDE_LAYERS]
+def _at_the_logits(
+    request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]
+) -> int:
+    width = DTYPE_BYTES[request.dtype]
+    scores = sum(
+        a.bytes_per_device // DTYPE_BYTES[a.dtype] * (DTYPE_BYTES["float32"] + 2 * width)
+        for a in activations
+        if a.component == "logits" and "vocab" in a.in_use.logical_axes
+    )
+    kernels = [w for w in trained if w.component == "logits" or "logits" in request.table.weight(w.name).uses]
+    gathered = sum(2 * bytes_on_device(w.in_use, w.shape, request.dtype, mesh) for w in kernels)
+    return _kept(request, mesh, activations) + ceil(scores / request.micro_steps) + gathered
+
+
+def _in_a_layer(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]) -> int:
+    working = 2 * sum(a.bytes_per_device for a in activations if a.component not in OUTSIDE_LAYERS)
+    weights = 0
+    for w in trained:
+        if w.stack is None:
+            continue
+        whole = bytes_on_device(w.in_use, w.shape, request.dtype, mesh)
+        weights += whole * (2 if w.at_rest != w.in_use else 1)
+        if w.component == "moe":
+            weights += bytes_on_device(w.in_use, w.shape, "float32", mesh)
+    return _kept(request, mesh, activations) + ceil(working / request.micro_steps) + weights
+
+
+def _kept(request: Request, mesh: Mesh, activations: Sequence[TensorPlan]) -> int:
+    """What the forward pass of all layers leaves for the backward pass, of one micro-step."""
     kept = {
         "full": lambda a: a.component == "residual" and a.name.endswith("stream"),
         "dots": lambda a: not {"slots", "tokens"} & set(a.in_use.logical_axes),
         "none": lambda _: True,
     }[request.remat]
-    stages = {a.component: mesh.size(request.layout.axes_with("stage", a.component)) for a in in_layers}
-    saved = sum(a.bytes_per_device * ceil(a.num / stages[a.component]) for a in in_layers if kept(a))
-    working = 2 * sum(a.bytes_per_device for a in in_layers)
-    logits = sum(
-        2 * a.bytes_per_device * DTYPE_BYTES["float32"] // DTYPE_BYTES[a.dtype]
-        for a in outside
-        if a.component == "logits"
-    )
-    gathered = sum(
-        bytes_on_device(w.in_use, w.shape, request.dtype, mesh) for w in weights if w.at_rest != w.in_use and w.stack
-    )
-    return ceil((saved + working + logits) / request.micro_steps) + gathered
+    found = [a for a in activations if a.component not in OUTSIDE_LAYERS and kept(a)]
+    stages = {a.component: mesh.size(request.layout.axes_with("stage", a.component)) for a in found}
+    saved = sum(a.bytes_per_device * ceil(a.num / stages[a.component]) for a in found)
+    return ceil(saved / request.micro_steps)

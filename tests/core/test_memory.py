@@ -1,0 +1,63 @@
+"""Memory at the peak of a step, added up by hand for models small enough to do so."""
+
+from __future__ import annotations
+
+from tests.core.test_collectives import BATCH, LENGTH, plan_of
+
+EMBED, WIDTH, VOCAB, LAYERS = 256, 768, 2048, 6
+STREAM = BATCH // 2 * LENGTH * EMBED * 4
+"""One activation as wide as the residual stream, on one of two devices, float32."""
+KEPT = LAYERS * STREAM
+# In a layer: stream, input, q, k, v, attended, projected; input, projected and three widths of hidden units in mlp; and
+# positions and segments of queries and keys as they came and as they are attended.
+WORKING = 2 * (12 * STREAM + 6 * BATCH // 2 * LENGTH * 4)
+# Gathered, and their gradients; the norms are used as they rest.
+WEIGHTS = 2 * 4 * (4 * EMBED * EMBED + 3 * EMBED * WIDTH) + 2 * 4 * EMBED
+
+
+def test_the_peak_is_in_a_layer_where_the_vocabulary_is_small() -> None:
+    memory = plan_of("llama3-test", "fsdp", {"fsdp": 2}).memory
+    assert memory.activations_bytes == KEPT + WORKING + WEIGHTS
+    assert memory.gradients_bytes == memory.weights_bytes
+    assert memory.optimizer_bytes == 2 * memory.weights_bytes
+
+
+def test_micro_steps_hold_less_at_once_and_the_sums_of_their_gradients() -> None:
+    memory = plan_of("llama3-test", "fsdp", {"fsdp": 2}, micro_steps=4).memory
+    assert memory.activations_bytes == (KEPT + WORKING) // 4 + WEIGHTS + memory.gradients_bytes
+
+
+def test_the_peak_is_at_the_logits_where_the_vocabulary_is_large() -> None:
+    plan = plan_of("llama3-1b", "fsdp", {"fsdp": 8}, dtype="bfloat16", weights_dtype="bfloat16")
+    vocab, embed, layers, tokens = 128256, 2048, 16, BATCH // 8 * LENGTH
+    scores = tokens * vocab * (4 + 2 * 2)
+    kernel = 2 * vocab * embed * 2
+    kept = layers * tokens * embed * 2
+    # No gradient of a layer is there yet: what is counted as gradients has room for a part of it.
+    assert plan.memory.activations_bytes == kept + scores + kernel - plan.memory.gradients_bytes > 0
+
+
+MOVED = """
+name: mine
+mesh: {{expert: 4}}
+move: {{moe: {move}}}
+roles: {{expert: {{elsewhere: fsdp, moe: expert}}}}
+"""
+
+
+def test_gradients_of_experts_are_added_up_in_float32() -> None:
+    options = {"dtype": "bfloat16", "weights_dtype": "bfloat16"}
+    cut, gathered = (plan_of("mixtral-test", MOVED.format(move=m), {}, **options) for m in ("all-to-all", "weights"))
+    experts = sum(row.bytes_per_device for row in gathered.weights if row.component == "moe")
+    buffers = [
+        2 * sum(row.bytes_per_device for row in p.activations if row.component == "moe") for p in (cut, gathered)
+    ]
+    # Three parts more than at rest: gathered and as gradients in bfloat16, added up in float32. And the own part once
+    # more, since it is gathered and not used where it lies.
+    difference = gathered.memory.activations_bytes - cut.memory.activations_bytes
+    assert difference == experts * (3 * (1 + 1 + 2) + 1) + buffers[1] - buffers[0]
+
+
+def test_a_pipeline_stage_keeps_what_its_own_layers_need() -> None:
+    one, three = (plan_of("llama3-test", "pp", {"stage": n, "fsdp": 2}).memory for n in (1, 3))
+    assert one.activations_bytes - three.activations_bytes == (6 - 2) * STREAM

@@ -1,0 +1,127 @@
+"""Real models under their layouts on real targets: what is compiled and held against its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.cli.options import PlanOptions
+
+TRAINED_IN_BF16 = {"weights_dtype": "bfloat16", "moments_dtype": "bfloat16", "dtype": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A step, its parts as on the command line. ``why``: what it is among the cases for."""
+
+    model: str
+    layout: str
+    mesh: str
+    chips: str
+    batch: int
+    length: int
+    move: str | None = None
+    set: str | None = None
+    micro_steps: int | None = None
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """As a file can be called, and one of a kind."""
+        extra = [part.replace("=", "-") for part in (self.move, self.set) if part]
+        extra += [f"{self.micro_steps} micro-steps"] if self.micro_steps else []
+        return " ".join([self.model, self.layout, self.mesh.replace("=", ""), self.chips, *extra])
+
+    @property
+    def options(self) -> PlanOptions:
+        return PlanOptions(
+            mesh=self.mesh,
+            chips=self.chips,
+            batch=self.batch,
+            length=self.length,
+            move=self.move,
+            set=((self.set,),) if self.set else (),
+            micro_steps=self.micro_steps,
+            **TRAINED_IN_BF16,
+        )
+
+
+def _on(targets: tuple[str, ...], **case) -> tuple[Case, ...]:
+    return tuple(Case(chips=target, **case) for target in targets)
+
+
+GPU, V5P, V6E, CPU = "h100:1x8", "v5p:2x2x2", "v6e:2x4", "cpu:8"
+MIXTRAL = {"model": "mixtral-8x7b", "batch": 8, "length": 2048, "set": "capacity_factor=1.25"}
+LLAMA = {"model": "llama3-8b", "batch": 8, "length": 4096}
+DEEPSEEK = {"model": "deepseek3-16b", "batch": 8, "length": 4096}
+
+CASES: tuple[Case, ...] = (
+    *_on((GPU, V5P, CPU), **MIXTRAL, layout="ep", mesh="expert=8", move="moe=all-to-all", why="tokens travel"),
+    *_on((GPU, V5P, CPU), **MIXTRAL, layout="ep", mesh="expert=8", move="moe=weights", why="weights travel"),
+    *_on(
+        (GPU,),
+        **MIXTRAL,
+        layout="ep",
+        mesh="fsdp=2,expert=4",
+        move="moe=ring",
+        why="every token to every expert's device",
+    ),
+    *_on((GPU,), **MIXTRAL, layout="ep-as-cp", mesh="fsdp=2,expert=4", why="the sequence over the experts' axis"),
+    *_on(("v6e:4x4",), **MIXTRAL | {"batch": 16}, layout="ep-as-cp", mesh="fsdp=4,expert=4", why="16 smaller chips"),
+    *_on((GPU,), **MIXTRAL, layout="tp-as-ep", mesh="fsdp=2,tensor=4", why="experts where heads were"),
+    *_on((GPU, V5P, V6E, CPU), **LLAMA, layout="fsdp", mesh="fsdp=8", why="the plainest"),
+    *_on((GPU, V5P), **LLAMA, layout="hsdp", mesh="data=2,fsdp=4", why="replicas"),
+    *_on(
+        (GPU,),
+        **LLAMA | {"batch": 16},
+        layout="hsdp",
+        mesh="data=2,fsdp=4",
+        micro_steps=2,
+        why="replicas are summed once",
+    ),
+    *_on((GPU, V5P, "b200:1x8"), **LLAMA, layout="fsdp-tp", mesh="fsdp=2,tensor=4", why="two ways to cut a weight"),
+    *_on((GPU, V5P), **LLAMA, layout="cp", mesh="fsdp=2,context=4", why="keys are gathered"),
+    *_on((GPU, V5P), **LLAMA, layout="cp", mesh="fsdp=2,context=4", move="attention=ring", why="keys go around"),
+    *_on((GPU,), **LLAMA, layout="cp", mesh="fsdp=2,context=4", move="attention=ulysses", why="heads for tokens"),
+    *_on((GPU, V5P), **DEEPSEEK, layout="ep", mesh="fsdp=2,expert=4", why="a latent, and shared experts"),
+    *_on(
+        (GPU,),
+        **DEEPSEEK,
+        layout="ep-as-cp",
+        mesh="fsdp=2,expert=4",
+        move="attention=ring",
+        why="the latent goes around",
+    ),
+)
+
+LARGE: tuple[Case, ...] = (
+    Case(
+        model="deepseek3-671b",
+        layout="ep-as-cp",
+        mesh="fsdp=64,expert=8",
+        chips="v5p:8x8x8",
+        batch=512,
+        length=4096,
+        move="moe=ring",
+        why="a ring of experts on 512 chips",
+    ),
+    Case(
+        model="deepseek3-671b",
+        layout="ep-as-cp",
+        mesh="fsdp=64,expert=8",
+        chips="v5p:8x8x8",
+        batch=512,
+        length=4096,
+        move="moe=all-to-all",
+        why="tokens travel on 512 chips",
+    ),
+    Case(
+        model="llama3-405b",
+        layout="fsdp-tp",
+        mesh="data=8,fsdp=8,tensor=8",
+        chips="h100:64x8",
+        batch=64,
+        length=8192,
+        why="replicas, shards and tensor parallel on 512 GPUs",
+    ),
+)
+"""The largest, which take minutes each."""
