@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +16,13 @@ from shardwright.cli.output import write_json, write_view
 from shardwright.cli.request import Asked, asked, planned
 from shardwright.compiled.agreement import Agreement, agree
 from shardwright.compiled.findings import compiled_findings
+from shardwright.compiled.out_of_memory import out_of_memory_findings
 from shardwright.compiled.program import CompiledProgram
 from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.finding import Finding, worst_first
 from shardwright.core.plan import Plan
+
+TOO_LARGE = "SW312"
 
 WITHOUT_HARDWARE = {
     # No look for a metadata server, no machine-wide lock, and no log folder.
@@ -55,12 +58,18 @@ class Compiled:
 
 
 def run_compile(verb: CompileVerb) -> int:
-    """Compile and compare. 1 where the plan, or the program, has a finding of severity error."""
+    """Compile and compare. 1 where the plan, or the program, has a finding of severity error.
+
+    Whether a program fits is for its compiler to say: an estimate that it does not stops nothing.
+    """
     question = asked(verb.model, verb.layout, verb.plan)
     plan = planned(question)
-    if plan.errors:
-        raise FindingsError(plan.errors)
-    compiled = compile_plan(question, plan, str(verb.plan.chips), keep_text=verb.hlo)
+    if errors := tuple(finding for finding in plan.errors if finding.code != TOO_LARGE):
+        raise FindingsError(errors)
+    try:
+        compiled = compile_plan(question, plan, str(verb.plan.chips), keep_text=verb.hlo)
+    except FindingsError as refused:
+        return _refused(verb, question, plan, refused.findings)
     if verb.plan.json:
         write_json(compiled.to_json())
     else:
@@ -71,8 +80,26 @@ def run_compile(verb: CompileVerb) -> int:
     return 1 if any(finding.severity == "error" for finding in compiled.findings) else 0
 
 
+def _refused(verb: CompileVerb, question: Asked, plan: Plan, findings: Sequence[Finding]) -> int:
+    """Show what was predicted, and what the compiler said in place of compiling."""
+    if verb.plan.json:
+        shown = [finding.to_json() for finding in worst_first((*plan.findings, *findings))]
+        told = {"target": verb.plan.chips, "compiled": None, "agreement": None}
+        write_json({**plan.to_json(), "findings": shown, **told})
+    else:
+        from shardwright.report.findings_view import findings_list
+        from shardwright.report.plan_view import plan_view
+
+        write_view(plan_view(plan, question.chosen, tensors=False), sys.stdout)
+        write_view(lambda width: findings_list(findings, width), sys.stdout)
+    return 1
+
+
 def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
-    """The plan's step compiled for its chips, without them. Raises InputError for what the user can mend."""
+    """The plan's step compiled for its chips, without them.
+
+    Raises InputError for what the user can mend, and FindingsError where the compiler says that it does not fit.
+    """
     machine = question.machine
     if machine is None:
         raise InputError("compile needs a target: --chips v5p:4x4x4, h100:8x8, or cpu:8 for simulated devices.")
@@ -94,7 +121,13 @@ def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | Non
         doing(f"lowering {plan.request.table.name} for {target}")
         lowered = engine.lower_step(plan, machine)
         doing(f"compiling {plan.request.table.name} for {target}")
-        built, known = cache.cached(lowered, target, lambda: engine.build(lowered, machine), cache.default_folder())
+        try:
+            built, known = cache.cached(lowered, target, lambda: engine.build(lowered, machine), cache.default_folder())
+        except engine.DoesNotFitError as error:
+            if findings := out_of_memory_findings(plan, error.text):
+                raise FindingsError(findings) from None
+            said = error.text.strip().splitlines()[0]
+            raise InputError(f"the compiler of {target} refused the program: {said}") from None
         doing("reading the program")
         if keep_text is not None:
             _keep(built.text, keep_text)

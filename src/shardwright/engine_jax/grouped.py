@@ -26,8 +26,9 @@ CPU_BLOCK, GPU_BLOCK = 64, 512
 """Rows of a block at most: on CPU a product of fewer than 32 rows leaves its vector units waiting for the matrix, and of
 the last block of each expert half is padding; a GPU wants some hundred rows to be busy for as long as a matrix takes to
 come from memory."""
-KERNEL_TILE = (512, 1024, 1024)
-"""Rows, contracted and resulting elements of one tile of TPU's kernel: 5 MB of its fast memory in bfloat16."""
+KERNEL_TILE_BYTES = (1024, 2048, 2048)
+"""Rows, contracted and resulting elements of one tile of TPU's kernel, times the bytes of one: in bfloat16 512 rows of
+1,024, of which the tiles that are read, added up and written take 13 of the 16 MB that a kernel may have."""
 LEAST_KERNEL_ROWS = 128
 """The kernel's tiles of rows must divide the buffer; where they would be smaller than the matrix unit, blocks are used."""
 
@@ -72,8 +73,13 @@ grouped_swiglu.defvjp(_forward, _backward)
 
 def _kernel_rows(rows_RM: jax.Array) -> int:
     """Rows of one tile of the kernel; 0 where it cannot be used."""
-    rows = gcd(rows_RM.shape[0], KERNEL_TILE[0])
+    rows = gcd(rows_RM.shape[0], KERNEL_TILE_BYTES[0] // rows_RM.dtype.itemsize)
     return rows if rows >= LEAST_KERNEL_ROWS else 0
+
+
+def _tile(rows_RM: jax.Array) -> tuple[int, int, int]:
+    _, contracted, resulting = (size // rows_RM.dtype.itemsize for size in KERNEL_TILE_BYTES)
+    return _kernel_rows(rows_RM), contracted, resulting
 
 
 def _by_kernel(
@@ -109,12 +115,10 @@ def _product(x: jax.Array, matrices: jax.Array, *, sizes_E, transposed: bool = F
     # Imported here, because Pallas takes a while to load and only TPU needs it.
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
-    tile = (_kernel_rows(x), *KERNEL_TILE[1:])
-    return gmm(x, matrices, sizes_E, x.dtype, tile, transpose_rhs=transposed, interpret=interpret)
+    return gmm(x, matrices, sizes_E, x.dtype, _tile(x), transpose_rhs=transposed, interpret=interpret)
 
 
 def _slope_of_weight(x: jax.Array, slope: jax.Array, matrices: jax.Array, *, sizes_E, interpret: bool) -> jax.Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    tile = (_kernel_rows(x), *KERNEL_TILE[1:])
-    return tgmm(x.swapaxes(0, 1), slope, sizes_E, matrices.dtype, tile, interpret=interpret)
+    return tgmm(x.swapaxes(0, 1), slope, sizes_E, matrices.dtype, _tile(x), interpret=interpret)
