@@ -73,6 +73,7 @@ OPTIONS = {
     },
     "import torchtitan": {"--config", "--devices", "--model", "--set", "--batch", "--length", "--out", "--json"},
     "import huggingface": {"--model", "--set", "--devices", "--out", "--json"},
+    "export": {"--model", "--set", "--mesh", "--devices", "--move", "--out", "--json"},
     "ckpt show": {"--json"},
     "ckpt verify": {"--json"},
 }
@@ -84,11 +85,12 @@ ARGUMENTS = {
     "check": "",
     "train": "MODEL",
     **dict.fromkeys(("import maxtext", "import torchtitan", "import huggingface"), "FILE"),
+    "export": "maxtext NAME|FILE",
     "ckpt show": "DIR",
     "ckpt verify": "DIR",
 }
 VERBS = {
-    "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import"},
+    "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import", "export"},
     "import": {"maxtext", "torchtitan", "huggingface"},
     "ckpt": {"show", "verify"},
 }

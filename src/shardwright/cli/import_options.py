@@ -115,5 +115,29 @@ class ImportVerb:
     )
 
 
-EveryVerb = Verb | Annotated[ImportVerb, subcommand("import")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportVerb:
+    """Write a layout in another program's words: MaxText's rules, under which each weight rests where the plan says."""
+
+    to: Annotated[Positional[Literal["maxtext"]], arg(metavar="maxtext", help_behavior_hint="")]
+    """The program."""
+    layout: Annotated[Positional[str], arg(metavar="NAME|FILE", help_behavior_hint="")]
+    """A preset, or the path of a layout file."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(required)")] = None
+    """The model whose tensors the rules must cut as the layout does, as mixtral-8x7b."""
+    set: Settings = ()
+    """Dimensions of the model, as num_layers=2."""
+    mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
+    """Sizes of mesh axes, as fsdp=2,expert=4."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the sizes multiply to)")] = None
+    """Number of devices."""
+    move: Annotated[Text, arg(metavar="WHAT=HOW,...", help_behavior_hint="(default: the layout's)")] = None
+    """How keys and tokens move, as moe=weights."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: to stdout)")] = None
+    """Write the rules here."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+EveryVerb = Verb | Annotated[ImportVerb, subcommand("import")] | Annotated[ExportVerb, subcommand("export")]
 """All verbs."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from shardwright.cli.import_options import EveryVerb, ImportVerb
+from shardwright.cli.import_options import EveryVerb, ExportVerb, ImportVerb
 from shardwright.cli.options import (
     CheckVerb,
     CkptVerb,
@@ -122,6 +122,10 @@ def _run(verb: EveryVerb) -> int:
             from shardwright.cli.import_ import run_import
 
             return run_import(verb)
+        case ExportVerb():
+            from shardwright.cli.export import run_export
+
+            return run_export(verb)
         case CkptVerb():
             from shardwright.cli.ckpt import run_show, run_verify
 

@@ -13,6 +13,7 @@ from shardwright.interop.maxtext.placing import Imported, Placed
 from shardwright.interop.maxtext.rules import Rule
 
 TOKENS = ("batch", "length", "tokens")
+PARTS = ("heads", "kv_heads", "mlp", "vocab")
 NEEDED = (
     f"less than {percent(REPLICATED_WARNING_SHARE.value)} of the bytes "
     f"(from {percent(REPLICATED_ERROR_SHARE.value)} on it is an error)"
@@ -77,12 +78,20 @@ def whole_activations(imported: Imported) -> Iterator[Drafted]:
         tensor = placed.tensor
         if tensor.keys or (tensor.component == "moe" and "experts" in tensor.dims[:1]) or tensor.component == "input":
             continue
-        missing = tuple(axis for axis in cutting if axis not in placed.axes)
+        missing = tuple(
+            axis for axis in cutting if axis not in placed.axes and not _cuts_in_parts(imported, axis, tensor.component)
+        )
         if missing and set(TOKENS) & set(tensor.dims):
             yield Drafted(
                 finding=_activation(imported, placed, missing, total),
                 remedies=tuple(_length_rule(imported, placed, missing, stream)),
             )
+
+
+def _cuts_in_parts(imported: Imported, axis: str, component: str) -> bool:
+    """Whether an axis cuts heads, hidden units or vocabulary of a component, so that each device needs all of its tokens."""
+    here = ("router", "moe") if component in ("router", "moe") else (component,)
+    return any(axis in placed.of(dim) for placed in imported.placed if placed.tensor.component in here for dim in PARTS)
 
 
 def _activation(imported: Imported, placed: Placed, missing: tuple[str, ...], total: int) -> Finding:

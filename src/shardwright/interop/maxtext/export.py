@@ -1,0 +1,230 @@
+"""A layout of ours as a list of MaxText's rules, under which every weight of a model rests where the plan says.
+
+A name has one line, unless tensors want it cut differently: then a line that another name's axes stop in one tensor falls
+back to the next. The list is resolved again and compared with the plan before it is given to anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from shardwright.core.codes import Severity
+from shardwright.core.errors import InputError
+from shardwright.core.finding import Finding
+from shardwright.core.plan import Plan
+from shardwright.core.wording import count, others
+from shardwright.interop.maxtext.linen import resolve
+from shardwright.interop.maxtext.rules import Rule, rule
+from shardwright.interop.maxtext.sizes import size_key
+from shardwright.interop.maxtext.tensors import Step, Tagged, tensors_of
+from shardwright.interop.maxtext.words import AXES
+
+NAMES_OF_ROLES = {
+    "data": "data",
+    "fsdp": "fsdp",
+    "context": "context",
+    "tensor": "tensor",
+    "expert": "expert",
+    "stage": "stage",
+}
+"""What MaxText calls an axis with a role; used to say what a user might rename one to."""
+
+MOST_LINES = 4
+"""Lines of one name that are tried in every order."""
+
+Cuts = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A tensor with MaxText's names, and how the plan cuts each of its dims. ``lost``: axes for which it has no dim."""
+
+    tensor: Tagged
+    cuts: Cuts
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The rules, the text of their file, and what they do not say of the plan."""
+
+    plan: Plan
+    rules: tuple[Rule, ...]
+    text: str
+    compared: int
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "layout": self.plan.request.layout.name,
+            "model": self.plan.request.table.name,
+            "mesh": dict(self.plan.mesh.shape),
+            "rules": [{"name": line.name, "axes": list(line.axes)} for line in self.rules],
+            "text": self.text,
+            "compared": self.compared,
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def export_maxtext(plan: Plan) -> Export:
+    """The rules of a plan.
+
+    Raises InputError for a mesh axis that MaxText has no size for, and for a model that it has none like.
+    """
+    _axes_are_known(plan)
+    wanted = _wanted(plan)
+    rules = _rules(wanted, tuple(_also(plan)))
+    differences = [(each, found) for each in wanted if (found := resolve(each.tensor.names, rules).axes) != each.cuts]
+    return Export(
+        plan=plan,
+        rules=rules,
+        text=rules_text(plan, rules),
+        compared=len(wanted),
+        findings=tuple(_findings(plan, wanted, differences)),
+    )
+
+
+def rules_text(plan: Plan, rules: Sequence[Rule]) -> str:
+    """A file that is a preset and a configuration alike: mesh, sizes, data and rules, a line each."""
+    mesh, layout = plan.mesh, plan.request.layout
+    axes = ", ".join(mesh.names)
+    lines = [
+        f"# Layout '{layout.name}' for {plan.request.table.name}, written by shardwright. A name may have several lines:",
+        "# where an axis of the first is taken in a tensor, the next is read. Their order matters.",
+        f"mesh_axes: [{axes}]",
+        f"data_sharding: [[{axes}]]",
+        *(f"{size_key('ici', axis.name)}: {axis.size}" for axis in mesh.axes),
+        "logical_axis_rules:",
+        *(f"  - {line}" for line in rules),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _axes_are_known(plan: Plan) -> None:
+    layout = plan.request.layout
+    for axis in plan.mesh.names:
+        if axis not in AXES:
+            roles = layout.entries[axis].roles
+            usual = max(dict.fromkeys(roles.values()), key=list(roles.values()).count)
+            near = NAMES_OF_ROLES.get(layout.entries[axis].elsewhere or usual)
+            hint = f" An axis that is mostly '{usual}' is called '{near}' there." if near else ""
+            raise InputError(f"MaxText has no mesh axis '{axis}'. Known: {', '.join(AXES)}.{hint}")
+
+
+def _wanted(plan: Plan) -> list[Wanted]:
+    request = plan.request
+    stages = any(plan.mesh.size(a) > 1 for a in request.layout.axes_with("stage", "attention"))
+    step = Step(batch=request.batch, length=request.length, path="capacity", pipelined=stages)
+    found = []
+    for tensor in tensors_of(request.table, step):
+        cuts = _as_planned(plan, tensor)
+        if cuts is not None:
+            here = tuple(cuts.get(dim, ()) for dim in tensor.dims)
+            told = {axis for cut in here for axis in cut}
+            lost = tuple(axis for cut in cuts.values() for axis in cut if axis not in told)
+            found.append(Wanted(tensor=tensor, cuts=here, lost=plan.mesh.larger_than_one(lost)))
+    return found
+
+
+def _as_planned(plan: Plan, tensor: Tagged) -> Mapping[str, tuple[str, ...]] | None:
+    """The plan's axes of each of our dims; for tensors that only MaxText has, those of the nearest that we have."""
+    like = tensor.ours or {
+        "moe.masks": "router.scores",
+        "logits.tiled": "logits.scores",
+        "attention.keys": "attention.queries",
+    }.get(tensor.name)
+    row = None if like is None else plan.by_name.get(like)
+    if row is None:
+        return None
+    cuts = {"length" if dim.logical_axis == "q_length" else dim.logical_axis: dim.axes for dim in row.rests.dims}
+    if tensor.name == "logits.tiled":
+        cuts["tokens"] = (*cuts.pop("batch"), *cuts.pop("length"))
+    return cuts
+
+
+def _rules(wanted: Sequence[Wanted], also: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Names that all tensors cut alike, in any order; then the others, each in the order of lines that loses fewest bytes."""
+    wants: dict[str, list[tuple[str, ...]]] = {}
+    for each in wanted:
+        for name, cut in zip(each.tensor.names, each.cuts, strict=True):
+            if name is not None and cut not in wants.setdefault(name, []):
+                wants[name].append(cut)
+    rules = [rule(name, *cuts[0]) for name, cuts in wants.items() if len(cuts) == 1]
+    for name, cuts in wants.items():
+        if len(cuts) > 1:
+            orders = permutations(cuts) if len(cuts) <= MOST_LINES else [tuple(cuts)]
+            candidates = [[*rules, *(rule(name, *cut) for cut in order)] for order in orders]
+            losses = [_lost(wanted, name, lines) for lines in candidates]
+            rules = candidates[losses.index(min(losses))]
+    return tuple(_without_unreached([*rules, *also]))
+
+
+def _also(plan: Plan) -> Iterator[Rule]:
+    """Lines for names that no tensor here carries and that MaxText reads beside them: queries, sparse experts, stages."""
+    segments = plan.by_name["attention.q_segments"].in_use
+    yield rule("activation_q_length", *segments.axes_of("q_length"))
+    experts = next((row for row in plan.weights if row.name.endswith(".moe.up")), None)
+    if experts is not None:
+        yield rule("mlp_no_fsdp", *experts.in_use.axes_of("mlp"))
+    stages = plan.request.layout.axes_with("stage", "attention")
+    if stages:
+        yield rule("activation_stage", *stages)
+
+
+def _lost(wanted: Sequence[Wanted], name: str, rules: Sequence[Rule]) -> tuple[int, int]:
+    """Bytes of weights, then of activations, whose dim of a name is cut otherwise than the plan has it."""
+    lost = {"weight": 0, "activation": 0}
+    for each in wanted:
+        if name in each.tensor.names:
+            dim = each.tensor.names.index(name)
+            if resolve(each.tensor.names, rules).axes[dim] != each.cuts[dim]:
+                lost[each.tensor.kind] += each.tensor.bytes
+    return lost["weight"], lost["activation"]
+
+
+def _without_unreached(rules: Sequence[Rule]) -> Iterator[Rule]:
+    """The list without lines that an earlier one of their name always comes before."""
+    for number, line in enumerate(rules):
+        earlier = (old for old in rules[:number] if old.name == line.name)
+        if not any(set(old.axes) <= set(line.axes) for old in earlier):
+            yield line
+
+
+def _findings(plan: Plan, wanted: Sequence[Wanted], differences: Sequence[tuple[Wanted, Cuts]]) -> Iterator[Finding]:
+    layout = plan.request.layout
+    severities: dict[str, Severity] = {"weight": "error", "activation": "info"}
+    for kind, severity in severities.items():
+        those = [(each, found) for each, found in differences if each.tensor.kind == kind]
+        if those:
+            lines = "\n".join(
+                f"{each.tensor.name}: {_text(each.tensor, each.cuts)} by the layout, {_text(each.tensor, found)} by rules"
+                for each, found in those
+            )
+            yield Finding(
+                code="SW123",
+                severity=severity,
+                tensor=those[0][0].tensor.name,
+                where=f"layout '{layout.name}' in rules for {plan.request.table.name}",
+                found=f"{count(len(those), kind)} for which a name would need two meanings "
+                f"({others([each.tensor.name for each, _ in those], kind)})\n{lines}",
+                needed="names that tensors cut alike, or cut otherwise where another dim takes an axis of the first line",
+            )
+    lost = [each for each in wanted if each.lost]
+    if lost:
+        axes = dict.fromkeys(axis for each in lost for axis in each.lost)
+        yield Finding(
+            code="SW123",
+            severity="info",
+            tensor=lost[0].tensor.name,
+            where=f"layout '{layout.name}' in rules for {plan.request.table.name}",
+            found=f"{others([each.tensor.name for each in lost], 'activation')}: no dim for {', '.join(map(repr, axes))}, "
+            "which cuts pieces of a row where ours are dispatched",
+            needed="a dim for pieces of a row",
+        )
+
+
+def _text(tensor: Tagged, cuts: Cuts) -> str:
+    names = (name or f"_{dim}" for name, dim in zip(tensor.names, tensor.dims, strict=True))
+    return " ".join("/".join((name, *cut)) for name, cut in zip(names, cuts, strict=True))

@@ -1,0 +1,118 @@
+"""Layouts as MaxText's rules and back: each weight rests where the plan says, by Flax's own word."""
+
+from __future__ import annotations
+
+import pytest
+from flax.linen import logical_to_mesh_axes
+
+from shardwright import FindingsError, InputError, Request, load_layout, make_plan
+from shardwright.core.plan import Plan
+from shardwright.interop.maxtext.export import export_maxtext
+from shardwright.interop.maxtext.importing import import_maxtext
+from shardwright.interop.maxtext.reading import parse_rule_file
+from shardwright.interop.maxtext.sources import Asked
+from shardwright.interop.maxtext.tensors import Step, tensors_of
+from shardwright.layouts import preset_names
+from shardwright.models import build
+
+MODELS = ("llama3-test", "mixtral-test", "deepseek3-test")
+TORN = {
+    ("fsdp-as-dp-for-attn", "llama3-test"),
+    ("fsdp-as-dp-for-attn", "mixtral-test"),
+    ("fsdp-as-dp-for-attn", "deepseek3-test"),
+    ("tp-as-ep", "deepseek3-test"),
+}
+"""Layouts for which `embed`, which attention, the router and dense layers share, would need two meanings."""
+
+
+def planned(layout: str, model: str) -> Plan:
+    chosen = load_layout(layout)
+    sizes = {axis: 1 if axis == "data" else 2 for axis, entry in chosen.mesh.items() if entry.size != "auto"}
+    return make_plan(Request(layout=chosen, table=build(model), mesh_sizes=sizes, devices=8, batch=8, length=64))
+
+
+def rests_by_flax(plan: Plan, text: str) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Each weight's axes by dim, as Flax resolves the rules of a text."""
+    rules = parse_rule_file(text, "rules.yml").rules
+    assert rules is not None
+    pipelined = "stage" in plan.mesh.names
+    found = {}
+    for tensor in tensors_of(plan.request.table, Step(batch=8, length=64, pipelined=pipelined)):
+        if tensor.kind == "weight":
+            spec = logical_to_mesh_axes(tensor.names, tuple((line.name, line.axes) for line in rules)) or ()
+            cuts = [(cut,) if isinstance(cut, str) else tuple(cut or ()) for cut in spec]
+            found[tensor.name] = tuple(
+                cut for dim, cut in zip(tensor.dims, cuts, strict=True) if dim != "layers" or cut
+            )
+    return found
+
+
+def rests_by_plan(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
+    return {row.name: tuple(dim.axes for dim in row.rests.dims) for row in plan.weights}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", preset_names())
+def test_each_weight_rests_where_the_plan_says(layout, model):
+    try:
+        plan = planned(layout, model)
+    except FindingsError:
+        pytest.fail(f"{layout} has no plan for {model} on 8 devices")
+    export = export_maxtext(plan)
+    torn = [finding for finding in export.findings if finding.severity == "error"]
+    assert bool(torn) == ((layout, model) in TORN)
+    if torn:
+        assert torn[0].code == "SW123"
+        wrong = {line.split(":")[0] for line in torn[0].found.splitlines()[1:]}
+    else:
+        wrong = set()
+    by_flax, by_plan = rests_by_flax(plan, export.text), rests_by_plan(plan)
+    assert {name for name in by_plan if by_plan[name] != by_flax[name]} == wrong
+
+
+@pytest.mark.parametrize(
+    ("layout", "model"), [("ep", "mixtral-test"), ("ep-as-cp", "deepseek3-test"), ("fsdp-tp", "llama3-test")]
+)
+def test_back_again_it_is_the_same_layout(layout, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = planned(layout, model)
+    (tmp_path / "rules.yml").write_text(export_maxtext(plan).text)
+    found = import_maxtext(Asked(file="rules.yml", model=model, batch=8, length=64))
+    assert not [finding for finding in found.findings if finding.severity == "error"]
+    assert found.comparison is not None
+    mine = found.comparison.layout
+    for axis in mine.mesh:
+        was, now = plan.request.layout.entries[axis], mine.entries[axis]
+        # Tokens as they are read share a name with the stream, which tensor cuts here.
+        present = plan.request.table.components - {"input"}
+        assert {c: now.roles[c] for c in present} == {c: was.roles[c] for c in present}
+    assert rests_by_plan(found.comparison.plan) == {
+        name: tuple(tuple(axis for axis in cut if axis in mine.mesh) for cut in cuts)
+        for name, cuts in rests_by_plan(plan).items()
+    }
+
+
+def test_masks_and_dispatched_tokens_both_have_the_experts_axis():
+    """Rows first with it and then without, below the experts' line: the masks keep it, the dispatched tokens give it up."""
+    lines = [f"{line.name} {'/'.join(line.axes)}" for line in export_maxtext(planned("ep", "mixtral-test")).rules]
+    assert [each for each in lines if each.startswith(("activation_exp ", "activation_batch_moe "))] == [
+        "activation_exp expert",
+        "activation_batch_moe data/fsdp/expert",
+        "activation_batch_moe data/fsdp",
+    ]
+
+
+def test_an_axis_that_maxtext_has_not():
+    layout = load_layout("fsdp")
+    from dataclasses import replace
+
+    renamed = replace(
+        layout,
+        mesh={"data": layout.mesh["data"], "dp_shard": layout.mesh["fsdp"]},
+        entries={"data": layout.entries["data"], "dp_shard": layout.entries["fsdp"]},
+    )
+    plan = make_plan(Request(layout=renamed, table=build("llama3-test"), devices=8, batch=8, length=64))
+    with pytest.raises(InputError) as refused:
+        export_maxtext(plan)
+    assert str(refused.value).startswith("MaxText has no mesh axis 'dp_shard'. Known: diloco, data, ")
+    assert str(refused.value).endswith("An axis that is mostly 'fsdp' is called 'fsdp' there.")
