@@ -30,7 +30,8 @@ WITHOUT_HARDWARE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_LOG_DIR": "disabled",
-    "TPU_ACCELERATOR_TYPE": "none",
+    # Of the host it runs on, which it wants to know though nothing runs.
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
     # The CUDA plugin asks for a driver before it describes a GPU, unless JAX is told to use the CPU.
     "JAX_PLATFORMS": "cpu",
 }

@@ -1,0 +1,22 @@
+"""The predictions that compilers are held against are those that plans make."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.targets.cases import CASES, LARGE, Case
+from tests.targets.predicted import kept, plan_of, predicted
+
+ALL = {case.name: case for case in (*CASES, *LARGE)}
+
+
+def test_each_case_has_a_name_of_its_own_and_a_prediction() -> None:
+    assert len(ALL) == len(CASES) + len(LARGE) >= 24
+    assert list(kept()) == list(ALL)
+
+
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL)
+def test_the_prediction_is_the_plan(case: Case) -> None:
+    plan = plan_of(case)
+    assert not plan.errors
+    assert predicted(plan) == kept()[case.name], "python -m tests.targets.predicted, and read the diff"

@@ -1,0 +1,96 @@
+"""Real models compiled for chips that are not there, held against their plans. `make test-targets` runs these.
+
+The compilers run in a process of their own, which starts JAX as the command line does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.targets.cases import CASES, Case
+
+pytestmark = pytest.mark.targets
+
+ROOT = Path(__file__).parent.parent.parent
+MIXTRAL = "mixtral-8x7b ep expert8 {} moe-{} capacity_factor-1.25"
+WITHIN = 0.10
+"""Of the memory at the peak."""
+
+
+def case(name: str) -> Case:
+    (found,) = (case for case in CASES if case.name == name)
+    return found
+
+
+def compiled(case: Case) -> dict:
+    """What `shardwright compile --json` says."""
+    options = case.options
+    arguments = [case.model, "--layout", case.layout, "--mesh", case.mesh, "--chips", case.chips]
+    arguments += ["--batch", str(case.batch), "--length", str(case.length), "--dtype", "bfloat16"]
+    arguments += ["--weights-dtype", "bfloat16", "--moments-dtype", "bfloat16"]
+    arguments += ["--move", case.move] if case.move else []
+    arguments += ["--set", case.set] if case.set else []
+    arguments += ["--micro-steps", str(case.micro_steps)] if options.micro_steps else []
+    command = [sys.executable, "-c", "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+    told = subprocess.run(
+        [*command, "compile", *arguments, "--json"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout, told.stderr
+    return json.loads(told.stdout)
+
+
+def of_experts(told: dict, kind: str) -> list[str]:
+    return [
+        name
+        for one in told["compiled"]["collectives"]
+        if one["kind"] == kind and "expert" in one["axes"] and one["component"] == "moe"
+        for name in one["tensors"] or ["no name"]
+    ]
+
+
+@pytest.mark.parametrize("target", ["h100:1x8", "cpu:8", "v5p:2x2x2"])
+def test_tokens_travel_or_weights_do(target: str) -> None:
+    tokens = compiled(case(MIXTRAL.format(target, "all-to-all")))
+    assert of_experts(tokens, "all-to-all")
+    assert not [name for name in of_experts(tokens, "all-gather") if name.startswith("layers.moe.")]
+    weights = compiled(case(MIXTRAL.format(target, "weights")))
+    assert not of_experts(weights, "all-to-all")
+    assert {name for name in of_experts(weights, "all-gather") if name.startswith("layers.moe.")} == {
+        "layers.moe.gate",
+        "layers.moe.up",
+        "layers.moe.down",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3-8b fsdp fsdp8 h100:1x8",
+        "llama3-8b hsdp data2,fsdp4 h100:1x8",
+        "llama3-8b fsdp-tp fsdp2,tensor4 b200:1x8",
+        "llama3-8b cp fsdp2,context4 h100:1x8 attention-ring",
+        "mixtral-8x7b ep fsdp2,expert4 h100:1x8 moe-ring capacity_factor-1.25",
+        "llama3-8b fsdp fsdp8 v6e:2x4",
+    ],
+)
+def test_a_program_is_what_was_predicted(name: str) -> None:
+    told = compiled(case(name))
+    agreement = told["agreement"]
+    assert agreement["collectives_unmatched"] == 0, agreement["rows"]
+    assert agreement["bytes_error"] <= 0.01
+    assert agreement["explained_share"] <= 0.10
+    assert abs(agreement["memory_error"]) <= WITHIN
+    state = told["memory"]
+    held = told["compiled"]["memory"]["arguments_bytes"]
+    # The batch and a counter are the only other arguments, but for padding to the chip's tiles.
+    assert 0 <= held - state["weights_bytes"] - state["optimizer_bytes"] < 0.002 * held
