@@ -22,6 +22,7 @@ class Case:
     move: str | None = None
     set: str | None = None
     micro_steps: int | None = None
+    expert_buffer: float | None = None
     why: str = ""
 
     @property
@@ -29,6 +30,7 @@ class Case:
         """As a file can be called, and one of a kind."""
         extra = [part.replace("=", "-") for part in (self.move, self.set) if part]
         extra += [f"{self.micro_steps} micro-steps"] if self.micro_steps else []
+        extra += [f"buffer {self.expert_buffer:g}"] if self.expert_buffer else []
         return " ".join([self.model, self.layout, self.mesh.replace("=", ""), self.chips, *extra])
 
     @property
@@ -41,6 +43,7 @@ class Case:
             move=self.move,
             set=((self.set,),) if self.set else (),
             micro_steps=self.micro_steps,
+            expert_buffer=self.expert_buffer,
             **TRAINED_IN_BF16,
         )
 
@@ -93,27 +96,21 @@ CASES: tuple[Case, ...] = (
     ),
 )
 
+SIXTEENTH = {"model": "deepseek3-671b", "chips": "v5p:4x4x8", "batch": 128, "length": 4096}
+WHOLE = {"model": "deepseek3-671b", "chips": "v5p:8x8x8", "batch": 512, "length": 4096}
+
 LARGE: tuple[Case, ...] = (
+    Case(**SIXTEENTH, layout="ep", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText lays it out by default"),
+    Case(**SIXTEENTH, layout="ep-as-cp", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText's preset does"),
     Case(
-        model="deepseek3-671b",
-        layout="ep-as-cp",
-        mesh="fsdp=64,expert=8",
-        chips="v5p:8x8x8",
-        batch=512,
-        length=4096,
-        move="moe=ring",
-        why="a ring of experts on 512 chips",
+        **SIXTEENTH,
+        layout="ep",
+        mesh="fsdp=1,expert=128",
+        expert_buffer=2.0,
+        why="two experts a chip: the fewest bytes",
     ),
-    Case(
-        model="deepseek3-671b",
-        layout="ep-as-cp",
-        mesh="fsdp=64,expert=8",
-        chips="v5p:8x8x8",
-        batch=512,
-        length=4096,
-        move="moe=all-to-all",
-        why="tokens travel on 512 chips",
-    ),
+    Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=ring", why="a ring of experts on 512 chips"),
+    Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=all-to-all", why="tokens travel on 512 chips"),
     Case(
         model="llama3-405b",
         layout="fsdp-tp",
