@@ -101,11 +101,20 @@ def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
     return min(1.0, len(single) * plan.request.micro_steps / one.count_per_step)
 
 
+def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
+    """Of what a row of activations counts, the part of layers that stand alone in their stack."""
+    rows = [plan.by_name[name] for name in one.tensors]
+    if any(row.kind == "weight" for row in rows):
+        return 0.0
+    layers = {weight.name.split(".")[0]: weight.num for weight in plan.weights if weight.stack is not None}
+    return list(layers.values()).count(1) / max(1, sum(layers.values()))
+
+
 def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
     """What a layer alone in its stack gathered forward: there is no loop, and the second gather is like the first."""
     if one.phase != "recompute":
         return AS_PLANNED
-    return 1.0 - _share_of_single(plan, one), 1.0
+    return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
 
 
 def _room_for_all(plan: Plan, one: PlannedCollective) -> Range:
@@ -229,7 +238,7 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=("all-gather",),
             compiled=(),
-            rule="of weights of a stack of one layer, the gathers of the recomputation or none of them",
+            rule="of a stack of one layer, the gathers of the recomputation or none of them",
             reason="a loop of one turn is no loop, and what it gathers for backward is what it had gathered before",
             ratio=_kept_from_forward,
         ),
@@ -270,11 +279,12 @@ REWRITES: Mapping[str, Rewrite] = {
         ),
         Rewrite(
             name="all-reduce and slice",
-            targets=("cpu",),
+            targets=("cpu", "tpu"),
             planned=("reduce-scatter",),
             compiled=("all-reduce",),
             rule="the same",
-            reason="XLA's partitioner makes no reduce-scatter for CPU: it sums, and each device keeps its part",
+            reason="XLA's partitioner makes no reduce-scatter for CPU, and libtpu takes some apart: all is summed, and each "
+            "device keeps its part",
             ratio=_as_large,
         ),
         Rewrite(

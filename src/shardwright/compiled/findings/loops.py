@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.compiled.agreement import Agreement
 from shardwright.compiled.findings.fixes import settled
-from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
+from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, several_times
 from shardwright.compiled.matching import TOLERANCE, total
 from shardwright.compiled.program import CompiledCollective, CompiledProgram
 from shardwright.core.checks.edits import option
@@ -17,12 +17,11 @@ from shardwright.core.plan import Plan
 
 def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
     """Replicas that are summed in every micro-step, and whatever else a loop repeats without need."""
-    del agreement
-    yield from _replicas(plan, program)
+    yield from _replicas(plan, program, agreement)
     yield from _repeated(plan, program)
 
 
-def _replicas(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
+def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
     """Gradients of replicas, which wait for the last micro-step: as many times the bytes as there are micro-steps."""
     turns = plan.request.micro_steps
     late = [one for one in plan.collectives if one.phase == "update" and one.kind == "all-reduce"]
@@ -37,6 +36,8 @@ def _replicas(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
             and set(one.axes) == set(axes)
             and one.in_loop
             and one.phase != "forward"
+            and one.stands_for is None
+            and agreement.row_of(one).state != "matched"
         ]
         if total(found) < turns * total(wanted) * (1 - TOLERANCE):
             continue
@@ -55,19 +56,19 @@ def _replicas(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
 
 
 def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
-    """One finding for each component, kind and axes of what no turn of a loop changes."""
+    """One finding for each kind and axes of what no turn of a loop changes."""
     repeated = [one for one in program.collectives if one.loop_invariant and one.count_per_step > one.num_ops]
-    for key in dict.fromkeys((one.component, one.kind, one.axes) for one in repeated):
-        found = [one for one in repeated if (one.component, one.kind, one.axes) == key]
+    for kind, axes in dict.fromkeys((one.kind, one.axes) for one in repeated):
+        found = [one for one in repeated if (one.kind, one.axes) == (kind, axes)]
         once = sum(one.bytes_per_device * one.num_ops for one in found)
         finding = Finding(
             code="SW303",
             severity="warning",
-            where=place(*key),
+            where=place_of((one.component for one in found), kind, axes),
             tensor=next((name for one in found for name in one.tensors), None),
             found=f"the same in every turn of its loop: {several_times(total(found), _runs(found))}{of_tensors(found)}",
             needed=f"outside of the loop: {several_times(once, sum(one.num_ops for one in found), like=total(found))}",
-            cost=cost_of(plan, total(found) - once, key[2]),
+            cost=cost_of(plan, total(found) - once, axes),
         )
         candidates = (option("micro-steps", 1),) if plan.request.micro_steps > 1 else ()
         yield settled(plan, Draft(finding=finding, candidates=candidates), lambda _: True)

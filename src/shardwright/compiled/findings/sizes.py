@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwright.compiled.agreement import Agreement
-from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
+from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, several_times
 from shardwright.compiled.matching import AgreementRow, total
 from shardwright.compiled.program import CompiledCollective, CompiledProgram
 from shardwright.compiled.rewrites import family
+from shardwright.compiled.widths import widest_float
 from shardwright.core.codes import EXPANDED_WARNING_RATIO
 from shardwright.core.finding import Finding
 from shardwright.core.plan import Plan, PlannedCollective
@@ -111,7 +112,10 @@ def _expanded(
 
 
 def summed_and_sliced(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """SW306: a sum of which every device keeps a part. CPU has no other way for the sums of XLA's partitioner."""
+    """SW306: a sum of which every device keeps a part. CPU has no other way for the sums of XLA's partitioner.
+
+    That a rewrite explains it makes it no cheaper.
+    """
     if family(program.target.split(":")[0]) == "cpu":
         return
     found = [
@@ -119,14 +123,16 @@ def summed_and_sliced(plan: Plan, program: CompiledProgram, agreement: Agreement
         for one in program.collectives
         if one.kind == "all-reduce"
         and (_only_sliced(one) or one.stands_for == "reduce-scatter")
-        and agreement.row_of(one).state == "unmatched"
+        and agreement.row_of(one).state != "matched"
+        and widest_float(one.dtypes) is not None
     ]
-    for (component, axes), ones in _by_key(found).items():
+    for axes in dict.fromkeys(one.axes for one in found):
+        ones = [one for one in found if one.axes == axes]
         size = plan.mesh.size(axes)
         yield Finding(
             code="SW306",
             severity="warning",
-            where=place(component, "all-reduce", axes),
+            where=place_of((one.component for one in ones), "all-reduce", axes),
             tensor=_first_tensor(ones),
             found=f"summed whole, and sliced by whatever reads it: "
             f"{several_times(total(ones), _runs(ones))}{of_tensors(ones)}",

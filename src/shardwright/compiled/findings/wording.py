@@ -13,7 +13,16 @@ from shardwright.cost.wording import seconds_text
 
 def place(component: str | None, kind: str, axes: Sequence[str]) -> str:
     """A component with a kind of collective: ``'moe': all-gather over expert``."""
-    named = "without a name" if component is None else f"'{component}'"
+    return place_of([component], kind, axes)
+
+
+def place_of(components: Iterable[str | None], kind: str, axes: Sequence[str]) -> str:
+    """The same of several components, each named once.
+
+    >>> place_of(["mlp", "moe", "mlp"], "all-gather", ["fsdp"]), place_of([None], "all-gather", ["fsdp"])
+    ("'mlp' and 'moe': all-gather over fsdp", 'without a name: all-gather over fsdp')
+    """
+    named = every("without a name" if one is None else f"'{one}'" for one in dict.fromkeys(components))
     return f"{named}: {kind} over {every(axes)}" if axes else f"{named}: {kind}"
 
 
