@@ -41,8 +41,8 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
 
     | moment | holds |
     |---|---|
-    | the logits' backward pass | what layers keep; the scores in float32, their slope in the dtype of the computation, and that a second time, turned for the weight's gradient; the logits' weight in use, and its whole gradient. No gradient of a layer is there yet |
-    | the backward pass of a layer | what layers keep; all gradients; one layer's named activations with theirs, its gathered weights, their whole gradients, and those of experts once more in float32, in which they are added up |
+    | the logits' backward pass | what layers keep; the scores in float32, their slope in the dtype of the computation, and that a second time, turned for the weight's gradient (not on TPU); the logits' weight in use, and its whole gradient. No gradient of a layer is there yet |
+    | the backward pass of a layer | what layers keep; all gradients; one layer's named activations with theirs, its gathered weights, their whole gradients, and those of experts once more in float32, in which they are added up (not on TPU) |
 
     With micro-steps the sums of their gradients are held all along; what replicas sum is summed in place. What layers
     keep is ``remat``'s: the residual stream; with ``dots`` every named activation but the dispatched tokens; with
@@ -82,9 +82,9 @@ def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bo
 def _at_the_logits(
     request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]
 ) -> int:
-    width = DTYPE_BYTES[request.dtype]
+    slopes = DTYPE_BYTES[request.dtype] * (1 if _turns(request) else 2)
     scores = sum(
-        a.bytes_per_device // DTYPE_BYTES[a.dtype] * (DTYPE_BYTES["float32"] + 2 * width)
+        a.bytes_per_device // DTYPE_BYTES[a.dtype] * (DTYPE_BYTES["float32"] + slopes)
         for a in activations
         if a.component == "logits" and "vocab" in a.in_use.logical_axes
     )
@@ -101,9 +101,13 @@ def _in_a_layer(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], act
             continue
         whole = bytes_on_device(w.in_use, w.shape, request.dtype, mesh)
         weights += whole * (2 if w.at_rest != w.in_use else 1)
-        if w.component == "moe":
+        if w.component == "moe" and not _turns(request):
             weights += bytes_on_device(w.in_use, w.shape, "float32", mesh)
     return _kept(request, mesh, activations) + ceil(working / request.micro_steps) + weights
+
+
+def _turns(request: Request) -> bool:
+    return request.chip is not None and request.chip.turns_on_the_way
 
 
 def _kept(request: Request, mesh: Mesh, activations: Sequence[TensorPlan]) -> int:

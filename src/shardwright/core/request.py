@@ -21,11 +21,16 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program have."""
+    """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program have.
+
+    ``turns_on_the_way``: its products read a matrix along either dim, and a kernel adds experts' gradients up in memory
+    of its own (TPU); others hold what is turned, and the sums, beside it.
+    """
 
     name: str
     usable_bytes: int
     source: str
+    turns_on_the_way: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,12 @@ class ChipNumbers:
         name = "usable_bytes" if "usable_bytes" in self.numbers else "usable_gib"
         usable = self.numbers[name].used
         size = usable.value if name == "usable_bytes" else usable.value * GIB
-        return Chip(name=self.name, usable_bytes=int(size), source=f"{usable.source} {usable.date}")
+        return Chip(
+            name=self.name,
+            usable_bytes=int(size),
+            source=f"{usable.source} {usable.date}",
+            turns_on_the_way=self.network == "torus",
+        )
 
 
 @cache
