@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiled.out_of_memory import OutOfMemory, out_of_memory_findings, read_out_of_memory
+from shardwright.core.wording import bytes_text
 from tests.golden.compiled_case import planned
 from tests.golden.compiled_cases import FSDP
 from tests.golden.compiled_programs import V5P
@@ -41,14 +42,16 @@ def test_other_errors_are_left_alone():
 def test_the_whole_text():
     plan = planned("llama3-8b", FSDP, V5P, (("batch", 32), ("length", 4096)))
     (found,) = out_of_memory_findings(plan, next(iter(MEASURED)))
+    memory = plan.memory
+    total = bytes_text(memory.total_bytes_per_device)
     assert found.text() == (
         "error SW312: What a device must hold fits in what the chip lets a program use.\n"
         "  where  the compiled step of llama3-8b under layout 'mine'\n"
-        "  found  192 GiB at its peak, 201% of what a TPU v5p lets a program use; the plan expects 38.3 GiB\n"
-        "         weights, predicted      3.74 GiB\n"
-        "         gradients, predicted    3.74 GiB\n"
-        "         optimizer, predicted    7.48 GiB\n"
-        "         activations, predicted  23.3 GiB\n"
+        f"  found  192 GiB at its peak, 201% of what a TPU v5p lets a program use; the plan expects {total}\n"
+        f"         weights, predicted      {bytes_text(memory.weights_bytes)}\n"
+        f"         gradients, predicted    {bytes_text(memory.gradients_bytes)}\n"
+        f"         optimizer, predicted    {bytes_text(memory.optimizer_bytes)}\n"
+        f"         activations, predicted  {bytes_text(memory.activations_bytes)}\n"
         "  needed 95.7 GiB at most (limit of libtpu 0.0.42.1, measured 2026-11-20)\n"
         "  cost   96.3 GiB a device too much"
     )

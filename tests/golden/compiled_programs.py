@@ -190,7 +190,7 @@ def with_scores(plan: Plan) -> CompiledProgram:
         phase="backward",
         source="shardwright/engine_jax/loss.py:37",
     )
-    return remembered(planned(plan), largest=(scores,))
+    return remembered(planned(plan), largest=(scores,), peak_bytes=24 << 30)
 
 
 def with_a_layer(plan: Plan) -> CompiledProgram:
