@@ -60,6 +60,7 @@ format:
 golden:
 	$(BIN)/python -m tests.golden.regenerate
 	$(BIN)/python -m tests.golden.regenerate_findings
+	$(BIN)/python -m tests.interop.regenerate
 
 # Results, with the machine named, are kept in benchmarks/results.
 bench: setup

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardwright.core.codes import CODES, SEVERITIES
 from shardwright.core.finding import Finding
-from tests.interop.maxtext_cases import CASES, FOLDER, Case, findings, meant
+from shardwright.interop.maxtext.checks import CHECKS
+from tests.interop.maxtext_cases import CASES, FOLDER, Case, findings, imported_in, meant
+from tests.interop.typed_fix import typed
 
 HOW = "If the text was meant to change: python -m tests.interop.regenerate, and read the diff."
 
@@ -58,3 +61,41 @@ def test_the_place_is_the_line_that_is_meant(case: Case, tmp_path: Path) -> None
 def test_the_folder_has_no_file_without_a_case() -> None:
     assert set(FOLDER.glob("*")) == {case.path for case in CASES}
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case: Case, tmp_path: Path) -> None:
+    before = findings(case, tmp_path)
+    errors = {key(finding) for finding in before if finding.severity == "error"}
+    for finding in meant(case, before):
+        if not finding.fix or finding.fix == "Add the rules to a copy of the preset's file.":
+            continue
+        assert finding.position is not None
+        source = finding.position.source
+        text = typed(case.files[source], finding.fix, finding.position.line)
+        after = findings(replace(case, files={**case.files, source: text}), tmp_path)
+        assert key(finding) not in {key(each) for each in after}, text
+        assert {key(each) for each in after if each.severity == "error"} <= errors, text
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[set, dict[str, set]]]:
+    """For each case what it is about, and what each check says of it."""
+    told = []
+    for case in CASES:
+        folder = tmp_path_factory.mktemp("case")
+        about = {key(finding) for finding in meant(case, findings(case, folder))}
+        imported = imported_in(case, folder)
+        if imported is not None:
+            told.append((about, {c.__name__: {key(d.finding) for d in c(imported)} for c in CHECKS}))
+    return told
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_no_check_can_be_left_out(check, said) -> None:
+    """Some case is about what this check, and no other, says."""
+    assert any(
+        about
+        & by_check[check.__name__] - {each for name in by_check if name != check.__name__ for each in by_check[name]}
+        for about, by_check in said
+    )

@@ -111,7 +111,7 @@ def model_of(published: Published) -> Model:
     Raises InputError for a type that no family has, a dimension that is missing or impossible, and biases.
     """
     kind = published.values.get("model_type")
-    if kind not in FAMILY:
+    if not isinstance(kind, str) or kind not in FAMILY:
         published.refuse(
             "model_type", f"no family of ours is of model_type {shown(kind)}. {did_you_mean(str(kind), FAMILY)}"
         )
@@ -234,7 +234,7 @@ def _rope(published: Published, theta: float, *, interleaved: bool = False) -> R
     if not isinstance(given, dict):
         published.refuse(key, f"'{key}' is an object; found {shown(given)}.")
     kind = given.get("rope_type", given.get("type"))
-    if kind not in ROPE_KINDS:
+    if not isinstance(kind, str | None) or kind not in ROPE_KINDS:
         known = [name for name in ROPE_KINDS if name]
         published.refuse(key, f"no table of ours has rope_type {shown(kind)}. {did_you_mean(str(kind), known)}")
     names = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.core.errors import FindingsError
 from shardwright.core.finding import Finding
 from shardwright.core.layout import Layout
 from shardwright.core.plan import Plan, TensorPlan
@@ -63,8 +62,8 @@ class Comparison:
         )
 
 
-def compared(imported: Imported, layout: Layout) -> Comparison | None:
-    """None where the layout has no plan on this mesh (its findings then say why)."""
+def compared(imported: Imported, layout: Layout) -> Comparison:
+    """The layout planned for the model, beside the rules."""
     request = Request(
         layout=layout,
         table=imported.table,
@@ -72,10 +71,7 @@ def compared(imported: Imported, layout: Layout) -> Comparison | None:
         length=imported.step.length,
         dtype=imported.step.dtype if imported.step.dtype in ("float32", "bfloat16", "float16") else "bfloat16",
     )
-    try:
-        plan = make_plan(request)
-    except FindingsError:
-        return None
+    plan = make_plan(request)
     pairs = [(placed, plan.by_name[placed.tensor.ours]) for placed in imported.placed if placed.tensor.ours]
     return Comparison(
         layout=layout,

@@ -26,7 +26,7 @@ from shardwright.models import build
 class MaxTextImport:
     """An imported configuration, what it amounts to in roles, every finding, and what was chosen because nobody said it.
 
-    ``comparison`` None: the mesh has one device, or the layout has no plan, and the findings say why.
+    ``comparison`` None: the mesh has one device.
     """
 
     imported: Imported
@@ -94,7 +94,7 @@ def import_maxtext(asked: Asked) -> MaxTextImport:
     layout = layout_of(imported, Path(asked.file).stem)
     if layout is not None:
         comparison = compared(imported, same_layout(layout, f"{layout.name}.yaml"))
-        if comparison is not None and comparison.finding is not None:
+        if comparison.finding is not None:
             findings.append(comparison.finding)
     return MaxTextImport(imported=imported, comparison=comparison, findings=worst_first(findings), chosen=chosen)
 

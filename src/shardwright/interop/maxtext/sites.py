@@ -33,7 +33,7 @@ WEIGHTS: dict[str, tuple[str | None, ...]] = {
     "shared.gate": ("embed", "mlp"),
     "shared.up": ("embed", "mlp"),
     "shared.down": ("mlp", "embed"),
-    "router.kernel": ("embed", None),
+    "router.kernel": ("embed_moe", None),
     "router.bias": (None,),
     "moe.gate": ("exp", "embed_moe", "mlp_moe"),
     "moe.up": ("exp", "embed_moe", "mlp_moe"),
@@ -172,6 +172,13 @@ SITES = (
         dims=("batch", "length", "scores"),
         ours="router.scores",
         path="capacity",
+    ),
+    Site(
+        name="router.scores",
+        names=("activation_batch", "activation_norm_length", None),
+        dims=("batch", "length", "scores"),
+        ours="router.scores",
+        path="sparse",
     ),
     Site(
         name="moe.masks",

@@ -117,7 +117,7 @@ def _filled(
     open_axes = [axis for axis, size in asked.items() if size == -1]
     known = prod(size for size in asked.values() if size != -1)
     sizes = {axis: max(size, 1) for axis, size in asked.items()}
-    large = [f"{axis} {size}" for axis, size in asked.items() if size > 1] or ["1"]
+    large = [f"{axis} {size}" for axis, size in asked.items() if size > 1] or ["no axis above 1"]
     product = " x ".join(large) + (f" = {known}" if len(large) > 1 else "")
     place = next((w.position for k, w in configuration.sizes.items() if k.startswith(link) and w.value != 1), None)
     if len(open_axes) > 1:

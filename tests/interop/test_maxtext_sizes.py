@@ -1,0 +1,58 @@
+"""Sizes of the mesh axes as MaxText multiplies them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright import InputError
+from shardwright.interop.maxtext.merging import merged
+from shardwright.interop.maxtext.reading import parse_rule_file
+from shardwright.interop.maxtext.sizes import Devices, sized
+
+AXES = "mesh_axes: [data, stage, fsdp, tensor, expert]\nlogical_axis_rules: []\n"
+
+
+def sizes_of(text: str, devices: Devices) -> tuple[dict[str, int], dict[str, str]]:
+    found = sized(merged([parse_rule_file(AXES + text, "rules.yml")]), devices)
+    assert not found.findings
+    return {axis: size for axis, size in found.mesh.shape.items() if size > 1}, dict(found.chosen)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "sizes", "chosen"),
+    [
+        # fsdp takes what is left of a slice, data what is left of the slices, unless told otherwise.
+        ("ici_tensor_parallelism: 2\n", Devices(num=16), {"fsdp": 8, "tensor": 2}, {}),
+        ("ici_tensor_parallelism: 2\n", Devices(num=32, slices=2), {"data": 2, "fsdp": 8, "tensor": 2}, {}),
+        ("ici_fsdp_parallelism: 1\nici_expert_parallelism: -1\n", Devices(num=8), {"expert": 8}, {}),
+        # A size is what the two links have together.
+        (
+            "ici_data_parallelism: 2\nici_fsdp_parallelism: 4\ndcn_data_parallelism: 3\n",
+            Devices(num=24, slices=3),
+            {"data": 6, "fsdp": 4},
+            {},
+        ),
+        # A stage's key says pipeline.
+        ("ici_pipeline_parallelism: 4\nici_fsdp_parallelism: 2\n", Devices(), {"stage": 4, "fsdp": 2}, {}),
+        # Without a number of devices, as many as the model is planned on unless said otherwise.
+        ("ici_expert_parallelism: 4\n", Devices(natural={"fsdp": 16}), {"fsdp": 4, "expert": 4}, {"--devices": "16"}),
+        # Without any size, the model's natural mesh; the devices of axes that are not there go to fsdp.
+        (
+            "",
+            Devices(natural={"context": 2, "fsdp": 4, "expert": 2}),
+            {"fsdp": 8, "expert": 2},
+            {"--mesh": "fsdp=8,expert=2"},
+        ),
+        # A user's sizes stand in for both links of an axis.
+        ("ici_tensor_parallelism: 2\n", Devices(sizes={"tensor": 4, "fsdp": 2}), {"fsdp": 2, "tensor": 4}, {}),
+        ("dcn_fsdp_parallelism: 2\n", Devices(sizes={"fsdp": 8, "data": 1}), {"fsdp": 8}, {}),
+    ],
+)
+def test_sizes(text, devices, sizes, chosen):
+    assert sizes_of(text, devices) == (sizes, chosen)
+
+
+def test_a_size_of_the_users_for_an_axis_that_is_not_there():
+    with pytest.raises(InputError) as refused:
+        sizes_of("", Devices(sizes={"tensr": 2}))
+    assert str(refused.value) == "--mesh: the mesh has no axis 'tensr'. Did you mean 'tensor'?"
