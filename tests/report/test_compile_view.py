@@ -10,11 +10,10 @@ import pytest
 
 from shardwright.compiled.agreement import agree
 from shardwright.compiled.findings import compiled_findings
-from shardwright.compiled.out_of_memory import out_of_memory_findings
 from shardwright.compiled.program import CompiledProgram, Temporary
 from shardwright.compiled.rewrites import REWRITES
 from shardwright.core.plan import Plan
-from shardwright.report.compile_view import compile_view, refused_view
+from shardwright.report.compile_view import compile_view
 from shardwright.report.terminal import to_text
 from shardwright.report.units import pretty_bytes
 from tests.compiled.programs import as_planned, changed, remembered, where
@@ -158,15 +157,3 @@ def test_findings_stand_last():
     plan = plan_of(case)
     text = drawn(plan, case.program(plan))
     assert text.split("findings: ")[1].startswith("1 error\n\nerror SW302: ")
-
-
-def test_a_refused_program_shows_the_prediction_and_why():
-    plan = plan_of(CASES["SW312-peak"])
-    text = "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (192.00G) exceeds available HBM (95.74G)."
-    findings = out_of_memory_findings(plan, text)
-    for width in WIDTHS:
-        shown = to_text(refused_view(plan, "v5p:2x2x2", findings, {}), io.StringIO(), width=width)
-        assert max(map(len, shown.splitlines())) <= width
-    assert "not compiled for v5p:2x2x2: the program does not fit\n" in shown
-    assert f"{plan.memory.total_bytes_per_device:,}" in shown
-    assert "error SW312: " in shown

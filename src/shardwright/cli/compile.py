@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,11 +16,15 @@ from shardwright.cli.output import write_json, write_view
 from shardwright.cli.request import Asked, asked, planned
 from shardwright.compiled.agreement import Agreement, agree
 from shardwright.compiled.findings import compiled_findings
+from shardwright.compiled.findings.tools import wrong_version
 from shardwright.compiled.out_of_memory import out_of_memory_findings
 from shardwright.compiled.program import CompiledProgram
+from shardwright.compiled.rewrites import family
+from shardwright.compiled.tool_chain import is_wanted, pinned_tools
 from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.finding import Finding, worst_first
 from shardwright.core.plan import Plan
+from shardwright.cost.chips import CPU
 
 TOO_LARGE = "SW312"
 
@@ -113,6 +117,7 @@ def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | Non
         simulate_devices(machine.num_devices, os.environ, jax_is_loaded="jax" in sys.modules)
     from shardwright.report.compile_progress import compile_progress
 
+    tools = pinned_tools() if family(machine.numbers.kind if machine.numbers else CPU) == "tpu" else ()
     with needing_extra("jax", "compiling"):
         engine = import_module("shardwright.engine_jax.compiling")
         cache = import_module("shardwright.engine_jax.built_cache")
@@ -129,10 +134,16 @@ def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | Non
                 raise FindingsError(findings) from None
             said = error.text.strip().splitlines()[0]
             raise InputError(f"the compiler of {target} refused the program: {said}") from None
+        except engine.CannotBePrintedError as error:
+            if findings := [wrong_version(tool) for tool in tools if not is_wanted(tool)]:
+                raise FindingsError(findings) from None
+            said = error.text.strip().splitlines()[0]
+            raise InputError(f"the program that was compiled for {target} cannot be printed: {said}") from None
         doing("reading the program")
         if keep_text is not None:
             _keep(built.text, keep_text)
         program = read(built.text, plan.mesh, target=target, stats=built.stats, compile_seconds=built.compile_seconds)
+    program = replace(program, tools=tools)
     agreement = agree(plan, program)
     findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement)))
     return Compiled(plan=plan, program=program, agreement=agreement, findings=findings, known=known)

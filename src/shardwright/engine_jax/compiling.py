@@ -45,6 +45,14 @@ class DoesNotFitError(Exception):
         self.text = text
 
 
+class CannotBePrintedError(Exception):
+    """The compiler made a program whose text this release of JAX does not know. ``text``: what it said."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
 def lower_step(plan: Plan, machine: Machine) -> jax.stages.Lowered:
     """The engine's own train step, lowered for the machine.
 
@@ -56,7 +64,10 @@ def lower_step(plan: Plan, machine: Machine) -> jax.stages.Lowered:
 
 
 def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
-    """Compile. Raises DoesNotFitError where the compiler says so (TPU); others leave that to whoever reads the sizes."""
+    """Compile. Raises DoesNotFitError where the compiler says so (TPU); others leave that to whoever reads the sizes.
+
+    Raises CannotBePrintedError for a program that was compiled and has no text.
+    """
     began = time.perf_counter()
     try:
         compiled = lowered.compile()
@@ -65,7 +76,10 @@ def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
             raise DoesNotFitError(str(error)) from None
         raise
     seconds = time.perf_counter() - began
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    try:
+        memory, text = compiled.memory_analysis(), compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        raise CannotBePrintedError(str(error)) from None
     assert memory is not None
     assert text is not None
     arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes

@@ -16,7 +16,6 @@ from shardwright.report.columns import section
 from shardwright.report.compiled_memory_view import compiled_memory_table, temporaries_table
 from shardwright.report.findings_view import counted, findings_list
 from shardwright.report.head import head
-from shardwright.report.memory_view import memory_table
 from shardwright.report.notation_text import AxisColors
 from shardwright.report.terminal import View
 from shardwright.report.units import pretty_seconds, several
@@ -43,21 +42,8 @@ def compile_view(
         ]
         if program.memory.largest:
             parts.append(section("largest temporaries of one device", temporaries_table(program, width)))
-        return Group(*parts, *_findings(findings, width))
-
-    return view
-
-
-def refused_view(plan: Plan, target: str, findings: Sequence[Finding], chosen: Mapping[str, str]) -> View:
-    """Draws what is known of a program that its compiler refused: the plan's memory, and the findings."""
-
-    def view(width: int) -> RenderableType:
-        parts = [
-            head(plan, AxisColors.of(plan.mesh.shape), chosen),
-            Text.assemble("not compiled for ", (target, "bold"), ": the program does not fit\n"),
-            section("memory of one device, predicted", memory_table(plan, width)),
-        ]
-        return Group(*parts, *_findings(findings, width))
+        title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
+        return Group(*parts, title, *([Text(""), findings_list(findings, width)] if findings else []))
 
     return view
 
@@ -69,8 +55,3 @@ def _compiled(program: CompiledProgram) -> Text:
     for tool in program.tools:
         line.append(f"; {tool.name} {tool.version}")
     return line.append("\n")
-
-
-def _findings(findings: Sequence[Finding], width: int) -> list[RenderableType]:
-    title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
-    return [title, *([Text(""), findings_list(findings, width)] if findings else [])]
