@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.targets.cases import Case
     from tests.targets.table import Row
 
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
@@ -14,7 +15,7 @@ HEAD = """# What compilers make of a plan
 
 The train step of real models, optimizer and donation included, compiled for real targets on a machine that has none of
 them, and read back. `make test-targets` installs the compilers and tests some of these cases;
-`python -m tests.targets.table` compiles them all and writes this page. What is predicted lies in
+`python -m tests.targets.table --large` compiles them all and writes this page. What is predicted lies in
 `tests/targets/predicted.json` and is refused where the plan of today says something else, so that no prediction can
 follow a comparison.
 
@@ -29,13 +30,14 @@ follow a comparison.
 """
 
 
-def page(rows: Sequence[Row]) -> str:
-    """The whole page."""
+def page(cases: Sequence[Case], found: Mapping[str, Row]) -> str:
+    """The whole page, of the cases that were compiled."""
+    rows = [found[case.name] for case in cases]
     versions = ", ".join(f"{name} {number}" for name in COMPILERS if (number := _version(name)))
     lines = [
         "| case | rows x tokens | moved, predicted | compiled | same | rewritten | by rewrites | unmatched | error | memory, predicted | compiled | error | seconds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        *(_line(row) for row in rows),
+        *(_line(case, found[case.name]) for case in cases),
     ]
     worst = max(rows, key=lambda row: abs(row.memory_error))
     exact = sum(row.bytes_error == 0 and not row.unmatched for row in rows)
@@ -43,17 +45,16 @@ def page(rows: Sequence[Row]) -> str:
         f"{len(rows)} cases. {exact} of them move what was predicted to the byte, but for rewrites; "
         f"{sum(bool(row.unmatched) for row in rows)} have a collective that nothing explains. "
         f"Memory is off by {_mean([abs(row.memory_error) for row in rows]):.1%} on average and by "
-        f"{worst.memory_error:+.1%} at worst ({worst.case.name}).\n"
+        f"{worst.memory_error:+.1%} at worst ({worst.case}).\n"
     )
     used = sorted({name for row in rows for name in row.explained})
     rewrites = f"\nRewrites that were met: {', '.join(used)}.\n" if used else ""
-    unmatched = [f"- {row.case.name}: {one}" for row in rows for one in row.unmatched]
+    unmatched = [f"- {row.case}: {one}" for row in rows for one in row.unmatched]
     told = "\nUnmatched:\n\n" + "\n".join(unmatched) + "\n" if unmatched else ""
     return f"{HEAD}{summary}\n" + "\n".join(lines) + "\n" + rewrites + told + f"\nWith {versions}.\n"
 
 
-def _line(row: Row) -> str:
-    case = row.case
+def _line(case: Case, row: Row) -> str:
     return (
         f"| {case.name} | {case.batch} x {case.length:,} | {_gb(row.predicted_bytes)} | {_gb(row.compiled_bytes)} | "
         f"{row.matched} | {len(row.explained)} | {row.explained_share:.1%} | {len(row.unmatched)} | {row.bytes_error:.2%} | "

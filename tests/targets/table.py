@@ -1,19 +1,22 @@
-"""Compiles every case, holds it against what was predicted, and writes docs/compiled.md.
+"""Compiles cases, holds them against what was predicted, keeps what was found, and writes docs/compiled.md of all that is kept.
 
     python -m tests.targets.table [--only TEXT] [--large]
 
-Needs the compilers (`make test-targets` installs them). With --only nothing is written. --large: the largest models too.
+Needs the compilers (`make test-targets` installs them). --only: cases with this in their names. --large: the largest models
+too. What was found for a case stays until it is compiled again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from shardwright.cli.compile import Compiled, compile_plan, without_hardware
 from shardwright.cli.devices import simulate_devices
@@ -21,15 +24,16 @@ from shardwright.cli.request import asked, planned
 from tests.targets.cases import CASES, LARGE, Case
 from tests.targets.predicted import kept, predicted
 
+KEPT = Path(__file__).parent / "compiled.json"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "compiled.md"
 GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One case. Bytes are those of a step on one device; errors are shares of what was compiled."""
+    """One case, by name. Bytes are those of a step on one device; errors are shares of what was compiled."""
 
-    case: Case
+    case: str
     predicted_bytes: int
     compiled_bytes: int
     matched: int
@@ -47,14 +51,14 @@ class Row:
         unmatched = f"  UNMATCHED {'; '.join(self.unmatched)}" if self.unmatched else ""
         return (
             f"{self.predicted_bytes / GB:9.3f} {self.compiled_bytes / GB:9.3f} GB  memory {self.predicted_memory / GB:6.2f} "
-            f"{self.peak / GB:6.2f} GB {self.memory_error:+.1%}  {self.seconds:5.0f} s  {self.case.name}{unmatched}"
+            f"{self.peak / GB:6.2f} GB {self.memory_error:+.1%}  {self.seconds:5.0f} s  {self.case}{unmatched}"
         )
 
 
 def row_of(case: Case, compiled: Compiled) -> Row:
     plan, program, agreement = compiled.plan, compiled.program, compiled.agreement
     return Row(
-        case=case,
+        case=case.name,
         predicted_bytes=sum(one.bytes_per_device * one.count_per_step for one in plan.collectives),
         compiled_bytes=sum(one.bytes_per_device * one.count_per_step for one in program.collectives),
         matched=len(agreement.of_state("matched")),
@@ -79,7 +83,7 @@ def main() -> int:
     given = parser.parse_args()
     without_hardware(os.environ, jax_is_loaded=False)
     simulate_devices(8, os.environ, jax_is_loaded=False)
-    began, rows, moved = time.monotonic(), [], []
+    began, moved = time.monotonic(), []
     cases = [case for case in (*CASES, *(LARGE if given.large else ())) if given.only in case.name]
     for number, case in enumerate(cases, 1):
         question = asked(case.model, case.layout, case.options)
@@ -87,17 +91,31 @@ def main() -> int:
         if predicted(plan) != kept()[case.name]:
             moved.append(case.name)
             continue
-        rows.append(row_of(case, compile_plan(question, plan, case.chips)))
-        print(f"{time.monotonic() - began:5.0f} s {number:2d}/{len(cases)} {rows[-1].told}", flush=True)
+        row = row_of(case, compile_plan(question, plan, case.chips))
+        keep(row)
+        print(f"{time.monotonic() - began:5.0f} s {number:2d}/{len(cases)} {row.told}", flush=True)
     for name in moved:
         print(f"not what was predicted any more: {name} (python -m tests.targets.predicted)", file=sys.stderr)
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB of memory at most")
-    if given.only or moved:
-        return 1 if moved else 0
+    return 1 if moved else 0
+
+
+def keep(row: Row) -> None:
+    """Beside the others that were found, and on the page."""
     from tests.targets.page import page
 
-    PAGE.write_text(page(rows), encoding="utf-8")
-    return 0
+    rows = {**found(), row.case: row}
+    cases = [case for case in (*CASES, *LARGE) if case.name in rows]
+    KEPT.write_text(json.dumps([asdict(rows[case.name]) for case in cases], indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(cases, rows), encoding="utf-8")
+
+
+def found() -> dict[str, Row]:
+    """What was found before, by the names of the cases."""
+    if not KEPT.exists():
+        return {}
+    rows: list[dict[str, Any]] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return {row["case"]: Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows}
 
 
 if __name__ == "__main__":
