@@ -118,6 +118,17 @@ def test_several_tensors_of_one_instruction_are_compared_one_by_one(plan):
     assert beside_it == {("single numbers",): 4, ("counts",): 64}
 
 
+def test_only_what_differs_is_counted_as_explained():
+    """Of two gathers of the logits' weight one is left out; the other is as planned."""
+    plan = plan_of("llama3-test", "fsdp", devices=8, batch=16, micro_steps=2)
+    wanted = {"component": "logits", "kind": "all-gather"}
+    program = changed(as_planned(plan, TARGET), where(wanted, lambda one: replace(one, count_per_step=1)))
+    agreement = agree(plan, program)
+    row = row_of(agreement, "logits", "all-gather", ("fsdp",))
+    assert (row.state, row.explained_bytes) == ("explained", row.predicted_bytes // 2)
+    assert agreement.explained_share == pytest.approx(row.predicted_bytes / 2 / total(plan.collectives))
+
+
 def test_the_json_has_the_fields_of_the_contract(plan):
     wanted = {"component": "router", "kind": "all-gather"}
     program = changed(as_planned(plan, TARGET), where(wanted, lambda _: None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from shardwright.compiled.agreement import agree
 from shardwright.compiled.findings import CHECKS, compiled_findings
 from shardwright.core.codes import CODES, SEVERITIES
 from shardwright.core.planning import resolve
-from tests.compiled.programs import as_planned
+from tests.compiled.programs import as_planned, changed
 from tests.golden.compiled_case import (
     FOLDER,
     CompiledCase,
@@ -91,6 +92,14 @@ def test_page_shows_the_case_with_its_layout_and_its_command(code):
     assert command.startswith(f"shardwright compile {case.model} --layout mine.yaml --chips {case.chips} ")
     said = {flag.replace("-", "_"): value for flag, value in re.findall(r"--([a-z-]+) (\S+)", command)}
     assert {name: str(value) for name, value in case.options.items()}.items() <= said.items()
+
+
+def test_a_gather_that_something_reads_whole_is_not_made_whole_for_nothing():
+    case = next(case for case in COMPILED_CASES if case.name == "SW304-made-whole")
+    plan = plan_of(case)
+    read = changed(case.program(plan), lambda one: replace(one, users=("dynamic-slice", "dot") if one.users else ()))
+    codes = {finding.code for finding in compiled_findings(plan, read, agree(plan, read))}
+    assert codes == {"SW302"}
 
 
 def test_chips_without_a_limit_have_no_finding_about_memory():
