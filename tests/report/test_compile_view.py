@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.compiled.agreement import agree
 from shardwright.compiled.findings import compiled_findings
-from shardwright.compiled.program import CompiledProgram, Temporary
+from shardwright.compiled.program import CompiledCollective, CompiledProgram, Temporary
 from shardwright.compiled.rewrites import REWRITES
 from shardwright.core.plan import Plan
 from shardwright.report.compile_view import compile_view
@@ -107,6 +107,19 @@ def test_every_row_has_both_sides():
     (row,) = [cells for cells in table if cells[-1] == "unmatched"]
     assert row == ["all-gather", "fsdp/expert", *row[2:4], "32 / 16", "x0.5", "unmatched"]
     assert lines[-1].strip().endswith("; 1 unmatched")
+
+
+@pytest.mark.parametrize(("factor", "shown"), [(1.005, "+0.50%"), (0.95, "-5.00%"), (3, "x3"), (1, "same")])
+def test_differences_are_shares_where_they_are_small(factor, shown):
+    plan = planned("llama3-8b", "fsdp", devices=8, batch=8)
+    wanted = {"component": "logits", "kind": "all-gather"}
+
+    def scaled(one: CompiledCollective) -> CompiledCollective:
+        return replace(one, bytes_per_device=round(factor * one.bytes_per_device))
+
+    lines = section_of(drawn(plan, changed(as_planned(plan), where(wanted, scaled)), 160), "collectives of one step")
+    (line,) = [line for line in lines[lines.index("  logits") :] if "all-gather" in line]
+    assert shown in line.split()
 
 
 def test_a_rewrite_has_a_letter_and_its_reason():
