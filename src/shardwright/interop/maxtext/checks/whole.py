@@ -105,17 +105,21 @@ def _activation(imported: Imported, placed: Placed, missing: tuple[str, ...], to
         for n in dims
         if (line := placed.obeyed[n])
     ]
+    # What experts are given is made from masks, so that a small share of them costs a gather of the tokens.
+    least = REPLICATED_WARNING_SHARE if tensor.path else REPLICATED_ERROR_SHARE
+    tiled = tensor.name == "logits.tiled"
+    used = "; logits are made so where 'num_vocab_tiling' is above 1" if tiled else ""
     more = bytes_text(placed.bytes_per_device(mesh) / tensor.num * (1 - 1 / mesh.size(missing)))
     return Finding(
         code="SW101",
-        severity="error" if share >= REPLICATED_ERROR_SHARE.value or tensor.path else "warning",
+        severity="error" if share >= least.value and not tiled else "warning",
         tensor=tensor.name,
         where=f"{tensor.name} over {every(map(repr, missing))}",
         position=_line_of(imported, placed),
         notation=placed.notation,
         mark=placed.mark(dims[-1]),
         found=f"{product(mesh, missing)} {_cut(missing)} the tokens of the residual stream and nothing here: "
-        f"{'; '.join(filter(None, (why, *lines)))}",
+        f"{'; '.join(filter(None, (why, *lines)))}{used}",
         needed=f"{every(map(repr, missing))} on a dim of {tensor.name}",
         cost=f"made {mesh.size(missing)} times over, from what is gathered first: {percent(share)} of the activations' bytes, "
         f"in a layer {more} a device more than if cut",
