@@ -80,6 +80,15 @@ def test_roles_of_mixtral(edits, sizes, expected, tmp_path):
         assert "SW103" in {finding.code for finding in found.findings}
 
 
+def test_experts_that_rest_cut_over_an_axis_of_rows_too_are_no_fault(tmp_path):
+    """Their weights are gathered over it, as any others are; the tokens travel over the experts' own axis."""
+    text = edited(
+        CLEAN, (line("exp", "expert"), line("exp", "expert", "fsdp")), (line("embed_moe", "fsdp"), line("embed_moe"))
+    )
+    found = imported(tmp_path, text, "mixtral-test", fsdp=2, expert=4)
+    assert not [finding for finding in found.findings if finding.severity == "error"]
+
+
 def test_sequence_parallelism(tmp_path):
     """The residual stream's tokens are cut by the axis that cuts heads; tokens as they are read share their name."""
     text = edited(CLEAN, (line("activation_norm_length", "context"), line("activation_norm_length", "tensor")))

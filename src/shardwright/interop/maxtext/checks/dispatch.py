@@ -27,8 +27,10 @@ def dispatched_by_batch(imported: Imported) -> Iterator[Drafted]:
         return
     weights = [each for each in imported.weights if each.tensor.component == "moe"]
     held = dict.fromkeys(axis for each in weights for axis in each.of("experts"))
-    rows = placed.of("batch")
-    lost = tuple(axis for axis in held if axis in rows and axis not in placed.of("experts"))
+    rows, experts = placed.of("batch"), placed.of("experts")
+    asked = {axis for line in imported.rules if line.name == EXPERTS for axis in line.axes}
+    # Where the experts' dim has axes, others of the weights' are those of storage, unless a line asks for them too.
+    lost = tuple(a for a in held if a in rows and a not in experts and (a in asked or not experts))
     if lost:
         yield Drafted(finding=_finding(imported, placed, weights, lost), remedies=(_flag(), *_reordered(imported)))
 
