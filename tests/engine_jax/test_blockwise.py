@@ -15,6 +15,7 @@ import pytest
 
 from shardwright.engine_jax.blockwise import attend_in_blocks, with_keys_in_blocks
 from shardwright.engine_jax.scores import Sight, attend, with_keys
+from tests.engine_jax.attending import QUICKLY
 from tests.engine_jax.seeing import Attend, Shape, far, made, plainly, with_slopes
 
 SCALE, BLOCK = 0.3, 16
@@ -99,18 +100,25 @@ def test_blocks_that_nobody_sees_are_passed_over(way: Attend) -> None:
     assert np.isnan(np.asarray(attend(case.q_BTHD, k_BSKD, v_BSKE, case.sight, SCALE))).any()
 
 
+@pytest.mark.parametrize("remat", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("way", [in_blocks(128), piece_by_piece(2, 128)], ids=["one row", "pieces"])
-def test_no_pass_holds_a_score_for_every_pair(way: Attend) -> None:
-    case = made(Shape(rows=1, keys=2048, heads=8, kv_heads=2, width=16, value_width=16))
-    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), case)
+def test_no_pass_holds_a_score_for_every_pair(way: Attend, remat: bool) -> None:
+    """In a loop over layers, where what all of them have in common (what is seen of what) would be made before it."""
+    shape = Shape(rows=1, keys=2048, heads=8, kv_heads=2, width=16, value_width=16)
+    case = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), made(shape))
 
-    def slopes(case) -> tuple[jax.Array, ...]:
-        out, pull = jax.vjp(lambda q, k, v: way(q, k, v, case.sight, SCALE), *case[:3])
-        return pull(case.weighed_BTHE.astype(out.dtype))
+    def layer(x_BTHD: jax.Array, sight: Sight) -> jax.Array:
+        return x_BTHD + way(x_BTHD, x_BTHD[:, :, :2], x_BTHD[:, :, 2:4], sight, SCALE)
 
-    memory = jax.jit(slopes).lower(shapes).compile().memory_analysis()
+    def loss(x_BTHD: jax.Array, sight: Sight) -> jax.Array:
+        one = jax.checkpoint(layer, prevent_cse=False) if remat else layer
+        return jnp.sum(jax.lax.scan(lambda x_BTHD, _: (one(x_BTHD, sight), None), x_BTHD, length=3)[0])
+
+    program = jax.jit(jax.grad(loss), compiler_options=QUICKLY).lower(case.q_BTHD, case.sight).compile()
+    memory = program.memory_analysis()
     assert memory is not None
-    assert memory.temp_size_in_bytes < 8 * 2048 * 2048 * 4 / 8
+    scores = shape.heads * shape.keys**2 * 4
+    assert memory.temp_size_in_bytes < scores / 4
 
 
 def test_a_running_softmax_may_go_on_either_way() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from jax import lax
 
 from shardwright.engine_jax.attention_blocks import Row, by_kv_head, by_token
 from shardwright.engine_jax.scores import UNSEEN, Running, Sight
+
+_Tree = TypeVar("_Tree")
 
 
 def attend_in_blocks(
@@ -55,6 +57,15 @@ def with_keys_in_blocks(
 def _nothing(K: int, G: int, T: int, E: int) -> Running:
     """Attention to no keys."""
     return Running(jnp.full((K, G, T), UNSEEN), jnp.zeros((K, G, T)), jnp.zeros((K, G, T, E)))
+
+
+def _tied(operands: _Tree) -> _Tree:
+    """All of them or none.
+
+    What is seen is the same in every layer. Where JAX differentiates a loop over layers it would therefore make the
+    masks of all blocks before the loop, for every pair of tokens and every head, and keep them.
+    """
+    return lax.optimization_barrier(operands)
 
 
 def _forward(
@@ -183,7 +194,7 @@ def _attend_forward(scale: float, block: int, *operands):
         out_KGTE, log_KGT = _forward(row, scale, lambda _: _nothing(K, G, t, E), finish, into)
         return by_token(out_KGTE), log_KGT
 
-    out_BTHE, log_BKGT = lax.map(one, operands)
+    out_BTHE, log_BKGT = lax.map(one, _tied(operands))
     return out_BTHE, (operands, out_BTHE, log_BKGT)
 
 
@@ -223,7 +234,7 @@ def _with_keys_forward(scale: float, block: int, before: Running, *operands):
 
         return Running(*_forward(row, scale, earlier, lambda part: part, tuple(before)))
 
-    after = lax.map(one, (before, *operands))
+    after = lax.map(one, _tied((before, *operands)))
     return after, (operands, after.largest_BKGT, jnp.exp(before.largest_BKGT - after.largest_BKGT))
 
 
