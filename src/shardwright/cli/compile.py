@@ -112,6 +112,8 @@ def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | Non
         raise InputError(
             "--engine torch: the PyTorch engine does not compile yet. `shardwright plan` knows its layouts."
         )
+    if keep_text is not None and not keep_text.parent.is_dir():
+        raise InputError(f"--hlo: cannot write {keep_text}: there is no folder {keep_text.parent}.")
     without_hardware(os.environ, jax_is_loaded="jax" in sys.modules)
     if machine.numbers is None:
         simulate_devices(machine.num_devices, os.environ, jax_is_loaded="jax" in sys.modules)
