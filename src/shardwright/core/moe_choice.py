@@ -1,17 +1,18 @@
-"""Tokens or weights: what `move: {moe: auto}` takes, by the bytes that one device would send for one layer and pass.
+"""Tokens or weights: what `move: {moe: auto}` takes, by the bytes that one device would send for one layer of a step.
 
 Per layer, over the N devices of the expert axes, with T tokens of width M on a device, k experts a token, and the
 weights W of the experts that one device holds:
 
-| option | sent forward | sent backward | source |
-|---|---|---|---|
-| all-to-all | 2 T k M (N-1)/N | the same | each choice of a token goes out and its result comes back |
-| ring | T M (N-1) gathered, T M (N-1) scattered | the same | all tokens are gathered, the outputs reduce-scattered |
-| weights | W (N-1) gathered | W (N-1) scattered | the gradient of the gathered weights |
+| option | one crossing sends | forward | recomputed | backward | what crosses |
+|---|---|---|---|---|---|
+| all-to-all | T k M (N-1)/N | 2 | 2 | 2 | each choice of a token goes out and its result comes back |
+| ring | T M (N-1) | 2 | 1 | 2 | all tokens are gathered, the outputs reduce-scattered; what leaves the layer is not made again |
+| weights | W (N-1) | 1 | 1 | 1 | the weights are gathered, their gradient is reduce-scattered |
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.core.layout import Layout
@@ -19,6 +20,15 @@ from shardwright.core.mesh import Mesh
 from shardwright.core.plan import Choice
 from shardwright.core.request import Request
 from shardwright.core.table import DTYPE_BYTES
+
+CROSSINGS: Mapping[str, tuple[int, int, int]] = {"all-to-all": (2, 2, 2), "ring": (2, 1, 2), "weights": (1, 1, 1)}
+"""How often something crosses forward, in the recomputation, and backward."""
+
+
+def crossings(option: str, request: Request) -> int:
+    """How often something crosses in one layer of a step."""
+    forward, recomputed, backward = CROSSINGS[option]
+    return forward + backward + (recomputed if request.remat != "none" else 0)
 
 
 def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[Choice, ...]]:
@@ -34,7 +44,7 @@ def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[Choice,
 
 
 def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
-    """Bytes one device sends per layer, forward and backward together; empty where there is nothing to move."""
+    """Bytes one device sends per layer of a step, all passes together; empty where there is nothing to move."""
     layout, table = request.layout, request.table
     experts = [w for w in table.weights if w.component == "moe" and "experts" in w.logical_axes]
     axes = mesh.larger_than_one(layout.axes_with("expert", "moe"))
@@ -49,8 +59,9 @@ def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
     cut = mesh.size(a for a in mesh.names if layout.role(a, "moe") == "tensor")
     held = elements / n / cut * width
     token_bytes = tokens * table.sizes["embed"] * width
-    return {
-        "all-to-all": round(4 * token_bytes * table.top_k * (n - 1) / n),
-        "ring": round(4 * token_bytes * (n - 1)),
-        "weights": round(2 * held * (n - 1)),
+    once = {
+        "all-to-all": token_bytes * table.top_k * (n - 1) / n,
+        "ring": token_bytes * (n - 1),
+        "weights": held * (n - 1),
     }
+    return {option: round(crossings(option, request) * sent) for option, sent in once.items()}

@@ -122,7 +122,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What ``auto`` chose. ``wire_bytes``: bytes one device sends per layer and pass, for each option."""
+    """What ``auto`` chose. ``wire_bytes``: bytes one device sends for one layer of a step, for each option."""
 
     what: str
     chosen: str

@@ -1,6 +1,6 @@
 """Tokens or weights by time: what `move: {moe: auto}` takes on a machine.
 
-Each option is the collectives of one layer, forward and backward; a device sends (N-1)/N of an all-to-all's bytes and
+Each option is the collectives of one layer in all passes; a device sends (N-1)/N of an all-to-all's bytes and
 (N-1)/N of a gather's result, so the bytes it sends (core/moe_choice.py) give the bytes of each collective.
 """
 
@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.core.moe_choice import moe_wire_bytes
+from shardwright.core.moe_choice import crossings, moe_wire_bytes
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.cost.collectives import Rates, time_of
 from shardwright.cost.links import Laid
 
-COLLECTIVES: Mapping[str, tuple[str, int]] = {
-    "all-to-all": ("all-to-all", 4),
-    "ring": ("all-gather", 4),
-    "weights": ("all-gather", 2),
-}
-"""What an option does in one layer, and how often: a reduce-scatter costs what an all-gather does."""
+COLLECTIVES: Mapping[str, str] = {"all-to-all": "all-to-all", "ring": "all-gather", "weights": "all-gather"}
+"""What an option does: a reduce-scatter costs what an all-gather does."""
 
 
 def choose_by_time(plan: Plan, laid: Laid) -> Plan:
@@ -41,7 +37,7 @@ def choose_by_time(plan: Plan, laid: Laid) -> Plan:
 
 
 def moe_seconds(plan: Plan, laid: Laid) -> dict[str, float] | None:
-    """Seconds of one layer, forward and backward, for each option; None where a link has no figure."""
+    """Seconds of one layer, all passes, for each option; None where a link has no figure."""
     chip = laid.machine.numbers
     assert chip is not None
     rates = Rates.of(chip, "used")
@@ -49,7 +45,7 @@ def moe_seconds(plan: Plan, laid: Laid) -> dict[str, float] | None:
     group = laid.group(axes)
     found: dict[str, float] = {}
     for option, sent in moe_wire_bytes(plan.request, plan.mesh).items():
-        kind, times = COLLECTIVES[option]
+        kind, times = COLLECTIVES[option], crossings(option, plan.request)
         time = time_of(kind, round(sent / times * group.size / (group.size - 1)), group, rates)
         if time is None:
             return None
