@@ -25,6 +25,8 @@ follow a comparison.
   (`compiled/rewrites.py`), and *by rewrites* is the share of all bytes that only they explain.
 - *error*: of those that are the same, by how many bytes they differ.
 - *memory*: of one device at the peak of a step; weights, gradients and moments rest in bfloat16, as all is computed.
+  CPU computes bfloat16 in float32, so that there the bytes of collectives and most of the memory are twice what is
+  predicted for a chip.
 - *seconds*: of compiling, on two cores that may have had other work.
 
 """
