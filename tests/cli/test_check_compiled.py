@@ -125,7 +125,7 @@ def test_versions_are_those_of_what_compiles_for_the_target(monkeypatch):
     def number(package):
         return {"jax": "1", "jaxlib": "2", "libtpu": "3", "jax-cuda13-plugin": "4"}.get(package)
 
-    monkeypatch.setattr(locked_program, "_version", number)
+    monkeypatch.setattr(locked_program, "installed_version", number)
     assert locked_program.versions(read_machine("cpu:8")) == {"jax": "1", "jaxlib": "2"}
     assert locked_program.versions(read_machine("v5p:2x2x2")) == {"jax": "1", "jaxlib": "2", "libtpu": "3"}
     assert locked_program.versions(read_machine("h100:1x8")) == {"jax": "1", "jaxlib": "2", "jax-cuda13-plugin": "4"}

@@ -167,7 +167,7 @@ def test_chips_that_are_not_the_mesh(capsys) -> None:
     ("chips", "package", "extra"), [("v5p:2x2x2", "libtpu", "tpu"), ("h100:1x8", "jax-cuda13-plugin", "gpu-compile")]
 )
 def test_what_is_not_installed_is_named(chips, package, extra, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "_version", lambda _: None)
+    monkeypatch.setattr(target, "installed_version", lambda _: None)
     assert main(["compile", "mixtral-test", "--layout", "ep", "--mesh", "expert=8", "--chips", chips, *SMALL]) == 2
     assert (
         capsys.readouterr()

@@ -98,6 +98,8 @@ def test_triton_is_plain_softmax(shape: Shape) -> None:
 def test_a_backend_is_told_by_the_mesh(
     platform: str, with_cudnn: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_installed", lambda package: with_cudnn and package == "nvidia-cudnn-cu13")
+    monkeypatch.setattr(
+        kernels, "installed_version", lambda package: "9.10" if with_cudnn and package == "nvidia-cudnn-cu13" else None
+    )
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
     assert backend_of(cast(Any, mesh)) == expected

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
+
+from shardwright.core.installed import installed_version
 
 if TYPE_CHECKING:
     from tests.targets.cases import Case
@@ -35,7 +36,7 @@ follow a comparison.
 def page(cases: Sequence[Case], found: Mapping[str, Row]) -> str:
     """The whole page, of the cases that were compiled."""
     rows = [found[case.name] for case in cases]
-    versions = ", ".join(f"{name} {number}" for name in COMPILERS if (number := _version(name)))
+    versions = ", ".join(f"{name} {number}" for name in COMPILERS if (number := installed_version(name)))
     lines = [
         "| case | rows x tokens | moved, predicted | compiled | same | rewritten | by rewrites | unmatched | error | memory, predicted | compiled | error | seconds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -70,10 +71,3 @@ def _gb(size: int) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -43,13 +43,12 @@ WITHOUT_HARDWARE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A plan beside what its compiler made of it. ``known``: it was compiled before."""
+    """A plan beside what its compiler made of it."""
 
     plan: Plan
     program: CompiledProgram
     agreement: Agreement
     findings: tuple[Finding, ...]
-    known: bool
 
     def to_json(self) -> dict[str, object]:
         """The JSON contract of ``compile``: the plan's, and what was compiled."""
@@ -130,7 +129,7 @@ def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | Non
         lowered = engine.lower_step(plan, machine)
         doing(f"compiling {plan.request.table.name} for {target}")
         try:
-            built, known = cache.cached(lowered, target, lambda: engine.build(lowered, machine), cache.default_folder())
+            built = cache.cached(lowered, target, lambda: engine.build(lowered, machine), cache.default_folder())
         except engine.DoesNotFitError as error:
             if findings := out_of_memory_findings(plan, error.text):
                 raise FindingsError(findings) from None
@@ -148,7 +147,7 @@ def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | Non
     program = replace(program, tools=tools)
     agreement = agree(plan, program)
     findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement)))
-    return Compiled(plan=plan, program=program, agreement=agreement, findings=findings, known=known)
+    return Compiled(plan=plan, program=program, agreement=agreement, findings=findings)
 
 
 def without_hardware(environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:

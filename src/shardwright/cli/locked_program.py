@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from shardwright.cli.compile import Compiled, compile_plan
 from shardwright.cli.request import Asked
 from shardwright.core.errors import InputError
+from shardwright.core.installed import installed_version
 from shardwright.core.lock import compiled_part
 from shardwright.core.plan import Plan
 from shardwright.cost import Machine
@@ -47,12 +47,5 @@ def versions(machine: Machine | None) -> dict[str, str]:
     """Of what compiles for a machine, by package."""
     numbers = None if machine is None else machine.numbers
     own = () if numbers is None else TPU if numbers.network == "torus" else GPU
-    found = {package: _version(package) for package in (*EVERYWHERE, *own)}
+    found = {package: installed_version(package) for package in (*EVERYWHERE, *own)}
     return {package: number for package, number in found.items() if number is not None}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

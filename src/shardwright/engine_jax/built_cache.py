@@ -12,11 +12,11 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
 
+from shardwright.core.installed import installed_version
 from shardwright.engine_jax.compiling import Built, Stats
 
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cuda-nvcc")
@@ -25,19 +25,17 @@ ENTRIES = 64
 """Kept at most; those unused for the longest go first."""
 
 
-def cached(
-    lowered: jax.stages.Lowered, target: str, build: Callable[[], Built], folder: Path | None
-) -> tuple[Built, bool]:
-    """The compiled program, and whether it was known. ``folder`` None: nothing is looked up or kept."""
+def cached(lowered: jax.stages.Lowered, target: str, build: Callable[[], Built], folder: Path | None) -> Built:
+    """The compiled program. ``folder`` None: nothing is looked up or kept."""
     if folder is None:
-        return build(), False
+        return build()
     entry = folder / f"{digest(lowered, target)}.json.gz"
     known = _read(entry)
     if known is not None:
-        return known, True
+        return known
     built = build()
     _write(entry, built)
-    return built, False
+    return built
 
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -56,7 +54,7 @@ def digest(lowered: jax.stages.Lowered, target: str) -> str:
         "program": lowered.as_text(),
         "engine": [hashlib.sha256(file.read_bytes()).hexdigest() for file in engine],
         "target": target,
-        "versions": {name: _version(name) for name in COMPILERS},
+        "versions": {name: installed_version(name) for name in COMPILERS},
         "options": {name: os.environ.get(name, "") for name in OPTIONS},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -87,10 +85,3 @@ def _write(entry: Path, built: Built) -> None:
     except OSError:
         with suppress(OSError):
             beside.unlink()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

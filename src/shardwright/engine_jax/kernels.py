@@ -8,7 +8,6 @@ queries and of keys.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from math import gcd
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.core.attention_kernels import Backend
+from shardwright.core.installed import installed_version
 from shardwright.engine_jax.scores import Reach, Sight
 
 SPLASH_BLOCK = 512
@@ -34,16 +34,9 @@ def backend_of(mesh: jax.sharding.Mesh) -> Backend:
         case "tpu":
             return "tpu"
         case "gpu" | "cuda":
-            return "gpu with cuDNN" if any(_installed(package) for package in CUDNN_PACKAGES) else "gpu"
+            return "gpu with cuDNN" if any(installed_version(package) for package in CUDNN_PACKAGES) else "gpu"
         case _:
             return "cpu"
-
-
-def _installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
 
 
 def splash(

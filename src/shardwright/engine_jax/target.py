@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from shardwright.core.errors import InputError
+from shardwright.core.installed import installed_version
 from shardwright.core.mesh import Mesh
 from shardwright.cost import Machine
 
@@ -75,7 +75,7 @@ def _gpus(machine: Machine) -> Sequence[Any]:
             f"{', '.join(targets)}."
         )
     for package in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
-        if _version(package):
+        if installed_version(package):
             break
     else:
         _require("jax-cuda13-plugin", GPU_EXTRA, "compiling for NVIDIA GPUs")
@@ -106,18 +106,11 @@ def _proto(every: Mapping[str, int], kind: Mapping[str, Any]) -> str:
 
 
 def _require(package: str, extra: str, what: str) -> None:
-    if not _version(package):
+    if not installed_version(package):
         raise InputError(
             f"{what} needs the package '{package}', which is not installed. Install it with: "
             f"pip install 'shardwright[{extra}]'"
         )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _first_line(error: Exception) -> str:
