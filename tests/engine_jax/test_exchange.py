@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from shardwright.core.movement import Step
 from shardwright.engine_jax.exchange import (
     Exchange,
     _back_in_chunks,
@@ -22,6 +23,7 @@ from shardwright.engine_jax.exchange import (
     summed_parts,
     to_experts,
 )
+from shardwright.engine_jax.layer_io import Around
 
 ROWS, EMBED, EXPERTS = 12, 3, 8
 MESH = jax.make_mesh((2, 2, 2), ("fsdp", "context", "expert"), axis_types=(AxisType.Auto,) * 3)
@@ -168,11 +170,13 @@ def test_gathered_tokens_and_summed_parts_are_each_others_gradient() -> None:
     axes = ("expert", "context")
     x = np.random.default_rng(4).normal(size=(8, 2, EMBED)).astype(np.float32)
 
+    around = Around(gather=(Step(kind="all-gather", axes=axes),), scatter=(Step(kind="reduce-scatter", axes=axes),))
+
     def both(x):
-        whole, pull = jax.vjp(partial(gathered, axes=axes), x[0])
+        whole, pull = jax.vjp(partial(gathered, around=around), x[0])
         mine = whole * (1.0 + jax.lax.axis_index(axes))
         (d_x,) = pull(mine)
-        part, pull_part = jax.vjp(partial(summed_parts, axes=axes), mine)
+        part, pull_part = jax.vjp(partial(summed_parts, around=around), mine)
         return whole[None], d_x[None], part[None], pull_part(part)[0][None]
 
     whole, d_x, part, d_part = jax.jit(on_devices(both, 1))(x)

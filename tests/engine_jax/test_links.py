@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from shardwright.core.mesh import Mesh
+from shardwright.core.hops import WholeSlice
+from shardwright.core.mesh import Axis, Mesh
 from shardwright.core.movement import steps
 from shardwright.core.spec import Spec
 from shardwright.engine_jax.layer_io import index_of, size_of
@@ -18,6 +19,7 @@ from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.shardings import partition_spec
 
 MESH = Mesh.of(a=2, b=2, c=2)
+IN_HOPS = WholeSlice(minor=2, gathers=4, scatters=4)
 NAMES = ("x", "y", "z")
 
 
@@ -30,12 +32,17 @@ def any_spec(rng: random.Random) -> Spec:
     return Spec.build(NAMES, cuts)
 
 
+def on_slice(mesh: Mesh) -> Mesh:
+    return Mesh(mesh.axes, IN_HOPS)
+
+
+@pytest.mark.parametrize("mesh", [MESH, on_slice(MESH)], ids=["", "in hops"])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_device_ends_with_its_part_of_the_sum(seed: int) -> None:
+def test_every_device_ends_with_its_part_of_the_sum(seed: int, mesh: Mesh) -> None:
     rng = random.Random(seed)
     before, after = any_spec(rng), any_spec(rng)
     summed = tuple(axis for axis in MESH.names if axis not in before.axes and rng.random() < 0.5)
-    way = steps(before, after, summed, MESH)
+    way = steps(before, after, summed, mesh)
     whole = np.random.default_rng(seed).integers(-99, 99, (8, 16, 8)).astype(np.float32)
 
     @partial(
@@ -62,3 +69,29 @@ def test_a_sum_that_is_not_made_is_seen() -> None:
     before, after = Spec.build(NAMES, {"x": "a"}), Spec.build(NAMES, {"y": "a"})
     assert [step.kind for step in steps(before, after, ["b"], MESH)] == ["all-reduce", "all-to-all"]
     assert [step.kind for step in steps(before, after, [], MESH)] == ["all-to-all"]
+
+
+@pytest.mark.parametrize("sizes", [{"a": 8}, {"a": 4, "b": 2}, {"a": 2, "b": 2, "c": 2}])
+def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) -> None:
+    axes = tuple(sizes)
+    mesh = on_slice(Mesh(tuple(Axis(name=axis, size=size) for axis, size in sizes.items())))
+    cut, whole = Spec.build(("x", "y"), {"x": axes}), Spec.build(("x", "y"), {})
+    gather, scatter = steps(cut, whole, (), mesh), steps(whole, cut, axes, mesh)
+    assert [step.kind for step in (*gather, *scatter)] == ["all-gather"] * 2 + ["reduce-scatter"] * 2
+    array = np.random.default_rng(0).integers(-99, 99, (16, 4)).astype(np.float32)
+
+    @partial(
+        jax.shard_map,
+        mesh=device_mesh(mesh),
+        in_specs=partition_spec(cut),
+        out_specs=(partition_spec(whole), partition_spec(cut)),
+        check_vma=False,
+    )
+    def both(part):
+        gathered = carry(part, gather, ("x", "y"))
+        return gathered, carry(gathered * (index_of(axes) + 1), scatter, ("x", "y"))
+
+    gathered, scattered = jax.jit(both)(array)
+    for shard in gathered.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), array)
+    np.testing.assert_array_equal(scattered, array * 36)

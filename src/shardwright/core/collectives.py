@@ -8,7 +8,7 @@ from math import ceil
 
 from shardwright.core.crossing import crossing, weight_ways
 from shardwright.core.mesh import Mesh
-from shardwright.core.movement import Collective, elements_per_device, movement
+from shardwright.core.movement import Collective, StepKind, collectives, elements_per_device, movement
 from shardwright.core.plan import Phase, PlannedCollective, TensorPlan
 from shardwright.core.request import FLOATS, Request
 from shardwright.core.resolve import expert_axes
@@ -64,9 +64,12 @@ def _of_move(
         return
     source, target = by_name[move.source], by_name[move.target]
     way = crossing(request, by_name, move)
-    forward = movement(way.before, way.after, way.summed, way.shape, mesh)
-    backward = movement(way.after, way.before, way.fed, way.shape, mesh)
-    if move.kind == "keys" and request.layout.move_attention == "ring":
+    around = move.kind == "keys" and request.layout.move_attention == "ring"
+    # What goes around is not gathered, in one hop or two.
+    on = Mesh(mesh.axes) if around else mesh
+    forward = movement(way.before, way.after, way.summed, way.shape, on)
+    backward = movement(way.after, way.before, way.fed, way.shape, on)
+    if around:
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
@@ -113,17 +116,17 @@ def _of_experts(
     if not axes:
         return
     around = request.layout.move_moe == "ring"
-    forward = [("all-to-all", move.source if there else move.target)]
-    backward = forward
+    forward = backward = _each("all-to-all", (move.source if there else move.target,))
     if around and there:
-        forward = [("all-gather", f"router.{name}") for name in ("grouped", "grouped_experts", "weights")]
-        backward = [("reduce-scatter", f"router.{name}") for name in ("grouped", "weights")]
+        for_all = ("router.grouped", "router.grouped_experts", "router.weights")
+        forward, backward = _each("all-gather", for_all), _each("reduce-scatter", (for_all[0], for_all[2]))
     elif around:
-        forward, backward = [("reduce-scatter", "router.combined")], [("all-gather", "router.combined")]
+        combined = ("router.combined",)
+        forward, backward = _each("reduce-scatter", combined), _each("all-gather", combined)
     # What came back is weighed, so that the weights' slopes need it again; a sum over the ring only leaves the layer.
     again = request.remat != "none" and (there or not around)
-    phases: Mapping[Phase, list[tuple[str, str]]]
-    phases = {"forward": forward, "recompute": forward if again else [], "backward": backward}
+    phases: Mapping[Phase, Sequence[tuple[StepKind, str]]]
+    phases = {"forward": forward, "recompute": forward if again else (), "backward": backward}
     for phase, found in phases.items():
         for kind, name in found:
             if name not in by_name:
@@ -133,9 +136,14 @@ def _of_experts(
             shape["batch"] //= request.micro_steps
             held = row.in_use if kind == "all-to-all" else row.in_use.without(axes)
             size = elements_per_device(held, shape, mesh)
-            one = Collective(kind=kind, axes=axes, elements_per_device=size)
             times = _layers_on_device(request, mesh, row) * request.micro_steps
-            yield replace(_planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name), ragged=kind == "all-to-all")
+            for one in collectives(kind, axes, size, mesh):
+                planned = _planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name)
+                yield replace(planned, ragged=kind == "all-to-all")
+
+
+def _each(kind: StepKind, tensors: Iterable[str]) -> Sequence[tuple[StepKind, str]]:
+    return tuple((kind, tensor) for tensor in tensors)
 
 
 def _layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
@@ -155,6 +163,7 @@ def _planned(
         bytes_per_device=collective.elements_per_device * width,
         count_per_step=times,
         tensors=(tensor,),
+        part=collective.part,
     )
 
 
@@ -165,7 +174,7 @@ def _merged(
     rows: dict[tuple[object, ...], PlannedCollective] = {}
     for one in collectives:
         of_floats = by_name[one.tensors[0]].dtype in FLOATS
-        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, of_floats)
+        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, one.part, of_floats)
         seen = rows.get(key)
         rows[key] = replace(
             one,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 
+from shardwright.core.hops import WholeSlice
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -21,6 +23,8 @@ class Axis:
 class Mesh:
     """Mesh axes, major first. Device ``d`` has the row-major coordinates of ``d`` over their sizes.
 
+    ``whole_slice``: how collectives over all devices go where they are one slice of a torus that says so.
+
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> mesh.num_devices, mesh.coordinates(6)
     (8, {'fsdp': 1, 'expert': 2})
@@ -29,6 +33,7 @@ class Mesh:
     """
 
     axes: tuple[Axis, ...]
+    whole_slice: WholeSlice | None = None
     shape: Mapping[str, int] = field(init=False, repr=False, compare=False)
     """Size of each axis by name, in mesh order."""
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -40,8 +45,8 @@ class Mesh:
         assert len(self.shape) == len(self.axes), self.axes
         assert all(axis.size >= 1 for axis in self.axes), self.axes
 
-    def __reduce__(self) -> tuple[type[Mesh], tuple[tuple[Axis, ...]]]:
-        return Mesh, (self.axes,)
+    def __reduce__(self) -> tuple[type[Mesh], tuple[tuple[Axis, ...], WholeSlice | None]]:
+        return Mesh, (self.axes, self.whole_slice)
 
     @classmethod
     def of(cls, **sizes: int) -> Mesh:

@@ -38,7 +38,8 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
             notes = (_says_what_auto_is(request, automatic[0], devices // known, devices),)
         fixed[automatic[0]] = devices // known
     axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
-    return Mesh(axes), notes
+    whole_slice = request.chip.whole_slice if request.chip is not None and request.engine == "jax" else None
+    return Mesh(axes, whole_slice), notes
 
 
 def mesh_faults(request: Request) -> tuple[Draft, ...]:

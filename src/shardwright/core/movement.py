@@ -18,11 +18,12 @@ ones: slices and reductions first, gathers last.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Literal
 
+from shardwright.core.hops import Hop, Part, hops
 from shardwright.core.mesh import Mesh
 from shardwright.core.spec import Spec
 
@@ -31,12 +32,16 @@ StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step over ``axes``, major first: off the dim ``source``, onto the dim ``target``."""
+    """One step over ``axes``, major first: off the dim ``source``, onto the dim ``target``.
+
+    ``part``: of the only axis' devices, those that take the step together, where not all of them do.
+    """
 
     kind: StepKind
     axes: tuple[str, ...]
     source: str | None = None
     target: str | None = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ class Collective:
     kind: str
     axes: tuple[str, ...]
     elements_per_device: int
+    part: Part | None = None
 
 
 def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[Step, ...]:
@@ -56,9 +62,14 @@ def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tupl
     >>> from shardwright.core.notation import parse
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
-    (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts'),)
+    (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts', part=None),)
     """
-    return _steps(before, after, tuple(partial), mesh)
+    return tuple(hop for step in _steps(before, after, tuple(partial), mesh) for hop in hopped(step, mesh))
+
+
+def hopped(step: Step, mesh: Mesh) -> tuple[Step, ...]:
+    """The step itself, or the hops that it goes in on the mesh."""
+    return tuple(replace(step, axes=hop.axes, part=hop.part) for hop in _hops(step.kind, step.axes, 0, mesh))
 
 
 @lru_cache(maxsize=4096)
@@ -77,17 +88,27 @@ def movement(
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> before, after = parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups")
     >>> movement(before, after, [], {"experts": 8, "batch": 4, "groups": 4}, mesh)
-    (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16),)
+    (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, part=None),)
     """
     held = {dim.logical_axis: list(dim.axes) for dim in before.dims}
     found = []
-    for step in steps(before, after, partial, mesh):
+    for step in _steps(before, after, tuple(partial), mesh):
         size = _elements(held, shape, mesh)
         _take(step, held)
         size = max(size, _elements(held, shape, mesh))
         if step.kind != "slice":
-            found.append(Collective(kind=step.kind, axes=step.axes, elements_per_device=size))
+            found += collectives(step.kind, step.axes, size, mesh)
     return tuple(found)
+
+
+def collectives(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
+    """One collective, or the hops that it goes in; ``elements`` of its operand or result, the larger."""
+    for hop in _hops(kind, axes, elements, mesh):
+        yield Collective(kind=kind, axes=hop.axes, elements_per_device=hop.elements, part=hop.part)
+
+
+def _hops(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Hop]:
+    return hops(kind, {axis: mesh.size(axis) for axis in axes}, elements, mesh.num_devices, mesh.whole_slice)
 
 
 def elements_per_device(spec: Spec, shape: Mapping[str, int], mesh: Mesh) -> int:

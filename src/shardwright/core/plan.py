@@ -8,6 +8,7 @@ from typing import Literal
 
 from shardwright.core.finding import Finding, worst_first
 from shardwright.core.gradients import Reduction
+from shardwright.core.hops import Part
 from shardwright.core.mesh import Mesh
 from shardwright.core.request import Request
 from shardwright.core.resolve import Asked
@@ -70,7 +71,8 @@ class PlannedCollective:
 
     ``bytes_per_device``: its operand or result on one device, whichever is larger, for one execution.
     ``seconds``: all executions of a step together; None without chips. ``ragged``: an all-to-all of as many rows as go
-    to each device; the bytes are those of all that a device sends.
+    to each device; the bytes are those of all that a device sends. ``part``: of one axis' devices, those that meet, where
+    not all of them do.
     """
 
     component: str
@@ -82,6 +84,7 @@ class PlannedCollective:
     tensors: tuple[str, ...]
     seconds: float | None = None
     ragged: bool = False
+    part: Part | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -94,6 +97,7 @@ class PlannedCollective:
             "seconds": self.seconds,
             "tensors": list(self.tensors),
             **({"ragged": True} if self.ragged else {}),
+            **({"group_size": self.part.size} if self.part else {}),
         }
 
 

@@ -8,6 +8,7 @@ from math import inf
 from typing import get_args
 
 from shardwright.core.errors import InputError
+from shardwright.core.hops import WholeSlice
 from shardwright.core.layout import Engine, Layout
 from shardwright.core.table import ModelTable
 
@@ -24,13 +25,15 @@ class Chip:
     """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program have.
 
     ``turns_on_the_way``: its products read a matrix along either dim, and a kernel adds experts' gradients up in memory
-    of its own (TPU); others hold what is turned, and the sums, beside it.
+    of its own (TPU); others hold what is turned, and the sums, beside it. ``whole_slice``: how its compiler's collectives
+    over a whole slice go, where all devices are one.
     """
 
     name: str
     usable_bytes: int
     source: str
     turns_on_the_way: bool = False
+    whole_slice: WholeSlice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +65,10 @@ class ChipNumbers:
     def whole(self, name: str) -> int:
         """A number that counts."""
         return int(self.read(name))
+
+    def most(self, name: str) -> float:
+        """A number that limits; where none is given there is no limit."""
+        return self.read(name) if name in self.numbers else inf
 
     @property
     def chip(self) -> Chip:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import gcd, prod
 
+from shardwright.core.hops import Part
 from shardwright.core.mesh import Axis, Mesh
 from shardwright.cost.machine import Machine
 
@@ -87,10 +88,13 @@ class Laid:
     pieces: Mapping[str, tuple[Piece, ...]]
     domains: Mapping[str, int]
 
-    def group(self, axes: Iterable[str]) -> Group:
-        """The group of the given axes together."""
+    def group(self, axes: Iterable[str], part: Part | None = None) -> Group:
+        """The group of the given axes together, or of a part of the only one."""
         axes = tuple(axes)
         pieces = [piece for axis in axes for piece in self.pieces[axis]]
+        if part is not None:
+            near = [p for n, p in enumerate(pieces, 1) if prod(piece.size for piece in pieces[:n]) <= part.minor]
+            pieces = near if part.which == "minor" else pieces[len(near) :]
         return Group(
             inside=prod(piece.size for piece in pieces),
             domains=prod(self.domains[axis] for axis in axes),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from shardwright.core.errors import InputError
+from shardwright.core.hops import WholeSlice
 from shardwright.core.request import Chip
 from shardwright.cost.chips import CPU, ChipNumbers, chip_of
 
@@ -35,7 +36,22 @@ class Machine:
     @property
     def chip(self) -> Chip | None:
         """What the core needs to know of a device; None for simulated ones, which have no limit of their own."""
-        return None if self.numbers is None else self.numbers.chip
+        if self.numbers is None:
+            return None
+        return replace(self.numbers.chip, whole_slice=self._whole_slice)
+
+    @property
+    def _whole_slice(self) -> WholeSlice | None:
+        """How collectives over all devices go, where they are one slice of a torus."""
+        assert self.numbers is not None
+        if self.numbers.network != "torus" or self.slices > 1:
+            return None
+        last = next((size for size in reversed(self.shape) if size > 1), 1)
+        return WholeSlice(
+            minor=last * self.devices_per_chip,
+            gathers=self.numbers.most("whole_slice_gather_devices"),
+            scatters=self.numbers.most("whole_slice_scatter_devices"),
+        )
 
 
 def read_machine(text: str) -> Machine:

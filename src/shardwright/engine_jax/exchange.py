@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.engine_jax.layer_io import index_of, size_of
+from shardwright.engine_jax import hop
+from shardwright.engine_jax.layer_io import Around, index_of, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,31 +115,35 @@ from_experts.defvjp(
 )
 
 
-def gathered(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def gathered(array: jax.Array, around: Around | None) -> jax.Array:
     """The parts of all devices along dim 0, for each of them to use in its own way."""
-    return cast(jax.Array, _gathered(array, axes)) if axes else array
+    return cast(jax.Array, _gathered(array, around)) if around else array
 
 
-def summed_parts(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def summed_parts(array: jax.Array, around: Around | None) -> jax.Array:
     """Of the sum over all devices this one's part of dim 0: the transpose of gathering."""
-    return cast(jax.Array, _summed_parts(array, axes)) if axes else array
+    return cast(jax.Array, _summed_parts(array, around)) if around else array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gathered(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    return lax.all_gather(array, axes, tiled=True)
+def _gathered(array: jax.Array, around: Around) -> jax.Array:
+    for step in around.gather:
+        array = hop.gathered(array, step, 0)
+    return array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _summed_parts(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    return lax.psum_scatter(array, axes, tiled=True)
+def _summed_parts(array: jax.Array, around: Around) -> jax.Array:
+    for step in around.scatter:
+        array = hop.scattered(array, step, 0)
+    return array
 
 
 _gathered.defvjp(
-    lambda array, axes: (_gathered(array, axes), None), lambda axes, _, d_array: (_summed_parts(d_array, axes),)
+    lambda array, around: (_gathered(array, around), None), lambda around, _, d_array: (_summed_parts(d_array, around),)
 )
 _summed_parts.defvjp(
-    lambda array, axes: (_summed_parts(array, axes), None), lambda axes, _, d_array: (_gathered(d_array, axes),)
+    lambda array, around: (_summed_parts(array, around), None), lambda around, _, d_array: (_gathered(d_array, around),)
 )
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.core.attention_kernels import WHOLE, Chosen
+from shardwright.core.movement import Step
 from shardwright.core.row_order import IN_ORDER
 from shardwright.core.table import ModelTable
 
@@ -50,16 +51,24 @@ class AttentionLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """A ring of experts: how every device gets all devices' tokens, and how what it makes of them is summed back."""
+
+    gather: tuple[Step, ...]
+    scatter: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLinks:
     """How tokens meet experts; axes are larger than one, major first.
 
-    ``axes`` cut the experts, none where their weights travel. ``move``: ``all-to-all`` or ``ring``. ``row`` cut a row of
-    tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the place of
+    ``axes`` cut the experts, none where their weights travel. ``around``: the ring in which all tokens come to all of
+    them; None: choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the place of
     the i-th of them in the text. ``room``: rows of a device's buffer of tokens; None: as many as could ever come.
     """
 
     axes: tuple[str, ...] = ()
-    move: str = "all-to-all"
+    around: Around | None = None
     row: tuple[str, ...] = ()
     tiles: tuple[int, ...] = (0,)
     room: int | None = None

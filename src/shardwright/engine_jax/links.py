@@ -17,13 +17,14 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from shardwright.core.attention_kernels import Backend, attending_of, choose_attention
 from shardwright.core.crossing import WeightWay, crossing, weight_ways
 from shardwright.core.mesh import Mesh
-from shardwright.core.movement import Step, steps
+from shardwright.core.movement import Step, hopped, steps
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.resolve import expert_axes, traffic_of
 from shardwright.core.row_order import tiles
 from shardwright.core.spec import Spec
 from shardwright.core.table import Move, Weight
-from shardwright.engine_jax.layer_io import AttentionLinks, ExpertLinks, Links, index_of, size_of
+from shardwright.engine_jax.hop import gathered, scattered
+from shardwright.engine_jax.layer_io import Around, AttentionLinks, ExpertLinks, Links, index_of, size_of
 from shardwright.engine_jax.scopes import of_component, of_tensor
 
 
@@ -78,9 +79,9 @@ def carry(array: jax.Array, way: Iterable[Step], names: Sequence[str]) -> jax.Ar
             case "all-reduce":
                 array = jax.lax.psum(array, step.axes)
             case "reduce-scatter":
-                array = jax.lax.psum_scatter(array, step.axes, scatter_dimension=dim(step.target), tiled=True)
+                array = scattered(array, step, dim(step.target))
             case "all-gather":
-                array = jax.lax.all_gather(array, step.axes, axis=dim(step.source), tiled=True)
+                array = gathered(array, step, dim(step.source))
             case "all-to-all":
                 array = jax.lax.all_to_all(array, step.axes, dim(step.target), dim(step.source), tiled=True)
             case "slice":
@@ -242,11 +243,18 @@ def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
 def _experts(plan: Plan) -> ExpertLinks:
     if "moe.dispatched" not in plan.by_name:
         return ExpertLinks()
-    row = _cut(plan, "router.grouped", "groups")
+    row, axes = _cut(plan, "router.grouped", "groups"), expert_axes(plan.request.layout, plan.mesh)
     return ExpertLinks(
-        axes=expert_axes(plan.request.layout, plan.mesh),
-        move=plan.request.layout.move_moe,
+        axes=axes,
+        around=_around(axes, plan.mesh) if axes and plan.request.layout.move_moe == "ring" else None,
         row=row,
         tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
         room=traffic_of(plan.request, plan.mesh).room(plan.request.expert_buffer),
+    )
+
+
+def _around(axes: tuple[str, ...], mesh: Mesh) -> Around:
+    return Around(
+        gather=hopped(Step(kind="all-gather", axes=axes), mesh),
+        scatter=hopped(Step(kind="reduce-scatter", axes=axes), mesh),
     )

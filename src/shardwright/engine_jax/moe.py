@@ -159,19 +159,18 @@ def _seen_by_experts(
     M, own = x_BTM.shape[-1], matrices.gate_EMF.shape[0]
     traffic = traffic_of(taken_BTK.shape, own, experts, links)
     room = traffic.most if links.room is None else links.room
-    around = links.axes if links.move == "ring" else ()
     with of_tensor("router.grouped"):
-        x_XM = gathered(x_BTM.reshape(B * T, M), around)
+        x_XM = gathered(x_BTM.reshape(B * T, M), links.around)
     with of_tensor("router.weights"):
-        weights_XK = gathered(weights_BTK.reshape(B * T, K), around)
+        weights_XK = gathered(weights_BTK.reshape(B * T, K), links.around)
     # All experts are those of the group that rows are exchanged in: this device's alone around a ring.
-    group = experts.num if not around else own
+    group, first = (own, index_of(links.axes) * own) if links.around else (experts.num, 0)
     with of_tensor("router.grouped_experts"):
-        taken_X = jnp.subtract(gathered(taken_BTK.reshape(-1), around), index_of(around) * own)
+        taken_X = jnp.subtract(gathered(taken_BTK.reshape(-1), links.around), first)
     expert_N = jnp.where((taken_X >= 0) & (taken_X < group), taken_X, group)
     order = sort_by_expert(expert_N, group)
     way = Exchange(
-        axes=() if around else links.axes, rows=expert_N.shape[0], room=room, chunk=min(traffic.to_one, room)
+        axes=() if links.around else links.axes, rows=expert_N.shape[0], room=room, chunk=min(traffic.to_one, room)
     )
     routes = routes_of(order.sizes_E, way)
     with of_tensor("router.grouped"):
@@ -183,7 +182,7 @@ def _seen_by_experts(
     # A sum of a few rows, in float32: no product of matrices.
     out_XM = jnp.sum(y_XKM.astype(jnp.float32) * jnp.reshape(weights_XK, (-1, K, 1)), axis=1)
     with of_tensor("router.combined"):
-        out_BTM = jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), around), (B, T, M))
+        out_BTM = jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), links.around), (B, T, M))
     return out_BTM, routes.overflow
 
 
