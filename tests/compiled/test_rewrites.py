@@ -227,7 +227,7 @@ CASES = (
     ),
     Case(
         rewrite="repairs",
-        explained=with_one("permute", 4096, "float32", component="mlp", stands_for="reduce-scatter"),
+        explained=with_one("permute", 4096, "float32", component="residual", stands_for="reduce-scatter"),
         not_explained=with_one("permute", 1 << 24, "float32", component="mlp", stands_for="reduce-scatter"),
     ),
 )
@@ -283,6 +283,36 @@ def test_every_rewrite_has_a_case_and_two_may_meet():
     agreement = agree(plan, program)
     assert not agreement.of_state("unmatched")
     assert ("wider on CPU", "chunks") in {row.explained_by for row in agreement.rows}
+
+
+@pytest.mark.parametrize(("share", "state"), [(1.0, "explained"), (2.0, "unmatched")])
+def test_of_one_row_some_may_be_padded_and_the_rest_turned(share: float, state: str):
+    """``share``: what was turned, in place of a third of the row."""
+    plan = plan_of("llama3-test", "fsdp", devices=8, batch=16)
+    ours = {"component": "mlp", "kind": "reduce-scatter"}
+    program = as_planned(plan, "v5p:2x2x2")
+    (whole,) = [one for one in program.collectives if (one.component, one.kind) == tuple(ours.values())]
+    third, padding = whole.count_per_step // 3, whole.bytes_per_device // 10
+    assert 3 * third == whole.count_per_step
+    kept = replace(
+        whole,
+        count_per_step=2 * third,
+        bytes_per_device=whole.bytes_per_device + padding,
+        padding_bytes=padding,
+    )
+    summed = replace(
+        whole,
+        kind="all-reduce",
+        count_per_step=third,
+        bytes_per_device=round(share * whole.bytes_per_device),
+        stands_for="reduce-scatter",
+    )
+    agreement = agree(plan, beside(changed(program, where(ours, lambda _: None)), [kept, summed]))
+    assert {row.state for row in agreement.rows if row.component == "mlp" and row.kind == "reduce-scatter"} == {state}
+    if state == "explained":
+        (row,) = agreement.of_state("explained")
+        assert row.explained_by == ("all-reduce and slice", "padded")
+        assert row.compiled_bytes == total([kept, summed])
 
 
 def test_names_of_targets():

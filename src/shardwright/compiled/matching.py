@@ -201,7 +201,9 @@ class _Search:
         for others in self._scalings([one for key in ours for one in self.planned[key]], MOST_AT_ONCE - 1):
             # What was left as it is counts on its own side; the rest was turned.
             expected = {key: self._expected(self.planned[key], others) for key in ours}
-            kept = {key: total(self._plain(key)) for key in ours}
+            same = {key: self._plain(key) for key in ours}
+            padding = {key: self._padding(same[key]) for key in ours}
+            kept = {key: total(same[key]) - padding[key] for key in ours}
             left = {key: expected[key] - kept[key] for key in ours if expected[key] > kept[key]}
             low, high = (
                 sum(
@@ -212,9 +214,10 @@ class _Search:
             if not left or not _within(found, low, high):
                 continue
             for key, part in left.items():
-                same, became = self._plain(key), round(found * part / sum(left.values()))
-                row = _row(key, self.planned[key], same, Fit((rewrite, *others), kept[key] + became, ()))
-                yield replace(row, compiled_as=rewrite.compiled, compiled_bytes=kept[key] + became)
+                there = total(same[key]) + round(found * part / sum(left.values()))
+                named = (rewrite, *others, *(self.pads if padding[key] else ()))
+                row = _row(key, self.planned[key], same[key], Fit(named, there, ()))
+                yield replace(row, compiled_as=rewrite.compiled, compiled_bytes=there)
             self._take(left, [*standing, *(one for key in left for one in self._plain(key))])
             return
 
@@ -249,7 +252,7 @@ class _Search:
             for aside in dict.fromkeys(((*beside, *standing), standing, beside, ())):
                 left = _without(theirs, aside)
                 found = total(left)
-                padding = sum(one.padding_bytes * one.count_per_step for one in left) if self.pads else 0
+                padding = self._padding(left)
                 if (found or not low) and _within(found - padding, low, high):
                     return Fit(
                         (*rewrites, *(self.pads if padding else ())),
@@ -257,6 +260,10 @@ class _Search:
                         aside,
                     )
         return None
+
+    def _padding(self, theirs: Iterable[CompiledCollective]) -> int:
+        """Bytes of a step that the program says it padded, where padding is known."""
+        return sum(one.padding_bytes * one.count_per_step for one in theirs) if self.pads else 0
 
     def _scalings(self, ours: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:
         """What may have happened to the bytes of planned ones: what always does, and up to ``most`` other rewrites."""

@@ -171,13 +171,14 @@ def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
 
 
 def _repairs(plan: Plan, one: CompiledCollective) -> bool:
-    """Permutes that put a padded reduce-scatter right again: no more bytes than its padding had."""
+    """Permutes that put a padded reduce-scatter right again: no more bytes than its padding had.
+
+    Whatever their name: reduce-scatters of several components that become one have one of their names.
+    """
     scattered = sum(
         planned.bytes_per_device * planned.count_per_step
         for planned in plan.collectives
-        if planned.kind == "reduce-scatter"
-        and set(one.axes) <= set(planned.axes)
-        and one.component in (planned.component, None)
+        if planned.kind == "reduce-scatter" and set(one.axes) <= set(planned.axes)
     )
     return one.stands_for == "reduce-scatter" and one.bytes_per_device * one.count_per_step <= PADDING * scattered
 
