@@ -20,8 +20,8 @@ from shardwright.cli.request import asked
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.table import ModelTable
+from shardwright.core.training import OptimizerOptions
 from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.optimizer import OptimizerOptions
 from shardwright.engine_jax.state import abstract_state, initial_state
 from shardwright.engine_jax.step import abstract_batch, batch_sharding, train_step
 

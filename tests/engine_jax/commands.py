@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.checkpoint import open_checkpoint
 from shardwright.cli.main import main
-from shardwright.engine_jax import run
+from shardwright.engine_jax.run import JaxEngine, Step
 
 TEXT = argparse.__file__
 """About 100 KB of the standard library."""
@@ -80,9 +80,9 @@ def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tol
 @contextmanager
 def compiled_once() -> Iterator[None]:
     """Runs of one plan and one schedule share their compiled step: where that they compile is not what is tested."""
-    compile_step, known = run._Run._compiled, {}
+    compile_step, known = JaxEngine._compiled, {}
 
-    def compiled(self: run._Run) -> run.Step:
+    def compiled(self: JaxEngine) -> Step:
         options = replace(self.options, out=Path(), stop_after=None, resume=False, checkpoint_every=None)
         key = repr((self.plan.request, options))
         if key not in known:
@@ -90,5 +90,5 @@ def compiled_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run._Run, "_compiled", compiled)
+        patched.setattr(JaxEngine, "_compiled", compiled)
         yield

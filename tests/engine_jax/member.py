@@ -33,17 +33,16 @@ def run(folder: Path, arguments: list[str]) -> int:
 
 
 def send(number: signal.Signals, at: int) -> None:
-    from shardwright.engine_jax.run import _Run
+    from shardwright.runs.loop import Loop
 
-    record = _Run._record
+    record = Loop._record
 
-    def recorded(self: _Run, step: int, *rest):
-        loss = record(self, step, *rest)
+    def recorded(self: Loop, step: int, *rest) -> None:
+        record(self, step, *rest)
         if step == at:
             os.kill(os.getpid(), number)
-        return loss
 
-    _Run._record = recorded
+    Loop._record = recorded
 
 
 if __name__ == "__main__":

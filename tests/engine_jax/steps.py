@@ -20,8 +20,8 @@ from shardwright.core.layout import Layout
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.request import Request
+from shardwright.core.training import BETA_1, OptimizerOptions
 from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.optimizer import BETA_1, OptimizerOptions
 from shardwright.engine_jax.state import State, abstract_state, initial_state
 from shardwright.engine_jax.step import abstract_batch, batch_sharding, train_step
 from shardwright.layouts import load_layout, preset_names

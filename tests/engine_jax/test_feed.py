@@ -6,9 +6,10 @@ import numpy as np
 
 from shardwright import Request, load_layout, make_plan, model_table
 from shardwright.data import Batches, Rows
-from shardwright.engine_jax.feed import Source, batches, feed_of
+from shardwright.engine_jax.feed import feed_of
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.step import batch_sharding
+from shardwright.runs.source import Source, batches
 from tests.data.corpora import corpus_of
 
 ROWS, LENGTH = 4, 16
@@ -27,7 +28,7 @@ def test_a_device_gets_both_ends_of_its_rows() -> None:
     )
     plan = make_plan(request)
     feed = feed_of(plan, batch_sharding(plan, device_mesh(plan.mesh)))
-    with batches(source, plan, feed, 0, 8) as steps:
+    with batches(source, plan, feed.offsets, 0, 8) as steps:
         placed = feed.on_devices(next(steps))
     text = Batches(rows=source.rows, batch=ROWS, seed=0, start_row=8).read(0).arrays
     # Device 6 of the mesh fsdp 2 x context 4: the last rows, and the third of four pieces from either end.

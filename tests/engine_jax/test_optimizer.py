@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.engine_jax.optimizer import BETA_1, BETA_2, EPSILON, OptimizerOptions, apply_gradients, schedule
+from shardwright.core.training import BETA_1, BETA_2, EPSILON, OptimizerOptions
+from shardwright.engine_jax.optimizer import apply_gradients, schedule
 from shardwright.engine_jax.state import State
 
 SHAPES = {"matrix": (5, 4), "scale": (4,)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from shardwright.core.run import Silent, StepRecord
-from shardwright.engine_jax import run
-from shardwright.engine_jax.signals import CAUGHT, stop_on_signal
+from shardwright.runs.loop import Loop
+from shardwright.runs.signals import CAUGHT
 from tests.engine_jax.commands import (
     FSDP,
     LLAMA3,
@@ -79,12 +78,12 @@ def test_a_signal_saves_and_leaves(number: signal.Signals, straight: Path, tmp_p
 
 
 def test_a_signal_after_the_question_whether_to_save_is_answered_by_the_next_step(tmp_path: Path, monkeypatch) -> None:
-    def is_due(_: run._Run, number: int) -> bool:
+    def is_due(_: Loop, number: int) -> bool:
         if number == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return False
 
-    monkeypatch.setattr(run._Run, "_is_due", is_due)
+    monkeypatch.setattr(Loop, "_is_due", is_due)
     assert train(LLAMA3, tmp_path, *FSDP, *STEPS, "--json") == 0
     assert checkpoints(tmp_path) == ["step-00000004"]
     assert len(metrics(tmp_path)) == 4
@@ -95,38 +94,6 @@ def test_a_signal_in_the_last_step_is_the_end_all_the_same(tmp_path: Path, monke
     assert train(LLAMA3, tmp_path, *FSDP, *STEPS, "--stop-after", "5", "--json") == 0
     assert '"ended": "interrupted"' in capsys.readouterr().out
     assert checkpoints(tmp_path) == ["step-00000005"]
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C as Python handles it: what a shell starts in the background is told to ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_the_second_signal_does_what_it_always_did() -> None:
-    with stop_on_signal() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop
-        assert stop.signal is signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_thread_gets_no_signals() -> None:
-    seen: list[bool] = []
-
-    def look() -> None:
-        with stop_on_signal() as stop:
-            seen.append(bool(stop))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [False]
 
 
 def started(out: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:

@@ -29,8 +29,9 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "layouts": {"core", "files"},
         "checkpoint": {"core", "numpy", "safetensors", "xxhash"},
         "data": {"core", "numpy", "grain", "tokenizers"},
-        "engine_jax": {*_FOUNDATION, "numpy", "jax", "optax", "jaxtyping"},
-        "engine_torch": {*_FOUNDATION, "numpy", "torch", "jaxtyping"},
+        "runs": {"core", "checkpoint", "data"},
+        "engine_jax": {*_FOUNDATION, "runs", "numpy", "jax", "optax", "jaxtyping"},
+        "engine_torch": {*_FOUNDATION, "runs", "numpy", "torch", "jaxtyping"},
         "compiled": {"core", "cost"},
         "interop": {"core", "files", "models"},
         "report": {*_FOUNDATION, "layouts", "compiled", "interop", "rich"},
@@ -46,7 +47,7 @@ AT_CALL_TIME: Mapping[str, frozenset[str]] = {
     "report": _ENGINES,
     "cli": _ENGINES,
     # An extra that a run writes its curves with, when asked to.
-    "engine_jax": frozenset({"tensorboardX"}),
+    "runs": frozenset({"tensorboardX"}),
     FRONT: _ENGINES,
 }
 """What a layer may import inside a function, besides what it may import anywhere."""

@@ -67,7 +67,9 @@ def test_layers_are_in_an_order() -> None:
         ("shardwright.engine_jax.step", "import torch", "torch"),
         ("shardwright.engine_jax.step", "from shardwright.engine_torch import step", "shardwright.engine_torch"),
         ("shardwright.engine_jax.step", "from shardwright.cli import main", "shardwright.cli"),
-        ("shardwright.engine_jax.journal", "import tensorboardX", "tensorboardX"),
+        ("shardwright.runs.journal", "import tensorboardX", "tensorboardX"),
+        ("shardwright.runs.loop", "def go():\n    import jax", "jax"),
+        ("shardwright.runs.run", "from shardwright.engine_jax import run", "shardwright.engine_jax"),
         ("shardwright.cli.main", "import shardwright.engine_jax.step", "shardwright.engine_jax"),
         ("shardwright.cli.main", "def run():\n    import jax", "jax"),
         ("shardwright", "from shardwright.engine_jax import step", "shardwright.engine_jax"),
@@ -83,7 +85,7 @@ def test_the_table_can_be_broken(module: str, source: str, named: str) -> None:
     [
         ("shardwright.core.mesh", "import os.path\nfrom . import spec\nfrom shardwright.core import box"),
         ("shardwright.files.yaml_text", "import yaml\nfrom shardwright.core.errors import InputError"),
-        ("shardwright.engine_jax.journal", "def curves():\n    import tensorboardX"),
+        ("shardwright.runs.journal", "def curves():\n    import tensorboardX"),
         ("shardwright.cli.main", "def train():\n    from shardwright.engine_jax import loop"),
         ("shardwright.cli.main", "import importlib\ndef train(e):\n    importlib.import_module(f'shardwright.{e}')"),
     ],
@@ -121,6 +123,12 @@ def test_the_core_loads_the_standard_library_only() -> None:
 @pytest.mark.parametrize("name", [PACKAGE, f"{PACKAGE}.cli.main"])
 def test_the_front_door_and_the_command_line_load_no_framework(name: str) -> None:
     assert not loaded_by([name]) & FRAMEWORKS
+
+
+def test_what_surrounds_a_run_loads_no_engine_s_framework() -> None:
+    names = [module for module in SOURCES if layer_of(module) == "runs"]
+    assert "shardwright.runs.loop" in names
+    assert not loaded_by(names) & {"jax", "jaxlib", "torch", "optax"}
 
 
 @pytest.mark.parametrize("through_front_door", [True, False])

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 
 from shardwright.core.plan import Plan
+from shardwright.core.training import OptimizerOptions
 from shardwright.cost import Machine
-from shardwright.engine_jax.optimizer import OptimizerOptions
 from shardwright.engine_jax.state import abstract_state
 from shardwright.engine_jax.step import abstract_batch, train_step
 from shardwright.engine_jax.support import require_support

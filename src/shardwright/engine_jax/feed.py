@@ -1,10 +1,9 @@
-"""From the corpus to the arrays of a step, on the devices that the plan gives each row and token to."""
+"""From the rows of a step to its arrays, on the devices that the plan gives each row and token to."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import jax
@@ -12,27 +11,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from shardwright.core.plan import Plan
-from shardwright.core.run import RunOptions
-from shardwright.data import Batch, Batches, Corpus, Rows, read_corpus, read_tokenizer
+from shardwright.data import Batch
 
 ENGINE_NAMES = {"segment_ids": "segments"}
 """What the engine calls a field of a row, where the data calls it otherwise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The rows that a run reads, and what tells them from any other."""
-
-    rows: Rows
-    corpus: Corpus
-    digest: str
-
-
-def open_source(options: RunOptions, plan: Plan) -> Source:
-    """Read and tokenise the run's text. Raises InputError for what cannot be read, is empty or does not fit."""
-    tokenizer = read_tokenizer(options.tokenizer, vocabulary=plan.request.table.sizes["vocab"])
-    corpus = read_corpus(options.data, tokenizer)
-    return Source(rows=Rows(corpus=corpus, length=plan.request.length), corpus=corpus, digest=corpus.digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +52,3 @@ def feed_of(plan: Plan, sharding: NamedSharding) -> Feed:
     indices = [index for index in sharding.addressable_devices_indices_map(shape).values() if index is not None]
     offsets = {offset for index in indices for offset in range(*index[0].indices(shape[0]))}
     return Feed(sharding=sharding, shape=shape, offsets=tuple(sorted(offsets)))
-
-
-def batches(source: Source, plan: Plan, feed: Feed, seed: int, next_row: int) -> AbstractContextManager:
-    """An endless iterator over this process's part of the steps from global row ``next_row`` on, read ahead."""
-    batch, pieces = plan.request.batch, plan.row_pieces
-    steps = Batches(rows=source.rows, batch=batch, seed=seed, start_row=next_row, pieces=pieces)
-    return steps.prefetched(feed.offsets)

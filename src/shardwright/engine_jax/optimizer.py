@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from shardwright.core.training import BETA_1, BETA_2, EPSILON, FINAL_LR_SHARE, OptimizerOptions
 from shardwright.engine_jax.state import State
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
-"""AdamW's constants as Llama and DeepSeek-V3 publish them (arXiv:2302.13971, section 2.3; arXiv:2412.19437, 4.2)."""
-
-FINAL_LR_SHARE = 0.1
-"""The cosine ends at a tenth of the peak (arXiv:2302.13971, section 2.3)."""
-
 Arrays = Mapping[str, jax.Array]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerOptions:
-    """``lr`` is the peak; ``warmup`` and ``steps`` count optimizer steps; ``clip`` bounds the global norm, 0 never clips."""
-
-    lr: float
-    warmup: int
-    steps: int
-    weight_decay: float
-    clip: float
 
 
 def schedule(options: OptimizerOptions) -> optax.Schedule:

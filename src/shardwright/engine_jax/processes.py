@@ -1,59 +1,15 @@
-"""Joining the other processes of a run, before JAX looks for devices, and leaving them when all is done."""
+"""JAX's part in a run of several processes: what connects them once they have met, before it looks for devices."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import socket
-import sys
-import time
-from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
-
 import jax
 
-from shardwright.core.errors import InputError, ShardwrightError
+from shardwright.core.errors import InputError
 from shardwright.core.processes import Processes
-from shardwright.engine_jax.channel import Channel, watched
-from shardwright.engine_jax.group import Alone, Group, Several
-from shardwright.engine_jax.hub import Hub
-
-GREETING_TIMEOUT_S = 10
-RETRY_S = 0.2
+from shardwright.runs.meeting import Connection
 
 HEARTBEAT_TIMEOUT_S = 100
 """JAX's own. It ends a process that is there and does nothing; one that is gone is noticed at once, by its channel."""
-
-
-@contextmanager
-def joined(processes: Processes | None) -> Iterator[Group]:
-    """The processes of this run, met and connected by JAX, while the block lasts; None: this one alone.
-
-    What is raised in the block ends the others too, with its message. Raises InputError where not all come in time.
-    """
-    if processes is None:
-        yield Alone()
-        return
-    group = _meet(processes)
-    try:
-        _connect(processes)
-        yield group
-        group.exchange("the end of the run", None)
-        jax.distributed.shutdown()
-    except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            group.await_news()
-        group.fail(error)
-        # JAX waits for the other processes when Python ends, and they are ending too: for up to a minute and more.
-        atexit.register(_end_now, error.exit_code if isinstance(error, ShardwrightError) else 1)
-        raise
-    group.leave()
-
-
-def _end_now(exit_code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
 
 
 def _connect(processes: Processes) -> None:
@@ -74,108 +30,4 @@ def _connect(processes: Processes) -> None:
         raise InputError(f"JAX does not connect the {processes.count} processes: {error}") from None
 
 
-def _meet(processes: Processes) -> Several:
-    """This process's group, when all are there. JAX's own wait would not say who is missing, and aborts."""
-    if processes.index != 0:
-        return Several(processes.index, processes.count, _reach_first(processes), None)
-    connections = _gather(processes)
-    ours, hubs = socket.socketpair()
-    channels = {0: Channel(hubs), **{index: channel for index, (channel, _) in connections.items()}}
-    hosts = {0: socket.gethostname(), **{index: host for index, (_, host) in connections.items()}}
-    return Several(0, processes.count, Channel(ours), Hub(channels, hosts))
-
-
-def _gather(processes: Processes) -> dict[int, tuple[Channel, str]]:
-    """The channels to all others and where they run, welcomed when all are there."""
-    deadline = time.monotonic() + processes.join_timeout_s
-    came: dict[int, tuple[Channel, str]] = {}
-    with _listening(processes) as listener:
-        while len(came) < processes.count - 1:
-            listener.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                connection, address = listener.accept()
-            except TimeoutError:
-                raise _refusal([channel for channel, _ in came.values()], _missing(processes, came)) from None
-            channel = Channel(watched(connection))
-            greeting = channel.first(GREETING_TIMEOUT_S)
-            if greeting is None or not isinstance(index := greeting.get("process"), int):
-                channel.close()
-                continue
-            host = f"{greeting.get('host')}, {address[0].removeprefix('::ffff:')}"
-            if index in came and came[index][0].is_broken():
-                came.pop(index)[0].close()
-            wrong = None
-            if greeting.get("count") != processes.count:
-                wrong = f"process {index} ({host}) was told of {greeting.get('count')} processes, process 0 of {processes.count}"
-            elif not 0 < index < processes.count or index in came:
-                wrong = f"two processes were told that they are process {index}; one is on {host}"
-            if wrong is not None:
-                advice = "Give each an index of its own (--process), and all the same --processes."
-                raise _refusal([channel, *(other for other, _ in came.values())], f"{wrong}. {advice}")
-            came[index] = (channel, host)
-    # When the listener is closed: JAX listens at the same port next.
-    for channel, _ in came.values():
-        channel.send({"welcome": True})
-    return came
-
-
-def _missing(processes: Processes, came: Container[int]) -> str:
-    missing = [str(index) for index in range(1, processes.count) if index not in came]
-    shown = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
-    return (
-        f"process 0 waited {processes.join_timeout_s} s at {processes.coordinator} for {processes.count - 1} others "
-        f"({processes.found}), and not all came. Missing: process {shown}. See why they did not start, or give them longer "
-        f"with --join-timeout."
-    )
-
-
-def _refusal(channels: Iterable[Channel], told: str) -> InputError:
-    """The error of process 0, which those that came are told too."""
-    for channel in channels:
-        channel.send({"refused": told})
-        channel.close()
-    return InputError(told)
-
-
-def _listening(processes: Processes) -> socket.socket:
-    both = socket.has_dualstack_ipv6()
-    try:
-        return socket.create_server(
-            ("", processes.port),
-            family=socket.AF_INET6 if both else socket.AF_INET,
-            backlog=min(processes.count, 4096),
-            dualstack_ipv6=both,
-        )
-    except OSError as error:
-        raise InputError(
-            f"process 0 cannot listen at port {processes.port} ({processes.found}): "
-            f"{os.strerror(error.errno or 0)}. Give --coordinator another port, the same to all processes."
-        ) from None
-
-
-def _reach_first(processes: Processes) -> Channel:
-    """The channel to process 0, tried until it answers, which it does when all are there or it waits no longer."""
-    deadline = time.monotonic() + processes.join_timeout_s
-    greeting = {"process": processes.index, "count": processes.count, "host": socket.gethostname()}
-    problem: object = "nobody answered"
-    while time.monotonic() < deadline:
-        try:
-            connection = socket.create_connection((processes.host, processes.port), timeout=GREETING_TIMEOUT_S)
-        except OSError as error:
-            problem = error.strerror or error
-        else:
-            channel = Channel(watched(connection))
-            channel.send(greeting)
-            answer = channel.first(processes.join_timeout_s + GREETING_TIMEOUT_S)
-            if answer is not None and "welcome" in answer:
-                return channel
-            channel.close()
-            if answer is not None and "refused" in answer:
-                raise InputError(answer["refused"])
-            problem = "it closed the connection"
-        time.sleep(RETRY_S)
-    raise InputError(
-        f"process {processes.index} of {processes.count} did not reach process 0 at {processes.coordinator} within "
-        f"{processes.join_timeout_s} s ({processes.found}): {problem}. See that process 0 runs there, that the host and the "
-        f"port are right and open to this one; or give it longer with --join-timeout."
-    )
+CONNECTION = Connection(connect=_connect, disconnect=jax.distributed.shutdown, lost=(jax.errors.JaxRuntimeError,))

@@ -12,11 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.box import Box
 from shardwright.core.plan import Plan
+from shardwright.core.training import FIRST, SECOND, frozen_names
 from shardwright.engine_jax.shardings import resting_shape, weight_shardings
 from shardwright.init import box_values
-
-FIRST, SECOND = "moments.first/", "moments.second/"
-
 
 Leaf = TypeVar("Leaf")
 
@@ -58,11 +56,6 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
             if row.name not in frozen
         ]
     return tuple(rows)
-
-
-def frozen_names(plan: Plan) -> frozenset[str]:
-    """The weights that no gradient trains."""
-    return frozenset(weight.name for weight in plan.request.table.weights if weight.frozen)
 
 
 def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray], step: int) -> State[jax.Array]:

@@ -16,21 +16,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.plan import Plan
+from shardwright.core.training import BIAS_RATE, OptimizerOptions, decayed_names, frozen_names
 from shardwright.engine_jax.forward import forward
 from shardwright.engine_jax.kernels import backend_of
 from shardwright.engine_jax.layer_io import Links
 from shardwright.engine_jax.links import late_sums, links_of
 from shardwright.engine_jax.loss import summed_cross_entropy
 from shardwright.engine_jax.moe import MoeCounts
-from shardwright.engine_jax.optimizer import OptimizerOptions, apply_gradients
+from shardwright.engine_jax.optimizer import apply_gradients
 from shardwright.engine_jax.routing import moved_bias
 from shardwright.engine_jax.scopes import of_component, of_tensor
 from shardwright.engine_jax.shardings import named_sharding, weight_shardings
 from shardwright.engine_jax.state import Leaf, State, abstract_state
 from shardwright.models.parts.ends import BATCH_FIELDS
-
-BIAS_RATE = 1e-3
-"""How far a routing bias moves in a step (DeepSeek-V3, arXiv:2412.19437, section 4.2)."""
 
 Arrays = Mapping[str, jax.Array]
 
@@ -70,7 +68,7 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
     number changes no result. What replicas hold in parts is summed once, after the last of them.
     """
     shardings = weight_shardings(plan, mesh)
-    frozen = {weight.name for weight in plan.request.table.weights if weight.frozen}
+    frozen = frozen_names(plan)
     weights = {name: sharding.spec for name, sharding in shardings.items() if name not in frozen}
     buffers = {name: shardings[name].spec for name in frozen}
     whole = PartitionSpec()
@@ -125,7 +123,7 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
 def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> jax.stages.Wrapped:
     """``step(state, batch) -> (state, metrics)``, under ``jit``; the state given is donated, and its places are the plan's."""
     gradients_of = gradient_function(plan, mesh)
-    decayed = frozenset(weight.name for weight in plan.request.table.weights if len(weight.shape) > 1)
+    decayed = decayed_names(plan)
 
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         gradients = gradients_of(state.weights, state.buffers, batch)

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.engine_jax.channel import Channel, Message
+from shardwright.runs.channel import Channel, Message
 
 GONE = "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
 

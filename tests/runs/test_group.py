@@ -1,4 +1,4 @@
-"""What processes ask of each other, with threads for processes: all that JAX has no part in."""
+"""What processes ask of each other, with threads for processes: all that no framework has a part in."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardwright.engine_jax.group as group_module
+import shardwright.runs.group as group_module
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorInfo, open_checkpoint
 from shardwright.core.box import Box
 from shardwright.core.errors import InputError
 from shardwright.core.processes import Processes
-from shardwright.engine_jax import processes, snapshot
-from shardwright.engine_jax.channel import Channel
-from shardwright.engine_jax.group import Alone, Ending, Held, Several, must_agree
+from shardwright.runs import saving
+from shardwright.runs.channel import Channel
+from shardwright.runs.group import Alone, Ending, Held, Several, must_agree
+from shardwright.runs.meeting import meet
 
 WAIT_S = 60
 """For what takes milliseconds on a machine that does nothing else."""
@@ -44,14 +45,14 @@ def one_of(index: int, count: int, port: int, join_timeout_s: int = WAIT_S) -> P
 def meet_all(who: list[Processes]) -> list[Any]:
     """The group, or the InputError, of each."""
 
-    def meet(one: Processes) -> Several | InputError:
+    def met(one: Processes) -> Several | InputError:
         try:
-            return processes._meet(one)
+            return meet(one)
         except InputError as error:
             return error
 
     with ThreadPoolExecutor(len(who)) as pool:
-        return list(pool.map(meet, who))
+        return list(pool.map(met, who))
 
 
 @contextmanager
@@ -267,11 +268,11 @@ def test_a_stranger_at_the_port_is_no_process() -> None:
     stopped = threading.Event()
     stranger = threading.Thread(target=stray)
     stranger.start()
-    first = threading.Thread(target=lambda: groups.append(processes._meet(one_of(0, 2, port))))
+    first = threading.Thread(target=lambda: groups.append(meet(one_of(0, 2, port))))
     groups: list[Several] = []
     first.start()
     time.sleep(0.1)
-    groups.append(processes._meet(one_of(1, 2, port)))
+    groups.append(meet(one_of(1, 2, port)))
     first.join()
     stopped.set()
     stranger.join()
@@ -291,7 +292,7 @@ def save(group: Several, out: Path, boxes: list[tuple[int, int]]) -> Path:
         step=7, seed=0, data_position=0, model="m", layout_name="l", layout_text="", mesh={"a": 2}, metadata={}
     )
     box = OwnedBox(name="w", box=Box((first, 0), (stop, 3)), array=lambda: VALUES[first:stop])
-    return snapshot._save_together(out, point, [INFO], iter([box]), group, None)
+    return saving.save(out, point, [INFO], iter([box]), group, keep=None)
 
 
 def test_a_checkpoint_by_several_is_whole(tmp_path: Path) -> None:
@@ -303,14 +304,14 @@ def test_a_checkpoint_by_several_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_checkpoint_that_one_cannot_write_is_none(failing: int, tmp_path: Path, monkeypatch) -> None:
-    write = snapshot.write_part
+    write = saving.write_part
 
     def write_part(*args: Any, process: int) -> None:
         if process == failing:
             raise CheckpointError("the disk is full")
         write(*args, process=process)
 
-    monkeypatch.setattr(snapshot, "write_part", write_part)
+    monkeypatch.setattr(saving, "write_part", write_part)
     with together(2) as groups:
         errors = each(groups, lambda group: save(group, tmp_path, [(0, 2), (2, 4)]))
     told = f"the checkpoint of step 7, write: process {failing} of 2 could not do it. It said: the disk is full"

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shardwright.core.errors import InputError
-from shardwright.core.run import RunOptions, Silent, StepRecord
-from shardwright.engine_jax.group import Alone
-from shardwright.engine_jax.journal import Journal, board_writer, journal, require_folder
-from shardwright.engine_jax.run import RunError, _Run
-from shardwright.engine_jax.step import Metrics
+from shardwright.core.run import StepRecord
+from shardwright.runs.journal import Journal, board_writer, journal, require_folder
 
 
 def record(step: int) -> StepRecord:
@@ -148,24 +143,3 @@ def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch) -
     with pytest.raises(InputError) as error:
         require_folder(tmp_path / "a")
     assert str(error.value) == f"--out {tmp_path}/a: {tmp_path} may not be written. Give a folder that may."
-
-
-def test_a_step_whose_choices_found_no_room_is_not_recorded() -> None:
-    metrics = Metrics(*(np.asarray(value) for value in (7.5, 1.0, 96, 0, 1234)))
-    told = _Run(
-        options=RunOptions(steps=3, out=Path("out")),
-        plan=SimpleNamespace(request=SimpleNamespace(expert_buffer=0.5)),
-        mesh=None,
-        source=None,
-        told={},
-        shown=Silent(),
-        writer=None,
-        group=Alone(),
-    )
-    with pytest.raises(RunError) as error:
-        told._record(2, metrics, 0.0, None)
-    assert str(error.value) == (
-        "step 2: 1,234 choices of an expert found no room where its device keeps what comes to it, so this step was not "
-        "the model's. It was not saved. Go on with --resume from the newest checkpoint, with a larger --expert-buffer "
-        "(now 0.5) or without it."
-    )

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from shardwright.core.errors import InputError, ShardwrightError
-from shardwright.engine_jax.channel import Channel, Message
-from shardwright.engine_jax.hub import GONE, Hub
+from shardwright.runs.channel import Channel, Message
+from shardwright.runs.hub import GONE, Hub
 
 EXCHANGE_TIMEOUT_S = 1800
 """For what takes as long as a checkpoint takes to write, or a text to read."""
@@ -125,7 +125,7 @@ class Several:
         told = str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"
         self._leaving.set()
         self._channel.send({"failed": told, "exit_code": exit_code})
-        # Another process's channel stays open until its end: JAX aborts it if process 0 ends first.
+        # Another process's channel stays open until its end: JAX, for one, aborts it if process 0 ends first.
         self._await_others()
 
     def leave(self) -> None:
@@ -160,7 +160,7 @@ class Several:
             self._ending = Ending(message["stop_after"], message["why"])
 
     def _end(self, told: str, exit_code: int, grace_s: float) -> None:
-        """End this process, where it does not by itself: JAX would wait for the others, whichever way it is left."""
+        """End this process, where it does not by itself: a framework would wait for the others, whichever way it is left."""
         if self._leaving.wait(grace_s):
             return
         cursor = SHOW_CURSOR if sys.stderr.isatty() else ""

@@ -1,0 +1,114 @@
+"""The steps of a run, one after the other: each recorded, saved when it is due, ended where all processes end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shardwright.checkpoint import RunPoint, set_aside_after
+from shardwright.core.plan import Plan
+from shardwright.core.run import Listener, RunOptions, RunOutcome
+from shardwright.runs.engine import Engine, StepMetrics
+from shardwright.runs.group import Ending, Group
+from shardwright.runs.journal import FILE_NAME, BoardWriter, Journal, journal
+from shardwright.runs.records import record_of, require_sound
+from shardwright.runs.saving import save
+from shardwright.runs.signals import stop_on_signal
+from shardwright.runs.source import Source, batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """All that the steps need. ``told``: what makes this the same run when it goes on; saved with it."""
+
+    options: RunOptions
+    plan: Plan
+    engine: Engine
+    source: Source
+    told: Mapping[str, Any]
+    shown: Listener
+    writer: BoardWriter | None
+    group: Group
+
+    def go(self, first: int, next_row: int, saved: Path | None) -> RunOutcome:
+        """The steps after the ``first`` ones, which read from row ``next_row`` on; ``saved``: where those were saved."""
+        last = self.options.last_step
+        metrics_path = self.options.out / FILE_NAME
+        if first >= last:
+            self.shown.say(f"nothing to do: {first} steps are done, and this run ends at {last}")
+            return RunOutcome(
+                ended=self._ended(first, None), step=first, loss=None, checkpoint=saved, metrics=metrics_path
+            )
+        with stop_on_signal() as stop:
+            self.shown.doing("compiling the step")
+            self.engine.prepare()
+            loss, ending = math.nan, Ending(last)
+            with (
+                self._journal(first) as records,
+                batches(self.source, self.plan, self.engine.offsets, self.options.seed, next_row) as ahead,
+            ):
+                self.shown.begin(first, last)
+                for number in range(first + 1, last + 1):
+                    started = time.perf_counter()
+                    batch = next(ahead)
+                    metrics = self.engine.step(batch)
+                    self._record(number, metrics, time.perf_counter() - started, records)
+                    loss = metrics.loss
+                    # Asked once: a signal that came between two questions would end the run without saving it.
+                    ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
+                    if self._is_due(number) or number == ending.last:
+                        saved = self._save(number, batch.next_row)
+                    if number == ending.last:
+                        break
+            if ending.why is not None:
+                self.shown.say(f"{ending.why}: stopped after step {ending.last}; saved in {saved}")
+            return RunOutcome(
+                ended=self._ended(ending.last, ending.why),
+                step=ending.last,
+                loss=loss,
+                checkpoint=saved,
+                metrics=metrics_path,
+            )
+
+    def _journal(self, first: int) -> AbstractContextManager[Journal | None]:
+        """The journal, and what the run passed over set aside: by process 0 alone."""
+        if self.group.index != 0:
+            return nullcontext()
+        for aside in set_aside_after(self.options.out, first):
+            self.shown.say(f"kept beside, not whole: {aside}")
+        return journal(self.options.out, first_step=first, writer=self.writer)
+
+    def _record(self, number: int, metrics: StepMetrics, step_s: float, records: Journal | None) -> None:
+        require_sound(number, metrics, self.options, self.plan)
+        record = record_of(number, metrics, step_s)
+        if records is not None:
+            records.write(record)
+        self.shown.step(record)
+
+    def _is_due(self, number: int) -> bool:
+        every = self.options.checkpoint_every
+        return every is not None and number % every == 0
+
+    def _save(self, step: int, next_row: int) -> Path:
+        point = RunPoint(
+            step=step,
+            seed=self.options.seed,
+            data_position=next_row,
+            model=self.plan.request.table.name,
+            layout_name=self.plan.request.layout.name,
+            layout_text=self.plan.dump(),
+            mesh=self.plan.mesh.shape,
+            metadata=self.told,
+        )
+        engine = self.engine
+        return save(self.options.out, point, engine.tensors(), engine.boxes(), self.group, keep=self.options.keep)
+
+    def _ended(self, step: int, why: str | None) -> Literal["finished", "stopped", "interrupted"]:
+        if step >= self.options.steps:
+            return "finished"
+        return "stopped" if why is None else "interrupted"

@@ -1,0 +1,45 @@
+"""What is written down of a step, and which steps are none to go on from."""
+
+from __future__ import annotations
+
+import math
+
+from shardwright.core.errors import ShardwrightError
+from shardwright.core.plan import Plan
+from shardwright.core.run import RunOptions, StepRecord
+from shardwright.runs.engine import StepMetrics
+
+
+class RunError(ShardwrightError):
+    """A run that had begun and cannot go on."""
+
+    exit_code = 1
+
+
+def record_of(number: int, metrics: StepMetrics, step_s: float) -> StepRecord:
+    """The record of a step that took ``step_s`` seconds."""
+    return StepRecord(
+        step=number,
+        loss=metrics.loss,
+        grad_norm=metrics.grad_norm,
+        tokens=metrics.tokens,
+        dropped=metrics.dropped,
+        tokens_per_s=metrics.tokens / step_s,
+        step_s=step_s,
+    )
+
+
+def require_sound(number: int, metrics: StepMetrics, options: RunOptions, plan: Plan) -> None:
+    """Raises RunError for a step that was not the model's, or whose numbers are not finite, with what to do."""
+    if metrics.overflow:
+        raise RunError(
+            f"step {number}: {metrics.overflow:,} choices of an expert found no room where its device keeps what comes to "
+            f"it, so this step was not the model's. It was not saved. Go on with --resume from the newest checkpoint, with "
+            f"a larger --expert-buffer (now {plan.request.expert_buffer}) or without it."
+        )
+    if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
+        raise RunError(
+            f"step {number}: the loss is {metrics.loss} and the gradient's norm {metrics.grad_norm}, and both must be "
+            f"finite. This step was not saved. Begin again with a lower --lr (now {options.lr:g}) or a longer --warmup "
+            f"(now {options.warmup}), and another --out."
+        )

@@ -1,0 +1,89 @@
+"""Saving a run: by one process, or by several that all have taken one step before any takes the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar, cast
+
+from shardwright.checkpoint import (
+    CheckpointError,
+    OwnedBox,
+    RunPoint,
+    TensorInfo,
+    commit,
+    join_save,
+    save_checkpoint,
+    saving,
+    write_part,
+)
+from shardwright.checkpoint.directory import step_directory
+from shardwright.runs.group import Group
+
+
+def save(
+    out: Path,
+    point: RunPoint,
+    infos: Sequence[TensorInfo],
+    boxes: Iterator[OwnedBox],
+    group: Group,
+    *,
+    keep: int | None,
+) -> Path:
+    """Write a state as the checkpoint of its step, each distinct box once, its elements asked for when its turn comes.
+
+    Each process of the group writes the boxes that are its own; process 0 commits when all are there. Raises
+    CheckpointError in all processes, with nothing half-written left, where one of them cannot write.
+    """
+    if group.count == 1:
+        return save_checkpoint(out, point, infos, boxes, keep=keep)
+    return _save_together(out, point, infos, boxes, group, keep)
+
+
+def _save_together(
+    out: Path, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox], group: Group, keep: int | None
+) -> Path:
+    """The three steps of a save by several processes, each taken when all have taken the one before."""
+    name, first = f"the checkpoint of step {point.step}", group.index == 0
+    # Process 0 leaves the save, which deletes what is not committed, when all have been told.
+    with ExitStack() as held:
+        begun = all_or_none(
+            group, f"{name}, begin", lambda: held.enter_context(saving(out, point.step)) if first else None
+        )
+        all_or_none(
+            group,
+            f"{name}, write",
+            lambda: write_part(begun or join_save(out, point.step), infos, boxes, process=group.index),
+        )
+        return all_or_none(
+            group,
+            f"{name}, commit",
+            lambda: (
+                step_directory(out, point.step)
+                if begun is None
+                else commit(begun, point, num_processes=group.count, keep=keep)
+            ),
+        )
+
+
+Result = TypeVar("Result")
+
+
+def all_or_none(group: Group, name: str, do: Callable[[], Result]) -> Result:
+    """What ``do`` returns, when it has succeeded in every process.
+
+    Raises its own CheckpointError where it failed here, and one that names the process where it failed elsewhere.
+    """
+    result, error = None, None
+    try:
+        result = do()
+    except CheckpointError as raised:
+        error = raised
+    held = group.exchange(name, None if error is None else str(error))
+    if error is not None:
+        raise error
+    for value, process in held:
+        if value is not None:
+            raise CheckpointError(f"{name}: process {process} of {group.count} could not do it. It said: {value}")
+    return cast(Result, result)

@@ -1,0 +1,39 @@
+"""The rows that a run reads: its text, opened once, and the steps of it read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from shardwright.core.plan import Plan
+from shardwright.core.run import RunOptions
+from shardwright.data import Batch, Batches, Corpus, Rows, read_corpus, read_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The rows that a run reads, and what tells them from any other."""
+
+    rows: Rows
+    corpus: Corpus
+    digest: str
+
+
+def open_source(options: RunOptions, plan: Plan) -> Source:
+    """Read and tokenise the run's text. Raises InputError for what cannot be read, is empty or does not fit."""
+    tokenizer = read_tokenizer(options.tokenizer, vocabulary=plan.request.table.sizes["vocab"])
+    corpus = read_corpus(options.data, tokenizer)
+    return Source(rows=Rows(corpus=corpus, length=plan.request.length), corpus=corpus, digest=corpus.digest())
+
+
+def batches(
+    source: Source, plan: Plan, offsets: Sequence[int], seed: int, next_row: int
+) -> AbstractContextManager[Iterator[Batch]]:
+    """An endless iterator over this process's part of the steps from global row ``next_row`` on, read ahead.
+
+    ``offsets``: which rows of a step are this process's, counted from the step's first row, ascending.
+    """
+    batch, pieces = plan.request.batch, plan.row_pieces
+    steps = Batches(rows=source.rows, batch=batch, seed=seed, start_row=next_row, pieces=pieces)
+    return steps.prefetched(offsets)

@@ -1,0 +1,143 @@
+"""A run on an engine without a framework: its order, its end, and what it takes to go on, on whatever engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwright.checkpoint import latest, open_checkpoint
+from shardwright.core.errors import InputError
+from shardwright.core.processes import Processes
+from shardwright.runs import Connection, RunError, run
+from shardwright.runs.loop import Loop
+from tests.runs.counting import NOBODY, Counting, counting, go, options, plan_of, sums
+from tests.runs.test_group import free_port
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def metadata(out: Path) -> dict[str, object]:
+    found = latest(out).checkpoint
+    assert found is not None
+    return dict(found.point.metadata)
+
+
+def test_every_row_once_in_the_order_of_the_seed(tmp_path: Path) -> None:
+    told, engine = options(tmp_path), counting()
+    ended = go(engine, told, checkpoint_every=4)
+    assert (ended.ended, ended.step, ended.loss) == ("finished", 6, sums(told, 6)[-1])
+    assert losses(told.out) == sums(told, 6)
+    assert engine.calls == ["begin 3", "prepare"]
+    assert ended.checkpoint is not None
+    assert open_checkpoint(ended.checkpoint).point.data_position == 24
+    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == ["step-00000004", "step-00000006"]
+
+
+def test_another_engine_goes_on_under_another_layout(tmp_path: Path) -> None:
+    told = options(tmp_path)
+    assert go(counting(), told, stop_after=3).ended == "stopped"
+    before = metadata(told.out)
+    go(counting(name="another", version="9"), told, "hsdp", resume=True)
+    assert losses(told.out) == sums(told, 6)
+    assert metadata(told.out) == before
+    assert "counting" not in before
+
+
+def test_nothing_is_compiled_where_nothing_is_to_do(tmp_path: Path) -> None:
+    told, engine = options(tmp_path), counting()
+    first = go(counting(), told)
+    ended = go(engine, told, resume=True)
+    assert (ended.ended, ended.step, ended.loss, ended.checkpoint) == ("finished", 6, None, first.checkpoint)
+    assert engine.calls == ["begin 3"]
+
+
+def test_a_folder_is_asked_for_before_the_engine_is_made(tmp_path: Path) -> None:
+    told = options(tmp_path)
+    told.out.write_text("taken")
+
+    def make_engine(*_) -> Counting:
+        raise AssertionError("too early")
+
+    with pytest.raises(InputError, match="is not a folder"):
+        run(told, plan_of(), None, connection=NOBODY, make_engine=make_engine)
+
+
+def test_a_signal_saves_and_ends_after_the_step_at_hand(tmp_path: Path, monkeypatch) -> None:
+    told, record = options(tmp_path), Loop._record
+
+    def recorded(self: Loop, step: int, *rest) -> None:
+        record(self, step, *rest)
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Loop, "_record", recorded)
+    ended = go(counting(), told)
+    assert (ended.ended, ended.step) == ("interrupted", 2)
+    assert ended.checkpoint == told.out / "checkpoints" / "step-00000002"
+
+
+def test_a_step_that_was_not_the_model_s_is_neither_recorded_nor_saved(tmp_path: Path) -> None:
+    told, engine = options(tmp_path), counting()
+    engine.overflow_at = 3
+    with pytest.raises(RunError):
+        go(engine, told, checkpoint_every=1)
+    assert losses(told.out) == sums(told, 2)
+    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
+
+
+def by_two(folder: Path, engines: list[Counting], connection: Connection) -> list[object]:
+    """How a run by two ended, with a thread for each process."""
+    told, port = options(folder), free_port()
+    where = [
+        Processes(count=2, index=index, coordinator=f"localhost:{port}", found="a test", join_timeout_s=60)
+        for index in range(2)
+    ]
+
+    def one(index: int) -> object:
+        try:
+            return go(engines[index], told, connection=connection, processes=where[index])
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+def test_two_processes_read_and_save_their_own_rows(tmp_path: Path) -> None:
+    connected: list[str] = []
+    connection = Connection(
+        connect=lambda processes: connected.append(f"connect {processes.index}"),
+        disconnect=lambda: connected.append("disconnect"),
+    )
+    ended = by_two(tmp_path, [counting(offsets=(0, 1)), counting(offsets=(2, 3))], connection)
+    assert [getattr(outcome, "step", outcome) for outcome in ended] == [6, 6]
+    assert sorted(connected[:2]) == ["connect 0", "connect 1"]
+    assert connected[2:] == ["disconnect"] * 2
+    saved = open_checkpoint(tmp_path / "out" / "checkpoints" / "step-00000006").read_box("sums")
+    assert np.sum(saved[:, 0]) == sums(options(tmp_path), 6)[-1]
+
+
+def test_two_processes_with_different_versions_do_not_begin(tmp_path: Path, monkeypatch) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr("atexit.register", lambda _, code: exits.append(code))
+    engines = [counting(offsets=(0, 1), version="1"), counting(offsets=(2, 3), version="2")]
+    told = by_two(tmp_path, engines, NOBODY)
+    assert (
+        told
+        == [
+            "before the first step: the 2 processes of this run were not told the same:\n"
+            "  counting: '1' in process 0, '2' in process 1\n"
+            "Give all of them the same command, text and files. Nothing was started."
+        ]
+        * 2
+    )
+    assert exits == [2, 2]
+    assert [engine.calls for engine in engines] == [[], []]
