@@ -1,0 +1,120 @@
+"""Which weights are gathered together: the groups that ``fully_shard`` makes one gather and one reduce-scatter of.
+
+One group holds what one layer (or the ends of the model) has of the same axes and dtype. What ``fully_shard`` sums over
+replicas is what all of a group sum over; the rest of a weight's replicas is summed behind the last micro-step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from shardwright.engine_torch.dtypes import torch_dtype
+from shardwright.engine_torch.layer_io import Params
+from shardwright.engine_torch.mesh import Ranks
+from shardwright.engine_torch.parameters import WeightOfLayer
+from shardwright.engine_torch.private import joined, sum_gradients
+
+Compute = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Weights that are gathered together: over ``axes``, and their gradients summed over ``replicas`` too."""
+
+    weights: tuple[WeightOfLayer, ...]
+    axes: tuple[str, ...]
+    replicas: tuple[str, ...]
+
+    def late(self, one: WeightOfLayer) -> tuple[str, ...]:
+        """The axes that a weight's gradient is summed over behind the last micro-step."""
+        return tuple(axis for axis in one.summed if axis not in self.replicas)
+
+
+def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[Together, ...]:
+    """The groups of one layer's weights, those of the most bytes first."""
+    found: dict[tuple, list[WeightOfLayer]] = {}
+    for one in weights:
+        found.setdefault((one.gathered, one.gathered_in if one.gathered else "", one.dtype), []).append(one)
+    groups = []
+    for (axes, _, _), members in found.items():
+        shared = [axis for axis in members[0].summed if all(axis in other.summed for other in members)]
+        groups.append(Together(weights=tuple(members), axes=axes, replicas=tuple(shared) if axes else ()))
+    return tuple(sorted(groups, key=lambda group: (not group.axes, -sum(prod(one.shape) for one in group.weights))))
+
+
+class Gathered(nn.Module):
+    """Weights of one group, around what is computed with them and with those of the groups inside.
+
+    ``fully_shard`` gathers a module's own parameters while its ``forward`` runs: so each group is a module. ``inside``: of
+    the next group, or what has groups of its own and is called by ``compute``.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], inside: nn.Module | None, compute: Compute) -> None:
+        super().__init__()
+        self._names = {key: key.replace(".", "__") for key in parameters}
+        for key, parameter in parameters.items():
+            self.register_parameter(self._names[key], parameter)
+        self.inside = inside
+        self._compute = compute
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """The group's weights: whole while ``forward`` runs, the rank's own parts otherwise."""
+        return {key: getattr(self, name) for key, name in self._names.items()}
+
+    def forward(self, *arguments: Any, around: Callable[[], Params] | None = None) -> Any:
+        def held() -> Params:
+            return {**(around() if around else {}), **self.own()}
+
+        if isinstance(self.inside, Gathered):
+            return self.inside(*arguments, around=held)
+        return self._compute(held(), *arguments)
+
+
+def build(
+    groups: Sequence[Together],
+    parameters: Mapping[str, nn.Parameter],
+    compute: Compute,
+    ranks: Ranks,
+    *,
+    again: bool,
+    called: nn.Module | None = None,
+) -> Gathered:
+    """Modules of the groups, one inside the other, around ``compute(weights, *arguments)``.
+
+    Those of axes are cut by ``fully_shard``. ``again``: gathered anew for the backward pass. ``called``: what ``compute``
+    calls that has groups of its own.
+    """
+    inside: nn.Module | None = called
+    for group in reversed(groups):
+        own = {one.key: parameters[one.key] for one in group.weights}
+        inside = Gathered(own, inside, compute)
+        if group.axes:
+            _shard(inside, group, ranks, again=again)
+    assert isinstance(inside, Gathered)
+    return inside
+
+
+def _shard(module: Gathered, group: Together, ranks: Ranks, *, again: bool) -> None:
+    mesh = ranks.submesh(group.axes)
+    if group.replicas:
+        mesh = joined([ranks.submesh(group.replicas), mesh])
+    first, own = group.weights[0], set(module.own().values())
+    sharded = fully_shard(
+        module,
+        mesh=mesh,
+        reshard_after_forward=again,
+        mp_policy=MixedPrecisionPolicy(
+            param_dtype=torch_dtype(first.gathered_in), reduce_dtype=torch_dtype(first.dtype), cast_forward_inputs=False
+        ),
+        # It would take in what rests whole in the modules inside.
+        ignored_params={one for one in module.parameters() if one not in own},  # pyright: ignore[reportArgumentType]
+    )
+    assert isinstance(sharded, FSDPModule)
+    sum_gradients(sharded)

@@ -1,0 +1,192 @@
+"""The plan, lowered: what crosses ranks between two named activations, and between a weight gathered and in use.
+
+Each crossing is carried out as the core says, step by step, in both directions: forward from one layout to the other,
+backward the way back for the slope, which is summed over the axes on which the target was used in parts. Autograd
+differentiates none of the collectives. Weights come gathered over the axes that only store them (``weights.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardwright.core.crossing import crossing, weight_ways
+from shardwright.core.mesh import Mesh
+from shardwright.core.movement import Step, steps
+from shardwright.core.plan import Plan
+from shardwright.core.resolve import expert_axes, traffic_of
+from shardwright.core.row_order import tiles
+from shardwright.core.spec import Spec
+from shardwright.core.table import Move
+from shardwright.engine_torch.carry import carry, own_part
+from shardwright.engine_torch.dtypes import torch_dtype
+from shardwright.engine_torch.layer_io import ALONE, AttentionLinks, ExpertLinks, Links
+from shardwright.engine_torch.mesh import Ranks
+
+
+def links_of(plan: Plan, ranks: Ranks) -> Links:
+    """What the mathematics needs of a plan, for one rank among those of its mesh."""
+    # Those of dispatched tokens are the experts' own.
+    moves = {
+        (move.source, move.target): _Crossing.of(plan, move, ranks)
+        for move in plan.request.table.moves
+        if move.kind not in ("dispatch", "combine")
+    }
+    uses = {
+        (weight.name, None if component == weight.component else component): _Use.of(
+            plan, weight.name, component, ranks
+        )
+        for weight in plan.request.table.weights
+        for component in (weight.component, *weight.uses)
+    }
+    embedding = weight_ways(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+
+    def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
+        return moves[source, target].cross(array)
+
+    def use(name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor:
+        return uses[name, component].bring(weight)
+
+    return Links(
+        move=move,
+        use=use,
+        vocab={
+            "embedding": ranks.peers(embedding["embedding"].part.axes_of("vocab")),
+            "logits": ranks.peers(_cut(plan, "logits.scores", "vocab")),
+        },
+        attention=_attention(plan, ranks),
+        experts=_experts(plan, ranks),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crossing:
+    """A move of the table on a mesh. ``shape``: of the source's part on a rank."""
+
+    name: str
+    dims: tuple[str, ...]
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    shape: tuple[int, ...]
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, plan: Plan, move: Move, ranks: Ranks) -> _Crossing:
+        mesh, way = plan.mesh, crossing(plan.request, plan.by_name, move)
+        return cls(
+            name=f"{move.source} -> {move.target}",
+            dims=way.before.logical_axes,
+            forward=way.forward(mesh),
+            backward=way.backward(mesh),
+            shape=_part(way.before, way.shape.values(), mesh),
+            ranks=ranks,
+        )
+
+    def cross(self, array: torch.Tensor) -> torch.Tensor:
+        assert tuple(array.shape) == self.shape, (self.name, tuple(array.shape), self.shape)
+        if not array.is_floating_point():
+            return carry(array, self.forward, self.dims, self.ranks)
+        if not self.forward and not self.backward:
+            return array
+        return _Carried.apply(array, self)  # pyright: ignore[reportReturnType]
+
+
+class _Carried(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, array: torch.Tensor, crossing: _Crossing) -> torch.Tensor:
+        ctx.crossing = crossing
+        moved = carry(array, crossing.forward, crossing.dims, crossing.ranks)
+        # Autograd wants a tensor of its own, and what only changes on the way back is the same one.
+        return moved.view_as(moved) if moved is array else moved
+
+    @staticmethod
+    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        crossing: _Crossing = ctx.crossing
+        return carry(slopes[0], crossing.backward, crossing.dims, crossing.ranks), None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A weight in one of its uses: of the one that is gathered a rank takes its slice, in the dtype of the use."""
+
+    dims: tuple[str, ...]
+    taken: tuple[Step, ...]
+    dtype: torch.dtype
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, plan: Plan, name: str, component: str, ranks: Ranks) -> _Use:
+        weight, way = (
+            plan.request.table.weight(name),
+            weight_ways(plan.request, plan.mesh, plan.by_name[name])[component],
+        )
+        return cls(
+            dims=way.whole.logical_axes,
+            taken=steps(way.whole, way.part, (), plan.mesh),
+            dtype=torch_dtype(weight.in_use_dtype or plan.request.dtype),
+            ranks=ranks,
+        )
+
+    def bring(self, weight: torch.Tensor) -> torch.Tensor:
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        for step in self.taken:
+            assert step.kind == "slice", step
+            local = own_part(local, self.dims.index(step.target or ""), self.ranks.peers(step.axes))
+        return local.to(self.dtype)
+
+
+def alone(dtypes: Mapping[str, torch.dtype]) -> Links:
+    """One device: nothing moves, and weights are cast to the dtype of their use, by name."""
+
+    def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
+        del source, target
+        return array
+
+    def use(name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor:
+        del component
+        return weight.to(dtypes[name])
+
+    return Links(move=move, use=use)
+
+
+def _part(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
+    """The shape of a rank's part."""
+    return tuple(size // mesh.size(dim.axes) for size, dim in zip(shape, spec.dims, strict=True))
+
+
+def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
+    return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
+
+
+def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
+    keys = "attention.keys_attended"
+    names = plan.by_name[keys].in_use.logical_axes if keys in plan.by_name else ()
+    heads = _cut(plan, "attention.queries_attended", "heads")
+    kv_heads = _cut(plan, keys, "kv_heads" if "kv_heads" in names else "heads") if names else heads
+    assert kv_heads == heads[: len(kv_heads)], (kv_heads, heads)
+    travels = plan.request.layout.move_attention == "ring"
+    return AttentionLinks(
+        ring=ranks.peers(_cut(plan, "attention.queries", "length")) if travels else ALONE,
+        heads=ranks.peers(heads),
+        kv_heads=ranks.peers(kv_heads),
+        without=ranks.peers(heads[len(kv_heads) :]),
+        pieces=plan.row_pieces,
+    )
+
+
+def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
+    if "moe.dispatched" not in plan.by_name:
+        return ExpertLinks()
+    row = _cut(plan, "router.grouped", "groups")
+    return ExpertLinks(
+        peers=ranks.peers(expert_axes(plan.request.layout, plan.mesh)),
+        around=plan.request.layout.move_moe == "ring",
+        row=ranks.peers(row),
+        tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
+        room=None
+        if plan.request.expert_buffer is None
+        else traffic_of(plan.request, plan.mesh).room(plan.request.expert_buffer),
+    )

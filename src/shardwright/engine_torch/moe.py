@@ -1,0 +1,138 @@
+"""A layer of experts: choices sorted by expert, sent to their experts, and put together again where their tokens are.
+
+B rows, L tokens, M embed, E experts, K experts of a token, as the router has them; B rows of T tokens where they are
+dispatched from; S tokens of one tile; X tokens in all, N choices that an expert takes; all on one rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from shardwright.core.capacity import row_capacity
+from shardwright.engine_torch.carry import gathered as gathered_parts
+from shardwright.engine_torch.exchange import from_experts, gathered, routes_of, summed_parts, to_experts
+from shardwright.engine_torch.grouped import Matrices, grouped_swiglu
+from shardwright.engine_torch.layer_io import ExpertLinks, Links, Params
+from shardwright.engine_torch.routing import route
+from shardwright.models.parts.architecture import Experts
+
+NO_DOCUMENT = 0
+"""The segment of tokens that belong to no document: no expert sees them."""
+
+
+class MoeCounts(NamedTuple):
+    """What became of the choices of a rank's tokens.
+
+    ``by_expert``: those of each expert, dropped ones too, E. ``dropped``: those that came after an expert's capacity.
+    ``overflow``: those that came to this rank beyond the room that a layout gives it. Every token is counted by the one
+    rank that dispatches it, so that the sums over the axes that cut ``router.grouped`` are those of the global batch.
+    """
+
+    by_expert: torch.Tensor
+    dropped: torch.Tensor
+    overflow: torch.Tensor
+
+
+def seen_by_experts(segments_BL: torch.Tensor, links: Links) -> torch.Tensor:
+    """Which tokens are no padding, BL, as the router has them; ``segments_BL`` as the input has them."""
+    return links.move("input.segments", "router.valid", segments_BL) != NO_DOCUMENT
+
+
+def experts_layer(
+    x_BLM: torch.Tensor, valid_BL: torch.Tensor, weights: Params, experts: Experts, links: Links
+) -> tuple[torch.Tensor, MoeCounts]:
+    """What the routed experts add to the residual stream, BLM, of which ``x_BLM`` is a normed copy.
+
+    ``valid_BL``: see ``seen_by_experts``.
+    """
+    x_BLM = links.move("residual.stream", "router.input", x_BLM)
+    routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
+    seen_BLK = torch.where(valid_BL[..., None], routing.experts_BLK, experts.num)
+
+    x_BTM = links.move("router.input", "router.grouped", x_BLM)
+    chosen_BTK = links.move("router.experts", "router.grouped_experts", seen_BLK)
+    weights_BTK = links.move("router.chosen", "router.weights", routing.weights_BLK)
+    kept_BTK = kept(chosen_BTK, experts, links.experts)
+    dropped = ((chosen_BTK < experts.num) & ~kept_BTK).sum()
+    matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
+    taken_BTK = torch.where(kept_BTK, chosen_BTK, experts.num)
+    out_BTM, overflow = _seen_by_experts(x_BTM, taken_BTK, weights_BTK, matrices, experts, links.experts)
+    out_BLM = links.move("router.combined", "router.output", out_BTM)
+    counts = MoeCounts(_counted(chosen_BTK, experts.num), dropped, overflow)
+    return links.move("router.output", "residual.stream", out_BLM), counts
+
+
+def kept(chosen_BTK: torch.Tensor, experts: Experts, links: ExpertLinks) -> torch.Tensor:
+    """Which choices their experts take, BTK; ``chosen_BTK`` is ``experts.num`` where no expert sees the token.
+
+    An expert takes the first of a row, up to its capacity. The place of a choice is that in the whole row, as it is
+    written, so that neither the ranks that share a row nor the order in which it lies changes what is dropped.
+    """
+    _, T, K = chosen_BTK.shape
+    sees_BTK, ranks = chosen_BTK < experts.num, links.row.size
+    capacity = row_capacity(experts.capacity_factor, top_k=K, experts=experts.num, length=T * ranks)
+    if capacity is None:
+        return sees_BTK
+    own = len(links.tiles) // ranks
+    of_token_BTE = functional.one_hot(chosen_BTK, experts.num + 1)[..., : experts.num].sum(dim=2)
+    of_token_BISE = of_token_BTE.unflatten(1, (own, T // own))
+    of_tile_BIE = of_token_BISE.sum(dim=2)
+    of_all_BJE = gathered_parts(of_tile_BIE, 1, links.row)
+    tile_J = torch.tensor(links.tiles, device=chosen_BTK.device)
+    tile_I = tile_J.narrow(0, links.row.index * own, own)
+    earlier_IJ = (tile_J[None] < tile_I[:, None]).to(of_all_BJE.dtype)
+    before_BIE = torch.einsum("ij,bje->bie", earlier_IJ, of_all_BJE)
+    place_BISE = of_token_BISE.cumsum(dim=2) - of_token_BISE + before_BIE[:, :, None]
+    full_BTE = functional.pad(place_BISE.flatten(1, 2) >= capacity, (0, 1))
+    return sees_BTK & ~full_BTE.gather(-1, chosen_BTK)
+
+
+def _seen_by_experts(
+    x_BTM: torch.Tensor,
+    taken_BTK: torch.Tensor,
+    weights_BTK: torch.Tensor,
+    matrices: Matrices,
+    experts: Experts,
+    links: ExpertLinks,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What experts make of the tokens that they take, weighed and summed by token, and the choices without room.
+
+    Around a ring every rank has all tokens of the group, sees the choices of its own experts alone, and a token's parts
+    are summed where it came from. Otherwise the choices travel.
+    """
+    B, T, K = taken_BTK.shape
+    M, own = x_BTM.shape[-1], matrices.gate_EFM.shape[0]
+    x_XM, weights_XK, taken_XK = x_BTM.flatten(0, 1), weights_BTK.flatten(0, 1), taken_BTK.flatten(0, 1)
+    group = experts.num
+    if links.around:
+        x_XM, weights_XK, taken_XK = (gathered(part, links.peers) for part in (x_XM, weights_XK, taken_XK))
+        group, first = own, links.peers.index * own
+        taken_XK = torch.where((taken_XK >= first) & (taken_XK < first + own), taken_XK - first, own)
+    expert_N = taken_XK.flatten()
+    order_N = expert_N.argsort(stable=True)
+    sizes_E = _counted(taken_XK, group)
+    # Choices that no expert takes come last.
+    choice_N = order_N[: int(sizes_E.sum())]
+    rows_NM = x_XM[choice_N // K]
+    if links.around:
+        y_NM, came = grouped_swiglu(rows_NM, matrices, sizes_E), choice_N.shape[0]
+    else:
+        routes = routes_of(sizes_E, links.peers)
+        y_RM = grouped_swiglu(to_experts(rows_NM, routes, links.peers), matrices, routes.sizes_E)
+        y_NM, came = from_experts(y_RM, routes, links.peers), sum(routes.came_D)
+    # A sum of a few rows, in float32: no product of matrices.
+    weighed_NM = y_NM.float() * weights_XK.flatten()[choice_N][:, None]
+    out_XM = torch.zeros(x_XM.shape, dtype=torch.float32, device=x_XM.device).index_add(0, choice_N // K, weighed_NM)
+    out_XM = out_XM.to(x_BTM.dtype)
+    if links.around:
+        out_XM = summed_parts(out_XM, links.peers)
+    overflow = max(0, came - links.room) if links.room is not None else 0
+    return out_XM.view(B, T, M), torch.tensor(overflow, device=x_BTM.device)
+
+
+def _counted(chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """How many choices each expert has."""
+    return torch.bincount(chosen.flatten(), minlength=experts + 1)[:experts]

@@ -1,0 +1,78 @@
+"""AdamW with warm-up, cosine decay and clipping by the global norm, on a rank's own parts.
+
+The formulas are those of the JAX engine, in the same order: a weight's update is the rate times (the first moment over the
+root of the second, both as if they had begun full, plus the decay times the weight).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from shardwright.core.mesh import Mesh
+from shardwright.core.training import BETA_1, BETA_2, EPSILON, FINAL_LR_SHARE, OptimizerOptions
+from shardwright.engine_torch.mesh import Ranks
+
+Parts = Mapping[str, torch.Tensor]
+TINY = 1e-30
+"""The least norm that is divided by."""
+
+
+def learning_rate(options: OptimizerOptions, step: int) -> float:
+    """Of the step that follows ``step`` done ones: linear from 0 over ``warmup``, then a cosine to a tenth at ``steps``."""
+    count = step + 1 if options.warmup else step
+    if count < options.warmup:
+        return options.lr * count / options.warmup
+    span = max(options.steps, options.warmup + 1) - options.warmup
+    share = min(1.0, (count - options.warmup) / span)
+    cosine = 0.5 * (1 + math.cos(math.pi * share))
+    return options.lr * ((1 - FINAL_LR_SHARE) * cosine + FINAL_LR_SHARE)
+
+
+def global_norm(gradients: Parts, cut: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
+    """The norm of all gradients, float32. ``cut``: the axes that cut each of them; replicas count once.
+
+    Squares are summed on each rank in float32, by the axes that cut them, and each sum then over those axes alone.
+    """
+    by_axes: dict[tuple[str, ...], list[torch.Tensor]] = {}
+    for key, gradient in gradients.items():
+        by_axes.setdefault(mesh.larger_than_one(mesh.in_mesh_order(cut[key])), []).append(gradient)
+    total = torch.zeros((), device=ranks.device)
+    for axes, parts in sorted(by_axes.items()):
+        square = torch.stack([part.float().square().sum() for part in parts]).sum()
+        if axes:
+            dist.all_reduce(square, group=ranks.peers(axes).group)
+        total = total + square
+    return total.sqrt()
+
+
+@torch.no_grad()
+def apply_gradients(
+    weights: Parts,
+    gradients: Parts,
+    first: Parts,
+    second: Parts,
+    *,
+    step: int,
+    norm: torch.Tensor,
+    options: OptimizerOptions,
+    decayed: Iterable[str],
+) -> None:
+    """One step, in place. ``step``: those done before. Moments are kept in their own dtype and computed in float32."""
+    factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0) if options.clip else None
+    rate, count, decayed = learning_rate(options, step), step + 1, frozenset(decayed)
+    full_1, full_2 = 1 - BETA_1**count, 1 - BETA_2**count
+    for key, weight in weights.items():
+        slope = gradients[key] if factor is None else gradients[key] * factor.to(gradients[key].dtype)
+        slope = slope.float()
+        mu = first[key].float() * BETA_1 + slope * (1 - BETA_1)
+        nu = second[key].float() * BETA_2 + slope.square() * (1 - BETA_2)
+        update = (mu / full_1) / ((nu / full_2).sqrt() + EPSILON)
+        if key in decayed:
+            update = update + options.weight_decay * weight
+        weight.copy_(weight - rate * update)
+        first[key].copy_(mu)
+        second[key].copy_(nu)
