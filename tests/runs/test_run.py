@@ -14,10 +14,12 @@ import pytest
 from shardwright.checkpoint import latest, open_checkpoint
 from shardwright.core.errors import InputError
 from shardwright.core.processes import Processes
+from shardwright.core.run import RunOutcome, Silent
 from shardwright.runs import Connection, RunError, run
 from shardwright.runs.loop import Loop
-from tests.runs.counting import NOBODY, Counting, counting, go, options, plan_of, sums
-from tests.runs.test_group import free_port
+from shardwright.runs.run import _run
+from tests.runs.counting import NOBODY, Counting, counting, go, made, options, plan_of, sums
+from tests.runs.test_group import each, free_port, together
 
 
 def losses(out: Path) -> list[float]:
@@ -93,7 +95,7 @@ def test_a_step_that_was_not_the_model_s_is_neither_recorded_nor_saved(tmp_path:
     assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
 
 
-def by_two(folder: Path, engines: list[Counting], connection: Connection) -> list[object]:
+def by_two(folder: Path, engines: list[Counting], connection: Connection) -> list[RunOutcome]:
     """How a run by two ended, with a thread for each process."""
     told, port = options(folder), free_port()
     where = [
@@ -101,14 +103,10 @@ def by_two(folder: Path, engines: list[Counting], connection: Connection) -> lis
         for index in range(2)
     ]
 
-    def one(index: int) -> object:
-        try:
-            return go(engines[index], told, connection=connection, processes=where[index])
-        except InputError as error:
-            return str(error)
-
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, range(2)))
+        return list(
+            pool.map(lambda index: go(engines[index], told, connection=connection, processes=where[index]), range(2))
+        )
 
 
 def test_two_processes_read_and_save_their_own_rows(tmp_path: Path) -> None:
@@ -118,26 +116,22 @@ def test_two_processes_read_and_save_their_own_rows(tmp_path: Path) -> None:
         disconnect=lambda: connected.append("disconnect"),
     )
     ended = by_two(tmp_path, [counting(offsets=(0, 1)), counting(offsets=(2, 3))], connection)
-    assert [getattr(outcome, "step", outcome) for outcome in ended] == [6, 6]
+    assert [outcome.step for outcome in ended] == [6, 6]
     assert sorted(connected[:2]) == ["connect 0", "connect 1"]
     assert connected[2:] == ["disconnect"] * 2
     saved = open_checkpoint(tmp_path / "out" / "checkpoints" / "step-00000006").read_box("sums")
     assert np.sum(saved[:, 0]) == sums(options(tmp_path), 6)[-1]
 
 
-def test_two_processes_with_different_versions_do_not_begin(tmp_path: Path, monkeypatch) -> None:
-    exits: list[int] = []
-    monkeypatch.setattr("atexit.register", lambda _, code: exits.append(code))
+def test_two_processes_with_different_versions_do_not_begin(tmp_path: Path) -> None:
+    told = options(tmp_path)
     engines = [counting(offsets=(0, 1), version="1"), counting(offsets=(2, 3), version="2")]
-    told = by_two(tmp_path, engines, NOBODY)
-    assert (
-        told
-        == [
-            "before the first step: the 2 processes of this run were not told the same:\n"
-            "  counting: '1' in process 0, '2' in process 1\n"
-            "Give all of them the same command, text and files. Nothing was started."
-        ]
-        * 2
-    )
-    assert exits == [2, 2]
+    with together(2) as groups:
+        errors = each(groups, lambda group: _run(told, plan_of(), Silent(), group, made(engines[group.index])))
+    assert [str(error) for error in errors] == [
+        "before the first step: the 2 processes of this run were not told the same:\n"
+        "  counting: '1' in process 0, '2' in process 1\n"
+        "Give all of them the same command, text and files. Nothing was started."
+    ] * 2
     assert [engine.calls for engine in engines] == [[], []]
+    assert not told.out.exists()
