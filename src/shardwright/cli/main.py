@@ -64,7 +64,7 @@ def _answer(arguments: list[str]) -> int:
         return 0
     as_json = "--json" in arguments
     try:
-        return _run(_read(arguments, as_json))
+        return _run(_read(arguments, as_json), arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except ShardwrightError as error:
@@ -91,7 +91,7 @@ def _read(arguments: list[str], as_json: bool) -> EveryVerb:
         raise
 
 
-def _run(verb: EveryVerb) -> int:
+def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
     # Each verb is loaded when it is asked for: `plan` must not wait for what `train` needs.
     match verb:
         case PlanVerb():
@@ -117,7 +117,7 @@ def _run(verb: EveryVerb) -> int:
         case TrainVerb():
             from shardwright.cli.train import run_train
 
-            return run_train(verb)
+            return run_train(verb, arguments)
         case ImportVerb():
             from shardwright.cli.import_ import run_import
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from shardwright.cli.extras import needing_extra
 from shardwright.cli.options import TrainOptions, TrainVerb
 from shardwright.cli.output import write_json, write_view
 from shardwright.cli.request import asked, planned
-from shardwright.core.errors import FindingsError, InputError
+from shardwright.core.errors import FindingsError
 from shardwright.core.processes import Processes, Said, find_processes
 from shardwright.core.run import RunOptions, RunOutcome
 
@@ -23,19 +23,23 @@ WARMUP_SHARE = 10
 """Without --warmup, the learning rate rises for one step in so many."""
 
 
-def run_train(verb: TrainVerb) -> int:
+def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     """Plan and train. 1 where the plan has a finding of severity error: then nothing was allocated.
 
-    Of several processes, only the first prints.
+    Of several processes, only the first prints. ``arguments``: the command line, for ranks that are started with it.
     """
-    processes, note = find_processes(_said(verb.run), os.environ, socket.getfqdn)
+    engine = "torch" if verb.plan.engine == "torch" else "jax"
+    processes, note = find_processes(_said(verb.run), os.environ, socket.getfqdn, engine)
     run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
     question = asked(verb.model, verb.layout, verb.plan)
-    if question.request.engine == "torch":
-        raise InputError("--engine torch: the PyTorch engine does not train yet. `shardwright plan` knows its layouts.")
     plan = planned(question)
+    if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
+        # Each rank plans for itself, and the first of them prints.
+        with needing_extra("torch", "training on PyTorch"):
+            launch = import_module("shardwright.engine_torch.launch").launch
+        return launch(plan.mesh.num_devices, arguments)
     if views:
         from shardwright.report.plan_view import plan_view
 
@@ -47,10 +51,7 @@ def run_train(verb: TrainVerb) -> int:
             raise FindingsError(plan.errors)
         sys.stderr.write("shardwright: the plan has errors, so nothing was started.\n")
         return 1
-    each = run.devices if run.devices is None or processes is None else run.devices // processes.count
-    simulate_devices(each, os.environ, jax_is_loaded="jax" in sys.modules)
-    with needing_extra("jax", "training on JAX"):
-        train = import_module("shardwright.engine_jax.run").train
+    train = _engine(engine, run)
     with _own_output(processes):
         if views:
             from shardwright.report.run_progress import run_progress
@@ -64,6 +65,17 @@ def run_train(verb: TrainVerb) -> int:
         elif prints:
             sys.stdout.write(ended(outcome, run) + "\n")
     return 0
+
+
+def _engine(engine: str, run: RunOptions) -> Callable[..., RunOutcome]:
+    """The engine's ``train``, loaded by name."""
+    if engine == "torch":
+        with needing_extra("torch", "training on PyTorch"):
+            return import_module("shardwright.engine_torch.run").train
+    each = run.devices if run.devices is None or run.processes is None else run.devices // run.processes.count
+    simulate_devices(each, os.environ, jax_is_loaded="jax" in sys.modules)
+    with needing_extra("jax", "training on JAX"):
+        return import_module("shardwright.engine_jax.run").train
 
 
 def _said(options: TrainOptions) -> Said:

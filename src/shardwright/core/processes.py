@@ -3,12 +3,13 @@
 | where | index | count | coordinator |
 |---|---|---|---|
 | options | `--process` | `--processes` | `--coordinator`, or JAX_COORDINATOR_ADDRESS |
+| torchrun, for PyTorch | RANK | WORLD_SIZE | MASTER_ADDR and MASTER_PORT, where its store is |
 | Open MPI (`mpirun`) | OMPI_COMM_WORLD_RANK | OMPI_COMM_WORLD_SIZE | to be given |
 | Slurm (`srun`) | SLURM_PROCID | SLURM_NTASKS | the first host of SLURM_STEP_NODELIST |
 | TPU on Kubernetes | TPU_WORKER_ID, MEGASCALE_SLICE_ID | TPU_WORKER_HOSTNAMES x MEGASCALE_NUM_SLICES | the first host, or MEGASCALE_COORDINATOR_ADDRESS |
 | Kubernetes (Indexed Job, JobSet) | JOB_COMPLETION_INDEX | to be given | pod 0, from this pod's own name |
 
-The variables are those that JAX itself reads. A row is taken where its process is there; the first one wins.
+The variables but for torchrun's are those that JAX itself reads. A row is taken where its process is there; the first one wins.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.core.errors import InputError
+from shardwright.core.layout import Engine
 
 KUBERNETES_PORT = 55527
 """JAX's own choice for pods."""
@@ -25,6 +27,9 @@ TPU_PORT = 8482
 """JAX's own choice for TPU hosts."""
 
 JOIN_TIMEOUT_S = 300
+
+TORCHRUN = "torchrun"
+"""The launcher whose coordinator is a store and no place to meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class _Cluster:
 
 
 def find_processes(
-    said: Said, environment: Mapping[str, str], full_host_name: Callable[[], str]
+    said: Said, environment: Mapping[str, str], full_host_name: Callable[[], str], engine: Engine = "jax"
 ) -> tuple[Processes | None, str | None]:
     """The processes that this one runs with, or None for a run by itself; and what was found, where that is not plain.
 
@@ -91,7 +96,8 @@ def find_processes(
     address, address_from = _address(said, environment)
     if said.count is not None and said.index is not None and address is not None:
         return _checked(said.count, said.index, address, "told by options", None, said), None
-    cluster = _cluster(environment, full_host_name)
+    cluster = _torchrun(environment) if engine == "torch" else None
+    cluster = cluster or _cluster(environment, full_host_name)
     if cluster is None:
         given = {
             "--processes": said.count,
@@ -184,6 +190,29 @@ def _cluster(environment: Mapping[str, str], full_host_name: Callable[[], str]) 
         if (cluster := find(environment)) is not None:
             return cluster
     return _kubernetes(environment, full_host_name)
+
+
+def _torchrun(environment: Mapping[str, str]) -> _Cluster | None:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if not {"RANK", "WORLD_SIZE"} & set(environment):
+        return None
+    missing = [name for name in names if name not in environment]
+    if missing:
+        raise InputError(
+            f"torchrun: {', '.join(name for name in names if name in environment)} are set and {', '.join(missing)} not. "
+            f"Start the ranks with torchrun, or give --coordinator, --processes and --process."
+        )
+    index, count = _number(environment, "RANK", "torchrun"), _number(environment, "WORLD_SIZE", "torchrun")
+    return _Cluster(
+        name="torchrun",
+        index=index,
+        index_from=f"RANK={index}",
+        count=count,
+        count_from=f"WORLD_SIZE={count}",
+        coordinator=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
+        coordinator_from="MASTER_ADDR and MASTER_PORT",
+        launcher=TORCHRUN,
+    )
 
 
 def _open_mpi(environment: Mapping[str, str]) -> _Cluster | None:

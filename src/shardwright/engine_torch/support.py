@@ -1,0 +1,28 @@
+"""What this engine does not run, said before anything is allocated."""
+
+from __future__ import annotations
+
+from shardwright.core.crossing import weight_ways
+from shardwright.core.errors import InputError
+from shardwright.core.plan import Plan
+from shardwright.core.unsupported import require_no_stages, require_slices
+
+
+def require_support(plan: Plan) -> None:
+    """Raises InputError for a plan that this engine does not lower, with what to use in its place."""
+    require_no_stages(plan)
+    require_slices(plan)
+    _require_one_way(plan)
+
+
+def _require_one_way(plan: Plan) -> None:
+    """A weight that has two uses is gathered once, and so must be the same thing in both."""
+    for row in plan.weights:
+        own, *others = weight_ways(plan.request, plan.mesh, row).items()
+        for component, way in others:
+            if (way.whole, way.part, way.alone) != (own[1].whole, own[1].part, own[1].alone):
+                raise InputError(
+                    f"layout '{plan.request.layout.name}': '{row.name}' is used in '{own[0]}' as {own[1].part} and in "
+                    f"'{component}' as {way.part}, and PyTorch gathers a weight once for both. Give the axes of the mesh "
+                    f"one role in both components, or train it on JAX."
+                )
