@@ -1,0 +1,32 @@
+"""The ranks that all tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine_torch.meeting import in_group
+from tests.engine_torch.ranks import Ranks
+
+
+def _ranks(num: int) -> Iterator[Ranks]:
+    ranks = Ranks(num, in_group)
+    yield ranks
+    ranks.end()
+
+
+@pytest.fixture(scope="session")
+def one() -> Iterator[Ranks]:
+    """A single device, in a process of its own."""
+    yield from _ranks(1)
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[Ranks]:
+    yield from _ranks(4)
+
+
+@pytest.fixture(scope="session")
+def eight() -> Iterator[Ranks]:
+    yield from _ranks(8)

@@ -1,0 +1,35 @@
+"""What surrounds a function on ranks that compute: one thread, a group of all of them, warnings as errors.
+
+The group is made for each function anew, and with it go all groups, meshes and caches that hang on it: 0.1 s.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.engine_torch.ranks import LIMIT_S
+
+
+@contextmanager
+def in_group(rank: int, num: int, path: Path) -> Iterator[None]:
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(path), num),
+            rank=rank,
+            world_size=num,
+            timeout=timedelta(seconds=LIMIT_S),
+        )
+        yield
+        gc.collect()
+        dist.destroy_process_group()

@@ -1,0 +1,132 @@
+"""Ranks that tests share: processes that are started once and then run one function after the other, all together.
+
+A test names a function of an importable module and gives it arguments; it gets what each rank answered. A rank that
+raises, ends or is not heard of in time fails the test with its number, and the processes are then started anew.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+Meeting = Callable[[int, int, Path], AbstractContextManager[object]]
+"""``meeting(rank, num, path)``: what surrounds a function on each rank. ``path``: a file that they alone have, not there
+yet."""
+
+LIMIT_S = 120.0
+"""How long a test waits for its ranks. Four of them share two cores."""
+
+GRACE_S = 1.0
+"""How long the other ranks are listened to when one has failed: most often they wait for it, or fail of it."""
+
+
+class RankError(AssertionError):
+    """A rank did not come through, with its number."""
+
+
+class Ranks:
+    """``num`` processes, started when they are first needed."""
+
+    def __init__(self, num: int, meeting: Meeting) -> None:
+        self.num = num
+        self._meeting = meeting
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = LIMIT_S) -> list[Any]:
+        """What ``function(*arguments)`` returned, by rank. Raises RankError."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        try:
+            return self._answers(limit_s)
+        except RankError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the processes, wherever they are."""
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            pipe.close()
+            process.kill()
+            process.join()
+            process.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._processes, self._pipes, self._folder = [], [], None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        for rank in range(self.num):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, self.num, self._meeting, Path(self._folder.name), theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _answers(self, limit_s: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        stop = time.monotonic() + limit_s
+        while len(answers) + len(failures) < self.num:
+            waiting = {
+                self._pipes[rank]: rank for rank in range(self.num) if rank not in answers and rank not in failures
+            }
+            ready = wait(list(waiting), timeout=max(0.0, stop - time.monotonic()))
+            if not ready:
+                break
+            for pipe, rank in waiting.items():
+                if pipe not in ready:
+                    continue
+                try:
+                    well, answer = pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    self._processes[rank].join()
+                    well, answer = False, f"ended with exit code {self._processes[rank].exitcode}"
+                (answers if well else failures)[rank] = answer
+            if failures:
+                stop = min(stop, time.monotonic() + GRACE_S)
+        if failures:
+            raise RankError("\n".join(f"rank {rank} of {self.num} {text}" for rank, text in sorted(failures.items())))
+        silent = [rank for rank in range(self.num) if rank not in answers]
+        if silent:
+            names = ", ".join(map(str, silent))
+            raise RankError(f"not heard of in {limit_s:g} s: rank {names} of {self.num}")
+        return [answers[rank] for rank in range(self.num)]
+
+
+def _serve(rank: int, num: int, meeting: Meeting, folder: Path, pipe: Connection) -> None:
+    """Run what comes through the pipe, until it is closed."""
+    for number in count():
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            with meeting(rank, num, folder / str(number)):
+                answer = function(*arguments)
+        except BaseException:
+            pipe.send((False, f"raised\n{traceback.format_exc()}"))
+            return
+        pipe.send((True, answer))
+
+
+def one_answer(answers: Sequence[Any]) -> Any:
+    """What all ranks answered alike."""
+    assert all(answer == answers[0] for answer in answers), answers
+    return answers[0]

@@ -1,0 +1,48 @@
+"""Two engines, one curve: the same seed, rows and layout, on four ranks here and on one device of the JAX engine."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from shardwright.core.training import FIRST, SECOND
+from shardwright.engine_jax.mesh import device_mesh
+from shardwright.engine_jax.state import initial_state
+from tests.engine_jax.steps import STEPS, Case, assert_same, plan_of, run_of
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import trained
+from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
+
+DENSE = (("hsdp", "data=2,fsdp=2"), ("fsdp-tp", "fsdp=2,tensor=2"), ("cp", "fsdp=2,context=2"))
+OF_EXPERTS = (*DENSE, ("ep", "fsdp=2,expert=2"), ("ep-as-cp", "fsdp=2,expert=2"))
+CASES = [
+    case(model, layout, mesh)
+    for model, layouts in ((LLAMA3, DENSE), (MIXTRAL, OF_EXPERTS), (DEEPSEEK3, OF_EXPERTS))
+    for layout, mesh in layouts
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.model} {case}")
+def test_trains_as_the_other_engine(case: Case, four: Ranks) -> None:
+    """From the same bits: gradients of steps 1 and 2, every loss, and the norms that are clipped by."""
+    ours, theirs = trained(four, case, STEPS), run_of(case.alone)
+    assert_same_bits(ours.initial, case)
+    assert_same(ours.run, theirs, case.tolerance)
+    np.testing.assert_allclose(ours.run.norms, theirs.norms, rtol=1e-3)
+
+
+def assert_same_bits(ours: dict[str, np.ndarray], case: Case) -> None:
+    """The state before the first step is that of the JAX engine, bit for bit."""
+    alone = plan_of(case.alone)
+    state = initial_state(alone, device_mesh(alone.mesh), case.seed)
+    theirs = {
+        **state.weights,
+        **state.buffers,
+        **{FIRST + name: array for name, array in state.first.items()},
+        **{SECOND + name: array for name, array in state.second.items()},
+    }
+    assert ours.keys() == theirs.keys()
+    for name, array in jax.device_get(theirs).items():
+        assert array.dtype == ours[name].dtype == np.float32
+        np.testing.assert_array_equal(ours[name].view(np.int32), array.view(np.int32), err_msg=name)

@@ -1,0 +1,85 @@
+"""What a rank does of a run: steps of a plan, and all that a test wants to see of them. No JAX is loaded here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from shardwright.core.box import Box
+from shardwright.core.plan import Plan
+from shardwright.core.training import FIRST, OptimizerOptions
+from shardwright.engine_torch.feed import feed_of
+from shardwright.engine_torch.links import links_of
+from shardwright.engine_torch.mesh import ranks_of
+from shardwright.engine_torch.model import Model
+from shardwright.engine_torch.parameters import local_of
+from shardwright.engine_torch.state import State, boxes_of, initial_state
+from shardwright.engine_torch.step import gradients_of, train_step
+from shardwright.runs.engine import StepMetrics
+
+CPU = torch.device("cpu")
+LOOKED_AT = 2
+"""The steps whose gradients are told: the first, and the first after an update."""
+
+Part = tuple[str, Box, np.ndarray]
+"""A box of a tensor of the state, by the name that a checkpoint gives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Of one rank: its boxes of the initial state, those of the gradients before clipping of the first steps, what each
+    step told, and of each of its parameters the box and a digest after the last one, by key."""
+
+    initial: tuple[Part, ...]
+    gradients: tuple[tuple[Part, ...], ...]
+    steps: tuple[StepMetrics, ...]
+    digests: dict[str, tuple[Box | None, str]]
+
+
+def model_of(plan: Plan) -> Model:
+    ranks = ranks_of(plan, CPU)
+    return Model(plan, links_of(plan, ranks), ranks)
+
+
+def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[dict[str, np.ndarray]]) -> Told:
+    """A step of a plan on each of the batches, as their rows lie, from the initial values on."""
+    model = model_of(plan)
+    state = initial_state(model, seed)
+    initial = _parts(state)
+    feed, step = feed_of(plan, dist.get_rank(), CPU), train_step(plan, options)
+    gradients: list[tuple[Part, ...]] = []
+    steps: list[StepMetrics] = []
+    for number, batch in enumerate(batches):
+        own = feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()})
+        if number < LOOKED_AT:
+            gradients.append(_gradients(model, own))
+        steps.append(step(state, own))
+    return Told(initial=initial, gradients=tuple(gradients), steps=tuple(steps), digests=_digests(model))
+
+
+def _gradients(model: Model, batch: dict[str, torch.Tensor]) -> tuple[Part, ...]:
+    """The gradients of a rank, by weight: boxes as those of a moment."""
+    shown = State(model, 0)
+    shown.first = shown.second = dict(gradients_of(model, batch).by_key)
+    return tuple((name.removeprefix(FIRST), box, array) for name, box, array in _parts(shown) if name.startswith(FIRST))
+
+
+def _parts(state: State) -> tuple[Part, ...]:
+    # Copied: on a CPU they are the parameters' own memory, which the steps change.
+    return tuple((one.name, one.box, one.array().view(np.float32).copy()) for one in boxes_of(state))
+
+
+def _digests(model: Model) -> dict[str, tuple[Box | None, str]]:
+    parameters = model.parameters()
+    return {
+        one.key: (
+            one.box(model.plan.mesh, model.ranks.rank),
+            hashlib.sha256(local_of(parameters[one.key]).detach().contiguous().numpy().tobytes()).hexdigest(),
+        )
+        for one in model.weights
+    }
