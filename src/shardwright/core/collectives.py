@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -14,14 +14,18 @@ from shardwright.core.request import FLOATS, Request
 from shardwright.core.resolve import expert_axes
 from shardwright.core.roles import OUTSIDE_LAYERS
 from shardwright.core.table import DTYPE_BYTES, ModelTable, Move
+from shardwright.core.together import Together, WeightOfLayer, component_of, groups_of, trained, weight_of_layer
 
 
 def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[PlannedCollective, ...]:
     """Every collective of a step, equal ones counted together, in the order of component, phase and axes."""
     by_name = {tensor.name: tensor for tensor in tensors}
     found: list[PlannedCollective] = []
-    for tensor in tensors:
-        if tensor.kind == "weight":
+    weights = [tensor for tensor in tensors if tensor.kind == "weight"]
+    if request.engine == "torch":
+        found += _of_groups(request, mesh, weights)
+    else:
+        for tensor in weights:
             found += _of_weight(request, mesh, tensor)
     for move in request.table.moves:
         if move.source in by_name and move.target in by_name:
@@ -54,6 +58,61 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
         part = elements_per_device(ways[tensor.component].at_rest, shape, mesh)
         reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
         yield _planned(tensor.component, "update", reduce, at_rest_width, layers, tensor.name)
+
+
+def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> Iterator[PlannedCollective]:
+    """Those of weights that are gathered together (``core/together.py``), layer by layer.
+
+    | what | when | of how much |
+    |---|---|---|
+    | all-gather | in each pass that needs it, each micro-step | the whole weights of a group, padded, in the dtype that travels |
+    | reduce-scatter | each micro-step | their whole gradients, padded, in the weights' dtype |
+    | all-reduce over the replicas of all of a group | once a step | what the reduce-scatter gave |
+    | all-reduce over other replicas | once a step | the gradients at rest of all groups that have the same axes and dtype |
+    """
+    by_stack: dict[str | None, list[TensorPlan]] = {}
+    for row in trained(request, weights):
+        by_stack.setdefault(row.stack, []).append(row)
+    late: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
+    for stack, rows in by_stack.items():
+        layers = _layers_on_device(request, mesh, rows[0])
+        again = stack is not None and request.remat != "none"
+        for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):
+            yield from _of_group(group, mesh, layers, request.micro_steps, again=again)
+            for one in group.weights:
+                if axes := group.late(one):
+                    late.setdefault((axes, one.dtype), []).append((one, layers))
+    for (axes, dtype), ones in late.items():
+        elements = sum(one.part_elements(mesh) * layers for one, layers in ones)
+        reduce = Collective(kind="all-reduce", axes=axes, elements_per_device=elements)
+        together = [one for one, layers in ones for _ in range(layers)]
+        yield _planned_together(together, mesh, "update", reduce, DTYPE_BYTES[dtype], 1)
+
+
+def _of_group(
+    group: Together, mesh: Mesh, layers: int, micro_steps: int, *, again: bool
+) -> Iterator[PlannedCollective]:
+    if not group.axes:
+        return
+    first, part = group.weights[0], group.part_elements(mesh)
+    whole, times = part * mesh.size(group.axes), layers * micro_steps
+    at_rest, travels = DTYPE_BYTES[first.dtype], DTYPE_BYTES[first.gathered_in]
+    gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=whole)
+    yield _planned_together(group.weights, mesh, "forward", gather, travels, times)
+    if again:
+        yield _planned_together(group.weights, mesh, "recompute", gather, travels, times)
+    scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=whole)
+    yield _planned_together(group.weights, mesh, "backward", scatter, at_rest, times)
+    if group.replicas:
+        reduce = Collective(kind="all-reduce", axes=group.replicas, elements_per_device=part)
+        yield _planned_together(group.weights, mesh, "update", reduce, at_rest, layers)
+
+
+def _planned_together(
+    weights: Sequence[WeightOfLayer], mesh: Mesh, phase: Phase, collective: Collective, width: int, times: int
+) -> PlannedCollective:
+    names = tuple(dict.fromkeys(one.weight for one in weights))
+    return replace(_planned(component_of(weights, mesh), phase, collective, width, times, names[0]), tensors=names)
 
 
 def _of_move(

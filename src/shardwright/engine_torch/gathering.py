@@ -1,52 +1,21 @@
-"""Which weights are gathered together: the groups that ``fully_shard`` makes one gather and one reduce-scatter of.
-
-One group holds what one layer (or the ends of the model) has of the same axes and dtype. What ``fully_shard`` sums over
-replicas is what all of a group sum over; the rest of a weight's replicas is summed behind the last micro-step.
-"""
+"""The modules of what is gathered together (``core/together.py``), one inside the other, and ``fully_shard`` of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from shardwright.core.together import Together
 from shardwright.engine_torch.dtypes import torch_dtype
 from shardwright.engine_torch.layer_io import Params
 from shardwright.engine_torch.mesh import Ranks
-from shardwright.engine_torch.parameters import WeightOfLayer
 from shardwright.engine_torch.private import joined, sum_gradients
 
 Compute = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
-    """Weights that are gathered together: over ``axes``, and their gradients summed over ``replicas`` too."""
-
-    weights: tuple[WeightOfLayer, ...]
-    axes: tuple[str, ...]
-    replicas: tuple[str, ...]
-
-    def late(self, one: WeightOfLayer) -> tuple[str, ...]:
-        """The axes that a weight's gradient is summed over behind the last micro-step."""
-        return tuple(axis for axis in one.summed if axis not in self.replicas)
-
-
-def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[Together, ...]:
-    """The groups of one layer's weights, those of the most bytes first."""
-    found: dict[tuple, list[WeightOfLayer]] = {}
-    for one in weights:
-        found.setdefault((one.gathered, one.gathered_in if one.gathered else "", one.dtype), []).append(one)
-    groups = []
-    for (axes, _, _), members in found.items():
-        shared = [axis for axis in members[0].summed if all(axis in other.summed for other in members)]
-        groups.append(Together(weights=tuple(members), axes=axes, replicas=tuple(shared) if axes else ()))
-    return tuple(sorted(groups, key=lambda group: (not group.axes, -sum(prod(one.shape) for one in group.weights))))
 
 
 class Gathered(nn.Module):

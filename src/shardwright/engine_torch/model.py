@@ -12,16 +12,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from shardwright.core.plan import Plan
+from shardwright.core.together import Together, WeightOfLayer, groups_of, weights_of
 from shardwright.engine_torch.attention import sight_of
 from shardwright.engine_torch.embedding import embed, logits
 from shardwright.engine_torch.forward import layer
-from shardwright.engine_torch.gathering import Gathered, Together, build, groups_of
+from shardwright.engine_torch.gathering import Gathered, build
 from shardwright.engine_torch.layer_io import Links, Params
 from shardwright.engine_torch.loss import summed_cross_entropy
 from shardwright.engine_torch.mesh import Ranks
 from shardwright.engine_torch.moe import MoeCounts, seen_by_experts
 from shardwright.engine_torch.norm import rms_norm
-from shardwright.engine_torch.parameters import WeightOfLayer, empty_parameter, weights_of
+from shardwright.engine_torch.parameters import empty_parameter
 from shardwright.engine_torch.rotary import Angles
 from shardwright.engine_torch.scores import Sight
 from shardwright.models.parts.architecture import Architecture, Stack

@@ -16,11 +16,12 @@ from shardwright.core.box import Box
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.stored import StoredPiece, stored_pieces
 from shardwright.core.table import Weight
+from shardwright.core.together import WeightOfLayer
 from shardwright.core.training import FIRST, SECOND
 from shardwright.engine_torch.dtypes import torch_dtype
 from shardwright.engine_torch.mesh import Ranks
 from shardwright.engine_torch.model import Model
-from shardwright.engine_torch.parameters import WeightOfLayer, local_of
+from shardwright.engine_torch.parameters import local_of
 from shardwright.init import box_values
 
 Read = Callable[[str, Box], torch.Tensor]

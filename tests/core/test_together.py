@@ -1,0 +1,117 @@
+"""What PyTorch gathers together, against groups, counts and bytes worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright import Plan, Request, load_layout, make_plan, model_table
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.plan import PlannedCollective
+from shardwright.core.together import groups_of, weights_of
+from shardwright.files import parse_yaml
+
+EMBED, MLP, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 256, 768, 2048, 16, 16, 16, 6
+A_LAYER = 2 * EMBED + EMBED * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 3 * EMBED * MLP
+"""Elements of a layer of llama3-test: two norms, q, k, v and o, gate, up and down."""
+
+
+def plan_of(model: str, layout: str, sizes: dict[str, int], **options: object) -> Plan:
+    read = read_layout(parse_yaml(layout, "mine.yaml")) if "\n" in layout else load_layout(layout)
+    options = {"batch": 8, "length": 64, "engine": "torch", **options}
+    return make_plan(Request(layout=read, table=model_table(model), mesh_sizes=sizes, **options))  # pyright: ignore[reportArgumentType]
+
+
+def of_weights(plan: Plan, **wanted: object) -> list[PlannedCollective]:
+    weights = {row.name for row in plan.weights}
+    rows = [row for row in plan.collectives if set(row.tensors) <= weights]
+    return [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
+
+
+def counted(plan: Plan, **wanted: object) -> list[tuple[str, str, tuple[str, ...], int, int]]:
+    return [
+        (row.phase, row.kind, row.axes, row.bytes_per_device, row.count_per_step) for row in of_weights(plan, **wanted)
+    ]
+
+
+def test_the_sizes_of_this_file_are_those_of_the_model() -> None:
+    ends = 2 * VOCAB * EMBED + EMBED
+    assert LAYERS * A_LAYER + ends == model_table("llama3-test").num_parameters
+
+
+def test_a_layer_is_one_gather_and_the_ends_are_another() -> None:
+    plan = plan_of("llama3-test", "fsdp", {"fsdp": 8}, micro_steps=4, batch=32)
+    ends = 2 * VOCAB * EMBED + EMBED
+    assert counted(plan) == [
+        ("forward", "all-gather", ("fsdp",), ends * 4, 4),
+        ("backward", "reduce-scatter", ("fsdp",), ends * 4, 4),
+        ("forward", "all-gather", ("fsdp",), A_LAYER * 4, LAYERS * 4),
+        ("recompute", "all-gather", ("fsdp",), A_LAYER * 4, LAYERS * 4),
+        ("backward", "reduce-scatter", ("fsdp",), A_LAYER * 4, LAYERS * 4),
+    ]
+    (forward,) = of_weights(plan, phase="forward", count_per_step=LAYERS * 4)
+    assert forward.component == "mlp"
+    assert set(forward.tensors) == {row.name for row in plan.weights if row.stack is not None}
+
+
+def test_what_is_kept_for_backward_is_not_gathered_again() -> None:
+    assert of_weights(plan_of("llama3-test", "fsdp", {"fsdp": 8}, remat="none"), phase="recompute") == []
+    assert of_weights(plan_of("llama3-test", "fsdp", {"fsdp": 8}, remat="dots"), phase="recompute") != []
+
+
+def test_weights_travel_in_the_computations_dtype_and_gradients_in_their_own() -> None:
+    plan = plan_of("llama3-test", "fsdp", {"fsdp": 8}, dtype="bfloat16")
+    assert {row.bytes_per_device for row in of_weights(plan, phase="recompute")} == {
+        (A_LAYER - 2 * EMBED) * 2,
+        # Norms are used in float32, so they are a group of their own.
+        2 * EMBED * 4,
+    }
+    assert (A_LAYER - 2 * EMBED) * 4 in {row.bytes_per_device for row in of_weights(plan, phase="backward")}
+
+
+def test_replicas_are_summed_once_a_step_behind_the_scatter() -> None:
+    plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, micro_steps=4, batch=32)
+    ends = (2 * VOCAB * EMBED + EMBED) // 4
+    assert counted(plan, phase="update") == [
+        ("update", "all-reduce", ("data",), ends * 4, 1),
+        ("update", "all-reduce", ("data",), A_LAYER // 4 * 4, LAYERS),
+    ]
+
+
+def test_replicas_alone_are_one_sum_of_everything() -> None:
+    plan = plan_of("llama3-test", "ddp", {"data": 8})
+    assert counted(plan) == [
+        ("update", "all-reduce", ("data",), plan.request.table.num_parameters * 4, 1),
+    ]
+
+
+def test_an_uneven_dim_counts_its_padding() -> None:
+    # Of 2,048 rows over 48 ranks each has 43, 16 of them padding in all; of a norm's 256 each has 6.
+    plan = plan_of("llama3-test", "fsdp", {"fsdp": 48}, batch=48)
+    (ends,) = [row for row in of_weights(plan, phase="forward") if row.count_per_step == 1]
+    assert ends.bytes_per_device == 48 * (2 * 43 * 256 + 6) * 4
+
+
+def test_experts_are_a_group_of_their_own() -> None:
+    plan = plan_of("mixtral-test", "ep", {"fsdp": 2, "expert": 4})
+    groups = groups_of(one for one in weights_of(plan) if one.layer == 0)
+    assert [group.axes for group in groups] == [("fsdp",), ("fsdp", "expert")]
+    assert {one.component for one in groups[0].weights} == {"moe"}
+    assert all(not group.late(one) for group in groups for one in group.weights)
+
+
+def test_what_only_some_of_a_group_sum_is_summed_late_and_all_of_it_at_once() -> None:
+    plan = plan_of("llama3-test", "fsdp-tp", {"fsdp": 2, "tensor": 4}, micro_steps=4, batch=32)
+    norms = {row.name for row in plan.weights if "norm" in row.name}
+    (row,) = of_weights(plan, phase="update")
+    # Each device has half of a norm, of its own tokens on the tensor axis: two of each layer, and one at the end.
+    assert (set(row.tensors), row.axes, row.count_per_step) == (norms, ("tensor",), 1)
+    assert row.bytes_per_device == (2 * LAYERS + 1) * EMBED // 2 * 4
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "fsdp-tp"])
+def test_every_weight_that_is_cut_at_rest_is_gathered_once_in_a_pass(layout: str) -> None:
+    other = {"fsdp": {}, "hsdp": {"data": 2}, "fsdp-tp": {"tensor": 2}}[layout]
+    plan = plan_of("llama3-test", layout, {"fsdp": 4, **other})
+    for phase in ("forward", "backward"):
+        named = [name for row in of_weights(plan, phase=phase) for name in row.tensors]
+        assert sorted(named) == sorted({row.name for row in plan.weights if "fsdp" in row.shard_group})
