@@ -1,0 +1,91 @@
+"""What ranks do of the tests of ``carry``: arrays of integers, in parts, taken from spec to spec."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import permutations
+
+import torch
+
+from shardwright.core.boxes import shard_box
+from shardwright.core.mesh import Mesh
+from shardwright.core.movement import Step, steps
+from shardwright.core.spec import Spec
+from shardwright.engine_torch.carry import carry, exchanged, gathered, own_part, scattered, summed
+from shardwright.engine_torch.mesh import Peers, Ranks
+
+MESH = Mesh.of(a=2, b=2)
+NAMES = ("x", "y", "z")
+SHAPE = (8, 16, 8)
+
+
+def any_spec(rng: random.Random, mesh: Mesh) -> Spec:
+    """Each axis cuts one dim or none, in any order of majors."""
+    cuts: dict[str, list[str]] = {name: [] for name in NAMES}
+    for axis in rng.sample(mesh.names, k=len(mesh.names)):
+        if name := rng.choice((*NAMES, None)):
+            cuts[name].append(axis)
+    return Spec.build(NAMES, cuts)
+
+
+def any_way(seed: int, mesh: Mesh) -> tuple[Spec, Spec, tuple[str, ...], tuple[Step, ...]]:
+    """Two specs, the axes over which the first one's array is summed, and the steps from the one to the other."""
+    rng = random.Random(seed)
+    before, after = any_spec(rng, mesh), any_spec(rng, mesh)
+    axes = tuple(axis for axis in mesh.names if axis not in before.axes and rng.random() < 0.5)
+    return before, after, axes, steps(before, after, axes, mesh)
+
+
+def ranks_on(mesh: Mesh) -> Ranks:
+    names = mesh.names
+    return Ranks(
+        mesh, [axes for num in range(1, len(names) + 1) for axes in permutations(names, num)], torch.device("cpu")
+    )
+
+
+def wrong_after_steps(mesh: Mesh, seeds: Sequence[int], dtype: torch.dtype) -> list[str]:
+    """The ways of these seeds after which this rank does not have its part of the whole array."""
+    ranks = ranks_on(mesh)
+    return [f"seed {seed}: {found}" for seed in seeds if (found := _wrong(ranks, seed, dtype))]
+
+
+def _wrong(ranks: Ranks, seed: int, dtype: torch.dtype) -> str:
+    before, after, axes, way = any_way(seed, ranks.mesh)
+    whole = torch.arange(8 * 16 * 8).view(SHAPE).to(dtype)
+    # What is yet to be summed is not in equal shares, which would hide a rank left out.
+    peers = ranks.peers(axes)
+    share, total = peers.index + 1, sum(range(1, peers.size + 1))
+    moved = carry(_part(whole, before, ranks) * share, way, NAMES, ranks)
+    return "" if torch.equal(moved, _part(whole, after, ranks) * total) else f"{before} -> {after}: {way}"
+
+
+def _part(whole: torch.Tensor, spec: Spec, ranks: Ranks) -> torch.Tensor:
+    box = shard_box(spec, ranks.mesh, SHAPE, ranks.rank)
+    assert box is not None
+    return whole[box.slices]
+
+
+def each_collective(axes: tuple[str, ...]) -> dict[str, list]:
+    """Of every collective over ``axes`` what this rank has afterwards of [[10 i + 0, ..., 10 i + 7]], i its index."""
+    peers = ranks_on(MESH).peers(axes)
+    own = torch.arange(8.0)[None] + 10 * peers.index
+    return {
+        "index": [peers.index],
+        "summed": summed(own, peers).tolist(),
+        "gathered": gathered(own, 0, peers).tolist(),
+        "gathered along 1": gathered(own[:, :1], 1, peers).tolist(),
+        "gathered bits": gathered(own[:, :1] > 10, 0, peers).tolist(),
+        "scattered": scattered(own, 1, peers).tolist(),
+        "exchanged": exchanged(own, 0, 1, peers).tolist(),
+        "own part": own_part(own, 1, peers).tolist(),
+    }
+
+
+def leaves_its_input_alone(axes: tuple[str, ...]) -> bool:
+    peers: Peers = ranks_on(MESH).peers(axes)
+    own = torch.arange(8.0)[None]
+    before = own.clone()
+    for collective in (summed(own, peers), gathered(own, 1, peers), scattered(own, 1, peers)):
+        collective.add_(1)
+    return torch.equal(own, before)

@@ -1,0 +1,51 @@
+"""What carries activations between layouts: ranks end with their part of the whole array, whatever the order of axes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine_torch.carrying import MESH, any_way, each_collective, leaves_its_input_alone, wrong_after_steps
+from tests.engine_torch.ranks import Ranks
+
+SEEDS = range(1000)
+
+
+def test_every_rank_ends_with_its_part_of_the_sum(four: Ranks) -> None:
+    assert four.run(wrong_after_steps, MESH, SEEDS, torch.float32) == [[]] * 4
+
+
+def test_integers_go_the_same_way(four: Ranks) -> None:
+    assert four.run(wrong_after_steps, MESH, SEEDS[:50], torch.int32) == [[]] * 4
+
+
+def test_the_ways_have_every_kind_of_step_in_and_out_of_mesh_order() -> None:
+    of_all = [step for seed in SEEDS for step in any_way(seed, MESH)[3]]
+    kinds = {"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "slice"}
+    assert {step.kind for step in of_all} == kinds
+    for axes in (("a", "b"), ("b", "a")):
+        assert {step.kind for step in of_all if step.axes == axes} >= {"all-gather", "all-to-all", "slice"}, axes
+
+
+@pytest.mark.parametrize(("axes", "order"), [(("a", "b"), [0, 1, 2, 3]), (("b", "a"), [0, 2, 1, 3])])
+def test_each_collective_over_four_ranks(four: Ranks, axes: tuple[str, ...], order: list[int]) -> None:
+    """``order``: which part each rank has."""
+    for rank, found in enumerate(four.run(each_collective, axes)):
+        index = order[rank]
+        here = [10 * index + place for place in range(8)]
+        mine = slice(2 * index, 2 * index + 2)
+        assert found == {
+            "index": [index],
+            "summed": [[4.0 * place + 60 for place in range(8)]],
+            "gathered": [[10.0 * i + place for place in range(8)] for i in range(4)],
+            "gathered along 1": [[0.0, 10.0, 20.0, 30.0]],
+            "gathered bits": [[False], [False], [True], [True]],
+            "scattered": [[4.0 * place + 60 for place in range(8)][mine]],
+            "exchanged": [[10.0 * i + place for place in range(8)][mine] for i in range(4)],
+            "own part": [here[mine]],
+        }
+
+
+@pytest.mark.parametrize("axes", [("a",), ("b", "a")])
+def test_what_is_sent_is_left_as_it_is(four: Ranks, axes: tuple[str, ...]) -> None:
+    assert four.run(leaves_its_input_alone, axes) == [True] * 4
