@@ -1,0 +1,225 @@
+"""What PyTorch keeps of every weight, on every rank of ranks that are not there: the box and the placements of the core.
+
+Each parameter is given its elements' numbers before ``fully_shard`` cuts it, so that what is left says where it is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor.placement_types import Placement as TorchPlacement
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardwright.cli.values import mesh_sizes
+from shardwright.core.boxes import shard_box
+from shardwright.core.mesh import Axis, Mesh
+from shardwright.core.placements import Placement, Replicate, Shard, StridedShard, placements_of
+from shardwright.core.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
+from shardwright.core.spec import Spec
+from shardwright.core.together import WeightOfLayer, weights_of
+from shardwright.engine_torch import model as engine_model
+from shardwright.engine_torch.links import links_of
+from shardwright.engine_torch.mesh import Ranks, ranks_of
+from shardwright.engine_torch.model import Model
+from shardwright.engine_torch.parameters import empty_parameter, local_of
+from shardwright.layouts import load_layout, preset_names
+from shardwright.models import build
+
+MODELS = {
+    "llama3-test": {"num_layers": "1"},
+    "mixtral-test": {"num_layers": "1"},
+    "deepseek3-test": {"num_layers": "2"},
+}
+MESHES = {
+    "ddp": ("data=4",),
+    "fsdp": ("fsdp=4",),
+    "hsdp": ("data=2,fsdp=4",),
+    "tp": ("data=2,tensor=2",),
+    "fsdp-tp": ("fsdp=2,tensor=2", "data=2,fsdp=2,tensor=2"),
+    "cp": ("fsdp=2,context=2",),
+    "ep": ("fsdp=2,expert=2", "data=2,fsdp=2,expert=2"),
+    "ep-as-cp": ("fsdp=2,expert=2",),
+    "ep-as-dp": ("fsdp=2,expert=2",),
+    "cp-as-ep": ("fsdp=2,context=2,expert=2",),
+    "tp-as-ep": ("fsdp=2,tensor=2", "data=2,fsdp=2,tensor=2"),
+    "shard-exp-on-fsdp": ("fsdp=2,expert=2",),
+    "fsdp-as-dp-for-attn": ("fsdp=2,expert=2",),
+}
+NOT_RUN = {"pp"}
+CASES = [(model, layout, mesh) for model in MODELS for layout, meshes in MESHES.items() for mesh in meshes]
+
+
+def test_every_preset_is_placed() -> None:
+    assert {*MESHES, *NOT_RUN} == {*preset_names()}
+
+
+def plan_of(model: str, layout: str, mesh: str, **changed: str) -> Plan:
+    plan = make_plan(
+        Request(
+            layout=load_layout(layout),
+            table=build(model, {**MODELS[model], **changed}),
+            batch=8,
+            length=32,
+            mesh_sizes=mesh_sizes(mesh),
+            engine="torch",
+        )
+    )
+    assert not plan.errors, plan.errors
+    return plan
+
+
+@contextmanager
+def as_rank(rank: int, num: int) -> Iterator[None]:
+    """This process as one rank of several that do not exist."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def numbers(one: WeightOfLayer) -> torch.Tensor:
+    """Every element of a whole weight its own number, as PyTorch stores it."""
+    assert prod(one.shape) < 2**24
+    return torch.arange(prod(one.shape), dtype=torch.float32).view(one.shape)
+
+
+def numbered(one: WeightOfLayer, ranks: Ranks) -> torch.nn.Parameter:
+    """What ``fully_shard`` begins with: the part in use, with its numbers."""
+    box = shard_box(one.cut, ranks.mesh, one.shape, ranks.rank)
+    assert box is not None
+    empty, own = empty_parameter(one, ranks), numbers(one)[box.slices].contiguous()
+    if isinstance(empty, DTensor):
+        own = DTensor.from_local(
+            own, empty.device_mesh, empty.placements, run_check=False, shape=empty.shape, stride=empty.stride()
+        )
+    return torch.nn.Parameter(own)
+
+
+@pytest.fixture
+def with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_model, "empty_parameter", numbered)
+    monkeypatch.setattr(torch.nn.Module, "to_empty", lambda module, **_: module)
+
+
+def model_of(plan: Plan) -> Model:
+    ranks = ranks_of(plan, torch.device("cpu"))
+    return Model(plan, links_of(plan, ranks), ranks)
+
+
+@pytest.mark.usefixtures("with_numbers")
+@pytest.mark.parametrize(("model", "layout", "mesh"), CASES, ids=[" ".join(case) for case in CASES])
+def test_what_is_kept_is_the_box_of_the_plan(model: str, layout: str, mesh: str) -> None:
+    assert_placed(plan_of(model, layout, mesh))
+
+
+UNEVEN = [
+    ("llama3-test", "fsdp", "fsdp=4", {"vocab": "2047", "mlp": "510"}),
+    ("llama3-test", "fsdp", "fsdp=4", {"vocab": "3"}),
+    ("llama3-test", "fsdp-tp", "fsdp=4,tensor=2", {"vocab": "2050"}),
+    ("mixtral-test", "ep", "fsdp=4,expert=2", {"num_experts": "6"}),
+]
+
+
+@pytest.mark.usefixtures("with_numbers")
+@pytest.mark.parametrize(
+    ("model", "layout", "mesh", "changed"), UNEVEN, ids=[" ".join([*case[:3], str(case[3])]) for case in UNEVEN]
+)
+def test_parts_of_different_sizes_are_those_of_the_plan(
+    model: str, layout: str, mesh: str, changed: dict[str, str]
+) -> None:
+    """Some of them end early, or are empty."""
+    plan = plan_of(model, layout, mesh, **changed)
+    ranks = range(plan.mesh.num_devices)
+    boxes = [[one.box(plan.mesh, rank) for rank in ranks] for one in weights_of(plan)]
+    assert any(len({box and box.shape for box in of_weight}) > 1 for of_weight in boxes)
+    assert_placed(plan)
+
+
+def assert_placed(plan: Plan) -> None:
+    for rank in range(plan.mesh.num_devices):
+        with as_rank(rank, plan.mesh.num_devices):
+            placed = model_of(plan)
+            parameters = placed.parameters()
+            assert {one.key for one in placed.weights} == parameters.keys()
+            for one in placed.weights:
+                parameter = parameters[one.key]
+                assert_keeps(parameter, one, plan.mesh, rank)
+                assert_named(parameter, one, plan.mesh)
+
+
+def assert_keeps(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh, rank: int) -> None:
+    box = shard_box(one.at_rest, mesh, one.shape, rank, "nested")
+    kept = local_of(parameter)
+    same = kept.numel() == 0 if box is None else torch.equal(kept, numbers(one)[box.slices])
+    assert same, f"{one.key}: not {box} on rank {rank}"
+
+
+def assert_named(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh) -> None:
+    """Its placements are those of the spec, on a mesh in which axes that are gathered together are one."""
+    predicted = {
+        axis: placement
+        for axis, placement in zip(*flattened(one, mesh), strict=True)
+        if not isinstance(placement, Replicate)
+    }
+    found: dict[str, TorchPlacement] = {}
+    if isinstance(parameter, DTensor):
+        names = parameter.device_mesh.mesh_dim_names
+        assert names is not None
+        found = {
+            name: placement
+            for name, placement in zip(names, parameter.placements, strict=True)
+            if not isinstance(placement, TorchReplicate)
+        }
+    assert found == {axis: in_torch(placement) for axis, placement in predicted.items()}, one.key
+
+
+def flattened(one: WeightOfLayer, mesh: Mesh) -> tuple[tuple[str, ...], tuple[Placement, ...]]:
+    """The axes larger than one, those of the gather as one where the first of them is, and the placements on them."""
+    together = "_".join(one.gathered)
+    names = dict.fromkeys(together if axis in one.gathered else axis for axis in mesh.larger_than_one(mesh.names))
+    sizes = {name: mesh.size(one.gathered) if name == together else mesh.size(name) for name in names}
+    dims = []
+    for dim in one.at_rest.dims:
+        axes = mesh.larger_than_one(dim.axes)
+        dims.append(
+            replace(dim, axes=tuple(dict.fromkeys(together if axis in one.gathered else axis for axis in axes)))
+        )
+    flat = Mesh(tuple(Axis(name=name, size=size) for name, size in sizes.items()))
+    return flat.names, placements_of(Spec(tuple(dims)), flat)
+
+
+def in_torch(placement: Placement) -> TorchPlacement:
+    if isinstance(placement, StridedShard):
+        return _StridedShard(placement.dim, split_factor=placement.split_factor)
+    return TorchShard(placement.dim) if isinstance(placement, Shard) else TorchReplicate()
+
+
+STRIDED = {
+    "llama3-test": "layers.0.attention.q",
+    "mixtral-test": "layers.0.attention.k",
+    "deepseek3-test": "moe_layers.0.attention.kv_up",
+}
+
+
+@pytest.mark.parametrize(("model", "key"), STRIDED.items())
+def test_tensor_parallel_weights_are_strided_in_every_family(model: str, key: str) -> None:
+    """Heads are cut over tensor in use, and what is left of the same dim over fsdp at rest: rows with gaps, in mesh
+    order."""
+    with as_rank(0, 4):
+        parameter = model_of(plan_of(model, "fsdp-tp", "fsdp=2,tensor=2")).parameters()[key]
+        assert isinstance(parameter, DTensor)
+        assert parameter.device_mesh.mesh_dim_names == ("fsdp", "tensor")
+        assert parameter.placements == (_StridedShard(0, split_factor=2), TorchShard(0))
