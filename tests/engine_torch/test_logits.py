@@ -1,0 +1,84 @@
+"""The mathematics on one device, held against ``transformers``: logits, and documents that do not see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardwright.core.box import Box
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
+from shardwright.core.table import ModelTable
+from shardwright.engine_torch.links import links_of
+from shardwright.engine_torch.mesh import ranks_of
+from shardwright.engine_torch.model import Model
+from shardwright.engine_torch.state import make_state
+from shardwright.layouts import load_layout
+from shardwright.models import build
+from tests.models.published import CASES, LENGTH, ROWS, TOLERANCE, one_document, packed, published_logits
+from tests.models.random_weights import random_weights
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    """This process as the only rank."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def our_logits(table: ModelTable, weights: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    rows, length = batch["tokens"].shape
+    plan = make_plan(
+        Request(
+            layout=load_layout("fsdp"),
+            table=table,
+            batch=rows,
+            length=length,
+            mesh_sizes={"fsdp": 1},
+            engine="torch",
+            remat="none",
+        )
+    )
+    ranks = ranks_of(plan, torch.device("cpu"))
+    model = Model(plan, links_of(plan, ranks), ranks)
+
+    def read(name: str, box: Box) -> torch.Tensor:
+        given = weights[name][box.slices] if name in weights else np.zeros(box.shape, np.float32)
+        return torch.from_numpy(np.ascontiguousarray(given))
+
+    make_state(model, read, 0)
+    fields = {**one_document((rows, length)), "targets": batch["tokens"], **batch}
+    arrays = {name: torch.from_numpy(np.ascontiguousarray(array, np.int32)) for name, array in fields.items()}
+    with torch.no_grad():
+        return model({**arrays, "valid": torch.ones((rows, length), dtype=torch.bool)}).logits_BLV.numpy()
+
+
+@pytest.mark.parametrize(("model", "overrides"), CASES.values(), ids=CASES.keys())
+def test_logits(model: str, overrides: dict[str, str], tmp_path: Path) -> None:
+    table = build(model, {"num_layers": "3", **overrides})
+    weights = random_weights(table)
+    tokens = np.random.default_rng(1).integers(0, table.sizes["vocab"], (ROWS, LENGTH))
+    theirs = published_logits(table, weights, tokens, tmp_path)
+    ours = our_logits(table, weights, {"tokens": tokens})
+    assert np.std(theirs) > 0.5
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("model", ["llama3-test", "mixtral-test", "deepseek3-test"])
+def test_documents_of_one_row_do_not_see_each_other(model: str) -> None:
+    table = build(model, {"num_layers": "2"})
+    weights = random_weights(table)
+    rng = np.random.default_rng(2)
+    first, second = rng.integers(0, 2048, 20), rng.integers(0, 2048, 24)
+    rows = [packed([first, second]), packed([first]), packed([second])]
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    together, alone_first, alone_second = our_logits(table, weights, batch)
+    np.testing.assert_allclose(together[:20], alone_first[:20], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(together[20:44], alone_second[:24], rtol=0, atol=2e-5)
