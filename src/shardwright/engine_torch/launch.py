@@ -13,14 +13,17 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
-from torch.distributed.elastic.multiprocessing.api import PContext
+from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
-POLL_S = 0.2
+POLL_S = 0.05
+GRACE_S = 20
+"""So long the other ranks have to end by themselves, when one has failed. They hear of it at once."""
 HOST = "127.0.0.1"
 COMMAND = "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
@@ -28,8 +31,7 @@ COMMAND = "import sys; from shardwright.cli.main import main; sys.exit(main(sys.
 def launch(count: int, arguments: Sequence[str]) -> int:
     """Run ``shardwright`` with ``arguments`` as ``count`` ranks; the exit code of the first that failed, else 0.
 
-    The first rank has this process's terminal; what the others write is kept aside and shown where one of them was killed
-    before it could tell. SIGTERM and SIGINT are passed on: the ranks save and end, in their own time.
+    The first rank has this process's terminal, and tells what another one failed with. SIGTERM and SIGINT are passed on: the ranks save and end, in their own time.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     common = {
@@ -50,25 +52,41 @@ def launch(count: int, arguments: Sequence[str]) -> int:
                 log_dir=logs, redirects={rank: Std.NONE if rank == 0 else Std.ALL for rank in range(count)}
             ),
         )
+        assert isinstance(context, SubprocessContext)
         with _passing_on(context):
-            while (result := context.wait(timeout=POLL_S, period=POLL_S)) is None:
-                pass
-        failures = {rank: failure.exitcode for rank, failure in result.failures.items()}
-    return _told(failures, count)
+            codes = _ended(context)
+        context.close()
+    return _told(codes)
 
 
-def _told(failures: dict[int, int], count: int) -> int:
-    """Say which ranks were killed; those that the parent itself ended, for another's failure, are not among them."""
-    killed = {rank: -code for rank, code in failures.items() if code < 0 and -code != signal.SIGTERM}
-    for rank, number in sorted(killed.items()):
+def _ended(context: SubprocessContext) -> dict[int, int | None]:
+    """The exit code of each rank, when all have ended; None of those that did not, though another one failed.
+
+    The library's own waiting ends all as soon as one has failed. They end by themselves, and say why: only what has not
+    after ``GRACE_S`` is left to it.
+    """
+    ranks = {rank: handler.proc for rank, handler in context.subprocess_handlers.items()}
+    failed_at = None
+    while any(process.poll() is None for process in ranks.values()):
+        if failed_at is None and any(process.poll() for process in ranks.values()):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+            break
+        time.sleep(POLL_S)
+    return {rank: process.poll() for rank, process in ranks.items()}
+
+
+def _told(codes: dict[int, int | None]) -> int:
+    """Say which ranks were killed; the exit code that stands for all."""
+    killed = {rank: -code for rank, code in codes.items() if code is not None and code < 0}
+    for rank, number in killed.items():
         sys.stderr.write(
-            f"shardwright: rank {rank} of {count} was ended by {signal.Signals(number).name}. The others were ended too. "
-            f"Go on with --resume, from the newest checkpoint.\n"
+            f"shardwright: rank {rank} of {len(codes)} was ended by {signal.Signals(number).name}. The others were ended "
+            f"too. Go on with --resume, from the newest checkpoint.\n"
         )
-    if killed:
+    if killed or None in codes.values():
         return 1
-    codes = [failures[rank] for rank in sorted(failures) if failures[rank] > 0]
-    return codes[0] if codes else (1 if failures else 0)
+    return next((code for code in codes.values() if code), 0)
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""`shardwright train` as a user starts it, on one core for each rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+KILLED_WITHIN_S = 30
+ENTRY = "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-c", ENTRY, "train", *arguments]
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(more or {})}
+
+
+def run(arguments: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(arguments), env=environment(more), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@contextmanager
+def started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A run that is going on; it is ended with the block, if it has not been."""
+    process = subprocess.Popen(
+        command(arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def pid_of_rank(process: subprocess.Popen[str], rank: int) -> int:
+    """The process of a rank: a child whose environment says so."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(parent) == process.pid and f"RANK={rank}".encode() in variables:
+            return int(folder.name)
+    raise AssertionError(f"no rank {rank} among the children of {process.pid}")
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]

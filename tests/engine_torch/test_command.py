@@ -1,0 +1,93 @@
+"""`shardwright train --engine torch`: ranks that this command starts, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine_torch.commands import KILLED_WITHIN_S, losses, pid_of_rank, run, started
+
+MODEL = ["mixtral-test", "--batch", "8", "--length", "16", "--steps", "6", "--set", "num_layers=1"]
+ON_JAX = [*MODEL, "--layout", "ep-as-cp", "--mesh", "fsdp=2,expert=2", "--devices", "4"]
+ON_TORCH = [*MODEL, "--engine", "torch", "--layout", "fsdp-tp", "--mesh", "data=2,fsdp=1,tensor=2"]
+TOLERANCE = 1e-4
+
+
+def test_each_engine_goes_on_where_the_other_stopped(tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    for arguments in (
+        [*ON_JAX, "--stop-after", "2"],
+        [*ON_TORCH, "--resume", "--stop-after", "4"],
+        [*ON_JAX, "--resume"],
+    ):
+        done = run([*arguments, "--out", str(out)])
+        assert done.returncode == 0, done.stderr
+    done = run([*MODEL, "--layout", "fsdp", "--mesh", "fsdp=1", "--devices", "1", "--out", str(whole)])
+    assert done.returncode == 0, done.stderr
+    assert len(losses(out)) == 6
+    assert losses(out) == pytest.approx(losses(whole), abs=TOLERANCE)
+
+
+def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [*ON_TORCH, "--out", str(out), "--checkpoint-every", "1"]
+    with started([*arguments, "--steps", "1000"]) as process:
+        wait_for(lambda: len(list(out.glob("checkpoints/step-*"))) >= 2, process)
+        killed = time.monotonic()
+        os.kill(pid_of_rank(process, 1), signal.SIGKILL)
+        _, said = process.communicate(timeout=2 * KILLED_WITHIN_S)
+        took = time.monotonic() - killed
+    assert took < KILLED_WITHIN_S
+    assert process.returncode == 1
+    assert "shardwright: rank 1 of 4 was ended by SIGKILL." in said
+    assert "process 1 of 4" in said
+    assert "Traceback" not in said
+    before = len(losses(out))
+    done = run([*arguments, "--steps", "1000", "--resume", "--stop-after", str(before + 1)])
+    assert done.returncode == 0, done.stderr
+    assert len(losses(out)) == before + 1
+
+
+def test_sigterm_saves_and_ends_all_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with started([*ON_TORCH, "--steps", "1000", "--out", str(out)]) as process:
+        wait_for(lambda: (out / "metrics.jsonl").exists() and len(losses(out)) >= 1, process)
+        process.terminate()
+        told, said = process.communicate(timeout=2 * KILLED_WITHIN_S)
+    assert process.returncode == 0, said
+    assert re.search(r"SIGTERM in process \d: stopped after step \d+; saved in", told)
+    assert len(list(out.glob("checkpoints/step-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--data", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--set", "num_layers=3", "--mesh", "data=2,fsdp=1,tensor=3"], ""),
+    ],
+)
+def test_what_a_user_can_mend_is_said_once(tmp_path: Path, more: list[str], message: str) -> None:
+    done = run([*ON_TORCH, "--out", str(tmp_path / "out"), *more])
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count(message) == 1 if message else True
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mesh_of_another_size_than_the_ranks_is_said_with_both_numbers(tmp_path: Path) -> None:
+    under_torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+    done = run([*ON_TORCH, "--out", str(tmp_path / "out")], under_torchrun)
+    assert done.returncode == 2
+    assert "has 4 devices, and there are 2 processes" in done.stderr
+
+
+def wait_for(happened, process: subprocess.Popen) -> None:
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
