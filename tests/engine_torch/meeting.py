@@ -25,7 +25,7 @@ def in_group(rank: int, num: int, path: Path) -> Iterator[None]:
         warnings.simplefilter("error")
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(str(path), num),
+            init_method=f"file://{path}",
             rank=rank,
             world_size=num,
             timeout=timedelta(seconds=LIMIT_S),

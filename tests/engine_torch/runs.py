@@ -20,9 +20,11 @@ from tests.engine_torch.training import LOOKED_AT, Part, Told, train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksRun:
-    """``initial``: the state before the first step, whole, by the name that a checkpoint gives a tensor."""
+    """``initial``: the state before the first step, whole, by the name that a checkpoint gives a tensor. ``dropped``: by
+    capacities, in all steps."""
 
     run: Run
+    dropped: int
     initial: Mapping[str, np.ndarray]
 
 
@@ -50,12 +52,7 @@ def trained_on(ranks: Ranks, plan: Plan, batches: Sequence[Batch], seed: int) ->
         tokens=np.asarray([step.tokens for step in steps]),
         gradients=tuple(_whole(parts) for parts in zip(*(one.gradients for one in told), strict=True)),
     )
-    return RanksRun(run=run, initial=_whole([one.initial for one in told]))
-
-
-def first_steps(run: Run, num_steps: int = LOOKED_AT) -> Run:
-    """The same run, had it ended there."""
-    return replace(run, losses=run.losses[:num_steps], norms=run.norms[:num_steps], tokens=run.tokens[:num_steps])
+    return RanksRun(run=run, dropped=sum(step.dropped for step in steps), initial=_whole([one.initial for one in told]))
 
 
 def _whole(parts_of_ranks: Sequence[Sequence[Part]]) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from shardwright.checkpoint import OwnedBox
 from shardwright.core.box import Box
 from shardwright.core.plan import Plan
 from shardwright.core.training import FIRST, OptimizerOptions
@@ -71,7 +72,11 @@ def _gradients(model: Model, batch: dict[str, torch.Tensor]) -> tuple[Part, ...]
 
 def _parts(state: State) -> tuple[Part, ...]:
     # Copied: on a CPU they are the parameters' own memory, which the steps change.
-    return tuple((one.name, one.box, one.array().view(np.float32).copy()) for one in boxes_of(state))
+    return tuple((one.name, one.box, _array(one).view(np.float32).copy()) for one in boxes_of(state))
+
+
+def _array(one: OwnedBox) -> np.ndarray:
+    return one.array() if callable(one.array) else one.array
 
 
 def _digests(model: Model) -> dict[str, tuple[Box | None, str]]:

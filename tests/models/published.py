@@ -108,7 +108,7 @@ def published_logits(table: ModelTable, weights: dict[str, np.ndarray], tokens: 
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
-    model, loaded = model_class(config).from_pretrained(
+    model, loaded = model_class(config).from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not any(loaded[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), loaded

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.core.crossing import weight_ways
+from shardwright.core.crossing import crossing, weight_ways
 from shardwright.core.mesh import Mesh
 from shardwright.core.plan import Plan
 from shardwright.engine_torch.private import flattened
@@ -96,8 +96,13 @@ def axes_that_meet(plan: Plan) -> Iterator[Axes]:
     yield from (mesh.names, plan.dp, plan.cp, plan.loss_axes)
     for one in plan.collectives:
         yield one.axes
+    for move in plan.request.table.moves:
+        if move.kind not in ("dispatch", "combine"):
+            way = crossing(plan.request, plan.by_name, move)
+            yield from (step.axes for step in (*way.forward(mesh), *way.backward(mesh)))
     for tensor in plan.tensors:
         yield tensor.in_use.axes
+        yield from (dim.axes for dim in tensor.in_use.dims)
         if tensor.kind == "weight":
             yield from (tensor.shard_group, tensor.replica_group, tuple(tensor.gradient))
             yield tuple(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
