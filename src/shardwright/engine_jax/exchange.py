@@ -88,8 +88,6 @@ def routes_of(counts: jax.Array, way: Exchange) -> Routes:
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def to_experts(rows_NM: jax.Array, routes: Routes, way: Exchange) -> jax.Array:
     """The buffer of what came, RM, sorted by expert. Rows after those that came hold anything that is a number."""
-    if not way.axes:
-        return rows_NM[: way.room]
     return lax.platform_dependent(
         rows_NM, routes, cpu=partial(_there_in_chunks, way=way), default=partial(_there_ragged, way=way)
     )
@@ -98,8 +96,6 @@ def to_experts(rows_NM: jax.Array, routes: Routes, way: Exchange) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def from_experts(buffer_RM: jax.Array, routes: Routes, way: Exchange) -> jax.Array:
     """What became of each row, NM, where it came from: the transpose of the way there. Zeros where none was sent."""
-    if not way.axes:
-        return _first(jnp.pad(buffer_RM, ((0, way.rows - way.room), (0, 0))), jnp.sum(routes.sizes_E))
     return lax.platform_dependent(
         buffer_RM, routes, cpu=partial(_back_in_chunks, way=way), default=partial(_back_ragged, way=way)
     )
@@ -224,8 +220,3 @@ def _starts(sizes: jax.Array) -> jax.Array:
 def _rows(array_XM: jax.Array, index: jax.Array) -> jax.Array:
     """Rows by index; for an index that is none of a row's, the nearest row."""
     return array_XM.at[index].get(mode="clip")
-
-
-def _first(array_NM: jax.Array, number: jax.Array) -> jax.Array:
-    """The first rows, and zeros in place of the others."""
-    return jnp.where(jnp.arange(array_NM.shape[0], dtype=jnp.int32)[:, None] < number, array_NM, 0)

@@ -6,6 +6,8 @@ dispatched from; S tokens of one tile; N = B * T * K choices, R rows of the buff
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -115,31 +117,66 @@ def sort_by_expert(expert_N: jax.Array, experts: int) -> Sorted:
     return Sorted(choice_N, place_N, _counted(expert_N, experts))
 
 
-@jax.custom_vjp
-def choose_rows(x_XM: jax.Array, order: Sorted) -> jax.Array:
-    """The token of each choice, in the order of the experts, NM."""
-    return _at(x_XM, order.choice_N // (order.choice_N.shape[0] // x_XM.shape[0]))
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def choose_rows(x_XM: jax.Array, order: Sorted, taken: jax.Array | int, room: int) -> jax.Array:
+    """The tokens of the first ``room`` choices, in the order of the experts, RM. Only ``taken`` of them have a gradient."""
+    del taken
+    return _at(x_XM, _token_of(order, x_XM.shape[0], room))
 
 
-def _choose_rows_backward(order_of: tuple[Sorted, int], d_NM: jax.Array) -> tuple[jax.Array, None]:
-    # A gather too: a token's gradient is the sum over its choices.
-    order, tokens = order_of
-    d_XKM = _at(d_NM, order.place_N).reshape(tokens, -1, d_NM.shape[-1])
-    return jnp.sum(d_XKM, axis=1), None
+def _choose_rows_backward(
+    room: int, kept: tuple[Sorted, jax.Array | int, int], d_RM: jax.Array
+) -> tuple[jax.Array, None, None]:
+    # A token's gradient is the sum over its choices, one after the other: all at once would be K times the tokens.
+    order, taken, tokens = kept
+    del room
+    d_XM = sum(row_XM for _, row_XM in _by_choice(d_RM, order, taken, tokens))
+    assert isinstance(d_XM, jax.Array)
+    return d_XM.astype(d_RM.dtype), None, None
 
 
-choose_rows.defvjp(lambda x_XM, order: (choose_rows(x_XM, order), (order, x_XM.shape[0])), _choose_rows_backward)
-
-
-@jax.custom_vjp
-def back_in_place(y_NM: jax.Array, order: Sorted) -> jax.Array:
-    """Rows that lie in the order of the experts, in the order of the choices."""
-    return _at(y_NM, order.place_N)
-
-
-back_in_place.defvjp(
-    lambda y_NM, order: (back_in_place(y_NM, order), order), lambda order, d_NM: (_at(d_NM, order.choice_N), None)
+choose_rows.defvjp(
+    lambda x_XM, order, taken, room: (choose_rows(x_XM, order, taken, room), (order, taken, x_XM.shape[0])),
+    _choose_rows_backward,
 )
+
+
+@jax.custom_vjp
+def weighed_sum(y_RM: jax.Array, weights_XK: jax.Array, order: Sorted, taken: jax.Array | int) -> jax.Array:
+    """Each token's sum over its choices, weighed, in float32, XM; of rows in the order of the experts the first ``taken``."""
+    tokens = weights_XK.shape[0]
+    out_XM = sum(row_XM * weights_XK[:, which, None] for which, row_XM in _by_choice(y_RM, order, taken, tokens))
+    assert isinstance(out_XM, jax.Array)
+    return out_XM
+
+
+def _weighed_sum_backward(kept, d_XM: jax.Array):
+    y_RM, weights_XK, order, taken = kept
+    tokens, room = weights_XK.shape[0], y_RM.shape[0]
+    number_R = jnp.arange(room, dtype=jnp.int32)
+    weight_R = jnp.where(number_R < taken, _at(weights_XK.reshape(-1), order.choice_N[:room]), 0)
+    d_y_RM = _at(d_XM, _token_of(order, tokens, room)) * weight_R[:, None]
+    d_weights = [jnp.sum(row_XM * d_XM, axis=1) for _, row_XM in _by_choice(y_RM, order, taken, tokens)]
+    return d_y_RM.astype(y_RM.dtype), jnp.stack(d_weights, axis=1).astype(weights_XK.dtype), None, None
+
+
+weighed_sum.defvjp(lambda *given: (weighed_sum(*given), given), _weighed_sum_backward)
+
+
+def _by_choice(
+    rows_RM: jax.Array, order: Sorted, taken: jax.Array | int, tokens: int
+) -> Iterator[tuple[int, jax.Array]]:
+    """For each of the choices of a token, the row of each token's, in float32, XM; zeros where no expert takes it."""
+    place_XK = order.place_N.reshape(tokens, -1)
+    for which in range(place_XK.shape[1]):
+        place_X = place_XK[:, which]
+        row_XM = _at(rows_RM, jnp.minimum(place_X, rows_RM.shape[0] - 1)).astype(jnp.float32)
+        yield which, jnp.where((place_X < taken)[:, None], row_XM, 0.0)
+
+
+def _token_of(order: Sorted, tokens: int, room: int) -> jax.Array:
+    """The token of each of the first choices."""
+    return order.choice_N[:room] // (order.choice_N.shape[0] // tokens)
 
 
 def _seen_by_experts(
@@ -173,14 +210,17 @@ def _seen_by_experts(
         axes=() if links.around else links.axes, rows=expert_N.shape[0], room=room, chunk=min(traffic.to_one, room)
     )
     routes = routes_of(order.sizes_E, way)
-    with of_tensor("router.grouped"):
-        rows_RM = to_experts(choose_rows(x_XM, order), routes, way)
-    y_RM = grouped_swiglu(rows_RM, matrices, routes.sizes_E)
-    with of_tensor("router.combined"):
-        y_NM = from_experts(y_RM, routes, way)
-    y_XKM = jnp.reshape(back_in_place(y_NM, order), (-1, K, M))
-    # A sum of a few rows, in float32: no product of matrices.
-    out_XM = jnp.sum(y_XKM.astype(jnp.float32) * jnp.reshape(weights_XK, (-1, K, 1)), axis=1)
+    if way.axes:
+        with of_tensor("router.grouped"):
+            rows_RM = to_experts(choose_rows(x_XM, order, way.rows, way.rows), routes, way)
+        y_RM = grouped_swiglu(rows_RM, matrices, routes.sizes_E)
+        with of_tensor("router.combined"):
+            y_NM = from_experts(y_RM, routes, way)
+        out_XM = weighed_sum(y_NM, weights_XK, order, way.rows)
+    else:
+        taken = jnp.sum(routes.sizes_E)
+        y_RM = grouped_swiglu(choose_rows(x_XM, order, taken, room), matrices, routes.sizes_E)
+        out_XM = weighed_sum(y_RM, weights_XK, order, taken)
     with of_tensor("router.combined"):
         out_BTM = jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), links.around), (B, T, M))
     return out_BTM, routes.overflow
