@@ -109,6 +109,13 @@ LARGE: tuple[Case, ...] = (
         expert_buffer=2.0,
         why="two experts a chip: the fewest bytes",
     ),
+    Case(
+        **SIXTEENTH,
+        layout="ep",
+        mesh="fsdp=1,expert=128",
+        expert_buffer=1.5,
+        why="the same with room for half as much again as comes evenly",
+    ),
     Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=ring", why="a ring of experts on 512 chips"),
     Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=all-to-all", why="tokens travel on 512 chips"),
     Case(
