@@ -28,7 +28,7 @@ class Case:
     @property
     def name(self) -> str:
         """As a file can be called, and one of a kind."""
-        extra = [part.replace("=", "-") for part in (self.move, self.set) if part]
+        extra = [part.replace("=", "-").replace(",", " ") for part in (self.move, self.set) if part]
         extra += [f"{self.micro_steps} micro-steps"] if self.micro_steps else []
         extra += [f"buffer {self.expert_buffer:g}"] if self.expert_buffer else []
         return " ".join([self.model, self.layout, self.mesh.replace("=", ""), self.chips, *extra])
@@ -102,6 +102,13 @@ WHOLE = {"model": "deepseek3-671b", "chips": "v5p:8x8x8", "batch": 512, "length"
 LARGE: tuple[Case, ...] = (
     Case(**SIXTEENTH, layout="ep", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText lays it out by default"),
     Case(**SIXTEENTH, layout="ep-as-cp", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText's preset does"),
+    Case(
+        **SIXTEENTH,
+        layout="ep-as-cp",
+        mesh="fsdp=16,expert=8",
+        move="moe=ring,attention=ring",
+        why="the same, and no chip has the keys of a whole row",
+    ),
     Case(
         **SIXTEENTH,
         layout="ep",
