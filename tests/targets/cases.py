@@ -101,6 +101,14 @@ WHOLE = {"model": "deepseek3-671b", "chips": "v5p:8x8x8", "batch": 512, "length"
 
 LARGE: tuple[Case, ...] = (
     Case(**SIXTEENTH, layout="ep", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText lays it out by default"),
+    Case(
+        **SIXTEENTH,
+        layout="ep",
+        mesh="fsdp=16,expert=8",
+        move="moe=ring",
+        expert_buffer=4.0,
+        why="the same with half the room for what may come",
+    ),
     Case(**SIXTEENTH, layout="ep-as-cp", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText's preset does"),
     Case(
         **SIXTEENTH,
