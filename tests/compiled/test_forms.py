@@ -234,3 +234,31 @@ def test_text_that_is_no_program() -> None:
             "This is not the text of a compiled program: it has no computation that begins with 'ENTRY' and ends with a "
             "line '}'."
         )
+
+
+@pytest.mark.parametrize("rows", [0, 12])
+def test_what_a_fused_reduce_scatter_adds(rows: int) -> None:
+    """192 columns fill a tile and a half, and two tiles travel; rows of tiles are added for even parts."""
+    padded = f"bf16[{8192 + rows},8,128]{{2,1,0:T(8,128)(2,1)}}"
+    pad = f"%a = {padded} pad(%b, %c), padding=0_{rows}x0_0x0_0" if rows else f"%a = {padded} bitcast(%b)"
+    part = f"bf16[{(8192 + rows) // 4},8,128]{{2,1,0:T(8,128)(2,1)}}"
+    scatter = f"""%all-reduce-scatter.1 (p: bf16[2048,16,192]) -> {part} {{
+  %p = bf16[2048,16,192]{{2,1,0:T(8,128)(2,1)}} parameter(0)
+  %c = bf16[] constant(0)
+  %b = bf16[8192,8,128]{{2,1,0:T(8,128)(2,1)}} bitcast(%p)
+  {pad}
+  %r = {padded} all-reduce(%a), {GROUPS}, to_apply=%add
+  %z = s32[] constant(0)
+  ROOT %s = {part} dynamic-slice(%r, %z, %z, %z), dynamic_slice_sizes={{{(8192 + rows) // 4},8,128}}
+}}
+"""
+    text = entry(
+        f"""
+          %p = bf16[2048,16,192]{{2,1,0:T(8,128)(2,1)}} parameter(0)
+          %f = {part} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+        """,
+        before=scatter,
+    )
+    one = only(program_of(text, MESH))
+    travels, asked = (8192 + rows) * 8 * 128 * 2, 2048 * 16 * 192 * 2
+    assert (one.kind, one.bytes_per_device, one.padding_bytes) == ("reduce-scatter", travels, travels - asked)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from shardwright import make_plan
+from shardwright.core.request import Request
+from shardwright.cost import read_machine
+from shardwright.layouts import load_layout
+from shardwright.models import build
 from tests.core.test_collectives import BATCH, LENGTH, plan_of
 
 EMBED, WIDTH, VOCAB, LAYERS = 256, 768, 2048, 6
@@ -35,6 +40,30 @@ def test_the_peak_is_at_the_logits_where_the_vocabulary_is_large() -> None:
     kept = layers * tokens * embed * 2
     # No gradient of a layer is there yet: what is counted as gradients has room for a part of it.
     assert plan.memory.activations_bytes == kept + scores + kernel - plan.memory.gradients_bytes > 0
+
+
+def test_a_tpu_holds_the_gradients_of_one_component_and_one_weight_at_a_time() -> None:
+    chip = read_machine("v5p:2x1x1").chip
+    memory = plan_of("llama3-test", "fsdp", {"fsdp": 2}, chip=chip).memory
+    # The widest component is attention: input, q, k, v, attended, projected; positions and segments.
+    attention = 6 * STREAM + 6 * BATCH // 2 * LENGTH * 4
+    gathered = 4 * (4 * EMBED * EMBED + 3 * EMBED * WIDTH) + 2 * 4 * EMBED
+    assert memory.activations_bytes == KEPT + WORKING // 2 + attention + gathered + 4 * EMBED * WIDTH
+
+
+def test_no_two_layers_are_computed_at_one_time() -> None:
+    """Beside layers with experts a dense one counts only where it is the larger."""
+    embed = 128
+
+    def needed(mlp: int) -> int:
+        table = build("deepseek3-test", {"mlp": mlp})
+        read = load_layout("fsdp")
+        request = Request(layout=read, table=table, mesh_sizes={"fsdp": 2}, batch=BATCH, length=LENGTH)
+        return make_plan(request).memory.activations_bytes
+
+    assert needed(256) == needed(512)
+    hidden = 2 * BATCH // 2 * LENGTH * 4
+    assert needed(24576) - needed(16384) == 8192 * (hidden + 2 * 3 * embed * 4)
 
 
 MOVED = """

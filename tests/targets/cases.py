@@ -28,7 +28,7 @@ class Case:
     @property
     def name(self) -> str:
         """As a file can be called, and one of a kind."""
-        extra = [part.replace("=", "-") for part in (self.move, self.set) if part]
+        extra = [part.replace("=", "-").replace(",", " ") for part in (self.move, self.set) if part]
         extra += [f"{self.micro_steps} micro-steps"] if self.micro_steps else []
         extra += [f"buffer {self.expert_buffer:g}"] if self.expert_buffer else []
         return " ".join([self.model, self.layout, self.mesh.replace("=", ""), self.chips, *extra])
@@ -101,13 +101,35 @@ WHOLE = {"model": "deepseek3-671b", "chips": "v5p:8x8x8", "batch": 512, "length"
 
 LARGE: tuple[Case, ...] = (
     Case(**SIXTEENTH, layout="ep", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText lays it out by default"),
+    Case(
+        **SIXTEENTH,
+        layout="ep",
+        mesh="fsdp=16,expert=8",
+        move="moe=ring",
+        expert_buffer=4.0,
+        why="the same with half the room for what may come",
+    ),
     Case(**SIXTEENTH, layout="ep-as-cp", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText's preset does"),
+    Case(
+        **SIXTEENTH,
+        layout="ep-as-cp",
+        mesh="fsdp=16,expert=8",
+        move="moe=ring,attention=ring",
+        why="the same, and no chip has the keys of a whole row",
+    ),
     Case(
         **SIXTEENTH,
         layout="ep",
         mesh="fsdp=1,expert=128",
         expert_buffer=2.0,
         why="two experts a chip: the fewest bytes",
+    ),
+    Case(
+        **SIXTEENTH,
+        layout="ep",
+        mesh="fsdp=1,expert=128",
+        expert_buffer=1.5,
+        why="the same with room for half as much again as comes evenly",
     ),
     Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=ring", why="a ring of experts on 512 chips"),
     Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=all-to-all", why="tokens travel on 512 chips"),

@@ -208,13 +208,18 @@ def _scattered(where: Computation, one: Instruction) -> list[Moved]:
     found: list[Moved] = []
     leaves = where.root.arrays if len(where.root.arrays) == len(one.arrays) else one.arrays
     for array, left, name in zip(one.arrays, leaves, one.operands, strict=True):
-        operand = where.by_name.get(name)
-        unpadded = array.num_bytes
-        if operand is not None and operand.op == "pad":
-            unpadded = _first_array(where, operand.operands[0])
+        unpadded = _unpadded(where, name) or array.num_bytes
         padding = array.num_bytes - unpadded
         found.append(Moved(dtype=array.dtype, num_bytes=array.num_bytes, shape=left.dims, padding=padding))
     return found
+
+
+def _unpadded(where: Computation, name: str) -> int:
+    """Bytes of a value before its rows were made even, and before what fills its tiles was taken for elements."""
+    one = where.by_name.get(name)
+    while one is not None and one.op in ("pad", "bitcast"):
+        one = where.by_name.get(one.operands[0])
+    return one.arrays[0].num_bytes if one is not None and one.arrays else 0
 
 
 def _first_array(where: Computation, name: str) -> int:

@@ -258,7 +258,7 @@ REWRITES: Mapping[str, Rewrite] = {
             planned=KINDS,
             compiled=(),
             rule="as much more as the program says that it padded",
-            reason="libtpu reduces and scatters in one kernel, whose rows it makes even",
+            reason="libtpu reduces and scatters in one kernel, whose rows it makes even and whose tiles it fills",
         ),
         Rewrite(
             name="windowed products",

@@ -42,7 +42,10 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     | moment | holds |
     |---|---|
     | the logits' backward pass | what layers keep; the scores in float32, their slope in the dtype of the computation, and that a second time, turned for the weight's gradient (not on TPU); the logits' weight in use, and its whole gradient. No gradient of a layer is there yet |
-    | the backward pass of a layer | what layers keep; all gradients; one layer's named activations with theirs, its gathered weights, their whole gradients, and those of experts once more in float32, in which they are added up (not on TPU) |
+    | the backward pass of a layer | what layers keep; all gradients; of the stack whose layer needs the most, one layer's named activations with theirs, its gathered weights, their whole gradients, and those of experts once more in float32, in which they are added up (not on TPU) |
+
+    TPU compilers keep of a layer's gradients only what is at work: the activations' of one component, the largest, and
+    the whole gradient of one weight, the largest; others are summed and scattered before.
 
     With micro-steps the sums of their gradients are held all along; what replicas sum is summed in place. What layers
     keep is ``remat``'s: the residual stream; with ``dots`` every named activation but the dispatched tokens; with
@@ -94,16 +97,39 @@ def _at_the_logits(
 
 
 def _in_a_layer(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]) -> int:
-    working = 2 * sum(a.bytes_per_device for a in activations if a.component not in OUTSIDE_LAYERS)
-    weights = 0
+    """Of a layer of each stack alone: no two layers are computed at one time."""
+    stacks: dict[str, list[TensorPlan]] = {}
     for w in trained:
-        if w.stack is None:
-            continue
-        whole = bytes_on_device(w.in_use, w.shape, request.dtype, mesh)
-        weights += whole * (2 if w.at_rest != w.in_use else 1)
-        if w.component == "moe" and not _turns(request):
-            weights += bytes_on_device(w.in_use, w.shape, "float32", mesh)
-    return _kept(request, mesh, activations) + ceil(working / request.micro_steps) + weights
+        if w.stack is not None:
+            stacks.setdefault(w.name.partition(".")[0], []).append(w)
+    inside = [a for a in activations if a.component not in OUTSIDE_LAYERS]
+    most = 0
+    for weights in stacks.values():
+        # `moe_layers.shared.gate` and `shared.hidden` are of one part of a layer.
+        parts = {w.name.split(".")[1] for w in weights}
+        own = [a for a in inside if a.name.partition(".")[0] in parts]
+        working = ceil(_worked_on(request, own) / request.micro_steps)
+        most = max(most, working + _weights_in_use(request, mesh, weights))
+    return _kept(request, mesh, activations) + most
+
+
+def _worked_on(request: Request, activations: Sequence[TensorPlan]) -> int:
+    """Activations of one layer with their gradients."""
+    components: dict[str, int] = {}
+    for a in activations:
+        components[a.component] = components.get(a.component, 0) + a.bytes_per_device
+    forward = sum(components.values())
+    return forward + (max(components.values(), default=0) if _turns(request) else forward)
+
+
+def _weights_in_use(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> int:
+    """One layer's weights as they are used, gathered ones with their whole gradients."""
+    whole = {w.name: bytes_on_device(w.in_use, w.shape, request.dtype, mesh) for w in weights}
+    gradients = [whole[w.name] for w in weights if w.at_rest != w.in_use]
+    if _turns(request):
+        return sum(whole.values()) + max(gradients, default=0)
+    added_up = (bytes_on_device(w.in_use, w.shape, "float32", mesh) for w in weights if w.component == "moe")
+    return sum(whole.values()) + sum(gradients) + sum(added_up)
 
 
 def _turns(request: Request) -> bool:
