@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import OPTIONS, Case, Run, batches_of, laid_out, plan_of
+from tests.engine_torch.faults import train_with
 from tests.engine_torch.ranks import Ranks, one_answer
 from tests.engine_torch.training import LOOKED_AT, Part, Told, train
 
@@ -40,12 +42,21 @@ def trained(ranks: Ranks, case: Case, num_steps: int = LOOKED_AT, **changed: Any
     return trained_on(ranks, torch_plan(case, **changed), batches_of(case)[:num_steps], case.seed)
 
 
-def trained_on(ranks: Ranks, plan: Plan, batches: Sequence[Batch], seed: int) -> RanksRun:
-    """A step of a plan on each of the batches. All ranks must tell the same, and replicas hold the same bits."""
-    told: list[Told] = ranks.run(train, plan, seed, OPTIONS, [dict(laid_out(batch, plan)) for batch in batches])
-    steps = one_answer([one.steps for one in told])
-    assert all(step.overflow == 0 for step in steps)
-    _assert_same_replicas(told)
+def trained_on(
+    ranks: Ranks, plan: Plan, batches: Sequence[Batch], seed: int, fault: str = "", *, checked: bool = True
+) -> RanksRun:
+    """A step of a plan on each of the batches. All ranks must tell the same, and replicas hold the same bits.
+
+    ``fault``: one of ``faults.py``, in every rank; ``checked`` False: they need not agree. What the first of them tells
+    is then taken, to be held against one device.
+    """
+    way = partial(train_with, fault) if fault else train
+    told: list[Told] = ranks.run(way, plan, seed, OPTIONS, [dict(laid_out(batch, plan)) for batch in batches])
+    steps = told[0].steps
+    if checked:
+        assert one_answer([one.steps for one in told])
+        assert all(step.overflow == 0 for step in steps)
+        _assert_same_replicas(told)
     run = Run(
         losses=np.asarray([step.loss for step in steps]),
         norms=np.asarray([step.grad_norm for step in steps]),

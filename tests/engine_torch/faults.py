@@ -1,0 +1,122 @@
+"""Faults put into the engine of a rank on purpose, by name, each for the time of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardwright.core.mesh import Mesh
+from shardwright.core.plan import Plan
+from shardwright.core.training import OptimizerOptions
+from shardwright.engine_torch import model, step
+from shardwright.engine_torch.mesh import Peers, Ranks
+from tests.engine_torch.carrying import wrong_after_steps
+from tests.engine_torch.training import Told, train
+
+
+def _change_loss(patch: pytest.MonkeyPatch, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Have the loss of each rank be ``change(loss, valid_BL)``."""
+    right = model.summed_cross_entropy
+
+    def wrong(logits_BLV: torch.Tensor, targets_BL: torch.Tensor, valid_BL: torch.Tensor, cut: Peers) -> torch.Tensor:
+        return change(right(logits_BLV, targets_BL, valid_BL, cut), valid_BL)
+
+    patch.setattr(model, "summed_cross_entropy", wrong)
+
+
+def replicas_not_summed(patch: pytest.MonkeyPatch) -> None:
+    def never(model: model.Model, *, last: bool) -> None:
+        del last
+        for module in model.sharded():
+            module.set_requires_all_reduce(False, recurse=False)
+
+    patch.setattr(step, "_sum_replicas", never)
+
+
+def late_sums_made_twice(patch: pytest.MonkeyPatch) -> None:
+    """What was summed already is summed again."""
+
+    def twice(model: model.Model) -> None:
+        _sum_late(model)
+        _sum_late(model)
+
+    _sum_late = step._sum_late
+    patch.setattr(step, "_sum_late", twice)
+
+
+def late_sums_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step, "_sum_late", lambda _: None)
+
+
+def gradients_averaged(patch: pytest.MonkeyPatch) -> None:
+    """As ``fully_shard`` does unless it is told otherwise, where gloo can."""
+
+    def scaled(loss: torch.Tensor, valid_BL: torch.Tensor) -> torch.Tensor:
+        del valid_BL
+        return loss.detach() + (loss - loss.detach()) / dist.get_world_size()
+
+    _change_loss(patch, scaled)
+
+
+def micro_steps_divided_twice(patch: pytest.MonkeyPatch) -> None:
+    def halved(loss: torch.Tensor, valid_BL: torch.Tensor) -> torch.Tensor:
+        del valid_BL
+        return loss.detach() + (loss - loss.detach()) / 2
+
+    _change_loss(patch, halved)
+
+
+def loss_normalised_by_each_rank(patch: pytest.MonkeyPatch) -> None:
+    """The mean of the ranks' means, in place of the mean over all tokens."""
+
+    def normalised(loss: torch.Tensor, valid_BL: torch.Tensor) -> torch.Tensor:
+        own = valid_BL.sum()
+        of_all = own.clone()
+        dist.all_reduce(of_all)
+        return loss * of_all / (own.clamp(min=1) * dist.get_world_size())
+
+    _change_loss(patch, normalised)
+
+
+def a_replica_dropped(patch: pytest.MonkeyPatch) -> None:
+    def dropped(loss: torch.Tensor, valid_BL: torch.Tensor) -> torch.Tensor:
+        del valid_BL
+        return loss.detach() + (loss - loss.detach()) * (dist.get_rank() < 2)
+
+    _change_loss(patch, dropped)
+
+
+def axes_in_mesh_order(patch: pytest.MonkeyPatch) -> None:
+    """Whatever their order on a dim."""
+    right = Ranks._found
+    patch.setattr(Ranks, "_found", lambda ranks, axes: right(ranks, ranks.mesh.in_mesh_order(axes)))
+
+
+def parts_in_the_order_of_the_group(patch: pytest.MonkeyPatch) -> None:
+    """An index that counts the axes as they stand, and parts that come as the group counts."""
+    right = Ranks._found
+
+    def wrong(ranks: Ranks, axes: tuple[str, ...]) -> Peers:
+        peers = right(ranks, axes)
+        return replace(peers, order=tuple(range(peers.size)))
+
+    patch.setattr(Ranks, "_found", wrong)
+
+
+def train_with(
+    fault: str, plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[dict[str, np.ndarray]]
+) -> Told:
+    with pytest.MonkeyPatch.context() as patch:
+        globals()[fault](patch)
+        return train(plan, seed, options, batches)
+
+
+def wrong_after_steps_with(fault: str, mesh: Mesh, seeds: Sequence[int]) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        globals()[fault](patch)
+        return wrong_after_steps(mesh, seeds, torch.float32)
