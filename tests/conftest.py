@@ -46,8 +46,9 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
-_FRAMEWORKS = {"jax", "shardwright.engine_jax"}
-_PROCESSES = {"subprocess", "multiprocessing"}
+# The last of each are our own, which import what stands before them.
+_FRAMEWORKS = {"jax", "shardwright.engine_jax", "tests.engine_jax", "tests.sameness"}
+_PROCESSES = {"subprocess", "multiprocessing", "tests.engine_torch.ranks"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
 from tests.engine_torch.meeting import in_group
 from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import RunAlone, trained
 
 
 def _ranks(num: int) -> Iterator[Ranks]:
@@ -30,3 +32,8 @@ def four() -> Iterator[Ranks]:
 @pytest.fixture(scope="session")
 def eight() -> Iterator[Ranks]:
     yield from _ranks(8)
+
+
+@pytest.fixture(scope="session")
+def run_alone(one: Ranks) -> RunAlone:
+    return cache(lambda alone: trained(one, alone))

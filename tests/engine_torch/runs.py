@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ from shardwright.core.box import Box
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from tests.engine_jax.made_rows import Batch
-from tests.engine_jax.steps import OPTIONS, Case, Run, batches_of, laid_out, plan_of
+from tests.engine_jax.steps import OPTIONS, Case, Run, assert_same, batches_of, laid_out, plan_of
 from tests.engine_torch.faults import train_with
 from tests.engine_torch.ranks import Ranks, one_answer
 from tests.engine_torch.training import LOOKED_AT, Part, Told, train
@@ -28,6 +28,10 @@ class RanksRun:
     run: Run
     dropped: int
     initial: Mapping[str, np.ndarray]
+
+
+RunAlone = Callable[[Case], RanksRun]
+"""The first steps of a case on one device."""
 
 
 def torch_plan(case: Case, **changed: Any) -> Plan:
@@ -64,6 +68,19 @@ def trained_on(
         gradients=tuple(_whole(parts) for parts in zip(*(one.gradients for one in told), strict=True)),
     )
     return RanksRun(run=run, dropped=sum(step.dropped for step in steps), initial=_whole([one.initial for one in told]))
+
+
+def assert_trains_as(theirs: RanksRun, ranks: Ranks, case: Case, **changed: Any) -> None:
+    """The first steps of a case are those of another run: losses, gradients and what was dropped."""
+    ours = trained(ranks, case, **changed)
+    assert_same(ours.run, theirs.run, case.tolerance)
+    assert ours.dropped == theirs.dropped
+    # A capacity that drops nothing would say nothing.
+    assert (ours.dropped > 0) == ("capacity_factor" in case.settings)
+
+
+def in_words(case: Case) -> str:
+    return f"{case.model} {case}"
 
 
 def _whole(parts_of_ranks: Sequence[Sequence[Part]]) -> dict[str, np.ndarray]:

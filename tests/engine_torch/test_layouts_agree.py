@@ -1,33 +1,22 @@
-"""Layouts beside each other and beside one device: hybrid shards, few rows, eight ranks, every movement and setting.
+"""Layouts beside each other and beside one device: hybrid shards, few rows, every movement and setting.
 
 One device is a single rank of this engine, where nothing is moved; ``test_against_jax.py`` holds the mathematics itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import pytest
 
 from tests.engine_jax.made_rows import head_tail
 from tests.engine_jax.steps import STEPS, Case, assert_same
 from tests.engine_torch.ranks import Ranks
-from tests.engine_torch.runs import RanksRun, torch_plan, trained
+from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words, torch_plan, trained
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, SHARED_HEADS, case
 
 FEW = 2
 """Rows of a step, fewer than ranks."""
-
-RunAlone = Callable[[Case], RanksRun]
-"""The first steps of a case on one device."""
-
-
-@pytest.fixture(scope="module")
-def run_alone(one: Ranks) -> RunAlone:
-    return cache(lambda alone: trained(one, alone))
 
 
 def few_rows(model: str, layout: str, mesh: str) -> Case:
@@ -67,26 +56,9 @@ ON_FOUR = [
 ]
 
 
-ON_EIGHT = [
-    case(LLAMA3, "fsdp-tp", "data=2,fsdp=2,tensor=2"),
-    case(LLAMA3, "cp-tp", "fsdp=2,context=2,tensor=2", "attention=ulysses"),
-    case(MIXTRAL, "cp-as-ep", "fsdp=2,context=2,expert=2"),
-    case(DEEPSEEK3, "ep-tp", "fsdp=2,expert=2,tensor=2"),
-]
-
-
-def in_words(case: Case) -> str:
-    return f"{case.model} {case}"
-
-
 @pytest.mark.parametrize("case", ON_FOUR, ids=in_words)
 def test_trains_as_one_device(case: Case, four: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), four, case)
-
-
-@pytest.mark.parametrize("case", ON_EIGHT, ids=in_words)
-def test_eight_ranks_train_as_one_device(case: Case, eight: Ranks, run_alone: RunAlone) -> None:
-    assert_trains_as(run_alone(case.alone), eight, case)
 
 
 AGAIN = [case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2"), case(MIXTRAL, "ep", "fsdp=2,expert=2")]
@@ -97,14 +69,6 @@ AGAIN = [case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2"), case(MIXTRAL, "ep", "fsdp=2
 def test_what_is_computed_again_changes_nothing(case: Case, remat: str, four: Ranks, run_alone: RunAlone) -> None:
     assert torch_plan(case).request.remat == "full"
     assert_trains_as(run_alone(case.alone), four, case, remat=remat)
-
-
-def assert_trains_as(theirs: RanksRun, ranks: Ranks, case: Case, **changed: Any) -> None:
-    ours = trained(ranks, case, **changed)
-    assert_same(ours.run, theirs.run, case.tolerance)
-    assert ours.dropped == theirs.dropped
-    # A capacity that drops nothing would say nothing.
-    assert (ours.dropped > 0) == ("capacity_factor" in case.settings)
 
 
 def test_a_balanced_row_lies_in_another_order() -> None:

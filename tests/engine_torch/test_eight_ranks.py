@@ -1,0 +1,44 @@
+"""Eight ranks, for what four cannot show: three axes at once, and axes of different sizes in another order.
+
+With two axes of two, the order of parts and its inverse are the same.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardwright.core.mesh import Mesh
+from tests.engine_jax.steps import Case
+from tests.engine_torch.carrying import any_way, wrong_after_steps
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words
+from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
+
+SEEDS = range(1000)
+UNLIKE, THREE = Mesh.of(a=2, b=4), Mesh.of(a=2, b=2, c=2)
+
+
+@pytest.mark.parametrize("mesh", [UNLIKE, THREE], ids=str)
+def test_every_rank_ends_with_its_part_of_the_sum(mesh: Mesh, eight: Ranks) -> None:
+    assert eight.run(wrong_after_steps, mesh, SEEDS, torch.float32) == [[]] * 8
+
+
+def test_every_kind_of_step_goes_over_axes_out_of_mesh_order() -> None:
+    steps = [step for seed in SEEDS for mesh in (UNLIKE, THREE) for step in any_way(seed, mesh)[3]]
+    out_of_order = {step.kind for step in steps if list(step.axes) != sorted(step.axes)}
+    # A sum has no order.
+    assert out_of_order == {"reduce-scatter", "all-gather", "all-to-all", "slice"}
+
+
+ON_EIGHT = [
+    case(LLAMA3, "fsdp-tp", "data=2,fsdp=2,tensor=2"),
+    case(LLAMA3, "cp-tp", "fsdp=2,context=2,tensor=2", "attention=ulysses"),
+    case(MIXTRAL, "cp-as-ep", "fsdp=2,context=2,expert=2"),
+    case(DEEPSEEK3, "ep-tp", "fsdp=2,expert=2,tensor=2"),
+]
+
+
+@pytest.mark.parametrize("case", ON_EIGHT, ids=in_words)
+def test_eight_ranks_train_as_one_device(case: Case, eight: Ranks, run_alone: RunAlone) -> None:
+    assert_trains_as(run_alone(case.alone), eight, case)
