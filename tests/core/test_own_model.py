@@ -38,6 +38,60 @@ def test_a_dim_with_an_underscore_is_never_cut() -> None:
     assert str(plan.weights[0].at_rest) == "_taps embed/fsdp"
 
 
+def test_layers_in_one_weight_are_planned_under_any_name() -> None:
+    table = table_of({"q": ((12, 64, 4, 16), "float32")}, {"q": "attention: layers embed heads head_dim"})
+    plan = make_plan(Request(layout=load_layout("fsdp"), table=table, devices=8, batch=8, length=16))
+    assert plan.memory.weights_bytes == 12 * 64 * 4 * 16 * 4 // 8
+
+
+def test_under_pytorch_what_cannot_be_cut_along_dim_0_rests_whole() -> None:
+    shapes = {"taps": ((8, 64), "float32"), "heat": ((), "float32"), "up": ((96, 64), "float32")}
+    table = table_of(shapes, {"taps": "mlp: _taps embed", "heat": "mlp:", "up": "mlp: mlp embed"})
+    plan = make_plan(Request(layout=load_layout("fsdp"), table=table, devices=8, batch=8, length=16, engine="torch"))
+    assert {row.name: str(row.at_rest) for row in plan.weights} == {
+        "taps": "_taps embed",
+        "heat": "",
+        "up": "mlp/fsdp embed",
+    }
+
+
+def test_heads_that_lie_in_one_dim_are_not_split() -> None:
+    shapes = {"q": ((64, 64), "float32")}
+    names = {"q": "attention: heads embed"}
+    layout = load_layout("tp")
+
+    def codes(units: dict[str, int] | None) -> set[str]:
+        table = table_of(shapes, names, units=units)
+        request = Request(layout=layout, table=table, mesh_sizes={"tensor": 8}, batch=8, length=16, engine="torch")
+        return {finding.code for finding in make_plan(request).errors}
+
+    assert "SW107" not in codes(None)
+    assert "SW107" in codes({"heads": 16})
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        (
+            {"heads": 48},
+            "weight 'q' has 64 elements along 'heads', which units of 48 do not divide. Give the elements of one unit, as "
+            "the width of a head.",
+        ),
+        ({"haeds": 16}, "units: no weight has a dim 'haeds'. Did you mean 'heads'?"),
+    ],
+)
+def test_units_that_do_not_fit(units: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        table_of({"q": ((64, 64), "float32")}, {"q": "attention: heads embed"}, units=units)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}])
+def test_rows_are_cut_of_components_whose_activations_nobody_listed(sizes: dict[str, int]) -> None:
+    request = Request(layout=load_layout("hsdp"), table=table_of(SHAPES, NAMES), mesh_sizes=sizes, batch=8, length=16)
+    assert not [finding.text() for finding in make_plan(request).findings if finding.code == "SW103"]
+
+
 def test_activations_are_planned_beside_the_weights() -> None:
     table = table_of(SHAPES, NAMES, activations={"x": "residual: batch length embed"})
     plan = make_plan(Request(layout=load_layout("cp"), table=table, devices=8, batch=8, length=16))

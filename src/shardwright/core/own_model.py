@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import SupportsIndex
 
 from shardwright.core.errors import InputError, NotationError
@@ -33,16 +34,18 @@ def table_of(
     descriptions: Mapping[str, str],
     *,
     activations: Mapping[str, str] | None = None,
+    units: Mapping[str, int] | None = None,
     name: str = "own",
 ) -> ModelTable:
     """The table of a program that is not ours.
 
     ``shapes``: shape and dtype of each weight by name. ``descriptions``: for each name pattern (``*`` stands for any
     text) a component and the logical name of each dim. ``activations``: the same by plain name, for those whose
-    layout is wanted in the plan; their sizes come from the weights and the request.
+    layout is wanted in the plan; their sizes come from the weights and the request. ``units``: for a logical axis that
+    counts elements, how many make one that may not be split, as ``{"heads": 64}`` where a dim is heads x head_dim.
 
     Raises InputError for a weight that no pattern matches or that two describe differently, a rank that differs, a
-    size that one logical axis has twice over, and an unknown component or logical axis.
+    size that one logical axis has twice over, an unknown component or logical axis, and a unit that does not divide.
 
     >>> table = table_of({"h/0/q": ((64, 4, 16), "float32"), "h/0/scale": ((64,), "float32")},
     ...                  {"*/q": "attention: embed heads head_dim", "*/scale": "residual: norm"})
@@ -50,7 +53,13 @@ def table_of(
     [('h/0/q', 'attention', ('embed', 'heads', 'head_dim')), ('h/0/scale', 'residual', ())]
     """
     parsed = {pattern: _parse(f"'{pattern}'", text) for pattern, text in descriptions.items()}
-    weights = tuple(_weight(key, *_shape_and_dtype(key, given), parsed) for key, given in shapes.items())
+    weights = tuple(
+        _in_units(_weight(key, *_shape_and_dtype(key, given), parsed), units or {}) for key, given in shapes.items()
+    )
+    counted = {axis for weight in weights for axis in weight.unit or {}}
+    for axis in units or {}:
+        if axis not in counted:
+            raise InputError(f"units: no weight has a dim '{axis}'. {did_you_mean(axis, _sizes(weights))}")
     unused = [pattern for pattern in parsed if not any(_matches(key, pattern) for key in shapes)]
     if unused:
         raise InputError(f"pattern '{unused[0]}' matches no weight. {did_you_mean(unused[0], shapes)}")
@@ -141,6 +150,18 @@ def _weight(name: str, shape: Sequence[int], dtype: str, parsed: Mapping[str, tu
         stack="layers" if stacked else None,
         dtype=dtype,
     )
+
+
+def _in_units(weight: Weight, units: Mapping[str, int]) -> Weight:
+    """The weight with those of the units that it has a dim of."""
+    own = {axis: elements for axis, elements in units.items() if axis in weight.logical_axes}
+    for axis, elements in own.items():
+        if elements < 1 or weight.size(axis) % elements:
+            raise InputError(
+                f"weight '{weight.name}' has {weight.size(axis)} elements along '{axis}', which units of {elements} do not "
+                f"divide. Give the elements of one unit, as the width of a head."
+            )
+    return replace(weight, unit=own or None)
 
 
 def _storage(axes: tuple[str, ...]) -> tuple[str, ...]:

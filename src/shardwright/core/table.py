@@ -166,7 +166,8 @@ class ModelTable:
 def as_torch_stores(weight: Weight) -> Weight:
     """The same weight with the dims that PyTorch stores: heads and head_dim are one dim, outputs come first.
 
-    A frozen weight that rests whole is a buffer there, which ``fully_shard`` leaves on every rank.
+    A frozen weight that rests whole is a buffer there, which ``fully_shard`` leaves on every rank. A weight without a dim
+    0 that may be cut rests whole too.
 
     >>> w = Weight(name="q", component="attention", logical_axes=("embed", "heads", "head_dim"), shape=(64, 4, 16),
     ...            initializer=Initializer(kind="normal", stddev=0.1), contracted=(), storage=("embed",),
@@ -178,10 +179,12 @@ def as_torch_stores(weight: Weight) -> Weight:
     dims = weight.torch_dims or tuple((name,) for name in weight.logical_axes)
     assert sorted(name for dim in dims for name in dim) == sorted(weight.logical_axes), weight.name
     unit = {dim[0]: prod(weight.size(name) for name in dim[1:]) for dim in dims if len(dim) > 1}
+    # A user's own weight may have no dim, or one in front that nothing may cut.
+    may_rest_cut = bool(dims) and not dims[0][0].startswith("_")
     return replace(
         weight,
         logical_axes=tuple(dim[0] for dim in dims),
         shape=tuple(prod(weight.size(name) for name in dim) for dim in dims),
         unit={**(weight.unit or {}), **unit} or None,
-        storage=() if weight.frozen and not weight.storage else (dims[0][0],),
+        storage=() if (weight.frozen and not weight.storage) or not may_rest_cut else (dims[0][0],),
     )

@@ -46,7 +46,9 @@ class WeightOfLayer:
 
     def part_elements(self, mesh: Mesh) -> int:
         """Elements of the largest part at rest: dim 0 is padded until its axes divide it."""
-        first, *others = (size // mesh.size(dim.axes) for size, dim in zip(self.shape, self.cut.dims, strict=True))
+        sizes = [size // mesh.size(dim.axes) for size, dim in zip(self.shape, self.cut.dims, strict=True)]
+        # A user's own weight may have no dim.
+        first, *others = sizes or [1]
         return ceil(first / mesh.size(self.gathered)) * prod(others)
 
 

@@ -20,6 +20,8 @@ def idle_axes(plan: Plan) -> Iterator[Draft]:
         declared = plan.request.layout.entries[axis]
         if cuts(plan, axis):
             yield from _in_components(plan, axis)
+        elif any(_cuts_what_is_not_listed(plan, axis, component) for component in plan.request.table.components):
+            continue
         elif set(declared.roles.values()) != {"idle"} or declared.elsewhere != "idle":
             yield _nowhere(plan, axis)
 
@@ -51,7 +53,7 @@ def _in_components(plan: Plan, axis: str) -> Iterator[Draft]:
         role = declared.roles[component]
         tensors = [t for t in plan.tensors if t.component == component]
         if role != "idle":
-            if not cuts(plan, axis, component):
+            if not cuts(plan, axis, component) and not _cuts_what_is_not_listed(plan, axis, component):
                 yield _role_cuts_nothing(plan, axis, component, role)
         elif component not in declared.declared and declared.elsewhere not in (None, "idle"):
             left_idle[component] = tensors
@@ -60,6 +62,14 @@ def _in_components(plan: Plan, axis: str) -> Iterator[Draft]:
         yield _left_idle(plan, axis, {SEQUENCE_PARALLEL[0]: stream})
     if left_idle:
         yield _left_idle(plan, axis, left_idle)
+
+
+def _cuts_what_is_not_listed(plan: Plan, axis: str, component: str) -> bool:
+    """Whether an axis cuts the rows or tokens of a component of which a user's own table lists weights alone: it has those
+    activations only whose layout was asked for."""
+    table = plan.request.table
+    listed = table.architecture is not None or any(row.component == component for row in table.activations)
+    return not listed and not {"batch", "length"}.isdisjoint(plan.request.layout.cut_by(axis, component))
 
 
 def _role_cuts_nothing(plan: Plan, axis: str, component: str, role: str) -> Draft:

@@ -1,0 +1,217 @@
+"""A transformer that is not ours, as its author might write it, and the steps that a rank trains it. No JAX is loaded here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn import functional
+
+from shardwright.core.boxes import shard_box
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.own_model import activation_spec, table_of
+from shardwright.core.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.position import located
+from shardwright.core.request import Request
+from shardwright.engine_torch.own_module import parallelize, shapes_of
+from shardwright.engine_torch.parameters import local_of
+
+VOCAB, WIDTH, HEADS, HEAD, HIDDEN, EXPERTS = 64, 32, 4, 8, 96, 4
+ROWS, LENGTH, STEPS = 8, 6, 3
+# Names of 2.13, which deprecates those before them.
+GATHER = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+SCATTER = getattr(collectives, "reduce_scatter_single_autograd", None) or collectives.reduce_scatter_tensor_autograd
+CPU = torch.device("cpu")
+
+NAMES = {
+    "tokens.weight": "embedding: vocab embed",
+    "blocks.*.q.weight": "attention: heads embed",
+    "blocks.*.k.weight": "attention: heads embed",
+    "blocks.*.v.weight": "attention: heads embed",
+    "blocks.*.o.weight": "attention: embed heads",
+    "blocks.*.up.weight": "mlp: mlp embed",
+    "blocks.*.down.weight": "mlp: embed mlp",
+    "*norm.weight": "residual: norm",
+    "head.weight": "logits: vocab embed",
+}
+NAMES_WITH_EXPERTS = {
+    "tokens.weight": "embedding: vocab embed",
+    "*.router.weight": "router: scores embed",
+    "*.experts.up": "moe: experts mlp embed",
+    "*.experts.down": "moe: experts embed mlp",
+    "*.heat": "router:",
+}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_norm = nn.LayerNorm(WIDTH, bias=False)
+        self.q, self.k, self.v = (nn.Linear(WIDTH, HEADS * HEAD, bias=False) for _ in range(3))
+        self.o = nn.Linear(HEADS * HEAD, WIDTH, bias=False)
+        self.second_norm = nn.LayerNorm(WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x_BLM: torch.Tensor) -> torch.Tensor:
+        normed_BLM = self.first_norm(x_BLM)
+        q_BHLD, k_BHLD, v_BHLD = (self.heads(one(normed_BLM)) for one in (self.q, self.k, self.v))
+        shares_BHLL = (q_BHLD @ k_BHLD.transpose(-1, -2) / HEAD**0.5).softmax(dim=-1)
+        x_BLM = x_BLM + self.o((shares_BHLL @ v_BHLD).transpose(1, 2).flatten(2))
+        return x_BLM + self.down(functional.silu(self.up(self.second_norm(x_BLM))))
+
+    @staticmethod
+    def heads(x_BLF: torch.Tensor) -> torch.Tensor:
+        return x_BLF.unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH, bias=False)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        x_BLM = self.tokens(tokens_BL)
+        for block in self.blocks:
+            x_BLM = block(x_BLM)
+        return self.head(self.norm(x_BLM))
+
+
+def plan_of(
+    roles: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    module: nn.Module | None = None,
+    names: Mapping[str, str] = NAMES,
+    **options: Any,
+) -> Plan:
+    """``roles``: of each mesh axis, as a layout's file has them."""
+    layout = read_layout(located({"name": "own", "mesh": dict(sizes), "roles": dict(roles)}))
+    table = table_of(shapes_of(module or dense()), names, units={"heads": HEAD} if names is NAMES else None)
+    given = {"batch": ROWS, "length": LENGTH, "engine": "torch", **options}
+    return make_plan(Request(layout=layout, table=table, **given))
+
+
+def dense() -> Transformer:
+    """The same values wherever it is made."""
+    torch.manual_seed(7)
+    return Transformer()
+
+
+def with_experts() -> WithExperts:
+    torch.manual_seed(8)
+    return WithExperts()
+
+
+class Experts(nn.Module):
+    """Every expert sees every token, by its share. Tokens of all ranks that divide the experts among them meet here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 8)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 8)
+
+    def forward(self, x_BLM: torch.Tensor, shares_BLE: torch.Tensor) -> torch.Tensor:
+        if not isinstance(self.up, DTensor):
+            return _by_experts(x_BLM, shares_BLE, self.up, self.down)
+        mesh, up, down = self.up.device_mesh, local_of(self.up), local_of(self.down)
+        first = mesh.get_local_rank() * len(up)
+        x_BLM, shares_BLE = (GATHER(one, 0, mesh) for one in (x_BLM, shares_BLE))
+        made = _by_experts(x_BLM, shares_BLE[..., first : first + len(up)], up, down)
+        return SCATTER(made, "sum", 0, mesh)
+
+
+def _by_experts(
+    x_BLM: torch.Tensor, shares_BLE: torch.Tensor, up_EFM: torch.Tensor, down_EMF: torch.Tensor
+) -> torch.Tensor:
+    hidden_BLEF = functional.silu(torch.einsum("blm,efm->blef", x_BLM, up_EFM))
+    return torch.einsum("blef,emf,ble->blm", hidden_BLEF, down_EMF, shares_BLE)
+
+
+class WithExperts(nn.Module):
+    """An embedding, one mixture and the scores, with a weight of no dim, and one that two modules share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList([Mixture()])
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        x_BLM = self.tokens(tokens_BL)
+        for block in self.blocks:
+            x_BLM = block(x_BLM)
+        return self.head(x_BLM)
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = Experts()
+        self.heat = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x_BLM: torch.Tensor) -> torch.Tensor:
+        return x_BLM + self.experts(x_BLM, (self.router(x_BLM) * self.heat).softmax(dim=-1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The mean loss of each step over all rows, and of each weight what the rank keeps after the last."""
+
+    losses: tuple[float, ...]
+    kept: dict[str, np.ndarray]
+
+
+def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bool = False) -> Trained:
+    """Steps of plain descent, which the size of a gradient changes. ``plan`` None: on one device."""
+    module = make()
+    mesh = parallelize(module, plan, sum_gradients=sum_gradients, device=CPU) if plan is not None else None
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
+    generator = torch.Generator().manual_seed(3)
+    told = []
+    for _ in range(STEPS):
+        batch = torch.randint(VOCAB, (ROWS, LENGTH + 1), generator=generator)
+        rows = batch if plan is None else _rows_of(batch, plan)
+        tokens, targets = rows[:, :-1], rows[:, 1:]
+        if mesh is not None and "tensor" in (mesh.mesh_dim_names or ()):
+            tokens = DTensor.from_local(tokens, mesh["tensor"], [Replicate()], run_check=False)
+        logits = module(tokens)
+        logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        (loss * len(rows) / ROWS if sum_gradients else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().clone()
+        if plan is not None:
+            dist.all_reduce(mean)
+            mean /= plan.mesh.num_devices
+        told.append(float(mean))
+    return Trained(losses=tuple(told), kept={name: kept_of(one) for name, one in module.named_parameters()})
+
+
+def kept_of(one: torch.Tensor) -> np.ndarray:
+    """What a rank has of a weight."""
+    return local_of(one).detach().numpy().copy()
+
+
+def _rows_of(batch: torch.Tensor, plan: Plan) -> torch.Tensor:
+    spec = activation_spec(plan.request.layout, plan.mesh, "batch length", component="input")
+    box = shard_box(spec, plan.mesh, tuple(batch.shape), dist.get_rank())
+    assert box is not None
+    return batch[box.slices]
+
+
+def summing(make: Callable[[], nn.Module], plan: Plan) -> Trained:
+    """As ``train``, with losses that are divided by what all ranks have."""
+    return train(make, plan, sum_gradients=True)

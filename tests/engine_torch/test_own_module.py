@@ -1,0 +1,287 @@
+"""A module that is not ours on ranks: what each keeps against arrays cut by hand, and its steps against one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardwright.core.boxes import shard_box
+from shardwright.core.errors import FindingsError, InputError
+from shardwright.core.placements import placements_of
+from shardwright.core.plan import Plan
+from shardwright.engine_torch.own_module import parallelize
+from tests.engine_torch import own_block
+from tests.engine_torch.own_block import CPU, NAMES_WITH_EXPERTS, Trained, dense, kept_of, plan_of, train, with_experts
+from tests.engine_torch.ranks import Ranks
+
+TENSOR = {"elsewhere": "tensor", "residual": "idle"}
+EXPERT = {"elsewhere": "fsdp", "moe": "expert"}
+HSDP_TP: tuple[dict[str, Any], dict[str, int]] = (
+    {"data": "data", "fsdp": "fsdp", "tensor": TENSOR},
+    {"data": 2, "fsdp": 2, "tensor": 2},
+)
+
+
+@contextmanager
+def rank(number: int, world: int) -> Iterator[None]:
+    """This process as one rank of a world of which no other exists."""
+    dist.init_process_group("fake", store=FakeStore(), rank=number, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def cut_by_hand(module: nn.Module, plan: Plan, number: int) -> dict[str, np.ndarray]:
+    """What a rank keeps of each weight, by the boxes of the plan."""
+    kept = {}
+    for name, one in module.named_parameters():
+        spec = plan.by_name[name].at_rest
+        assert spec is not None
+        box = shard_box(spec, plan.mesh, tuple(one.shape), number, "nested")
+        assert box is not None
+        kept[name] = one.detach().numpy()[box.slices]
+    return kept
+
+
+def said(placement: object) -> tuple[int | None, int]:
+    """The dim that a placement cuts and its split factor, whoever wrote it."""
+    return getattr(placement, "dim", None), getattr(placement, "split_factor", 1)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_each_rank_keeps_what_the_plan_says(number: int) -> None:
+    plan = plan_of(*HSDP_TP)
+    module = dense()
+    with rank(number, 8):
+        parallelize(module, plan, device=CPU)
+        kept = {name: kept_of(one) for name, one in module.named_parameters()}
+        placements = {name: one.placements for name, one in module.named_parameters() if isinstance(one, DTensor)}
+    expected = cut_by_hand(dense(), plan, number)
+    assert kept.keys() == expected.keys()
+    for name, part in expected.items():
+        np.testing.assert_array_equal(kept[name], part, err_msg=name)
+    for name, found in placements.items():
+        spec = plan.by_name[name].at_rest
+        assert spec is not None
+        assert list(map(said, found)) == list(map(said, placements_of(spec, plan.mesh))), name
+
+
+CASES: Mapping[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int]]] = {
+    "fsdp": (dense, {"data": "data", "fsdp": "fsdp"}, {"data": 1, "fsdp": 4}),
+    "hsdp": (dense, {"data": "data", "fsdp": "fsdp"}, {"data": 2, "fsdp": 2}),
+    "fsdp-tp": (dense, {"fsdp": "fsdp", "tensor": TENSOR}, {"fsdp": 2, "tensor": 2}),
+    "ddp": (dense, {"data": "data"}, {"data": 4}),
+    "ddp-tp": (dense, {"data": "data", "tensor": TENSOR}, {"data": 2, "tensor": 2}),
+    "experts": (with_experts, {"fsdp": "fsdp", "expert": EXPERT}, {"fsdp": 2, "expert": 2}),
+    "experts among replicas": (with_experts, {"data": "data", "expert": EXPERT}, {"data": 2, "expert": 2}),
+}
+
+
+def planned(case: str) -> tuple[Callable[[], nn.Module], Plan]:
+    make, roles, sizes = CASES[case]
+    names = {"names": NAMES_WITH_EXPERTS, "module": make()} if make is with_experts else {}
+    return make, plan_of(roles, sizes, **names)
+
+
+def assert_trained_alike(answers: list[Trained], make: Callable[[], nn.Module], plan: Plan) -> None:
+    alone = train(make, None)
+    after = make()
+    with torch.no_grad():
+        for name, one in after.named_parameters():
+            one.copy_(torch.from_numpy(alone.kept[name]))
+    for number, answer in enumerate(answers):
+        np.testing.assert_allclose(answer.losses, alone.losses, rtol=1e-5)
+        for name, part in cut_by_hand(after, plan, number).items():
+            np.testing.assert_allclose(answer.kept[name], part, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_those_of_one_device(four: Ranks, case: str) -> None:
+    make, plan = planned(case)
+    assert_trained_alike(four.run(train, make, plan), make, plan)
+
+
+@pytest.mark.parametrize("case", ["hsdp", "ddp", "experts"])
+def test_gradients_are_summed_where_asked(four: Ranks, case: str) -> None:
+    make, plan = planned(case)
+    assert_trained_alike(four.run(own_block.summing, make, plan), make, plan)
+
+
+def units(module: nn.Module) -> dict[str, list[str]]:
+    """What ``fully_shard`` has taken, by name, with the names of the weights that no unit inside has."""
+    found = {name: one for name, one in module.named_modules() if isinstance(one, FSDPModule)}
+    own: dict[str, list[str]] = {name: [] for name in found}
+    for key, _ in module.named_parameters():
+        own[max((name for name in found if key.startswith(name)), key=len)].append(key)
+    return own
+
+
+def test_blocks_are_units_and_what_is_gathered_otherwise_within_them() -> None:
+    make, plan = planned("experts")
+    module = make()
+    with rank(0, 4):
+        parallelize(module, plan, device=CPU)
+    assert units(module) == {
+        "": ["tokens.weight"],
+        "blocks.0": ["blocks.0.heat", "blocks.0.experts.up", "blocks.0.experts.down"],
+        "blocks.0.router": ["blocks.0.router.weight"],
+    }
+    head, tokens = module.get_submodule("head"), module.get_submodule("tokens")
+    assert head.weight is tokens.weight
+    assert isinstance(module.get_parameter("blocks.0.experts.up"), DTensor)
+    assert not isinstance(module.get_parameter("blocks.0.heat"), DTensor)
+
+
+def test_the_caller_says_what_is_a_unit() -> None:
+    module = dense()
+    with rank(0, 4):
+        parallelize(module, planned("fsdp")[1], device=CPU, units=lambda name, _: name == "head")
+    assert list(units(module)) == ["", "head"]
+    assert units(module)["head"] == ["head.weight"]
+
+
+def test_what_has_no_values_yet_stays_without() -> None:
+    with torch.device("meta"):
+        module = dense()
+    module.get_parameter("blocks.1.q.weight").requires_grad = False
+    with rank(5, 8):
+        parallelize(module, plan_of(*HSDP_TP), device=CPU)
+    assert all(one.is_meta for one in module.parameters())
+    assert [name for name, one in module.named_parameters() if not one.requires_grad] == ["blocks.1.q.weight"]
+
+
+def refused(module: nn.Module, plan: Plan, **options: Any) -> str:
+    """What is said of a module that cannot be laid out, and which is then as it was."""
+    before = dict(module.named_parameters())
+    with pytest.raises(InputError) as caught:
+        parallelize(module, plan, device=CPU, **options)
+    assert dict(module.named_parameters()) == before
+    assert not any(isinstance(one, FSDPModule) for one in module.modules())
+    return str(caught.value)
+
+
+def test_a_process_group_of_another_size() -> None:
+    plan = plan_of(*HSDP_TP)
+    assert refused(dense(), plan) == (
+        "there is no process group, and the plan is for 8 ranks (data 2 x fsdp 2 x tensor 2). Call "
+        "torch.distributed.init_process_group() first; `torchrun --nproc-per-node 8` starts 8 on one host."
+    )
+    with rank(0, 4):
+        assert refused(dense(), plan) == (
+            "the process group has 4 ranks; the plan is for 8 (data 2 x fsdp 2 x tensor 2). "
+            "`torchrun --nproc-per-node 8` starts 8 on one host."
+        )
+
+
+def test_a_plan_of_another_module_or_engine() -> None:
+    _, plan = planned("fsdp")
+    module = dense()
+    module.get_submodule("head").register_parameter("bias", nn.Parameter(torch.zeros(64)))
+    assert refused(module, plan) == "the plan has no weight 'head.bias'. Did you mean 'head.weight'?"
+    module = dense()
+    module.register_module("head", nn.Identity())
+    assert refused(module, plan) == (
+        "the module has no weight 'head.weight', which was planned. Did you mean 'tokens.weight'?"
+    )
+    module = dense()
+    module.register_module("head", nn.Linear(32, 48, bias=False))
+    assert refused(module, plan) == "weight 'head.weight' has shape (48, 32); it was planned as (64, 32)."
+    assert refused(dense().to(torch.bfloat16), plan) == (
+        "weight 'tokens.weight' is bfloat16; it was planned as float32. Give the Request weights_dtype='bfloat16', or cast "
+        "the module."
+    )
+    assert refused(dense(), plan_of({"fsdp": "fsdp"}, {"fsdp": 4}, engine="jax")) == (
+        "the plan is for 'jax', where weights rest on other dims. Make it of a Request with engine='torch'."
+    )
+
+
+def test_a_module_that_was_laid_out_before() -> None:
+    _, plan = planned("fsdp")
+    module = dense()
+    with rank(0, 4):
+        parallelize(module, plan, device=CPU)
+        with pytest.raises(InputError) as caught:
+            parallelize(module, plan, device=CPU)
+    assert str(caught.value) == "weight 'tokens.weight' is a DTensor already: the module has been laid out before."
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "message"),
+    [
+        (
+            "fsdp",
+            {"weights_dtype": "bfloat16"},
+            "the plan computes in float32, and 'tokens.weight' rests in bfloat16: a module multiplies with what it has. "
+            "Give the Request dtype='bfloat16'.",
+        ),
+        (
+            "ddp",
+            {"dtype": "bfloat16"},
+            "the plan computes in bfloat16, and 'tokens.weight' rests in float32 and is never gathered, which is where it "
+            "would be cast. Give the Request dtype='float32', and compute under torch.autocast.",
+        ),
+    ],
+)
+def test_a_dtype_that_a_module_cannot_compute_in(case: str, options: dict[str, Any], message: str) -> None:
+    make, roles, sizes = CASES[case]
+    module = make().to(getattr(torch, options.get("weights_dtype", "float32")))
+    assert refused(module, plan_of(roles, sizes, module, **options)) == message
+
+
+def test_weights_that_cannot_be_gathered_as_they_are() -> None:
+    make, plan = planned("experts")
+    module = make()
+    with rank(0, 4):
+        said = refused(module, plan, units=lambda name, _: name in ("tokens", "head"))
+    assert said == (
+        "'tokens.weight' and 'head.weight' are one weight, and would be gathered apart, by module 'head' and module "
+        "'tokens'. Leave both in one, with `units`."
+    )
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.up = nn.Parameter(torch.zeros(4, 32)), nn.Parameter(torch.zeros(4, 96, 32))
+
+    names = {"router": "router: scores embed", "up": "moe: experts mlp embed"}
+    _, roles, sizes = CASES["experts"]
+    with rank(0, 4):
+        said = refused(Both(), plan_of(roles, sizes, Both(), names))
+    assert said == (
+        "the whole module has itself 'router', which is gathered over fsdp and expert, and 'up', which is over fsdp: "
+        "`fully_shard` gathers a module's weights over one set of axes. Give one of them a module of its own."
+    )
+
+
+def test_layers_in_one_weight() -> None:
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.zeros(4, 96, 32))
+
+    plan = plan_of({"fsdp": "fsdp"}, {"fsdp": 4}, Stacked(), {"up": "mlp: layers mlp embed"})
+    assert refused(Stacked(), plan) == (
+        "weight 'up' has all layers in one, along dim 0, which `fully_shard` would cut. Give each layer a parameter of its "
+        "own, as the entries of an nn.ModuleList have."
+    )
+
+
+@pytest.mark.parametrize("hidden", [94, 98])
+def test_a_dim_that_would_be_misplaced_is_an_error_of_the_plan(hidden: int) -> None:
+    module = nn.Sequential(nn.Linear(32, hidden, bias=False))
+    plan = plan_of({"tensor": "tensor"} | {"fsdp": "fsdp"}, {"fsdp": 2, "tensor": 4}, module, {"*": "mlp: mlp embed"})
+    with pytest.raises(FindingsError) as caught:
+        parallelize(module, plan, device=CPU)
+    assert {finding.code for finding in caught.value.findings} == {"SW104"}
+    assert "PyTorch's own checkpoint of it saves and cannot be loaded" in str(caught.value)
