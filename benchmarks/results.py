@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "results"
-LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
+LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "optax")
 HISTORY = "# Every run of a benchmark\n\n| date (UTC) | commit | benchmark | found | machine |\n|---|---|---|---|---|\n"
 
 
