@@ -66,19 +66,37 @@ def _part(whole: torch.Tensor, spec: Spec, ranks: Ranks) -> torch.Tensor:
     return whole[box.slices]
 
 
-def each_collective(axes: tuple[str, ...]) -> dict[str, list]:
-    """Of every collective over ``axes`` what this rank has afterwards of [[10 i + 0, ..., 10 i + 7]], i its index."""
-    peers = ranks_on(MESH).peers(axes)
-    own = torch.arange(8.0)[None] + 10 * peers.index
+def each_collective(mesh: Mesh, axes: tuple[str, ...]) -> dict[str, list]:
+    """Of every collective over ``axes``, those of the whole mesh, what this rank has afterwards; before, part i of n has
+    100 i + 0 to 100 i + 2 n - 1, in one row."""
+    peers = ranks_on(mesh).peers(axes)
+    own = torch.arange(2.0 * peers.size)[None] + 100 * peers.index
     return {
         "index": [peers.index],
         "summed": summed(own, peers).tolist(),
         "gathered": gathered(own, 0, peers).tolist(),
         "gathered along 1": gathered(own[:, :1], 1, peers).tolist(),
-        "gathered bits": gathered(own[:, :1] > 10, 0, peers).tolist(),
+        "gathered bits": gathered(own[:, :1] > 100, 0, peers).tolist(),
         "scattered": scattered(own, 1, peers).tolist(),
         "exchanged": exchanged(own, 0, 1, peers).tolist(),
         "own part": own_part(own, 1, peers).tolist(),
+    }
+
+
+def by_hand(index: int, num: int) -> dict[str, list]:
+    """The same for part ``index`` of ``num``."""
+    rows = [[100.0 * part + place for place in range(2 * num)] for part in range(num)]
+    total = [sum(column) for column in zip(*rows, strict=True)]
+    mine = slice(2 * index, 2 * index + 2)
+    return {
+        "index": [index],
+        "summed": [total],
+        "gathered": rows,
+        "gathered along 1": [[row[0] for row in rows]],
+        "gathered bits": [[row[0] > 100] for row in rows],
+        "scattered": [total[mine]],
+        "exchanged": [row[mine] for row in rows],
+        "own part": [rows[index][mine]],
     }
 
 
