@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
 from shardwright.core.boxes import shard_box
@@ -87,6 +87,18 @@ class Transformer(nn.Module):
         return self.head(self.norm(x_BLM))
 
 
+class AlongRows(Transformer):
+    """Its author cuts the tokens of the last norm along ``tensor``: what a rank makes of its gradient is a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.register_forward_pre_hook(_cut_along_rows)
+
+
+def _cut_along_rows(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.redistribute(placements=[Shard(1)]) if isinstance(one, DTensor) else one for one in inputs)
+
+
 def plan_of(
     roles: Mapping[str, Any],
     sizes: Mapping[str, int],
@@ -105,6 +117,11 @@ def dense() -> Transformer:
     """The same values wherever it is made."""
     torch.manual_seed(7)
     return Transformer()
+
+
+def along_rows() -> AlongRows:
+    torch.manual_seed(7)
+    return AlongRows()
 
 
 def with_experts() -> WithExperts:

@@ -21,10 +21,21 @@ from shardwright.core.placements import placements_of
 from shardwright.core.plan import Plan
 from shardwright.engine_torch.own_module import parallelize
 from tests.engine_torch import own_block
-from tests.engine_torch.own_block import CPU, NAMES_WITH_EXPERTS, Trained, dense, kept_of, plan_of, train, with_experts
+from tests.engine_torch.own_block import (
+    CPU,
+    NAMES_WITH_EXPERTS,
+    Trained,
+    along_rows,
+    dense,
+    kept_of,
+    plan_of,
+    train,
+    with_experts,
+)
 from tests.engine_torch.ranks import Ranks
 
 TENSOR = {"elsewhere": "tensor", "residual": "idle"}
+ALONG_ROWS = {"elsewhere": "tensor", "sequence_parallel": True}
 EXPERT = {"elsewhere": "fsdp", "moe": "expert"}
 HSDP_TP: tuple[dict[str, Any], dict[str, int]] = (
     {"data": "data", "fsdp": "fsdp", "tensor": TENSOR},
@@ -83,6 +94,8 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int
     "fsdp-tp": (dense, {"fsdp": "fsdp", "tensor": TENSOR}, {"fsdp": 2, "tensor": 2}),
     "ddp": (dense, {"data": "data"}, {"data": 4}),
     "ddp-tp": (dense, {"data": "data", "tensor": TENSOR}, {"data": 2, "tensor": 2}),
+    "fsdp-tp along rows": (along_rows, {"fsdp": "fsdp", "tensor": ALONG_ROWS}, {"fsdp": 2, "tensor": 2}),
+    "ddp-tp along rows": (along_rows, {"data": "data", "tensor": ALONG_ROWS}, {"data": 2, "tensor": 2}),
     "experts": (with_experts, {"fsdp": "fsdp", "expert": EXPERT}, {"fsdp": 2, "expert": 2}),
     "experts among replicas": (with_experts, {"data": "data", "expert": EXPERT}, {"data": 2, "expert": 2}),
 }
