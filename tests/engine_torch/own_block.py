@@ -207,6 +207,10 @@ def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bo
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         (loss * len(rows) / ROWS if sum_gradients else loss).backward()
+        for name, one in module.named_parameters():
+            if isinstance(one, DTensor):
+                assert isinstance(one.grad, DTensor), name
+                assert one.grad.placements == one.placements, (name, one.grad.placements)
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.detach().clone()

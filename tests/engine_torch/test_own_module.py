@@ -131,6 +131,15 @@ def test_gradients_are_summed_where_asked(four: Ranks, case: str) -> None:
     assert_trained_alike(four.run(own_block.summing, make, plan), make, plan)
 
 
+def test_weights_travel_in_what_the_plan_computes_in(four: Ranks) -> None:
+    make, roles, sizes = CASES["hsdp"]
+    answers = four.run(train, make, plan_of(roles, sizes, dtype="bfloat16"))
+    alone = train(make, None)
+    assert all(part.dtype == np.float32 for part in answers[0].kept.values())
+    np.testing.assert_allclose(answers[0].losses, alone.losses, rtol=1e-2)
+    assert np.abs(np.subtract(answers[0].losses, alone.losses)).max() > 1e-5
+
+
 def units(module: nn.Module) -> dict[str, list[str]]:
     """What ``fully_shard`` has taken, by name, with the names of the weights that no unit inside has."""
     found = {name: one for name, one in module.named_modules() if isinstance(one, FSDPModule)}
