@@ -15,7 +15,7 @@ from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 
-SEEDS = range(300)
+SEEDS = range(100)
 UNLIKE, THREE = Mesh.of(a=2, b=4), Mesh.of(a=2, b=2, c=2)
 
 
