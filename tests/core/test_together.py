@@ -115,3 +115,12 @@ def test_every_weight_that_is_cut_at_rest_is_gathered_once_in_a_pass(layout: str
     for phase in ("forward", "backward"):
         named = [name for row in of_weights(plan, phase=phase) for name in row.tensors]
         assert sorted(named) == sorted({row.name for row in plan.weights if "fsdp" in row.shard_group})
+
+
+def test_each_stack_of_layers_has_groups_of_its_own() -> None:
+    plan = plan_of("deepseek3-test", "fsdp", {"fsdp": 8})
+    layers = {row.name.split(".")[0]: row.num for row in plan.weights if row.stack is not None}
+    assert set(layers) == {"dense_layers", "moe_layers"}
+    for row in of_weights(plan, phase="recompute"):
+        (stack,) = {name.split(".")[0] for name in row.tensors}
+        assert row.count_per_step == layers[stack]

@@ -72,7 +72,7 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
     """
     by_stack: dict[str | None, list[TensorPlan]] = {}
     for row in trained(request, weights):
-        by_stack.setdefault(row.stack, []).append(row)
+        by_stack.setdefault(None if row.stack is None else row.name.split(".")[0], []).append(row)
     late: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
     for stack, rows in by_stack.items():
         layers = _layers_on_device(request, mesh, rows[0])

@@ -7,6 +7,7 @@ Counts are exchanged first, a few integers; the rows then travel by an all-to-al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from shardwright.engine_torch.carry import gathered as gathered_parts
 from shardwright.engine_torch.carry import scattered
+from shardwright.engine_torch.layer_io import HowMany, as_counted
 from shardwright.engine_torch.mesh import Peers
 
 
@@ -24,23 +26,24 @@ class Routes(NamedTuple):
     of the experts; ``came_from_R``: the other way round.
     """
 
-    sent_D: list[int]
-    came_D: list[int]
+    sent_D: Sequence[int]
+    came_D: Sequence[int]
     sizes_E: torch.Tensor
     sorted_R: torch.Tensor
     came_from_R: torch.Tensor
 
 
-def routes_of(counts: torch.Tensor, peers: Peers) -> Routes:
-    """The routes of a rank's rows; ``counts`` of them by expert of all ranks, in the order of the ranks."""
+def routes_of(counts: torch.Tensor, num: int, peers: Peers, how_many: HowMany = as_counted) -> Routes:
+    """The routes of a rank's ``num`` rows; ``counts`` of them by expert of all ranks, in the order of the ranks."""
     sent_DE = counts.view(peers.size, -1)
     came_DE = _counts_exchanged(sent_DE, peers)
+    sent_D, came_D = (how_many(counts_DE.sum(dim=1), num) for counts_DE in (sent_DE, came_DE))
     experts = torch.arange(came_DE.shape[1], device=counts.device).repeat(peers.size)
-    expert_R = experts.repeat_interleave(came_DE.flatten())
+    expert_R = experts.repeat_interleave(came_DE.flatten(), output_size=sum(came_D))
     sorted_R = expert_R.argsort(stable=True)
     return Routes(
-        sent_D=sent_DE.sum(dim=1).tolist(),
-        came_D=came_DE.sum(dim=1).tolist(),
+        sent_D=sent_D,
+        came_D=came_D,
         sizes_E=came_DE.sum(dim=0),
         sorted_R=sorted_R,
         came_from_R=sorted_R.argsort(),
@@ -94,7 +97,7 @@ class _Sent(torch.autograd.Function):
     """An all-to-all of rows whose transpose is the one back."""
 
     @staticmethod
-    def forward(ctx, rows: torch.Tensor, sent: list[int], came: list[int], peers: Peers) -> torch.Tensor:
+    def forward(ctx, rows: torch.Tensor, sent: Sequence[int], came: Sequence[int], peers: Peers) -> torch.Tensor:
         ctx.way = sent, came, peers
         return _exchanged(rows, sent, came, peers)
 
@@ -104,15 +107,15 @@ class _Sent(torch.autograd.Function):
         return _exchanged(slopes[0], came, sent, peers), None, None, None
 
 
-def _sent(rows: torch.Tensor, sent: list[int], came: list[int], peers: Peers) -> torch.Tensor:
+def _sent(rows: torch.Tensor, sent: Sequence[int], came: Sequence[int], peers: Peers) -> torch.Tensor:
     return rows if peers.group is None else _Sent.apply(rows, sent, came, peers)  # pyright: ignore[reportReturnType]
 
 
-def _exchanged(rows: torch.Tensor, sent: list[int], came: list[int], peers: Peers) -> torch.Tensor:
+def _exchanged(rows: torch.Tensor, sent: Sequence[int], came: Sequence[int], peers: Peers) -> torch.Tensor:
     rows = rows.contiguous()
     if not peers.in_order:
         # The group counts its ranks in mesh order, and the experts lie major first.
-        rows = torch.cat([rows.split(sent)[place] for place in peers.place])
+        rows = torch.cat([rows.split(list(sent))[place] for place in peers.place])
     out = rows.new_empty((sum(came), *rows.shape[1:]))
     dist.all_to_all_single(
         out, rows, [came[place] for place in peers.place], [sent[place] for place in peers.place], group=peers.group

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from shardwright.engine_torch.layer_io import HowMany, as_counted
+
 ALIGNED_BYTES = 16
 """What PyTorch's grouped product wants a row of either operand to be a multiple of."""
 
@@ -22,14 +24,18 @@ class Matrices(NamedTuple):
     down_EMF: torch.Tensor
 
 
-def grouped_swiglu(rows_RM: torch.Tensor, matrices: Matrices, sizes_E: torch.Tensor) -> torch.Tensor:
+def grouped_swiglu(
+    rows_RM: torch.Tensor, matrices: Matrices, sizes_E: torch.Tensor, how_many: HowMany = as_counted
+) -> torch.Tensor:
     """What experts make of their rows, RM; ``sizes_E``: how many rows each has, R in all."""
-    gate_RF = grouped_product(rows_RM, matrices.gate_EFM, sizes_E)
-    hidden_RF = functional.silu(gate_RF) * grouped_product(rows_RM, matrices.up_EFM, sizes_E)
-    return grouped_product(hidden_RF, matrices.down_EMF, sizes_E)
+    gate_RF = grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many)
+    hidden_RF = functional.silu(gate_RF) * grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many)
+    return grouped_product(hidden_RF, matrices.down_EMF, sizes_E, how_many)
 
 
-def grouped_product(x_RI: torch.Tensor, weight_EOI: torch.Tensor, sizes_E: torch.Tensor) -> torch.Tensor:
+def grouped_product(
+    x_RI: torch.Tensor, weight_EOI: torch.Tensor, sizes_E: torch.Tensor, how_many: HowMany = as_counted
+) -> torch.Tensor:
     """Each row times its expert's matrix, RO.
 
     A GPU does all in one kernel; a CPU takes the experts in turn, each an ordinary product.
@@ -37,7 +43,7 @@ def grouped_product(x_RI: torch.Tensor, weight_EOI: torch.Tensor, sizes_E: torch
     if x_RI.is_cuda and _aligned(x_RI) and _aligned(weight_EOI):
         ends_E = sizes_E.cumsum(0).to(torch.int32)
         return functional.grouped_mm(x_RI, weight_EOI.transpose(-2, -1), offs=ends_E)
-    parts = x_RI.split(sizes_E.tolist())
+    parts = x_RI.split(how_many(sizes_E, x_RI.shape[0]))
     return torch.cat([functional.linear(part, weight) for part, weight in zip(parts, weight_EOI.unbind(), strict=True)])
 
 

@@ -20,6 +20,17 @@ Params = Mapping[str, torch.Tensor]
 Move = Callable[[str, str, torch.Tensor], torch.Tensor]
 """``move(source, target, array)``: the activation ``source`` as ``target`` needs it; the table has a Move between them."""
 
+HowMany = Callable[[torch.Tensor, int], list[int]]
+"""``how_many(counts, total)``: counts of rows as numbers, which the device is asked for. ``total``: what they come to, if
+nothing is dropped and all ranks have alike. Where tensors have no values, it is spread evenly in their place."""
+
+
+def as_counted(counts: torch.Tensor, total: int) -> list[int]:
+    """What the device counted, whatever was expected."""
+    del total
+    return counts.tolist()
+
+
 ALONE = Peers(axes=(), size=1, index=0, group=None, order=(0,))
 
 
@@ -55,7 +66,7 @@ class ExpertLinks:
     ``peers`` share the experts; alone, where their weights travel. ``around``: all tokens come to all of them in a ring;
     otherwise choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal
     pieces over the ranks of ``row``, and ``tiles[i]`` is the place of the i-th of them in the text. ``room``: rows of a
-    rank's buffer of tokens; None: as many as come.
+    rank's buffer of tokens; None: as many as come. ``how_many``: see there.
     """
 
     peers: Peers = ALONE
@@ -63,6 +74,7 @@ class ExpertLinks:
     row: Peers = ALONE
     tiles: tuple[int, ...] = (0,)
     room: int | None = None
+    how_many: HowMany = as_counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

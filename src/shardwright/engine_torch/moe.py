@@ -115,13 +115,16 @@ def _seen_by_experts(
     order_N = expert_N.argsort(stable=True)
     sizes_E = _counted(taken_XK, group)
     # Choices that no expert takes come last.
-    choice_N = order_N[: int(sizes_E.sum())]
+    # Around the ring, a rank's experts have their part of the choices of all.
+    num = sum(links.how_many(sizes_E, taken_XK.numel() * group // experts.num))
+    choice_N = order_N[:num]
     rows_NM = x_XM[choice_N // K]
     if links.around:
-        y_NM, came = grouped_swiglu(rows_NM, matrices, sizes_E), choice_N.shape[0]
+        y_NM, came = grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many), num
     else:
-        routes = routes_of(sizes_E, links.peers)
-        y_RM = grouped_swiglu(to_experts(rows_NM, routes, links.peers), matrices, routes.sizes_E)
+        routes = routes_of(sizes_E, num, links.peers, links.how_many)
+        came_RM = to_experts(rows_NM, routes, links.peers)
+        y_RM = grouped_swiglu(came_RM, matrices, routes.sizes_E, links.how_many)
         y_NM, came = from_experts(y_RM, routes, links.peers), sum(routes.came_D)
     # A sum of a few rows, in float32: no product of matrices.
     weighed_NM = y_NM.float() * weights_XK.flatten()[choice_N][:, None]
@@ -135,4 +138,8 @@ def _seen_by_experts(
 
 def _counted(chosen: torch.Tensor, experts: int) -> torch.Tensor:
     """How many choices each expert has."""
-    return torch.bincount(chosen.flatten(), minlength=experts + 1)[:experts]
+    flat = chosen.flatten().long()
+    # No ``bincount``: on a GPU it waits for the largest number, which is known.
+    return torch.zeros(experts + 1, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))[
+        :experts
+    ]
