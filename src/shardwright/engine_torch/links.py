@@ -7,7 +7,7 @@ differentiates none of the collectives. Weights come gathered over the axes that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -136,20 +136,6 @@ class _Use:
             assert step.kind == "slice", step
             local = own_part(local, self.dims.index(step.target or ""), self.ranks.peers(step.axes))
         return local.to(self.dtype)
-
-
-def alone(dtypes: Mapping[str, torch.dtype]) -> Links:
-    """One device: nothing moves, and weights are cast to the dtype of their use, by name."""
-
-    def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
-        del source, target
-        return array
-
-    def use(name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor:
-        del component
-        return weight.to(dtypes[name])
-
-    return Links(move=move, use=use)
 
 
 def _part(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:

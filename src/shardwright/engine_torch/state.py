@@ -104,7 +104,10 @@ def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
 
 
 def boxes_of(state: State) -> Iterator[OwnedBox]:
-    """This rank's boxes, those of replicas only on the first of them; each is copied when its turn comes."""
+    """This rank's boxes, those of replicas only on the first of them.
+
+    Each is brought to the host when its turn comes, and not copied where it is there: to be written before the next step.
+    """
     model = state.model
     plan, ranks = model.plan, model.ranks
     here = plan.mesh.coordinates(ranks.rank)
@@ -117,7 +120,7 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
                 yield OwnedBox(
                     name=prefix + one.weight,
                     box=_of_layer(piece.box, one),
-                    array=partial(_copied, array, piece, _of_layer(piece.box, one)),
+                    array=partial(_on_host, array, piece, _of_layer(piece.box, one)),
                 )
     if ranks.rank == 0:
         for name, array in model.frozen.items():
@@ -136,7 +139,7 @@ def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks
     return local
 
 
-def _copied(array: torch.Tensor, piece: StoredPiece, box: Box) -> np.ndarray:
+def _on_host(array: torch.Tensor, piece: StoredPiece, box: Box) -> np.ndarray:
     part = array.detach()[tuple(slice(*part) for part in piece.local)]
     return _bits(part.reshape(piece.shape).permute(piece.to_table).reshape(box.shape))
 
