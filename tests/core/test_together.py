@@ -124,3 +124,16 @@ def test_each_stack_of_layers_has_groups_of_its_own() -> None:
     for row in of_weights(plan, phase="recompute"):
         (stack,) = {name.split(".")[0] for name in row.tensors}
         assert row.count_per_step == layers[stack]
+
+
+def test_pytorch_moves_everything_again_where_it_keeps_products() -> None:
+    again = {
+        engine: sum(
+            row.count_per_step
+            for row in plan_of("llama3-test", "tp", {"tensor": 8}, engine=engine, remat="dots").collectives
+            if row.phase == "recompute"
+        )
+        for engine in ("jax", "torch")
+    }
+    # Two gathers of the stream in a layer, and the scatter behind attention; the one behind the layer is not needed.
+    assert again == {"jax": 0, "torch": 3 * LAYERS}

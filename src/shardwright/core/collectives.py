@@ -139,12 +139,18 @@ def _of_move(
         if (
             in_layer
             and not move.ends_layer
-            and (request.remat == "full" or (request.remat == "dots" and move.kind in ("queries", "keys")))
+            and (request.remat == "full" or (request.remat == "dots" and _again_with_dots(request, move)))
         ):
             yield _planned(way.component, "recompute", collective, width, times, move.target)
     # Integers have no gradient.
     for collective in backward if source.dtype in FLOATS else ():
         yield _planned(way.component, "backward", collective, width, times, move.source)
+
+
+def _again_with_dots(request: Request, move: Move) -> bool:
+    """Whether a move is made again where products are kept. JAX makes nothing again that only they need; PyTorch goes
+    through the whole layer again, and takes each product as it was."""
+    return request.engine == "torch" or move.kind in ("queries", "keys")
 
 
 def _once(table: ModelTable, name: str) -> bool:

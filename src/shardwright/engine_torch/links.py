@@ -25,6 +25,7 @@ from shardwright.engine_torch.carry import carry, own_part
 from shardwright.engine_torch.dtypes import torch_dtype
 from shardwright.engine_torch.layer_io import ALONE, AttentionLinks, ExpertLinks, Links
 from shardwright.engine_torch.mesh import Ranks
+from shardwright.engine_torch.scopes import moving
 
 
 def links_of(plan: Plan, ranks: Ranks) -> Links:
@@ -66,7 +67,9 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
 class _Crossing:
     """A move of the table on a mesh. ``shape``: of the source's part on a rank."""
 
-    name: str
+    component: str
+    source: str
+    target: str
     dims: tuple[str, ...]
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
@@ -77,7 +80,9 @@ class _Crossing:
     def of(cls, plan: Plan, move: Move, ranks: Ranks) -> _Crossing:
         mesh, way = plan.mesh, crossing(plan.request, plan.by_name, move)
         return cls(
-            name=f"{move.source} -> {move.target}",
+            component=way.component,
+            source=move.source,
+            target=move.target,
             dims=way.before.logical_axes,
             forward=way.forward(mesh),
             backward=way.backward(mesh),
@@ -86,26 +91,34 @@ class _Crossing:
         )
 
     def cross(self, array: torch.Tensor) -> torch.Tensor:
-        assert tuple(array.shape) == self.shape, (self.name, tuple(array.shape), self.shape)
+        assert tuple(array.shape) == self.shape, (self.source, self.target, tuple(array.shape), self.shape)
         if not array.is_floating_point():
-            return carry(array, self.forward, self.dims, self.ranks)
+            return self.there(array)
         if not self.forward and not self.backward:
             return array
         return _Carried.apply(array, self)  # pyright: ignore[reportReturnType]
+
+    def there(self, array: torch.Tensor) -> torch.Tensor:
+        with moving(self.component, self.target):
+            return carry(array, self.forward, self.dims, self.ranks)
+
+    def back(self, slope: torch.Tensor) -> torch.Tensor:
+        with moving(self.component, self.source):
+            return carry(slope, self.backward, self.dims, self.ranks)
 
 
 class _Carried(torch.autograd.Function):
     @staticmethod
     def forward(ctx, array: torch.Tensor, crossing: _Crossing) -> torch.Tensor:
         ctx.crossing = crossing
-        moved = carry(array, crossing.forward, crossing.dims, crossing.ranks)
+        moved = crossing.there(array)
         # Autograd wants a tensor of its own, and what only changes on the way back is the same one.
         return moved.view_as(moved) if moved is array else moved
 
     @staticmethod
     def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         crossing: _Crossing = ctx.crossing
-        return carry(slopes[0], crossing.backward, crossing.dims, crossing.ranks), None
+        return crossing.back(slopes[0]), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,10 +45,11 @@ class Model:
     """The weights of a plan on one rank, and the forward pass with them.
 
     ``root``: the modules, those of the ends around those of the layers. ``groups``: what is gathered together.
+    ``weights_on``: the device they are allocated on, if another than the rank's.
     ``frozen``: by name, what no gradient trains (routing biases, NE), whole on every rank; filled by who reads them.
     """
 
-    def __init__(self, plan: Plan, links: Links, ranks: Ranks) -> None:
+    def __init__(self, plan: Plan, links: Links, ranks: Ranks, weights_on: torch.device | None = None) -> None:
         self.plan, self.links, self.ranks = plan, links, ranks
         self.weights = weights_of(plan)
         self.groups: list[Together] = []
@@ -65,7 +66,7 @@ class Model:
         every = nn.ModuleList(module for modules in self._layers.values() for module in modules)
         ends = [one for one in self.weights if one.layer is None]
         self.root = self._built(ends, parameters, self._whole, again=False, called=every)
-        self.root.to_empty(device=ranks.device)
+        self.root.to_empty(device=weights_on or ranks.device)
 
     def __call__(self, batch: Batch) -> Result:
         """``batch``: a rank's own part of the fields of the input, BL."""

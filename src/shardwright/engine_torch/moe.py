@@ -50,7 +50,8 @@ def experts_layer(
     """
     x_BLM = links.move("residual.stream", "router.input", x_BLM)
     routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
-    seen_BLK = torch.where(valid_BL[..., None], routing.experts_BLK, experts.num)
+    # As wide as the table has them: they travel.
+    seen_BLK = torch.where(valid_BL[..., None], routing.experts_BLK, experts.num).to(torch.int32)
 
     x_BTM = links.move("router.input", "router.grouped", x_BLM)
     chosen_BTK = links.move("router.experts", "router.grouped_experts", seen_BLK)
@@ -77,7 +78,7 @@ def kept(chosen_BTK: torch.Tensor, experts: Experts, links: ExpertLinks) -> torc
     if capacity is None:
         return sees_BTK
     own = len(links.tiles) // ranks
-    of_token_BTE = functional.one_hot(chosen_BTK, experts.num + 1)[..., : experts.num].sum(dim=2)
+    of_token_BTE = functional.one_hot(chosen_BTK.long(), experts.num + 1)[..., : experts.num].sum(dim=2)
     of_token_BISE = of_token_BTE.unflatten(1, (own, T // own))
     of_tile_BIE = of_token_BISE.sum(dim=2)
     of_all_BJE = gathered_parts(of_tile_BIE, 1, links.row)
@@ -87,7 +88,7 @@ def kept(chosen_BTK: torch.Tensor, experts: Experts, links: ExpertLinks) -> torc
     before_BIE = torch.einsum("ij,bje->bie", earlier_IJ, of_all_BJE)
     place_BISE = of_token_BISE.cumsum(dim=2) - of_token_BISE + before_BIE[:, :, None]
     full_BTE = functional.pad(place_BISE.flatten(1, 2) >= capacity, (0, 1))
-    return sees_BTK & ~full_BTE.gather(-1, chosen_BTK)
+    return sees_BTK & ~full_BTE.gather(-1, chosen_BTK.long())
 
 
 def _seen_by_experts(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,40 @@ def joined(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     """Meshes of one dim each as one of several: slicing the root knows no flattened axes (2.13 warns, reversed order
     raises)."""
     return DeviceMesh._concatenate(list(meshes))
+
+
+@contextmanager
+def imagined_ranks(count: int) -> Iterator[None]:
+    """This process as rank 0 of ``count`` that are not there: collectives have shapes and groups, and move nothing.
+
+    Nothing public makes such a group.
+    """
+    # Loaded here: it is among PyTorch's own tests, and no training needs it.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def without_values() -> AbstractContextManager[object]:
+    """Tensors with shapes and no values: nothing public makes them for a whole program."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def group_of(arguments: Iterable[object]) -> dist.ProcessGroup:
+    """The group among an operation's arguments, which PyTorch hands on in a box of its own."""
+    boxed = next(one for one in arguments if isinstance(one, torch.ScriptObject))
+    return dist.ProcessGroup.unbox(boxed)
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """What two views of one storage have in common: Python's objects for it come and go."""
+    return storage._cdata
 
 
 def sum_gradients(module: FSDPModule) -> None:

@@ -7,7 +7,7 @@ last one. What else has replicas is summed behind it, all of one set of axes tog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -78,24 +78,7 @@ def train_step(plan: Plan, options: OptimizerOptions) -> Callable[[State, Batch]
     decayed = decayed_names(plan)
 
     def step(state: State, batch: Batch) -> StepMetrics:
-        model = state.model
-        gradients = gradients_of(model, batch)
-        norm = global_norm(
-            gradients.by_key, {one.key: one.at_rest.axes for one in model.weights}, plan.mesh, model.ranks
-        )
-        apply_gradients(
-            {key: local_of(one) for key, one in model.parameters().items()},
-            gradients.by_key,
-            state.first,
-            state.second,
-            step=state.step,
-            norm=norm,
-            options=options,
-            decayed=[one.key for one in model.weights if one.weight in decayed],
-        )
-        for name, bias_NE in model.frozen.items():
-            model.frozen[name] = moved_bias(bias_NE, gradients.counts[name.split(".", 1)[0]].by_expert, BIAS_RATE)
-        state.step += 1
+        gradients, norm = changed(state, batch, options, decayed)
         lost = {
             what: sum(int(getattr(counts, what).sum()) for counts in gradients.counts.values())
             for what in ("dropped", "overflow")
@@ -103,6 +86,30 @@ def train_step(plan: Plan, options: OptimizerOptions) -> Callable[[State, Batch]
         return StepMetrics(loss=float(gradients.loss), grad_norm=float(norm), tokens=int(gradients.tokens), **lost)
 
     return step
+
+
+def changed(
+    state: State, batch: Batch, options: OptimizerOptions, decayed: Collection[str]
+) -> tuple[Gradients, torch.Tensor]:
+    """What changed the state, in place, and the norm of all gradients. ``decayed``: weights by name. No number is read."""
+    model = state.model
+    gradients = gradients_of(model, batch)
+    cut = {one.key: one.at_rest.axes for one in model.weights}
+    norm = global_norm(gradients.by_key, cut, model.plan.mesh, model.ranks)
+    apply_gradients(
+        {key: local_of(one) for key, one in model.parameters().items()},
+        gradients.by_key,
+        state.first,
+        state.second,
+        step=state.step,
+        norm=norm,
+        options=options,
+        decayed=[one.key for one in model.weights if one.weight in decayed],
+    )
+    for name, bias_NE in model.frozen.items():
+        model.frozen[name] = moved_bias(bias_NE, gradients.counts[name.split(".", 1)[0]].by_expert, BIAS_RATE)
+    state.step += 1
+    return gradients, norm
 
 
 def _sum_replicas(model: Model, *, last: bool) -> None:
