@@ -134,8 +134,8 @@ REFUSED = {
         "shardwright: --chips: no chip is called 'v5q'. Did you mean 'v5p'?\n",
     ),
     "PyTorch": (
-        ["--chips", "cpu:8", "--engine", "torch"],
-        "shardwright: --engine torch: the PyTorch engine does not compile yet. `shardwright plan` knows its layouts.\n",
+        ["--engine", "torch", "--hlo", "step.txt"],
+        "shardwright: --hlo: PyTorch compiles no program, so there is no text. Leave --hlo out, or use --engine jax.\n",
     ),
     "a GPU without a description": (
         ["--chips", "gb200:1x8"],

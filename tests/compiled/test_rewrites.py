@@ -11,7 +11,7 @@ import pytest
 from shardwright.compiled.agreement import Agreement, agree
 from shardwright.compiled.matching import total
 from shardwright.compiled.program import CompiledCollective, CompiledProgram
-from shardwright.compiled.rewrites import FAMILIES, REWRITES, family
+from shardwright.compiled.rewrites import FAMILIES, REWRITES, TORCH, family
 from shardwright.core.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.cost.chips import chips
@@ -220,6 +220,12 @@ CASES = (
         not_explained=with_one("permute", 4096, "int32"),
     ),
     Case(
+        rewrite="counts of rows",
+        target="torch:fake x 8",
+        explained=with_one("all-to-all", 4096, "int64"),
+        not_explained=with_one("all-to-all", 4096, "float32"),
+    ),
+    Case(
         rewrite="sums over the vocabulary",
         layout="fsdp-tp",
         explained=with_one("all-reduce", 2 * SUM, "float32", ("tensor",), component="logits"),
@@ -316,7 +322,7 @@ def test_of_one_row_some_may_be_padded_and_the_rest_turned(share: float, state: 
 
 
 def test_names_of_targets():
-    known = {"cpu", *chips(), *FAMILIES}
+    known = {"cpu", *chips(), *FAMILIES, TORCH}
     for rewrite in REWRITES.values():
         assert set(rewrite.targets) <= known
         assert rewrite.reason

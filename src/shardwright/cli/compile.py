@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from shardwright.cli.compile_torch import walk_through
+from shardwright.cli.compiled import Compiled
 from shardwright.cli.devices import simulate_devices
 from shardwright.cli.extras import needing_extra
 from shardwright.cli.options import CompileVerb
 from shardwright.cli.output import write_json, write_view
 from shardwright.cli.request import Asked, asked, planned
-from shardwright.compiled.agreement import Agreement, agree
+from shardwright.compiled.agreement import agree
 from shardwright.compiled.findings import compiled_findings
 from shardwright.compiled.findings.tools import wrong_version
 from shardwright.compiled.out_of_memory import out_of_memory_findings
-from shardwright.compiled.program import CompiledProgram
 from shardwright.compiled.rewrites import family
 from shardwright.compiled.tool_chain import is_wanted, pinned_tools
 from shardwright.core.errors import FindingsError, InputError
@@ -41,26 +42,6 @@ WITHOUT_HARDWARE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """A plan beside what its compiler made of it."""
-
-    plan: Plan
-    program: CompiledProgram
-    agreement: Agreement
-    findings: tuple[Finding, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """The JSON contract of ``compile``: the plan's, and what was compiled."""
-        return {
-            **self.plan.to_json(),
-            "findings": [finding.to_json() for finding in self.findings],
-            "target": self.program.target,
-            "compiled": self.program.to_json(),
-            "agreement": self.agreement.to_json(),
-        }
-
-
 def run_compile(verb: CompileVerb) -> int:
     """Compile and compare. 1 where the plan, or the program, has a finding of severity error.
 
@@ -68,10 +49,14 @@ def run_compile(verb: CompileVerb) -> int:
     """
     question = asked(verb.model, verb.layout, verb.plan)
     plan = planned(question)
+    on_torch = question.request.engine == "torch"
     if errors := tuple(finding for finding in plan.errors if finding.code != TOO_LARGE):
         raise FindingsError(errors)
     try:
-        compiled = compile_plan(question, plan, str(verb.plan.chips), keep_text=verb.hlo)
+        if on_torch:
+            compiled = walk_through(plan, keep_text=verb.hlo)
+        else:
+            compiled = compile_plan(question, plan, str(verb.plan.chips), keep_text=verb.hlo)
     except FindingsError as refused:
         return _refused(verb, question, plan, refused.findings)
     if verb.plan.json:
@@ -109,7 +94,7 @@ def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | Non
         raise InputError("compile needs a target: --chips v5p:4x4x4, h100:8x8, or cpu:8 for simulated devices.")
     if question.request.engine == "torch":
         raise InputError(
-            "--engine torch: the PyTorch engine does not compile yet. `shardwright plan` knows its layouts."
+            "--engine torch: nothing is compiled that could be locked. `shardwright compile` walks through its step."
         )
     if keep_text is not None and not keep_text.parent.is_dir():
         raise InputError(f"--hlo: cannot write {keep_text}: there is no folder {keep_text.parent}.")

@@ -124,7 +124,7 @@ class CompiledMemory:
     """Bytes of a program on one device, as its compiler gives them, and its largest temporaries as the text shows them.
 
     ``peak_bytes``: arguments, output and temporaries less what output and arguments share, where the compiler has no
-    better figure of its own.
+    better figure of its own. ``parts``: the same as a plan has it, by its names, where the program says what is what.
     """
 
     arguments_bytes: int
@@ -133,6 +133,7 @@ class CompiledMemory:
     aliased_bytes: int
     peak_bytes: int
     largest: tuple[Temporary, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -142,6 +143,7 @@ class CompiledMemory:
             "aliased_bytes": self.aliased_bytes,
             "peak_bytes": self.peak_bytes,
             "largest": [temporary.to_json() for temporary in self.largest],
+            **self.parts,
         }
 
 

@@ -31,6 +31,8 @@ AS_PLANNED: Range = (1.0, 1.0)
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute")
 
 FAMILIES = ("cpu", "tpu", "gpu")
+TORCH = "torch"
+"""PyTorch carries out what it is told: nothing is rewritten, and only what stands beside the plan has rows."""
 
 PADDED = "padded"
 PADDING = 1 / 8
@@ -71,11 +73,11 @@ class Rewrite:
 def family(kind: str) -> str:
     """The kind of compiler that makes programs for a kind of chip.
 
-    >>> family("cpu"), family("v5p"), family("h100")
-    ('cpu', 'tpu', 'gpu')
+    >>> family("cpu"), family("v5p"), family("h100"), family("torch")
+    ('cpu', 'tpu', 'gpu', 'torch')
     """
-    if kind == CPU:
-        return CPU
+    if kind in (CPU, TORCH):
+        return kind
     numbers = chips().get(kind)
     return "gpu" if numbers is not None and numbers.network == "switch" else "tpu"
 
@@ -290,7 +292,7 @@ REWRITES: Mapping[str, Rewrite] = {
         ),
         Rewrite(
             name="single numbers",
-            targets=FAMILIES,
+            targets=(*FAMILIES, TORCH),
             planned=(),
             compiled=("all-reduce",),
             rule="one number each, or an array of a number for each weight",
@@ -299,7 +301,7 @@ REWRITES: Mapping[str, Rewrite] = {
         ),
         Rewrite(
             name="counts",
-            targets=FAMILIES,
+            targets=(*FAMILIES, TORCH),
             planned=(),
             compiled=("all-gather", "all-reduce"),
             rule="integers alone",
@@ -307,8 +309,17 @@ REWRITES: Mapping[str, Rewrite] = {
             beside=_counts,
         ),
         Rewrite(
+            name="counts of rows",
+            targets=(TORCH,),
+            planned=(),
+            compiled=("all-to-all",),
+            rule="integers alone",
+            reason="each rank tells each other how many rows will come for each of its experts",
+            beside=_counts,
+        ),
+        Rewrite(
             name="sums over the vocabulary",
-            targets=FAMILIES,
+            targets=(*FAMILIES, TORCH),
             planned=(),
             compiled=("all-reduce",),
             rule="three numbers a token at most",

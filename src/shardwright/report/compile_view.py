@@ -9,6 +9,7 @@ from rich.text import Text
 
 from shardwright.compiled.agreement import Agreement
 from shardwright.compiled.program import CompiledProgram
+from shardwright.compiled.rewrites import TORCH, family
 from shardwright.core.finding import Finding
 from shardwright.core.plan import Plan
 from shardwright.report.agreement_view import agreement_table
@@ -49,6 +50,14 @@ def compile_view(
 
 
 def _compiled(program: CompiledProgram) -> Text:
+    if family(program.target.split(":")[0]) == TORCH:
+        line = Text.assemble(
+            "walked through as ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}"
+        )
+        line.append(": one rank, shapes without values")
+        for told in program.said:
+            line.append(f"; {told}")
+        return line.append("\n")
     ops = sum(one.num_ops for one in program.collectives)
     line = Text.assemble("compiled for ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}")
     line.append(f": {several(ops, 'tensor')} in the collectives of its text")

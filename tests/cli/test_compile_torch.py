@@ -1,0 +1,84 @@
+"""`shardwright compile --engine torch`: no chips, the same table and the same JSON, and what a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardwright.cli.compile_torch import EVEN
+from shardwright.cli.main import main
+
+SMALL = ["--batch", "16", "--length", "16", "--set", "num_layers=2"]
+EXPERTS = ["mixtral-test", "--layout", "ep", "--mesh", "fsdp=4,expert=4", "--engine", "torch", *SMALL]
+
+
+def compiled(capsys, *arguments: str) -> dict:
+    assert main(["compile", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_contract(capsys) -> None:
+    told = compiled(capsys, *EXPERTS)
+    assert (told["target"], told["engine"], told["step"]) == ("torch:fake x 16", "torch", None)
+    assert told["compiled"]["said"] == [EVEN]
+    agreement = told["agreement"]
+    assert agreement["collectives_unmatched"] == 0
+    assert agreement["bytes_error"] == 0
+    assert agreement["collectives_matched"] > agreement["collectives_explained"]
+    memory, planned = told["compiled"]["memory"], told["memory"]
+    for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert memory[name] == planned[name]
+    assert memory["peak_bytes"] == memory["activations_bytes"] + sum(
+        memory[name] for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+    )
+    assert agreement["memory_error"] == pytest.approx(planned["total_bytes_per_device"] / memory["peak_bytes"] - 1)
+    for one in told["compiled"]["collectives"]:
+        assert one["source"].startswith("engine_torch/")
+        assert one["group_size"] in (4, 16)
+
+
+def test_what_is_printed(capsys) -> None:
+    assert main(["compile", *EXPERTS]) == 0
+    out, err = capsys.readouterr()
+    assert "walked through as torch:fake x 16 in" in out
+    assert EVEN in " ".join(out.split())
+    assert "counts of rows" in out
+    assert "unmatched" not in out
+    assert err == "walking through a step of mixtral-test as one of 16 ranks ...\n"
+
+
+def test_a_model_without_experts_assumes_nothing(capsys) -> None:
+    told = compiled(capsys, "llama3-test", "--mesh", "fsdp=16", "--layout", "fsdp", "--engine", "torch", *SMALL)
+    assert told["compiled"]["said"] == []
+
+
+def test_chips_price_the_plan_and_bound_its_memory(capsys) -> None:
+    options = ["--layout", "fsdp", "--engine", "torch", "--chips", "h100:2x8", *SMALL]
+    told = compiled(capsys, "llama3-test", *options)
+    assert told["target"] == "torch:fake x 16"
+    assert told["step"]["seconds"] > 0
+
+
+REFUSED = {
+    "a text of a program": (
+        ["--layout", "fsdp", "--mesh", "fsdp=16", "--hlo", "step.txt"],
+        "shardwright: --hlo: PyTorch compiles no program, so there is no text. Leave --hlo out, or use --engine jax.\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_one_message_for_what_cannot_be(wrong: str, capsys) -> None:
+    options, message = REFUSED[wrong]
+    assert main(["compile", "llama3-test", "--engine", "torch", *options, *SMALL]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", message)
+
+
+def test_a_layout_that_the_engine_does_not_lower_is_refused(capsys) -> None:
+    assert main(["compile", "llama3-test", "--engine", "torch", "--layout", "pp", "--mesh", "stage=2", *SMALL]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "stage" in err
+    assert "Traceback" not in err

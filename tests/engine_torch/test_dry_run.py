@@ -1,0 +1,217 @@
+"""A step walked through without devices: its collectives are the plan's to the byte, and its memory is what rests and more.
+
+The oracle of what is counted is PyTorch's own ``CommDebugMode``; that of what rests, the boxes that the core gives a rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+
+from shardwright import Plan, Request, load_layout, make_plan, model_table
+from shardwright.core.boxes import shard_box
+from shardwright.core.errors import InputError
+from shardwright.core.table import DTYPE_BYTES
+from shardwright.engine_torch import counting, dry_run
+from shardwright.engine_torch.counting import Seen
+from shardwright.engine_torch.held import Held
+from shardwright.models import build
+
+FOUR = {"micro_steps": 4, "batch": 64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    model: str
+    layout: str
+    sizes: tuple[tuple[str, int], ...]
+    move: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
+
+    def __str__(self) -> str:
+        said = ",".join(f"{name}={value}" for name, value in (*self.sizes, *self.move, *self.options))
+        return f"{self.model}-{self.layout}-{said}"
+
+
+def case(model: str, layout: str, move: dict[str, str] | None = None, /, **sizes: object) -> Case:
+    axes = tuple((name, size) for name, size in sizes.items() if isinstance(size, int) and name != "micro_steps")
+    options = tuple((name, value) for name, value in sizes.items() if (name, value) not in axes)
+    return Case(model=model, layout=layout, sizes=axes, move=tuple((move or {}).items()), options=options)  # pyright: ignore[reportArgumentType]
+
+
+CASES = (
+    case("llama3-test", "fsdp", fsdp=16, micro_steps=4),
+    case("llama3-test", "fsdp", fsdp=48),
+    case("llama3-test", "ddp", data=16, micro_steps=4),
+    case("llama3-test", "hsdp", data=4, fsdp=4, micro_steps=4, dtype="bfloat16"),
+    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, micro_steps=4),
+    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="dots"),
+    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="none"),
+    case("llama3-test", "cp", fsdp=4, context=4),
+    case("llama3-test", "cp", {"move_attention": "ring"}, fsdp=4, context=4),
+    case("mixtral-test", "ep", fsdp=4, expert=4, micro_steps=4),
+    case("mixtral-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
+    case("mixtral-test", "ep", {"move_moe": "weights"}, fsdp=4, expert=4),
+    case("deepseek3-test", "ep", fsdp=4, expert=4, micro_steps=4),
+    case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4),
+)
+
+
+def plan_of(one: Case) -> Plan:
+    layout = replace(load_layout(one.layout), **dict(one.move))
+    options = {"batch": 48, "length": 64, **dict(one.options)}
+    if "micro_steps" in options:
+        options |= FOUR
+    elif dict(one.sizes).get("fsdp") != 48:
+        options["batch"] = 16
+    table = model_table(one.model)
+    return make_plan(Request(layout=layout, table=table, mesh_sizes=dict(one.sizes), engine="torch", **options))  # pyright: ignore[reportArgumentType]
+
+
+def is_beside(one: Seen) -> bool:
+    """Sums of single numbers and of integers, and those of the loss over a cut vocabulary, which no plan lists."""
+    integers = all(dtype.startswith("int") for dtype in one.dtypes)
+    return one.component is None or one.component == "logits" or (integers and one.component == "moe")
+
+
+@pytest.mark.parametrize("one", CASES, ids=str)
+def test_what_is_counted_is_what_the_plan_lists(one: Case) -> None:
+    plan = plan_of(one)
+    expected: Counter[tuple[object, ...]] = Counter()
+    for row in plan.collectives:
+        expected[row.component, row.phase, row.kind, row.axes, row.bytes_per_device] += row.count_per_step
+    found: Counter[tuple[object, ...]] = Counter()
+    beside = []
+    for seen, count in dry_run.dry_run(plan).collectives:
+        key = (seen.component, seen.phase, seen.kind, seen.axes, seen.bytes_per_device)
+        if key in expected or not is_beside(seen):
+            found[key] += count
+        else:
+            beside.append(seen)
+    assert found == expected
+    assert all(seen.source is not None for seen in beside)
+
+
+def test_replicas_are_summed_once_whatever_the_micro_steps() -> None:
+    plan = plan_of(case("llama3-test", "hsdp", data=4, fsdp=4, micro_steps=4))
+    sums = [(seen.component, count) for seen, count in dry_run.dry_run(plan).collectives if seen.axes == ("data",)]
+    # The ends of the model, and each of six layers.
+    assert sorted(sums) == [("embedding", 1), ("mlp", 6)]
+
+
+# CommDebugMode hooks into every module, and the outermost has no input with a gradient.
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_as_often_as_pytorch_counts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(case("llama3-test", "fsdp-tp", fsdp=4, tensor=4))
+    debug = CommDebugMode()
+    changed = dry_run.changed
+
+    def watched(*arguments):
+        with debug:
+            return changed(*arguments)
+
+    monkeypatch.setattr(dry_run, "changed", watched)
+    found: Counter[str] = Counter()
+    for seen, count in dry_run.dry_run(plan).collectives:
+        found[seen.kind] += count
+    theirs = {counting.KINDS[str(name).split(".")[1]]: count for name, count in debug.get_comm_counts().items()}
+    assert dict(found) == theirs
+
+
+def test_micro_steps_that_are_not_walked_through_are_like_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(case("mixtral-test", "ep", fsdp=4, expert=4, micro_steps=4))
+    short = dict(dry_run.dry_run(plan).collectives)
+    monkeypatch.setattr(dry_run, "MICRO_STEPS", 4)
+    assert dict(dry_run.dry_run(plan).collectives) == short
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        case("llama3-test", "fsdp", fsdp=48),
+        case("llama3-test", "hsdp", data=4, fsdp=4, dtype="bfloat16"),
+        case("deepseek3-test", "ep", fsdp=4, expert=4),
+    ],
+    ids=str,
+)
+def test_what_rests_is_what_the_core_gives_a_rank(one: Case) -> None:
+    plan, found = plan_of(one), dry_run.dry_run(plan_of(one))
+    weights = 0
+    for row in plan.weights:
+        assert row.at_rest is not None
+        box = shard_box(row.at_rest, plan.mesh, row.shape, 0, "nested")
+        assert box is not None
+        weights += prod(box.shape) * row.num * DTYPE_BYTES[row.dtype]
+    assert found.weights_bytes == weights
+    trained = weights - sum(
+        row.bytes_per_device * row.num for row in plan.weights if not row.gradient and "bias" in row.name
+    )
+    assert (found.gradients_bytes, found.moments_bytes) == (trained, 2 * trained)
+    assert found.peak_bytes > weights + 3 * trained
+
+
+def test_what_is_kept_for_backward_is_held() -> None:
+    peaks = [
+        dry_run.dry_run(plan_of(case("llama3-test", "fsdp", fsdp=16, remat=remat))).peak_bytes
+        for remat in ("full", "dots", "none")
+    ]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[-1]
+
+
+def test_a_storage_is_held_from_its_first_tensor_to_its_last() -> None:
+    held = Held()
+    with held.watching_sizes():
+        first = torch.zeros(100)
+        held.add(first)
+        view = first[10:]
+        held.add([view, None])
+        assert (held.now, held.peak) == (400, 400)
+        other = torch.zeros(50)
+        held.add(other)
+        other.untyped_storage().resize_(0)
+        assert (held.now, held.peak) == (400, 600)
+        del first
+        assert held.now == 400
+        del view
+        assert (held.now, held.peak) == (0, 600)
+
+
+def test_experts_that_drop_tokens_can_be_walked_through() -> None:
+    table = build("mixtral-test", {"capacity_factor": "1.25"})
+    request = Request(
+        layout=load_layout("ep-as-cp"),
+        table=table,
+        mesh_sizes={"fsdp": 4, "expert": 4},
+        batch=16,
+        length=64,
+        engine="torch",
+    )
+    found = dry_run.dry_run(make_plan(request))
+    assert found.even
+    assert any(seen.kind == "all-to-all" and "float32" in seen.dtypes for seen, _ in found.collectives)
+
+
+def test_no_group_is_left_behind() -> None:
+    dry_run.dry_run(plan_of(case("llama3-test", "fsdp", fsdp=16)))
+    assert not dist.is_initialized()
+
+
+def test_a_plan_that_is_not_lowered_is_refused_before_there_is_a_group() -> None:
+    request = Request(
+        layout=load_layout("pp"),
+        table=model_table("llama3-test"),
+        mesh_sizes={"stage": 2},
+        batch=16,
+        length=64,
+        engine="torch",
+    )
+    with pytest.raises(InputError, match="stage"):
+        dry_run.dry_run(make_plan(request))
+    assert not dist.is_initialized()
