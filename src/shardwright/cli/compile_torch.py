@@ -18,6 +18,7 @@ from shardwright.core.finding import worst_first
 from shardwright.core.plan import Plan
 
 EVEN = "rows are taken to go to all experts alike"
+WHOLE_SCORES = "attention holds all scores, as on a CPU: a GPU's kernel for a latent needs less"
 
 
 def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
@@ -80,5 +81,5 @@ def _program(target: str, walked: Any, began: float) -> CompiledProgram:
             },
         ),
         compile_seconds=perf_counter() - began,
-        said=(EVEN,) if walked.even else (),
+        said=(*((EVEN,) if walked.even else ()), *((WHOLE_SCORES,) if walked.whole_scores else ())),
     )

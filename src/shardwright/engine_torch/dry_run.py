@@ -25,6 +25,7 @@ from shardwright.engine_torch.private import imagined_ranks, without_values
 from shardwright.engine_torch.state import State
 from shardwright.engine_torch.step import changed
 from shardwright.engine_torch.support import require_support
+from shardwright.models.parts.architecture import LatentAttention
 
 MICRO_STEPS = 2
 """So many are walked through at most: the first, and the last one, that sums replicas. Each other is like the first."""
@@ -37,7 +38,8 @@ class DryRun:
     """What rank 0 does in a step: collectives, and how often each; bytes at rest, and the most that it holds at a time.
 
     ``peak_bytes``: weights, gradients, moments, the batch and all that is made of them, without what an allocator or a
-    kernel needs beside it. ``even``: rows were taken to go to all experts alike.
+    kernel needs beside it. ``even``: rows were taken to go to all experts alike. ``whole_scores``: attention held the scores
+    of all queries and keys, as PyTorch does on a CPU where heads of values are not as wide as those of keys.
     """
 
     collectives: tuple[tuple[Seen, int], ...]
@@ -47,6 +49,7 @@ class DryRun:
     batch_bytes: int
     peak_bytes: int
     even: bool
+    whole_scores: bool
 
 
 def dry_run(plan: Plan) -> DryRun:
@@ -101,6 +104,7 @@ def _walked(plan: Plan) -> DryRun:
         batch_bytes=_bytes(batch.values()),
         peak_bytes=counting.held.peak,
         even=any(stack.experts for stack in plan.request.table.architecture.stacks),
+        whole_scores=isinstance(plan.request.table.architecture.attention, LatentAttention),
     )
 
 
