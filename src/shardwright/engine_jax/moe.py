@@ -6,7 +6,6 @@ dispatched from; S tokens of one tile; N = B * T * K choices, R rows of the buff
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -127,12 +126,11 @@ def choose_rows(x_XM: jax.Array, order: Sorted, taken: jax.Array | int, room: in
 def _choose_rows_backward(
     room: int, kept: tuple[Sorted, jax.Array | int, int], d_RM: jax.Array
 ) -> tuple[jax.Array, None, None]:
-    # A token's gradient is the sum over its choices, one after the other: all at once would be K times the tokens.
+    # A token's gradient is the sum over its choices.
     order, taken, tokens = kept
     del room
-    d_XM = sum(row_XM for _, row_XM in _by_choice(d_RM, order, taken, tokens))
-    assert isinstance(d_XM, jax.Array)
-    return d_XM.astype(d_RM.dtype), None, None
+    place_XK = order.place_N.reshape(tokens, -1)
+    return _summed(d_RM, place_XK, jnp.ones(place_XK.shape, jnp.float32), taken).astype(d_RM.dtype), None, None
 
 
 choose_rows.defvjp(
@@ -144,34 +142,44 @@ choose_rows.defvjp(
 @jax.custom_vjp
 def weighed_sum(y_RM: jax.Array, weights_XK: jax.Array, order: Sorted, taken: jax.Array | int) -> jax.Array:
     """Each token's sum over its choices, weighed, in float32, XM; of rows in the order of the experts the first ``taken``."""
-    tokens = weights_XK.shape[0]
-    out_XM = sum(row_XM * weights_XK[:, which, None] for which, row_XM in _by_choice(y_RM, order, taken, tokens))
-    assert isinstance(out_XM, jax.Array)
-    return out_XM
+    return _summed(y_RM, order.place_N.reshape(weights_XK.shape), weights_XK, taken)
 
 
 def _weighed_sum_backward(kept, d_XM: jax.Array):
     y_RM, weights_XK, order, taken = kept
-    tokens, room = weights_XK.shape[0], y_RM.shape[0]
-    number_R = jnp.arange(room, dtype=jnp.int32)
-    weight_R = jnp.where(number_R < taken, _at(weights_XK.reshape(-1), order.choice_N[:room]), 0)
-    d_y_RM = _at(d_XM, _token_of(order, tokens, room)) * weight_R[:, None]
-    d_weights = [jnp.sum(row_XM * d_XM, axis=1) for _, row_XM in _by_choice(y_RM, order, taken, tokens)]
-    return d_y_RM.astype(y_RM.dtype), jnp.stack(d_weights, axis=1).astype(weights_XK.dtype), None, None
+    room, place_XK = y_RM.shape[0], order.place_N.reshape(weights_XK.shape)
+    weight_R = jnp.where(jnp.arange(room) < taken, _at(weights_XK.reshape(-1), order.choice_N[:room]), 0)
+    # The slope of what is given on in the rows' dtype: nothing is lost by taking it so.
+    d_RM = _at(d_XM.astype(y_RM.dtype), _token_of(order, place_XK.shape[0], room))
+    d_y_RM = (d_RM.astype(jnp.float32) * weight_R[:, None]).astype(y_RM.dtype)
+
+    def slope(place_X: jax.Array) -> jax.Array:
+        return jnp.sum(_rows_at(y_RM, place_X, taken) * d_XM, axis=1)
+
+    return d_y_RM, jax.lax.map(slope, place_XK.T).T.astype(weights_XK.dtype), None, None
 
 
 weighed_sum.defvjp(lambda *given: (weighed_sum(*given), given), _weighed_sum_backward)
 
 
-def _by_choice(
-    rows_RM: jax.Array, order: Sorted, taken: jax.Array | int, tokens: int
-) -> Iterator[tuple[int, jax.Array]]:
-    """For each of the choices of a token, the row of each token's, in float32, XM; zeros where no expert takes it."""
-    place_XK = order.place_N.reshape(tokens, -1)
-    for which in range(place_XK.shape[1]):
-        place_X = place_XK[:, which]
-        row_XM = _at(rows_RM, jnp.minimum(place_X, rows_RM.shape[0] - 1)).astype(jnp.float32)
-        yield which, jnp.where((place_X < taken)[:, None], row_XM, 0.0)
+def _summed(rows_RM: jax.Array, place_XK: jax.Array, weights_XK: jax.Array, taken: jax.Array | int) -> jax.Array:
+    """Each token's sum over its choices, weighed, in float32, XM.
+
+    One choice after the other: all rows at once would be K times the tokens, whatever part of them is here.
+    """
+
+    def add(sum_XM: jax.Array, choice: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        place_X, weight_X = choice
+        return sum_XM + _rows_at(rows_RM, place_X, taken) * weight_X[:, None], None
+
+    nothing = jnp.zeros((place_XK.shape[0], rows_RM.shape[1]), jnp.float32)
+    return jax.lax.scan(add, nothing, (place_XK.T, weights_XK.T.astype(jnp.float32)))[0]
+
+
+def _rows_at(rows_RM: jax.Array, place_X: jax.Array, taken: jax.Array | int) -> jax.Array:
+    """The row of one choice of each token, in float32; zeros where no expert takes it."""
+    row_XM = _at(rows_RM, jnp.minimum(place_X, rows_RM.shape[0] - 1)).astype(jnp.float32)
+    return jnp.where((place_X < taken)[:, None], row_XM, 0.0)
 
 
 def _token_of(order: Sorted, tokens: int, room: int) -> jax.Array:
