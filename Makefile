@@ -39,6 +39,7 @@ test: setup check
 
 test-all: test
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
+	$(BIN)/python -m tests.engine_torch.whole
 
 test-targets:
 	@PYTHON='$(PYTHON)' sh scripts/setup.sh targets

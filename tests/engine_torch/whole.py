@@ -1,0 +1,73 @@
+"""Trains every case of two engines for all steps, and writes docs/sameness-torch.md; ends with an error where one is not the same.
+
+    python -m tests.engine_torch.whole [--only TEXT]
+
+With ``--only`` the cases that have the text in their names are trained, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+# The simulated devices of the tests, and their environment.
+import tests.conftest  # noqa: F401
+from tests.engine_jax.steps import STEPS, Case, Difference, assert_same, difference, run_of
+from tests.engine_torch.meeting import in_group
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import in_words, trained
+from tests.engine_torch.test_against_jax import CASES
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "sameness-torch.md"
+HEAD = f"""# How far the two engines are apart
+
+The same seed, rows and layout, on four ranks of PyTorch over Gloo and on one device of the JAX engine. `make test-all` trains
+each case and writes this page anew; `make test` trains the same cases, some of them for fewer steps.
+
+Each case: float32, {STEPS} steps of 2 micro-steps, AdamW, rows of very unequal numbers of valid tokens, gradients clipped in every
+step. The states before the first step are the same bit for bit.
+
+- *loss*: the largest relative difference of a step's loss. Allowed: 1e-5 without experts, 1e-4 with them.
+- *gradient*: the largest |g - g1| / |g1| over steps 1 and 2, all weights and all layers, before clipping, and where it
+  was; g1 is that of the JAX engine. Allowed: 1e-4.
+
+| model | layout | mesh | more | loss | gradient | of |
+|---|---|---|---|---:|---:|---|
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    start, found, failed = time.monotonic(), [], []
+    cases = [case for case in CASES if given.only in in_words(case)]
+    ranks = Ranks(4, in_group)
+    try:
+        for number, case in enumerate(cases, 1):
+            ours, theirs = trained(ranks, case, STEPS).run, run_of(case.alone)
+            apart = difference(ours, theirs)
+            found.append(line(case, apart))
+            try:
+                assert_same(ours, theirs, case.tolerance)
+            except AssertionError as wrong:
+                failed.append(f"{in_words(case)}: {wrong}")
+            print(f"{time.monotonic() - start:6.0f} s {number:2d}/{len(cases)} {found[-1]}", flush=True)
+    finally:
+        ranks.end()
+    for one in failed:
+        print(f"not the same: {one}", file=sys.stderr)
+    if not given.only and not failed:
+        PAGE.write_text(HEAD + "\n".join(found) + "\n", encoding="utf-8")
+    return 1 if failed else 0
+
+
+def line(case: Case, apart: Difference) -> str:
+    more = ", ".join(part for part in (case.move, case.settings, "head-tail" if case.balanced else "") if part)
+    return f"| {case.model} | {case.layout} | {case.mesh} | {more} | {apart.loss:.1e} | {apart.gradient:.1e} | {apart.weight} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
