@@ -154,15 +154,6 @@ def test_a_number_that_cannot_be(option, calls, capsys):
     assert calls == []
 
 
-def test_the_pytorch_engine_does_not_train_yet(calls, capsys):
-    assert main([*TRAIN, "--engine", "torch"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        "shardwright: --engine torch: the PyTorch engine does not train yet. `shardwright plan` knows its layouts.\n",
-    )
-    assert calls == []
-
-
 def test_without_jax_the_extra_is_named(capsys, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("shardwright.engine_jax")]:
         monkeypatch.delitem(sys.modules, name)

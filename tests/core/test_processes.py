@@ -170,7 +170,7 @@ REFUSED = {
     "no port": (
         Said(coordinator="a", count=2, index=1),
         {},
-        "the coordinator is 'a' (told by options), and must be HOST:PORT, as node0:12345.",
+        "the coordinator is 'a' (told by options), and must be HOST:PORT with a port from 1 to 65535, as node0:12345.",
     ),
     "alone with an index": (
         Said(count=1, index=1),

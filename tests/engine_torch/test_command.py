@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -91,3 +92,46 @@ def wait_for(happened, process: subprocess.Popen) -> None:
     while not happened():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
+
+
+def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with started([*ON_TORCH, "--steps", "1000", "--out", str(out)]) as process:
+        wait_for(lambda: (out / "metrics.jsonl").exists(), process)
+        ranks = [pid_of_rank(process, rank) for rank in range(4)]
+        process.kill()
+        deadline = time.monotonic() + KILLED_WITHIN_S
+        while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+            assert time.monotonic() < deadline, ranks
+            time.sleep(0.1)
+        _, said = process.communicate()
+    assert "the command that started the ranks is gone" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0"}, "the environment has RANK and lacks WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "WORLD_SIZE is 0, and must be"),
+    ],
+)
+def test_half_of_torchruns_variables_are_said(tmp_path: Path, variables: dict[str, str], message: str) -> None:
+    done = run([*ON_TORCH, "--out", str(tmp_path / "out")], variables)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(tmp_path: Path, listens: bool) -> None:
+    """Nobody at the port, and somebody who never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if not listens:
+            listener.close()
+        variables = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        done = run([*ON_TORCH, "--out", str(tmp_path / "out"), "--join-timeout", "2"], variables)
+    assert done.returncode == 2
+    assert f"has no store at 127.0.0.1:{port}" in done.stderr
+    assert "--join-timeout" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr

@@ -30,6 +30,11 @@ def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
         raise InputError(
             "--hlo: PyTorch compiles no program, so there is no text. Leave --hlo out, or use --engine jax."
         )
+    chip = plan.request.chip
+    if chip is not None and chip.turns_on_the_way:
+        raise InputError(
+            f"--chips: PyTorch does not train on {chip.name} here. Leave --chips out, give GPUs, as h100:8x8, or use --engine jax."
+        )
     from shardwright.report.compile_progress import compile_progress
 
     with needing_extra("torch", "a step of PyTorch"):

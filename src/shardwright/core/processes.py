@@ -157,7 +157,10 @@ def _checked(count: int, index: int, address: str, found: str, launcher: str | N
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise InputError(f"the coordinator is '{address}' ({found}), and must be HOST:PORT, as node0:12345.")
+        raise InputError(
+            f"the coordinator is '{address}' ({found}), and must be HOST:PORT with a port from 1 to 65535, as "
+            f"node0:12345."
+        )
     processes = Processes(count=count, index=index, coordinator=address, found=found, launcher=launcher)
     return replace(processes, join_timeout_s=said.join_timeout_s)
 
@@ -194,15 +197,18 @@ def _cluster(environment: Mapping[str, str], full_host_name: Callable[[], str]) 
 
 def _torchrun(environment: Mapping[str, str]) -> _Cluster | None:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not {"RANK", "WORLD_SIZE"} & set(environment):
+    given = [name for name in names if environment.get(name)]
+    if not {"RANK", "WORLD_SIZE"} & set(given):
         return None
-    missing = [name for name in names if name not in environment]
+    missing = [name for name in names if name not in given]
     if missing:
         raise InputError(
-            f"torchrun: {', '.join(name for name in names if name in environment)} are set and {', '.join(missing)} not. "
-            f"Start the ranks with torchrun, or give --coordinator, --processes and --process."
+            f"torchrun: the environment has {', '.join(given)} and lacks {', '.join(missing)}. Start the ranks with torchrun, "
+            f"or give --coordinator, --processes and --process."
         )
     index, count = _number(environment, "RANK", "torchrun"), _number(environment, "WORLD_SIZE", "torchrun")
+    if count < 1:
+        raise InputError(f"torchrun: WORLD_SIZE is {count}, and must be at least 1.")
     return _Cluster(
         name="torchrun",
         index=index,

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
@@ -25,7 +25,12 @@ POLL_S = 0.05
 GRACE_S = 20
 """So long the other ranks have to end by themselves, when one has failed. They hear of it at once."""
 HOST = "127.0.0.1"
-COMMAND = "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = (
+    "import sys; from shardwright.engine_torch.launch import end_with_parent; end_with_parent(); "
+    "from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
+)
+PARENT = "SHARDWRIGHT_PARENT"
+PARENT_POLL_S = 1.0
 
 
 def launch(count: int, arguments: Sequence[str]) -> int:
@@ -37,6 +42,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     common = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
+        PARENT: str(os.getpid()),
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(_free_port()),
         # As many ranks as there are cores would each start as many threads.
@@ -57,6 +63,21 @@ def launch(count: int, arguments: Sequence[str]) -> int:
             codes = _ended(context)
         context.close()
     return _told(codes)
+
+
+def end_with_parent() -> None:
+    """End this rank when the command that started it is gone: nobody else would, and it would go on writing."""
+    parent = int(os.environ[PARENT])
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        with suppress(OSError):
+            sys.stderr.write("shardwright: the command that started the ranks is gone, so they end too.\n")
+            sys.stderr.flush()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="shardwright parent", daemon=True).start()
 
 
 def _ended(context: SubprocessContext) -> dict[int, int | None]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +25,7 @@ from shardwright.core.processes import TORCHRUN, Processes
 from shardwright.runs.meeting import Connection
 
 MEETING = "shardwright/meeting"
+RETRY_S = 0.2
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
@@ -73,17 +76,72 @@ def _torchrun_store(processes: Processes) -> Store:
 
 
 def _store(processes: Processes, *, is_first: bool) -> Store:
-    timeout = timedelta(seconds=processes.join_timeout_s)
-    try:
+    """The store at the coordinator's port, made by the first and reached by the others, in the time there is to join.
+
+    Whether somebody listens there is asked first, and PyTorch then waited for in a thread: it waits as long as it likes for
+    an answer, and tells of a failure in its own log.
+    """
+    timeout = processes.join_timeout_s
+    if is_first:
+        _require_free(processes)
+    else:
+        _await_listener(processes)
+
+    def made() -> Store:
         return TCPStore(
-            processes.host, processes.port, processes.count, is_master=is_first, timeout=timeout, wait_for_workers=False
+            processes.host,
+            processes.port,
+            processes.count,
+            is_master=is_first,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
         )
-    except (dist.DistError, RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"process {processes.index} of {processes.count} has no store at {processes.coordinator} "
-            f"({processes.found}): {said}"
-        ) from None
+
+    done: list[Store | BaseException] = []
+
+    def make() -> None:
+        try:
+            done.append(made())
+        except (dist.DistError, RuntimeError, ValueError) as error:
+            done.append(error)
+
+    thread = threading.Thread(target=make, name="shardwright store", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if done and isinstance(done[0], Store):
+        return done[0]
+    said = (
+        str(done[0]).strip().splitlines()[0] if done and str(done[0]).strip() else "what listens there does not answer"
+    )
+    raise _no_store(processes, said)
+
+
+def _require_free(processes: Processes) -> None:
+    try:
+        with socket.create_server(("", processes.port)):
+            pass
+    except OSError as error:
+        raise _no_store(processes, os.strerror(error.errno or 0)) from None
+
+
+def _await_listener(processes: Processes) -> None:
+    deadline, problem = time.monotonic() + processes.join_timeout_s, ""
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((processes.host, processes.port), timeout=RETRY_S + 1):
+                return
+        except OSError as error:
+            problem = str(error.strerror or error)
+        time.sleep(RETRY_S)
+    raise _no_store(processes, problem)
+
+
+def _no_store(processes: Processes, said: str) -> InputError:
+    return InputError(
+        f"process {processes.index} of {processes.count} has no store at {processes.coordinator} ({processes.found}): "
+        f"{said}. See that process 0 runs, that the host and the port are right and the port is free there for PyTorch alone; "
+        f"or give them longer than {processes.join_timeout_s} s with --join-timeout."
+    )
 
 
 def _begin(processes: Processes, store: Store) -> None:
