@@ -70,11 +70,6 @@ def trained_on(
     return RanksRun(run=run, dropped=sum(step.dropped for step in steps), initial=_whole([one.initial for one in told]))
 
 
-def first_steps(run: Run, num_steps: int) -> Run:
-    """The same run, had it ended there."""
-    return replace(run, losses=run.losses[:num_steps], norms=run.norms[:num_steps], tokens=run.tokens[:num_steps])
-
-
 def assert_trains_as(theirs: RanksRun, ranks: Ranks, case: Case, **changed: Any) -> None:
     """The first steps of a case are those of another run: losses, gradients and what was dropped."""
     ours = trained(ranks, case, **changed)

@@ -13,7 +13,7 @@ from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.state import initial_state
 from tests.engine_jax.steps import STEPS, Case, assert_same, plan_of, run_of
 from tests.engine_torch.ranks import Ranks
-from tests.engine_torch.runs import first_steps, in_words, trained
+from tests.engine_torch.runs import in_words, trained
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 
 DENSE = (("hsdp", "data=2,fsdp=2"), ("fsdp-tp", "fsdp=2,tensor=2"), ("cp", "fsdp=2,context=2"))
@@ -28,15 +28,10 @@ CASES.append(
 )
 
 
-LONG, SHORT = {"hsdp", "ep-as-cp"}, 8
-"""The layouts that are trained for all steps, and for how many the others are: four ranks of two cores are slow."""
-
-
 @pytest.mark.parametrize("case", CASES, ids=in_words)
 def test_trains_as_the_other_engine(case: Case, four: Ranks) -> None:
     """From the same bits: gradients of steps 1 and 2, every loss, and the norms that are clipped by."""
-    num_steps = STEPS if case.layout in LONG and not case.settings else SHORT
-    ours, theirs = trained(four, case, num_steps), first_steps(run_of(case.alone), num_steps)
+    ours, theirs = trained(four, case, STEPS), run_of(case.alone)
     assert_same_bits(ours.initial, case)
     assert_same(ours.run, theirs, case.tolerance)
     np.testing.assert_allclose(ours.run.norms, theirs.norms, rtol=1e-3)
