@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from shardwright.core.mesh import Mesh as CoreMesh
 from shardwright.data.packing import arranged
+from shardwright.engine_jax.layer_io import Ring
 from shardwright.engine_jax.ring import attend_around
 from shardwright.engine_jax.scores import Sight, attend
 from tests.engine_jax.attending import QUICKLY, Case, batch, on_one_device, plan_of, program_of, table_of, weights_of
@@ -32,10 +34,11 @@ WITH_PARALLEL_SEQUENCE = {
     "mesh": "context: 2, tensor: 4",
     "roles": "context: context, tensor: {elsewhere: tensor, sequence_parallel: true}",
 }
-TWO_AXES = {
+OUT_OF_MESH_ORDER = {
     "mesh": "expert: 2, fsdp: 2, context: 2",
-    "roles": "expert: {elsewhere: context, moe: expert}, fsdp: fsdp, context: context",
+    "roles": "expert: {elsewhere: context, mlp: tensor}, fsdp: fsdp, context: context",
 }
+"""The first axis leaves the length in the MLP, so that it is the minor one of a row."""
 WHOLE_KV_HEADS = "attention: {kv_heads: []}"
 
 
@@ -49,7 +52,7 @@ def close(ours, expected) -> None:
 
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("model", ["grouped", "latent"])
-@pytest.mark.parametrize("where", [WITH_ROWS, WITH_HEADS, TWO_AXES], ids=["rows", "heads", "two axes"])
+@pytest.mark.parametrize("where", [WITH_ROWS, WITH_HEADS, OUT_OF_MESH_ORDER], ids=["rows", "heads", "two axes"])
 def test_it_is_the_attention_of_one_device(where: dict[str, str], model: str, move: str) -> None:
     case = case_of(where, model, move)
     close(program_of(case)(weights_of(model), batch()), on_one_device(model))
@@ -146,11 +149,11 @@ def test_a_query_that_sees_no_key_is_as_finite_as_on_one_device() -> None:
     segments_BT[0, :4] = segments_BT[1, 6:9] = 7
     sight = Sight(positions_BT, segments_BT, positions_BT, np.ones((2, 16), np.int32))
     mesh = Mesh(np.array(jax.devices()[:4]), ("context",))
-    cut, whole = PartitionSpec(None, "context"), PartitionSpec()
+    cut, whole, ring = PartitionSpec(None, "context"), PartitionSpec(), Ring.over(CoreMesh.of(context=4), ("context",))
 
     def around(q_BTHD, k_BSKD, v_BSKE, sight):
         def loss(q_BTHD, k_BSKD, v_BSKE):
-            out = attend_around(q_BTHD, (k_BSKD, v_BSKE), lambda held: held, sight, 0.5, ("context",))
+            out = attend_around(q_BTHD, (k_BSKD, v_BSKE), lambda held: held, sight, 0.5, ring)
             return jnp.sum(jnp.sin(out)), out
 
         (_, out), slopes = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q_BTHD, k_BSKD, v_BSKE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 from types import MappingProxyType
 
@@ -95,6 +96,16 @@ class Mesh:
             if axis.name in free:
                 members = [{**member, axis.name: index} for member in members for index in range(axis.size)]
         return tuple(sorted(self.device(member) for member in members))
+
+    def numbers(self, axes: Sequence[str]) -> tuple[int, ...]:
+        """For each device along ``axes``, major first as they are given, its number where they are counted in mesh order.
+
+        >>> Mesh.of(a=2, b=3).numbers(["b", "a"])
+        (0, 3, 1, 4, 2, 5)
+        """
+        counted = Mesh(tuple(axis for axis in self.axes if axis.name in axes))
+        places = product(*(range(self.size(axis)) for axis in axes))
+        return tuple(counted.device(dict(zip(axes, place, strict=True))) for place in places)
 
     def __str__(self) -> str:
         return " x ".join(f"{axis.name} {axis.size}" for axis in self.axes)

@@ -142,6 +142,7 @@ def _attend(
 def _around(
     q_BTHD: jax.Array, held: Any, made: KeysAndValues, sight: Sight, scale: float, links: AttentionLinks
 ) -> jax.Array:
+    assert links.ring is not None
     block = None if links.way.name == "whole" else links.way.block
     return attend_around(q_BTHD, held, made, sight, scale, links.ring, block)
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.core.attention_kernels import WHOLE, Chosen
+from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step
 from shardwright.core.row_order import IN_ORDER
 from shardwright.core.table import ModelTable
@@ -35,15 +36,31 @@ class Use(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """Devices that pass on what they hold, along ``axes``, major first.
+
+    ``numbers``: of each of them, in that order, the number where they are counted along the axes ``in_mesh_order``.
+    """
+
+    axes: tuple[str, ...]
+    in_mesh_order: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def over(cls, mesh: Mesh, axes: tuple[str, ...]) -> Ring:
+        return cls(axes=axes, in_mesh_order=mesh.in_mesh_order(axes), numbers=mesh.numbers(axes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLinks:
     """The axes over which attention is more than a device's own work; all larger than one, major first.
 
-    ``ring``: those around which keys and values (or the latent) travel. ``heads`` cut the query heads where they
+    ``ring``: that around which keys and values (or the latent) travel, if they do. ``heads`` cut the query heads where they
     attend, ``kv_heads`` the KV heads that they meet: where these are fewer axes, a device takes its own of whole ones.
     ``way``: by which algorithm. ``pieces``: a row lies in so many equal pieces, and these are their places in the text.
     """
 
-    ring: tuple[str, ...] = ()
+    ring: Ring | None = None
     heads: tuple[str, ...] = ()
     kv_heads: tuple[str, ...] = ()
     way: Chosen = WHOLE

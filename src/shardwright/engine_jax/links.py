@@ -24,7 +24,7 @@ from shardwright.core.row_order import tiles
 from shardwright.core.spec import Spec
 from shardwright.core.table import Move, Weight
 from shardwright.engine_jax.hop import gathered, scattered
-from shardwright.engine_jax.layer_io import Around, AttentionLinks, ExpertLinks, Links, index_of, size_of
+from shardwright.engine_jax.layer_io import Around, AttentionLinks, ExpertLinks, Links, Ring, index_of, size_of
 from shardwright.engine_jax.scopes import of_component, of_tensor
 
 
@@ -228,11 +228,12 @@ def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
 def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     keys = "attention.keys_attended"
     heads = "kv_heads" if "kv_heads" in plan.by_name[keys].in_use.logical_axes else "heads"
-    travels = plan.request.layout.move_attention == "ring"
+    length = _cut(plan, "attention.queries", "length")
+    travels = plan.request.layout.move_attention == "ring" and length
     attending = attending_of(plan)
     assert attending is not None, plan.request.table.name
     return AttentionLinks(
-        ring=_cut(plan, "attention.queries", "length") if travels else (),
+        ring=Ring.over(plan.mesh, length) if travels else None,
         heads=_cut(plan, "attention.queries_attended", "heads"),
         kv_heads=_cut(plan, keys, heads),
         way=choose_attention(backend, attending),

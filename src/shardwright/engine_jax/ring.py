@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.engine_jax.blockwise import with_keys_in_blocks
-from shardwright.engine_jax.layer_io import index_of, size_of
+from shardwright.engine_jax.hop import passed_on
+from shardwright.engine_jax.layer_io import Ring, index_of
 from shardwright.engine_jax.scores import Sight, with_keys
 
 KeysAndValues = Callable[[Any], tuple[jax.Array, jax.Array]]
@@ -27,10 +28,10 @@ def attend_around(
     keys_and_values: KeysAndValues,
     sight: Sight,
     scale: float,
-    axes: tuple[str, ...],
+    ring: Ring,
     block: int | None = None,
 ) -> jax.Array:
-    """Softmax attention of this device's queries to the keys of all devices along ``axes``, BTHE.
+    """Softmax attention of this device's queries to the keys of all devices of the ring, BTHE.
 
     ``held``: what this device passes on, an array or several; ``keys_and_values`` makes BSKD and BSKE of it.
     ``sight`` has the positions and segments of the whole row of keys: they are small, and known before the first layer.
@@ -39,12 +40,11 @@ def attend_around(
     JAX differentiates the passing on, which is exact: its transpose passes a gradient the other way, and on its way each
     device adds its part. So a backward pass takes as many steps as a forward pass.
     """
-    num, own = size_of(axes), index_of(axes)
-    onward = [(device, (device + 1) % num) for device in range(num)]
+    num, own = len(ring.numbers), index_of(ring.axes)
     running = None
     for step in range(num):
         if step:
-            held = jax.tree.map(lambda part: jax.lax.ppermute(part, axes, onward), held)
+            held = jax.tree.map(lambda part: passed_on(part, ring), held)
         k_BSKD, v_BSKE = keys_and_values(held)
         seen = _piece(sight, (own - step) % num, num)
         if block is None:

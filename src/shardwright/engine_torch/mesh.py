@@ -78,15 +78,8 @@ class Ranks:
         met, index, size = self._met(axes), 0, 1
         for axis in axes:
             index, size = index * self.mesh.size(axis) + self._here[axis], size * self.mesh.size(axis)
-        order = [0] * size
-        for number in range(size):
-            rest, at = number, {}
-            for axis in reversed(axes):
-                rest, at[axis] = divmod(rest, self.mesh.size(axis))
-            for axis in met:
-                order[number] = order[number] * self.mesh.size(axis) + at[axis]
         group = self._meshes[met].get_group() if met else None
-        return Peers(axes=axes, size=size, index=index, group=group, order=tuple(order))
+        return Peers(axes=axes, size=size, index=index, group=group, order=self.mesh.numbers(axes))
 
 
 def axes_that_meet(plan: Plan) -> Iterator[Axes]:

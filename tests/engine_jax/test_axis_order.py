@@ -1,0 +1,134 @@
+"""What JAX makes of axes in another order than the mesh's, collective by collective; the parts are cut by hand.
+
+All of them count devices in the order in which they are given the axes, and so does ``axis_index``; a permute alone counts
+in mesh order, which is why there is one function that permutes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from shardwright.core.hops import Part
+from shardwright.core.mesh import Mesh
+from shardwright.core.movement import Step
+from shardwright.engine_jax import hop
+from shardwright.engine_jax.layer_io import Ring, index_of, size_of
+from tests.engine_jax.steps import QUICKLY
+
+MESHES = ({"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 4})
+ORDERS = [(sizes, axes) for sizes in MESHES for num in range(1, len(sizes) + 1) for axes in permutations(sizes, num)]
+"""Every choice of axes in every order. Of three axes and of unlike ones an order is another than its inverse."""
+
+HELD = np.arange(8.0 * 8).reshape(8, 8, 1).astype(np.float32)
+"""What each of 8 devices holds."""
+
+Named = Mapping[str, np.ndarray]
+
+
+def groups_of(sizes: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
+    """The devices that meet over the axes, major first: NumPy's axes, moved to where they are named."""
+    devices = np.arange(8).reshape(list(sizes.values()))
+    moved = np.moveaxis(devices, [list(sizes).index(axis) for axis in axes], range(len(axes)))
+    num = int(np.prod([sizes[axis] for axis in axes]))
+    return moved.reshape(num, -1).T.tolist()
+
+
+def by_hand(groups: Sequence[Sequence[int]]) -> Named:
+    """What each device has afterwards."""
+    found: dict[str, dict[int, np.ndarray]] = {}
+    for group in groups:
+        num, held = len(group), [HELD[device] for device in group]
+        total, each = np.sum(held, axis=0), 8 // len(group)
+        for index, device in enumerate(group):
+            mine = slice(index * each, (index + 1) * each)
+            one = {
+                "index": np.float32(index),
+                "passed on": held[index - 1],
+                "passed on, slope": held[(index + 1) % num],
+                "gathered": np.concatenate(held),
+                "stacked": np.stack([part[0] for part in held]),
+                "scattered": total[mine],
+                "exchanged": np.concatenate([part[mine] for part in held], axis=1),
+                "chunks": np.stack([part[index] for part in held]),
+                "largest": np.max(held, axis=0),
+                "summed": total,
+            }
+            for name, array in one.items():
+                found.setdefault(name, {})[device] = array
+    return {name: np.stack([by_device[device] for device in range(8)]) for name, by_device in found.items()}
+
+
+def by_jax(sizes: Mapping[str, int], axes: tuple[str, ...]) -> Named:
+    ring = Ring.over(Mesh.of(**sizes), axes)
+
+    def all_of(own_18: jax.Array) -> dict[str, jax.Array]:
+        own, step = own_18[0], Step(kind="all-gather", axes=axes)
+        passed_on, slope = jax.vjp(lambda array: hop.passed_on(array, ring), own)
+        found = {
+            "index": jnp.float32(index_of(axes)),
+            "passed on": passed_on,
+            "passed on, slope": slope(own)[0],
+            "gathered": hop.gathered(own, step, 0),
+            "stacked": jax.lax.all_gather(own[0], axes),
+            "scattered": hop.scattered(own, step, 0),
+            "exchanged": jax.lax.all_to_all(own, axes, 0, 1, tiled=True),
+            "chunks": jax.lax.all_to_all(own[: size_of(axes)], axes, 0, 0),
+            "largest": jax.lax.pmax(own, axes),
+            "summed": jax.lax.psum(own, axes),
+        }
+        return {name: array[None] for name, array in found.items()}
+
+    return on_devices(all_of, sizes)(HELD)
+
+
+def on_devices(function: Callable[[jax.Array], object], sizes: Mapping[str, int]) -> jax.stages.Wrapped:
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    every = PartitionSpec(tuple(sizes))
+    program = jax.shard_map(function, mesh=mesh, in_specs=every, out_specs=every, check_vma=False)
+    return jax.jit(program, compiler_options={**QUICKLY, "xla_backend_optimization_level": 0})
+
+
+@pytest.mark.parametrize(("sizes", "axes"), ORDERS, ids=lambda value: " ".join(value))
+def test_every_collective_counts_devices_in_the_order_of_its_axes(sizes: dict[str, int], axes: tuple[str, ...]) -> None:
+    expected, found = by_hand(groups_of(sizes, axes)), by_jax(sizes, axes)
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("axes", [("b", "c", "a"), ("c", "b"), ("a", "c")], ids=" ".join)
+def test_a_ragged_exchange_has_groups_in_that_order_too(axes: tuple[str, ...]) -> None:
+    """No CPU can run one: the groups of the program that is made of it."""
+    num, sizes = 2 ** len(axes), MESHES[0]
+
+    def exchanged(own_18: jax.Array) -> jax.Array:
+        one = jnp.ones(num, jnp.int32)
+        way = (jnp.arange(num, dtype=jnp.int32), one, one * index_of(axes), one)
+        return jax.lax.ragged_all_to_all(own_18[0], jnp.zeros_like(own_18[0]), *way, axis_name=axes)[None]
+
+    text = on_devices(exchanged, sizes).trace(HELD).lower(lowering_platforms=("tpu",)).as_text()
+    (written,) = re.findall(r"ragged_all_to_all.*?replica_groups = dense<(\[\[.*?\]\])>", text, re.DOTALL)
+    assert sorted(eval(written)) == sorted(groups_of(sizes, axes))
+
+
+@pytest.mark.parametrize("which", ["minor", "major"])
+def test_a_hop_takes_its_part_of_an_axis(which) -> None:
+    sizes, part = {"b": 2, "a": 4}, Part(which=which, minor=2, major=2)
+    step = Step(kind="all-gather", axes=("a",), part=part)
+    groups = [[base + place for place in group] for base in (0, 4) for group in part.groups]
+    expected = by_hand(groups)
+
+    def both(own_18: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return hop.gathered(own_18[0], step, 0)[None], hop.scattered(own_18[0], step, 0)[None]
+
+    gathered, scattered = on_devices(both, sizes)(HELD)
+    np.testing.assert_array_equal(gathered, expected["gathered"])
+    np.testing.assert_array_equal(scattered, expected["scattered"])
