@@ -90,3 +90,12 @@ def test_gradients_of_experts_are_added_up_in_float32() -> None:
 def test_a_pipeline_stage_keeps_what_its_own_layers_need() -> None:
     one, three = (plan_of("llama3-test", "pp", {"stage": n, "fsdp": 2}).memory for n in (1, 3))
     assert one.activations_bytes - three.activations_bytes == (6 - 2) * STREAM
+
+
+def test_the_fullest_stage_holds_its_share_of_the_layers_rounded_up() -> None:
+    plan = plan_of("llama3-test", "pp", {"stage": 4, "fsdp": 2})
+    layer = 2 * EMBED + (4 * EMBED * EMBED + 3 * EMBED * WIDTH) // 2
+    # 6 layers over 4 stages: no stage has one and a half. Norms are whole, and the ends are on every stage.
+    assert plan.memory.weights_bytes == 4 * (2 * layer + 2 * VOCAB * EMBED // 2 + EMBED)
+    assert plan.memory.gradients_bytes == plan.memory.weights_bytes
+    assert [finding.code for finding in plan.errors] == ["SW110"]

@@ -57,7 +57,7 @@ class Traffic:
         if self.capacity is None:
             return self.devices * self.to_one
         rows = self.devices * self.rows // self.sharing
-        taken = self.experts * min(self.capacity, self.tokens * self.sharing) * rows
+        taken = self.experts * self.capacity * rows
         return min(self.devices * self.to_one, taken)
 
     @property
@@ -66,7 +66,7 @@ class Traffic:
         most = self.rows * self.tokens * min(self.top_k, self.experts)
         if self.capacity is None:
             return most
-        return min(most, self.experts * min(self.capacity, self.tokens) * self.rows)
+        return min(most, self.experts * self.capacity * self.rows)
 
     def room(self, factor: float | None) -> int:
         """Rows of a device's buffer: the choices of its even share times the factor, and never more than may come.

@@ -63,7 +63,8 @@ def _faults(request: Request) -> Iterator[Draft]:
     for axis, size in fixed.items():
         if size < 1:
             found = f"size {size}"
-            fills = _one_size({**fixed, axis: 1}, request.devices, filled=True) if request.devices else ()
+            one = {**fixed, axis: 1}
+            fills = _one_size(one, request.devices, filled=True) if request.devices and min(one.values()) > 0 else ()
             candidates = (_resize({axis: 1}), *(c for c in fills if c.text.startswith(f"--mesh {axis}=")))
             yield _fault(layout, axis, f"mesh axis '{axis}'", found, "a size of at least 1", candidates)
     if len(automatic) > 1:

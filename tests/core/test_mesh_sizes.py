@@ -1,0 +1,94 @@
+"""Sizes of the mesh axes: whatever is asked for, there is a mesh of as many devices, or a fix that mends its fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from random import Random
+
+import pytest
+
+from shardwright import Request, model_table
+from shardwright.cli.values import mesh_sizes
+from shardwright.core.errors import FindingsError
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.mesh_sizes import resolve_mesh
+from shardwright.files import parse_yaml
+
+TABLE = model_table("llama3-test")
+
+
+def request(declared: dict[str, object], asked: dict[str, int], devices: int | None) -> Request:
+    sizes = ", ".join(f"{axis}: {size}" for axis, size in declared.items())
+    roles = "".join(f"  {axis}: data\n" for axis in declared)
+    layout = read_layout(parse_yaml(f"name: mine\nmesh: {{{sizes}}}\nroles:\n{roles}", "mine.yaml"))
+    return Request(layout=layout, table=TABLE, mesh_sizes=asked, devices=devices, batch=8, length=64)
+
+
+def fixes(given: Request) -> dict[str, str]:
+    """What is wrong, and what is said to mend it."""
+    with pytest.raises(FindingsError) as told:
+        resolve_mesh(given)
+    return {finding.found: finding.fix for finding in told.value.findings}
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked", "devices", "fix"),
+    [
+        # Size 1 takes the fault away, and 1 x 2 are not 8 devices: the size that fills them does not bring another.
+        ({"a": 2, "b": 2}, {"a": 0}, 8, {"size 0": "--mesh a=4"}),
+        ({"a": 2, "b": 2}, {"a": -1}, None, {"size -1": "--mesh a=1"}),
+        # 3 times whatever are not 4.
+        ({"a": 3, "b": 2}, {"b": 0}, 4, {"size 0": ""}),
+        # Both are told, and each fix mends one of them.
+        ({"a": 2, "b": 2}, {"a": 0, "b": -2}, 8, {"size 0": "--mesh a=1", "size -2": "--mesh b=1"}),
+        ({"a": 2, "b": 2}, {}, 6, {"a 2 x b 2 = 4": "--mesh a=3"}),
+    ],
+)
+def test_a_fix_takes_its_fault_away_and_brings_no_other(declared, asked, devices, fix) -> None:
+    assert fixes(request(declared, asked, devices)) == fix
+
+
+def typed(given: Request, fix: str) -> Request:
+    option, value = fix.split()
+    if option == "--devices":
+        return replace(given, devices=int(value))
+    asked = {**given.mesh_sizes, **mesh_sizes(value)}
+    return replace(given, mesh_sizes={axis: size for axis, size in asked.items() if axis in given.layout.mesh})
+
+
+def faults(given: Request) -> list[tuple[str, str]]:
+    """Where something is wrong."""
+    try:
+        resolve_mesh(given)
+    except FindingsError as error:
+        return [(finding.code, finding.where) for finding in error.findings]
+    return []
+
+
+def test_random_sizes_give_a_mesh_of_as_many_devices_or_fixes_that_mend() -> None:
+    random = Random(0)
+    meshes = mended = several = 0
+    for _ in range(1500):
+        axes = ("a", "b", "c")[: random.randint(1, 3)]
+        declared = {axis: random.choice(("auto", 1, 2, 3, 4)) for axis in axes}
+        asked = {axis: random.choice((-1, 0, 1, 2, 4, 6)) for axis in (*axes, "bb") if random.random() < 0.25}
+        given = request(declared, asked, random.choice((None, 1, 4, 6, 8, 12)))
+        before = faults(given)
+        if not before:
+            mesh, _ = resolve_mesh(given)
+            sizes = {**declared, **asked}
+            assert all(sizes[axis] in ("auto", mesh.size(axis)) for axis in axes)
+            assert given.devices in (None, prod(mesh.size(axis) for axis in axes))
+            meshes += 1
+            continue
+        with pytest.raises(FindingsError) as told:
+            resolve_mesh(given)
+        for finding in told.value.findings:
+            if finding.fix:
+                after = faults(typed(given, finding.fix))
+                assert (finding.code, finding.where) not in after, (declared, asked, given.devices, finding)
+                assert set(after) < set(before)
+                mended += 1
+        several += len(before) > 1
+    assert min(meshes, mended, several) > 100, (meshes, mended, several)

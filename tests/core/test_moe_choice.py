@@ -1,0 +1,58 @@
+"""The bytes by which `move: {moe: auto}` chooses: by hand, and as the plans of the three options send them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.core.test_collectives import plan_of
+
+LAYOUT = """
+name: mine
+mesh: {{fsdp: {fsdp}, tensor: {tensor}, expert: {expert}}}
+move: {{moe: {move}}}
+roles: {{fsdp: fsdp, tensor: tensor, expert: {{elsewhere: fsdp, moe: expert}}}}
+"""
+LAYERS = 4
+# A token of 128 float32; gate, up and down of 8 experts, 128 x 256 each.
+TOKEN, EXPERTS = 128 * 4, 3 * 8 * 128 * 256 * 4
+NOT_COUNTED = {"router.grouped_experts", "router.weights"}
+"""Numbers and weights of the chosen experts: a few bytes a token."""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro_steps", "wire"),
+    [
+        # 8 rows of 64 tokens on 4 devices, 2 choices each, half of which stay where they are.
+        ((2, 1, 2), 1, (128 * TOKEN * 2 // 2 * 6, 128 * TOKEN * 5, EXPERTS // 2 * 3)),
+        # In two micro-steps half the tokens meet the same weights.
+        ((2, 1, 2), 2, (64 * TOKEN * 2 // 2 * 6, 64 * TOKEN * 5, EXPERTS // 2 * 3)),
+        # What tensor cuts of an expert's hidden units does not travel; tokens are whole there.
+        ((2, 2, 2), 1, (128 * TOKEN * 2 // 2 * 6, 128 * TOKEN * 5, EXPERTS // 4 * 3)),
+        ((1, 2, 4), 4, (32 * TOKEN * 2 * 3 // 4 * 6, 32 * TOKEN * 3 * 5, EXPERTS // 8 * 3 * 3)),
+    ],
+)
+def test_wire_bytes_by_hand(sizes, micro_steps, wire) -> None:
+    text = LAYOUT.format(**dict(zip(("fsdp", "tensor", "expert"), sizes, strict=True)), move="auto")
+    (choice,) = plan_of("mixtral-test", text, {}, micro_steps=micro_steps).choices
+    assert choice.wire_bytes == dict(zip(("all-to-all", "ring", "weights"), wire, strict=True))
+    assert choice.chosen == min(choice.wire_bytes, key=lambda option: choice.wire_bytes[option])
+
+
+@pytest.mark.parametrize(("tensor", "expert", "micro_steps"), list(product((1, 2), (2, 4), (1, 2))))
+def test_wire_bytes_are_those_of_the_plans_collectives(tensor: int, expert: int, micro_steps: int) -> None:
+    def plan(move: str, remat: str):
+        text = LAYOUT.format(fsdp=1, tensor=tensor, expert=expert, move=move)
+        return plan_of("mixtral-test", text, {}, micro_steps=micro_steps, remat=remat)
+
+    for remat in ("full", "none"):
+        (choice,) = plan("auto", remat).choices
+        for move, sent in choice.wire_bytes.items():
+            rows = [
+                c
+                for c in plan(move, remat).collectives
+                if c.component == "moe" and c.axes == ("expert",) and not NOT_COUNTED & set(c.tensors)
+            ]
+            in_a_step = sum(c.bytes_per_device * (expert - 1) // expert * c.count_per_step for c in rows)
+            assert in_a_step == sent * LAYERS * micro_steps, (move, remat)

@@ -1,0 +1,60 @@
+"""Steps between two specs by hand, and their sizes against boxes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from shardwright.core.boxes import owned_boxes
+from shardwright.core.mesh import Axis, Mesh
+from shardwright.core.movement import Collective, elements_per_device, movement, steps
+from shardwright.core.notation import parse
+from shardwright.core.spec import Spec
+
+NAMES = ("x", "y", "z")
+
+
+def any_spec(random: Random, mesh: Mesh) -> Spec:
+    cuts: dict[str, list[str]] = {name: [] for name in NAMES}
+    for axis in random.sample(mesh.names, len(mesh.names)):
+        if name := random.choice((*NAMES, None)):
+            cuts[name].append(axis)
+    return Spec.build(NAMES, cuts)
+
+
+def test_a_device_holds_no_more_than_the_largest_box() -> None:
+    random = Random(0)
+    uneven = 0
+    for _ in range(500):
+        mesh = Mesh(tuple(Axis(name=name, size=random.randint(1, 4)) for name in "abc"))
+        spec, shape = any_spec(random, mesh), {name: random.randint(1, 13) for name in NAMES}
+        held = [sum(box.size for box in boxes) for boxes in owned_boxes(spec, mesh, tuple(shape.values()))]
+        assert elements_per_device(spec, shape, mesh) == max(held), (str(spec), str(mesh), shape)
+        uneven += len(set(held)) > 1
+    assert uneven > 100
+
+
+def test_a_collective_of_a_dim_that_does_not_divide_has_the_larger_part() -> None:
+    mesh, shape = Mesh.of(a=2, b=4), {"x": 9, "y": 5}
+    gathered = movement(parse("x/a y/b"), parse("x y/b"), [], shape, mesh)
+    assert gathered == (Collective(kind="all-gather", axes=("a",), elements_per_device=9 * 2),)
+    exchanged = movement(parse("x/b y"), parse("x y/b"), [], shape, mesh)
+    assert exchanged == (Collective(kind="all-to-all", axes=("b",), elements_per_device=max(3 * 5, 9 * 2)),)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kinds"),
+    [
+        # Of a/b only b is gathered: a still cuts in the end, and is exchanged while parts are small.
+        ("x/a/b y", "x y/a", [("all-gather", ("b",)), ("all-to-all", ("a",))]),
+        ("x/a/b/c y", "x y/a", [("all-gather", ("b", "c")), ("all-to-all", ("a",))]),
+        ("x/c/a/b y", "x/c y/a", [("all-gather", ("b",)), ("all-to-all", ("a",))]),
+        ("x/a/b y", "x y", [("all-gather", ("a", "b"))]),
+        # What is in the way of an axis that stays is gathered with it, and cut again.
+        ("x/a/b y", "x/b y", [("all-gather", ("a", "b")), ("slice", ("b",))]),
+    ],
+)
+def test_what_leaves_takes_no_other_along_that_still_cuts(before, after, kinds) -> None:
+    found = steps(parse(before), parse(after), [], Mesh.of(a=2, b=2, c=2))
+    assert [(step.kind, step.axes) for step in found] == kinds
