@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.core.mesh import Mesh
+from shardwright.cost import read_machine
 from shardwright.cost.chips import chip_of
 from shardwright.cost.collectives import Rates, Time, time_of
-from shardwright.cost.links import Group, Line
+from shardwright.cost.links import Group, Laid, Line, lay
 
 V4, V5E = (Rates.of(chip_of(kind), "used") for kind in ("v4", "v5e"))
 H100 = Rates.of(chip_of("h100"), "fastest")  # 450 GB/s, as the book's examples have it
@@ -108,6 +114,73 @@ def test_inside_and_outside_overlap():
     slices = Group(inside=4, domains=2, lines=(RING,))
     # 1 MB: inside 1e6 / 90e9; outside half of it, a quarter by each device, at 3.125 GB/s.
     assert seconds("all-gather", 1e6, slices, V5E) == pytest.approx(1e6 / 2 / 4 / 3.125e9)
+
+
+def test_an_all_to_all_over_slices_leaves_in_each_only_what_is_for_it():
+    # A way out that takes no time: of 1 MB half is for the other slice, and half crosses the middle of one's own.
+    fast_out = replace(V5E, out_bytes_per_s=1e18)
+    inside = torus(OPEN)
+    assert seconds("all-to-all", 45e6, inside, fast_out) == pytest.approx(1e-3)
+    for domains in (2, 4):
+        over = replace(inside, domains=domains)
+        assert seconds("all-to-all", 45e6, over, fast_out) == pytest.approx(1e-3 / domains)
+    # As on a switch: of what stays in the node an eighth is one's own.
+    switch = replace(H100, out_bytes_per_s=1e18)
+    assert seconds("all-to-all", 450e6, node(8, 2), switch, latency=False) == pytest.approx(0.5e-3 * 7 / 8)
+
+
+@pytest.mark.parametrize(
+    ("chips", "sizes", "axes", "flows"),
+    [
+        ("v5p:4x4x4", {"a": 4, "b": 16}, ["b"], 1),
+        ("v5p:8x8x8", {"a": 8, "b": 2, "c": 32}, ["a"], 1),
+        # Every other device of a ring: two groups share its links.
+        ("v5p:4x4x4", {"a": 32, "b": 2}, ["a"], 2),
+        ("v5p:8x4x4", {"c": 4, "a": 8, "b": 4}, ["a"], 1),
+        ("v5p:8x4x4", {"a": 4, "b": 2, "c": 16}, ["a"], 2),
+        ("v5p:8x4x4", {"a": 2, "b": 4, "c": 16}, ["a"], 4),
+        # Over two axes, of which one lies between another's devices: the slowest hop counts.
+        ("v5p:4x4x4", {"a": 16, "b": 2, "c": 2}, ["a", "b"], 2),
+        ("v5p:4x4x4", {"a": 8, "b": 4, "c": 2}, ["a", "b"], 2),
+    ],
+)
+def test_a_permute_takes_as_long_as_its_fullest_link(chips, sizes, axes, flows):
+    """Every device of a mesh sends along its ring, and each link's flows are counted."""
+    mesh, machine = Mesh.of(**sizes), read_machine(chips)
+    laid = lay(mesh, machine)
+    assert fullest_link(mesh, laid, axes) == flows
+    rates = Rates.of(chip_of("v5p"), "used")
+    expected_s = flows * 1e9 / rates.link_bytes_per_s
+    assert seconds("permute", 1e9, laid.group(axes), rates) == pytest.approx(expected_s)
+
+
+def fullest_link(mesh: Mesh, laid: Laid, axes: list[str]) -> int:
+    """Messages over the fullest link, one way, where each device sends to the next of the given axes' ring."""
+    links: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+
+    def place(at: Mapping[str, int]) -> list[int]:
+        where = [0] * len(laid.dims)
+        for axis, index in at.items():
+            for piece in laid.pieces[axis]:
+                index, step = divmod(index, piece.size)
+                where[piece.dim] += step * piece.stride
+        return where
+
+    for device in range(mesh.num_devices):
+        at = mesh.coordinates(device)
+        after = dict(at)
+        for axis in reversed(axes):
+            after[axis] = (at[axis] + 1) % mesh.size(axis)
+            if after[axis]:
+                break
+        here, there = place(at), place(after)
+        for dim, of in enumerate(laid.dims):
+            forward = (there[dim] - here[dim]) % of.size
+            way = 1 if (2 * forward <= of.size if of.wraps else there[dim] > here[dim]) else -1
+            while here[dim] != there[dim]:
+                links[tuple(here), dim, way] += 1
+                here[dim] = (here[dim] + way) % of.size
+    return max(links.values())
 
 
 def test_what_has_no_figure_has_no_time():

@@ -54,7 +54,16 @@ def test_backward_is_twice_forward_and_recomputing_follows_the_policy():
     assert full["backward"] == 2 * full["forward"]
     assert full["recompute"] == full["forward"]
     assert full["logits recompute"] == none["recompute"] == 0
-    assert 0 < dots["recompute"] < full["recompute"]
+    # Under dots products of weights are kept; scores and experts, which are batched, are made again.
+    plan = plan_of("mixtral-test", "fsdp", devices=8, remat="dots")
+    sizes, layers, attention = plan.sizes, plan.request.table.num_layers, plan.request.table.architecture.attention
+    scores = 4 * sizes["batch"] * sizes["length"] ** 2 * attention.heads * attention.head_dim * layers
+    experts = 2 * 3 * tokens(plan) * plan.request.table.top_k * sizes["embed"] * sizes["mlp"] * layers
+    again = {
+        component: flops for (component, phase), flops in step_flops(plan).items() if phase == "recompute" and flops
+    }
+    assert again == {"attention": scores / 8, "moe": experts / 8}
+    assert dots["recompute"] == (scores + experts) / 8 < full["recompute"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ E those of a device out of its domain; n devices along a line of a torus.
 
 | where | all-gather = reduce-scatter | all-to-all | permute | source |
 |---|---|---|---|---|
-| torus | V / sum of rates; a ring has 2W/s, an open line W/s * n/(n-1) | the fullest cut: b floor(n/2) ceil(n/2) / n over W/s, half of it in a ring | b s / W | book, Sharded Matrices |
+| torus | V / sum of rates; a ring has 2W/s, an open line W/s * n/(n-1) | the fullest cut: b floor(n/2) ceil(n/2) / n over W/s, half of it in a ring | b s / W, the largest s | book, Sharded Matrices |
 | node | V (g-1) / (g W) | b (g-1) / (g W) | b / W | book, GPUs |
 | between domains | V (M-1) / (M g E) | b (M-1) / (M E) | b / E | book, GPUs |
 
@@ -134,5 +134,6 @@ def _passed_on(own_bytes: float, group: Group, rates: Rates) -> float:
     if group.domains > 1:
         assert rates.out_bytes_per_s is not None
         return own_bytes / rates.out_bytes_per_s
-    sharing = min((line.sharing for line in group.lines), default=1)
+    # The ring of a group takes a step along each of its lines, and all wait for the slowest.
+    sharing = max((line.sharing for line in group.lines), default=1)
     return own_bytes * sharing / rates.link_bytes_per_s
