@@ -9,13 +9,14 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
 
+from shardwright.core.bounds import whole_of
 from shardwright.core.processes import JOIN_TIMEOUT_S
 from shardwright.core.request import REMAT_POLICIES
 
 
 def _whole(values: list[str]) -> int:
     try:
-        return int(values[0])
+        return whole_of(values[0])
     except ValueError:
         raise ValueError(f"'{values[0]}' is not a whole number.") from None
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf
 
+from shardwright.core.bounds import number_text, whole_of, within
 from shardwright.core.errors import InputError, caret
 from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES
 from shardwright.core.nearest import did_you_mean
 
 MOVES: Mapping[str, tuple[str, ...]] = {"attention": ATTENTION_MOVES, "moe": MOE_MOVES}
+
+COUNTED: Mapping[str, str] = {
+    "--devices": "devices",
+    "--slices": "devices",
+    "--mesh": "devices",
+    "--batch": "rows",
+    "--length": "tokens",
+    "--micro-steps": "micro-steps",
+}
+"""What an option counts, in the words of ``core.bounds.BOUNDS``."""
 
 
 def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int]:
@@ -22,7 +33,7 @@ def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int]:
     sizes: dict[str, int] = {}
     for key, value, start in _pairs(text, option, form):
         try:
-            sizes[key] = int(value)
+            sizes[key] = whole_of(value)
         except ValueError:
             rest = (
                 " 'auto' stands in a layout's own mesh: leave the axis out here, and give --devices."
@@ -70,9 +81,12 @@ def settings(groups: Iterable[Iterable[str]]) -> dict[str, str]:
 
 
 def at_least_one(option: str, value: int | None) -> None:
-    """Refuse a count below 1."""
-    if value is not None and value < 1:
-        raise InputError(f"{option} is {value}, and must be at least 1.")
+    """Refuse a count below 1, or above what is taken of what the option counts."""
+    if value is None:
+        return
+    if value < 1:
+        raise InputError(f"{option} is {number_text(value)}, and must be at least 1.")
+    within(option, value, COUNTED[option.split()[0]])
 
 
 def above_zero(option: str, value: float | None) -> None:

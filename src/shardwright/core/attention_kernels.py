@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.core.plan import Plan
-from shardwright.core.row_order import IN_ORDER
 from shardwright.core.table import DTYPE_BYTES
 
 Backend = Literal["cpu", "tpu", "gpu", "gpu with cuDNN"]
@@ -184,5 +183,5 @@ def attending_of(plan: Plan) -> Attending | None:
         value_width=values.shape[-1],
         dtype=queries.dtype,
         ring=plan.request.layout.move_attention == "ring" and part["q_length"] < plan.sizes["kv_length"],
-        in_order=plan.row_pieces == IN_ORDER,
+        in_order=plan.rows_in_order,
     )

@@ -135,16 +135,18 @@ def _of_move(
     times = _layers_on_device(request, mesh, shared) * request.micro_steps
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
-        yield _planned(way.component, "forward", collective, width, times, move.target)
+        rounds = times * _rounds(collective, mesh)
+        yield _planned(way.component, "forward", collective, width, rounds, move.target)
         if (
             in_layer
             and not move.ends_layer
             and (request.remat == "full" or (request.remat == "dots" and _again_with_dots(request, move)))
         ):
-            yield _planned(way.component, "recompute", collective, width, times, move.target)
+            yield _planned(way.component, "recompute", collective, width, rounds, move.target)
     # Integers have no gradient.
     for collective in backward if source.dtype in FLOATS else ():
-        yield _planned(way.component, "backward", collective, width, times, move.source)
+        rounds = times * _rounds(collective, mesh)
+        yield _planned(way.component, "backward", collective, width, rounds, move.source)
 
 
 def _again_with_dots(request: Request, move: Move) -> bool:
@@ -160,12 +162,16 @@ def _once(table: ModelTable, name: str) -> bool:
 
 
 def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collective, ...]:
-    """A ring passes each device's part on, one permute after another, where a gather holds the whole."""
+    """A ring passes each device's part on, one permute after another (``_rounds``), where a gather holds the whole."""
     return tuple(
         Collective(kind="permute", axes=c.axes, elements_per_device=c.elements_per_device // mesh.size(c.axes))
         for c in collectives
-        for _ in range(mesh.size(c.axes) - 1)
     )
+
+
+def _rounds(collective: Collective, mesh: Mesh) -> int:
+    """How often a part is passed on until every device has seen it; once for whatever is no ring's."""
+    return mesh.size(collective.axes) - 1 if collective.kind == "permute" else 1
 
 
 def _of_experts(
@@ -244,6 +250,6 @@ def _merged(
         rows[key] = replace(
             one,
             count_per_step=one.count_per_step + (seen.count_per_step if seen else 0),
-            tensors=(*(seen.tensors if seen else ()), *one.tensors),
+            tensors=tuple(dict.fromkeys((*(seen.tensors if seen else ()), *one.tensors))),
         )
     return tuple(rows.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from shardwright.core.bounds import BOUNDS, is_whole, number_text
 from shardwright.core.errors import FindingsError
 from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES, Auto, Layout, MeshEntry, Rule
 from shardwright.core.layout_faults import Faults, shown
@@ -60,6 +61,9 @@ def _mesh(faults: Faults, node: Located | None, position: Position) -> dict[str,
     values = faults.mapping(node, "'mesh'", None)
     if not values and isinstance(node.value, Mapping):
         faults.fault("SW120", node.position, "'mesh'", "no axis", "at least one axis", "Write 'mesh: {fsdp: auto}'.")
+    if len(values) > BOUNDS["axes"].most:
+        found, needed = f"{len(values):,} axes", f"at most {BOUNDS['axes'].most}"
+        faults.fault("SW120", node.position, "'mesh'", found, needed, BOUNDS["axes"].fix)
     mesh: dict[str, MeshEntry] = {}
     for axis, value in values.items():
         if not NAME.fullmatch(axis):
@@ -90,7 +94,18 @@ def _writable(axis: str) -> str:
 def _size(faults: Faults, axis: str, node: Located) -> int | Auto:
     if node.value == "auto":
         return "auto"
-    if isinstance(node.value, int) and not isinstance(node.value, bool) and node.value >= 1:
+    most = BOUNDS["devices"].most
+    if is_whole(node.value) and node.value > most:
+        faults.fault(
+            "SW106",
+            node.position,
+            f"mesh axis '{axis}'",
+            f"size {number_text(node.value)}",
+            f"at most {most:,}",
+            f"Write '{axis}: auto' for what is left of the devices, or a smaller size.",
+        )
+        return 1
+    if is_whole(node.value) and node.value >= 1:
         return node.value
     faults.fault(
         "SW106",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
+from shardwright.core.bounds import BOUNDS
 from shardwright.core.divisors import nearest_divisors, nearest_multiples
 from shardwright.core.draft import Candidate, Draft
 from shardwright.core.errors import FindingsError
@@ -23,7 +24,7 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
     """The mesh of a request, with the findings that are no errors.
 
     Raises FindingsError (SW106, SW111): an unknown axis, a size below 1, `auto` twice, sizes that do not
-    multiply to the devices. A fix that it names gives a mesh.
+    multiply to the devices, or to more than any plan has. A fix that it names gives a mesh.
     """
     faults = mesh_faults(request)
     if faults:
@@ -79,11 +80,18 @@ def _faults(request: Request) -> Iterator[Draft]:
             ),
         )
     devices = request.devices
-    if devices is None or len(automatic) > 1 or any(size < 1 for size in fixed.values()):
+    if len(automatic) > 1 or any(size < 1 for size in fixed.values()):
         return
     known = prod(fixed.values())
     product = " x ".join(f"{name} {size}" for name, size in fixed.items())
     product = product if len(fixed) == 1 else f"{product} = {known}"
+    most = BOUNDS["devices"].most
+    if known > most:
+        where, needed = f"mesh of layout '{layout.name}'", f"at most {most} devices"
+        yield _fault(layout, next(iter(fixed)), where, product, needed, tuple(_smaller(fixed, most)))
+        return
+    if devices is None:
+        return
     candidates = (*_one_size(fixed, devices, filled=not automatic), *_devices(known, devices, exact=not automatic))
     where = f"mesh of layout '{layout.name}'"
     if automatic and devices % known:
@@ -132,6 +140,12 @@ def _one_size(fixed: Mapping[str, int], devices: int, *, filled: bool) -> Iterat
         if devices % others == 0:
             left = devices // others
             yield from (_resize({axis: s}) for s in ((left,) if filled else nearest_divisors(left, size)))
+
+
+def _smaller(fixed: Mapping[str, int], most: int) -> Iterator[Candidate]:
+    """One size brought down to what the others leave of the most devices, the largest axis first."""
+    for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
+        yield _resize({axis: most // (prod(fixed.values()) // size)})
 
 
 def _devices(known: int, devices: int, *, exact: bool) -> Iterator[Candidate]:

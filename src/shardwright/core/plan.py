@@ -12,7 +12,7 @@ from shardwright.core.hops import Part
 from shardwright.core.mesh import Mesh
 from shardwright.core.request import Request
 from shardwright.core.resolve import Asked
-from shardwright.core.row_order import row_pieces
+from shardwright.core.row_order import in_order, row_pieces
 from shardwright.core.spec import Spec
 
 Phase = Literal["forward", "recompute", "backward", "update"]
@@ -228,6 +228,11 @@ class Plan:
     def row_pieces(self) -> tuple[int, ...]:
         """For each of the equal pieces of a row as it lies in the arrays, its number in the text."""
         return row_pieces(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
+
+    @property
+    def rows_in_order(self) -> bool:
+        """Whether a row lies in the arrays as it does in the text."""
+        return in_order(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
 
     @property
     def loss_axes(self) -> tuple[str, ...]:

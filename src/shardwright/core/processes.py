@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from shardwright.core.bounds import number_text, within
 from shardwright.core.errors import InputError
 from shardwright.core.layout import Engine
 
@@ -166,13 +167,15 @@ def _checked(count: int, index: int, address: str, found: str, launcher: str | N
 
 
 def _check(said: Said) -> None:
-    for option, number, least in (
-        ("--processes", said.count, 1),
-        ("--process", said.index, 0),
-        ("--join-timeout", said.join_timeout_s, 1),
+    for option, number, least, counted in (
+        ("--processes", said.count, 1, "processes"),
+        ("--process", said.index, 0, "processes"),
+        ("--join-timeout", said.join_timeout_s, 1, "seconds"),
     ):
         if number is not None and number < least:
-            raise InputError(f"{option} is {number}, and must be at least {least}.")
+            raise InputError(f"{option} is {number_text(number)}, and must be at least {least}.")
+        if number is not None:
+            within(option, number, counted)
 
 
 def _address(said: Said, environment: Mapping[str, str]) -> tuple[str | None, str]:

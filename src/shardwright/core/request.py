@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import get_args
 
+from shardwright.core.bounds import is_number, is_whole, shown_number, within
 from shardwright.core.errors import InputError
 from shardwright.core.hops import WholeSlice
 from shardwright.core.layout import Engine, Layout
@@ -45,7 +46,8 @@ class Request:
     ``expert_buffer``: room for the tokens that come to a device's experts, in even shares; None: for all that may come.
     ``load_balanced``: devices that share a row take pieces from both of its ends (``row_order``).
 
-    Raises InputError for a count below 1, and for a word that is none of those known. Sizes below 1 are findings.
+    Raises InputError for a count below 1, for a number above its bound (``core/bounds.py``), and for a word that is none
+    of those known. Sizes below 1 are findings, and sizes that together are too many devices.
     """
 
     layout: Layout
@@ -65,17 +67,21 @@ class Request:
     chip: Chip | None = None
 
     def __post_init__(self) -> None:
-        counts = {"batch": self.batch, "length": self.length, "micro_steps": self.micro_steps}
-        if self.devices is not None:
-            counts["devices"] = self.devices
-        for name, value in counts.items():
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is {value!r}, and must be a whole number of at least 1.")
+        counts = {"batch": "rows", "length": "tokens", "micro_steps": "micro-steps", "devices": "devices"}
+        for name, counted in counts.items():
+            value = getattr(self, name)
+            if name == "devices" and value is None:
+                continue
+            if not is_whole(value) or value < 1:
+                raise InputError(f"{name} is {shown_number(value)}, and must be a whole number of at least 1.")
+            within(name, value, counted)
         for axis, size in self.mesh_sizes.items():
-            if not isinstance(size, int):
-                raise InputError(f"the size of mesh axis '{axis}' is {size!r}, and must be a whole number.")
-        if self.expert_buffer is not None and not 0 < self.expert_buffer < inf:
-            raise InputError(f"expert_buffer is {self.expert_buffer!r}, and must be a finite number above 0.")
+            if not is_whole(size):
+                raise InputError(f"the size of mesh axis '{axis}' is {shown_number(size)}, and must be a whole number.")
+            within(f"the size of mesh axis '{axis}'", size, "devices")
+        room = self.expert_buffer
+        if room is not None and (not is_number(room) or not 0 < room < inf):
+            raise InputError(f"expert_buffer is {room!r}, and must be a finite number above 0.")
         words = {
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),

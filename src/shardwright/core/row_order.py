@@ -33,12 +33,18 @@ def head_and_tail(devices: int) -> tuple[int, ...]:
     return tuple(piece for first in range(devices) for piece in (first, 2 * devices - 1 - first))
 
 
+def in_order(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> bool:
+    """Whether rows lie as they are written: ``row_pieces`` is ``IN_ORDER``, found without naming a piece of each device."""
+    whole = mesh.size(layout.axes_that_cut("length", "input")) == 1
+    return whole or not load_balanced or layout.move_attention == "ulysses"
+
+
 def row_pieces(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> tuple[int, ...]:
     """The order of a row's pieces under a layout; ``IN_ORDER`` where no axis cuts rows, or each device sees whole ones.
 
     Under ``ulysses`` a device attends with whole rows, and some of the heads: that is equal work already.
     """
-    if not load_balanced or layout.move_attention == "ulysses":
+    if in_order(layout, mesh, load_balanced=load_balanced):
         return IN_ORDER
     return head_and_tail(mesh.size(layout.axes_that_cut("length", "input")))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from shardwright.core.bounds import number_text, within
 from shardwright.core.errors import InputError
 from shardwright.core.processes import Processes
 
@@ -46,25 +47,29 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         counts = {
-            "--steps": self.steps,
-            "--stop-after": self.stop_after,
-            "--checkpoint-every": self.checkpoint_every,
-            "--keep": self.keep,
-            "--devices": self.devices,
+            "--steps": (self.steps, "steps"),
+            "--stop-after": (self.stop_after, "steps"),
+            "--checkpoint-every": (self.checkpoint_every, "steps"),
+            "--keep": (self.keep, "checkpoints"),
+            "--devices": (self.devices, "devices"),
         }
-        for option, count in counts.items():
+        for option, (count, counted) in counts.items():
             if count is not None and count < 1:
-                raise InputError(f"{option} is {count}, and must be at least 1.")
+                raise InputError(f"{option} is {number_text(count)}, and must be at least 1.")
+            if count is not None:
+                within(option, count, counted)
         for option, number in (("--lr", self.lr), ("--clip", self.clip)):
             if not 0 < number < float("inf"):
                 raise InputError(f"{option} is {number:g}, and must be a number above 0.")
+            within(option, number, "norm" if option == "--clip" else "rate")
         if not 0 <= self.weight_decay < float("inf"):
             raise InputError(f"--weight-decay is {self.weight_decay:g}, and must be a number of at least 0.")
+        within("--weight-decay", self.weight_decay, "rate")
         if not 0 <= self.seed < 2**63:
-            raise InputError(f"--seed is {self.seed}, and must be from 0 to 2^63 - 1.")
+            raise InputError(f"--seed is {number_text(self.seed)}, and must be from 0 to 2^63 - 1.")
         if not 0 <= self.warmup <= self.steps:
             raise InputError(
-                f"--warmup is {self.warmup}, and must be from 0 to --steps, which is {self.steps}: "
+                f"--warmup is {number_text(self.warmup)}, and must be from 0 to --steps, which is {self.steps}: "
                 f"the learning rate rises for --warmup steps and falls for the rest."
             )
         if self.devices is not None and self.processes is not None and self.devices % self.processes.count:

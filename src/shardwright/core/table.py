@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
+from shardwright.core.bounds import within
+
 Contraction = tuple[str, str]
 """A (component, logical axis) pair that is summed over."""
 
@@ -124,6 +126,8 @@ class ModelTable:
     without experts; ``capacity_factor`` None: no token is dropped.
     ``dtype``: what its computation runs in unless the request says otherwise.
     ``architecture``: what the mathematics needs beyond shapes; None for a user's own program.
+
+    Raises InputError for more layers or a longer dim than are taken (``core/bounds.py``).
     """
 
     family: str
@@ -141,6 +145,13 @@ class ModelTable:
     natural_mesh: Mapping[str, int] | None = None
     natural_batch: int | None = None
     natural_length: int | None = None
+
+    def __post_init__(self) -> None:
+        within(f"{self.name}: num_layers", self.num_layers, "layers")
+        for weight in self.weights:
+            within(f"{self.name}: the number of layers of '{weight.name}'", weight.num, "layers")
+            for axis, size in zip(weight.logical_axes, weight.shape, strict=True):
+                within(f"{self.name}: '{axis}' of '{weight.name}'", size, "elements")
 
     @property
     def num_parameters(self) -> int:

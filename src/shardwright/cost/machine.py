@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from math import prod
 
+from shardwright.core.bounds import within
 from shardwright.core.errors import InputError
 from shardwright.core.hops import WholeSlice
 from shardwright.core.request import Chip
 from shardwright.cost.chips import CPU, ChipNumbers, chip_of
 
-_SHAPE = re.compile(r"(?P<shape>[1-9][0-9]*(x[1-9][0-9]*)*)(\*(?P<slices>[1-9][0-9]*))?")
+_SHAPE = re.compile(r"(?P<shape>[1-9][0-9]{0,18}(x[1-9][0-9]{0,18}){0,7})(\*(?P<slices>[1-9][0-9]{0,18}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +75,18 @@ def read_machine(text: str) -> Machine:
     shape = tuple(int(number) for number in match["shape"].split("x"))
     slices = int(match["slices"] or 1)
     if kind == CPU:
-        return Machine(numbers=None, shape=shape, slices=slices)
+        return _bounded(text, Machine(numbers=None, shape=shape, slices=slices))
     numbers = chip_of(kind)
     if numbers.network == "torus":
         _check_torus(text, numbers, shape)
     else:
         shape = _nodes(text, numbers, shape, match["slices"])
-    return Machine(numbers=numbers, shape=shape, slices=slices)
+    return _bounded(text, Machine(numbers=numbers, shape=shape, slices=slices))
+
+
+def _bounded(text: str, machine: Machine) -> Machine:
+    within(f"--chips: the number of devices of '{text}'", machine.num_devices, "devices")
+    return machine
 
 
 def _check_torus(text: str, numbers: ChipNumbers, shape: tuple[int, ...]) -> None:

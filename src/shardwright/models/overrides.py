@@ -8,6 +8,7 @@ from math import isfinite
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from shardwright.core.bounds import whole_of, within
 from shardwright.core.errors import InputError
 from shardwright.core.nearest import did_you_mean
 
@@ -68,11 +69,13 @@ def _value(key: str, name: str, config: Any, text: str) -> Any:
             return known[text.lower()]
         raise InputError(f"{key} is '{text}', and must be {WORDS[bool]}.")
     try:
-        value = kind(text)
+        value = whole_of(text) if kind is int and isinstance(text, str) else kind(text)
     except ValueError:
         raise InputError(f"{key} is '{text}', and must be {WORDS[kind]}.") from None
     if isinstance(value, float) and not isfinite(value):
         raise InputError(f"{key} is '{text}', and must be {WORDS[kind]} that is finite.")
+    if kind is int:
+        within(key, value, "layers" if name.endswith("layers") else "elements")
     return value
 
 

@@ -74,7 +74,7 @@ def _movement(plan: Plan) -> str:
     layout, mesh = plan.request.layout, plan.mesh
     parts = []
     if mesh.larger_than_one(layout.axes_that_cut("length", "attention")):
-        balanced = ", rows head to tail" if len(plan.row_pieces) > 1 else ""
+        balanced = ", rows head to tail" if not plan.rows_in_order else ""
         parts.append(f"attention {layout.move_attention}{balanced}")
     if mesh.larger_than_one(layout.axes_with("expert", "moe")) and "moe" in plan.request.table.components:
         parts.append(f"moe {layout.move_moe}")

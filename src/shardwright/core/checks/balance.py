@@ -8,12 +8,11 @@ from dataclasses import replace
 from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
 from shardwright.core.plan import Plan
-from shardwright.core.row_order import IN_ORDER
 
 
 def balance(plan: Plan) -> Iterator[Draft]:
     """One draft where rows lie as they are written although they were to be arranged."""
-    if not plan.request.load_balanced or plan.row_pieces != IN_ORDER:
+    if not plan.request.load_balanced or not plan.rows_in_order:
         return
     shared = plan.mesh.larger_than_one(plan.cp)
     found = (

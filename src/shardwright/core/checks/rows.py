@@ -31,7 +31,7 @@ def rows_and_tokens(plan: Plan) -> Iterator[Draft]:
 def _divisor(plan: Plan, name: str, axes: tuple[str, ...]) -> int:
     if name == "batch":
         return plan.mesh.size(axes) * plan.request.micro_steps
-    balanced = len(plan.row_pieces) > 1 and set(axes) & set(plan.cp)
+    balanced = not plan.rows_in_order and set(axes) & set(plan.cp)
     return plan.mesh.size(axes) * (2 if balanced else 1)
 
 

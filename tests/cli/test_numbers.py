@@ -1,0 +1,108 @@
+"""Every option that takes a number, with numbers that nobody means: taken or refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from tyro.constructors import PrimitiveConstructorSpec
+
+from shardwright.cli.main import main
+from shardwright.cli.options import PlanOptions, TrainOptions, TrainVerb
+from shardwright.cli.request import asked, planned
+from shardwright.cli.train import run_options
+from shardwright.core.errors import FindingsError, InputError
+from shardwright.core.processes import Said, find_processes
+
+HOSTILE = (
+    *(
+        "0",
+        "-1",
+        "-0",
+        "1",
+        "3",
+        "2147483647",
+        "2147483648",
+        "30000000000",
+        "9223372036854775808",
+        "-9223372036854775809",
+    ),
+    *("9" * 5000, "-" + "9" * 5000, "nan", "-nan", "inf", "-inf", "1e308", "1e309", "5e-324", "1e-400", "0.1", "1e3"),
+    *("", " ", " 7 ", "1_0", "٣", "0x10", "1,2", "true", "none", "½", "--", "\x00"),
+)
+
+
+def number_options(verb: type) -> Mapping[str, PrimitiveConstructorSpec[Any]]:
+    """How each option of a verb that takes a number is read, as its dataclasses declare it."""
+    found: dict[str, PrimitiveConstructorSpec[Any]] = {}
+    for field, hint in ((field, get_type_hints(verb, include_extras=True)[field.name]) for field in fields(verb)):
+        inside = get_args(hint)[0] if get_args(hint) else hint
+        specs = [part for part in get_args(hint)[1:] if isinstance(part, PrimitiveConstructorSpec)]
+        if is_dataclass(inside) and isinstance(inside, type):
+            found.update(number_options(inside))
+        elif specs and specs[0].metavar in ("N", "F"):
+            found[field.name] = specs[0]
+    return found
+
+
+OPTIONS = number_options(TrainVerb)
+
+
+def test_the_options_are_found() -> None:
+    assert {"devices", "batch", "length", "micro_steps", "expert_buffer"} == set(number_options(PlanOptions))
+    assert {"steps", "lr", "seed", "join_timeout", "keep", "clip", *number_options(PlanOptions)} < set(OPTIONS)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_number_is_taken_or_refused(option) -> None:
+    """What `train` makes of the options before it starts anything."""
+    for value in HOSTILE:
+        try:
+            number = OPTIONS[option].instance_from_str([value])
+        except ValueError as why:
+            refused = str(why)
+            assert refused in (f"'{value}' is not a whole number.", f"'{value}' is not a number."), value
+            continue
+        try:
+            started(option, number)
+        except InputError as error:
+            refused = str(error)
+            assert 20 < len(refused) < 400, value
+        except FindingsError as error:
+            codes = {finding.code for finding in error.findings}
+            assert codes == {"SW106"}, value
+
+
+def started(option: str, number: float) -> None:
+    planning = option in number_options(PlanOptions)
+    given = {"batch": 8, "length": 32, "set": (("num_layers=1", "embed=64", "mlp=128"),)}
+    plan = PlanOptions(**{**given, option: number} if planning else given)  # pyright: ignore[reportArgumentType]
+    run: dict[str, Any] = {"steps": 4, "out": Path("out"), **({} if planning else {option: number})}
+    options = TrainOptions(**run)
+    said = Said(count=options.processes, index=options.process, join_timeout_s=options.join_timeout)
+    find_processes(said, {}, lambda: "here")
+    run_options(options, devices=plan.devices)
+    question = asked("mixtral-test", "fsdp", plan)
+    if planning:
+        planned(question)
+
+
+def test_as_a_person_meets_it(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "llama3-test", "--steps", "30000000000", "--out", "out"]) == 2
+    assert capsys.readouterr().err == (
+        "shardwright: --steps is 30,000,000,000, and must be at most 1,000,000,000. Give fewer steps.\n"
+    )
+    assert main(["plan", "llama3-8b", "--layout", "cp", "--devices", "9" * 5000]) == 2
+    assert capsys.readouterr().err == (
+        "shardwright: --devices is above 10^20, and must be at most 1,048,576. Give fewer devices.\n"
+    )
+    assert main(["plan", "llama3-8b", "--layout", "cp", "--mesh", f"context={10**12}"]) == 2
+    assert capsys.readouterr().err == (
+        "shardwright: the size of mesh axis 'context' is 1,000,000,000,000, and must be at most 1,048,576. "
+        "Give fewer devices.\n"
+    )
+    assert list(tmp_path.iterdir()) == []
