@@ -82,14 +82,6 @@ def origin_of(program: Program, callers: Callers, value: Value) -> Origin:
     return merged(named)
 
 
-def _own_origin(value: Value) -> Origin:
-    """By an instruction's own name; of a fusion that leaves several values each has its own, inside."""
-    _, one, element = value
-    if one.op_name is None or one.op == "parameter" or (one.op == "fusion" and element is not None):
-        return NOWHERE
-    return merged(origins_of(one.op_name))
-
-
 def used_by(value: Value) -> Origin:
     """The origin of the nearest instructions with a name that a value is used by, in the same computation."""
     queue, seen = deque([value]), {value.one.name}

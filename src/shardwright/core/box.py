@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -61,8 +61,3 @@ class Box:
 
     def __str__(self) -> str:
         return ",".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))
-
-
-def total_size(boxes: Iterable[Box]) -> int:
-    """Elements of all boxes together, counting an element once for each box that has it."""
-    return sum(box.size for box in boxes)

@@ -65,10 +65,6 @@ class Faults:
             return node.value
         return default
 
-    def kept(self, position: Position, where: str, found: str, needed: str, instead: str) -> None:
-        """A word of the language that nothing obeys yet."""
-        self.fault("SW111", position, where, f"{found}, a word kept for later", needed, f"Write '{instead}'.")
-
     def text(self, values: Mapping[str, Located], key: str, where: str) -> str | None:
         node = values.get(key)
         if node is None or isinstance(node.value, str):

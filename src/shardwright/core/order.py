@@ -27,7 +27,7 @@ def ordered(mesh: Mesh, stay: Iterable[str], leave: Iterable[str]) -> tuple[str,
 
 def staying_axes(layout: Layout, logical_axis: str, components: Iterable[str]) -> frozenset[str]:
     """The axes that cut a logical axis of activations in each of the components."""
-    # A row's pieces carry the cut of its length, and so do its queries: all are one question.
-    name = "length" if logical_axis in ("groups", "q_length") else logical_axis
+    # A row's queries carry the cut of its length: both are one question.
+    name = "length" if logical_axis == "q_length" else logical_axis
     present = list(components)
     return frozenset(axis for axis in layout.entries if all(name in layout.cut_by(axis, c) for c in present))

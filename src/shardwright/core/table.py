@@ -1,6 +1,6 @@
 """What a model is to the planner: a table of weights, activations and the moves between them.
 
-``models`` builds such tables for the families we know, ``pattern_table`` for a user's own program.
+``models`` builds such tables for the families we know, ``own_model`` for a user's own program.
 """
 
 from __future__ import annotations

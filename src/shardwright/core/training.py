@@ -22,7 +22,7 @@ FIRST, SECOND = "moments.first/", "moments.second/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerOptions:
-    """``lr`` is the peak; ``warmup`` and ``steps`` count optimizer steps; ``clip`` bounds the global norm, 0 never clips."""
+    """``lr`` is the peak; ``warmup`` and ``steps`` count optimizer steps; ``clip`` bounds the global norm."""
 
     lr: float
     warmup: int

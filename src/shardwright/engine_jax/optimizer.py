@@ -35,9 +35,8 @@ def apply_gradients(
     rate times the weight decay.
     """
     norm = optax.tree.norm(gradients)
-    if options.clip:
-        factor = jnp.minimum(1.0, options.clip / jnp.maximum(norm, 1e-30))
-        gradients = {name: g * factor for name, g in gradients.items()}
+    factor = jnp.minimum(1.0, options.clip / jnp.maximum(norm, 1e-30))
+    gradients = {name: g * factor for name, g in gradients.items()}
     adam = optax.scale_by_adam(b1=BETA_1, b2=BETA_2, eps=EPSILON)
     # The first update sees lr(1): a step at learning rate 0 would train nothing.
     wide = [{name: m.astype(jnp.float32) for name, m in moments.items()} for moments in (state.first, state.second)]

@@ -2,7 +2,7 @@
 
 Each crossing is carried out as the core says, step by step, in both directions: forward from one layout to the other,
 backward the way back for the slope, which is summed over the axes on which the target was used in parts. Autograd
-differentiates none of the collectives. Weights come gathered over the axes that only store them (``weights.py``).
+differentiates none of the collectives. Weights come gathered over the axes that only store them (``gathering.py``).
 """
 
 from __future__ import annotations

@@ -62,12 +62,11 @@ def apply_gradients(
     decayed: Iterable[str],
 ) -> None:
     """One step, in place. ``step``: those done before. Moments are kept in their own dtype and computed in float32."""
-    factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0) if options.clip else None
+    factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
     rate, count, decayed = learning_rate(options, step), step + 1, frozenset(decayed)
     full_1, full_2 = 1 - BETA_1**count, 1 - BETA_2**count
     for key, weight in weights.items():
-        slope = gradients[key] if factor is None else gradients[key] * factor.to(gradients[key].dtype)
-        slope = slope.float()
+        slope = (gradients[key] * factor.to(gradients[key].dtype)).float()
         mu = first[key].float() * BETA_1 + slope * (1 - BETA_1)
         nu = second[key].float() * BETA_2 + slope.square() * (1 - BETA_2)
         update = (mu / full_1) / ((nu / full_2).sqrt() + EPSILON)

@@ -42,10 +42,8 @@ class Running(NamedTuple):
 def attend(
     q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, sight: Sight, scale: float
 ) -> torch.Tensor:
-    """Softmax attention, BTHE. Queries of head ``h`` meet KV head ``h // (H / K)``."""
+    """Softmax attention, BTHE. Queries of head ``h`` meet KV head ``h // (H / K)``. Each sees a key, its own."""
     mask_B1TS = sight.visible()[:, None]
-    # A query that sees no key sees all: PyTorch would give it no number.
-    mask_B1TS = mask_B1TS | ~mask_B1TS.any(dim=-1, keepdim=True)
     q_BHTD, k_BKSD, v_BKSE = (x.transpose(1, 2) for x in (q_BTHD, k_BSKD, v_BSKE))
     out_BHTE = functional.scaled_dot_product_attention(
         q_BHTD, k_BKSD, v_BKSE, attn_mask=mask_B1TS, scale=scale, enable_gqa=q_BHTD.shape[1] != k_BKSD.shape[1]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from shardwright.core.errors import InputError
 from shardwright.core.nearest import did_you_mean
@@ -54,14 +53,6 @@ def build(name: str, overrides: Mapping[str, str] | None = None) -> ModelTable:
     if overrides:
         size = replace(size, config=overridden(name, size.config, overrides))
     return make(size)
-
-
-def config_of(name: str) -> Any:
-    """The dimensions of a named model, all of which ``build`` can override."""
-    builders = _builders()
-    if name not in builders:
-        raise InputError(f"no model '{name}'. {did_you_mean(name, builders)}")
-    return builders[name][1].config
 
 
 def _builders() -> dict[str, tuple[Callable[[Size], ModelTable], Size]]:
