@@ -16,6 +16,9 @@ from shardwright.core.spec import Spec
 from shardwright.core.storage import choose_storage
 from shardwright.core.table import Activation, ModelTable, Weight
 
+LEFT_OUT = "a rule leaves it out"
+"""Why an axis does not cut a weight that its role would."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -60,7 +63,7 @@ def resolve_weight(
         if wanted:
             name = wanted[0]
             if name in ruled and axis not in ruled[name]:
-                asked.append(_refused(axis, role.name, wanted, "a rule leaves it out"))
+                asked.append(_refused(axis, role.name, wanted, LEFT_OUT))
                 continue
             travels = role.name == "expert" and layout.move_moe == "weights"
             (leaves if travels else stays)[name].append(axis)
@@ -112,7 +115,7 @@ def _apply_rules(
             elif placed[axis] != name:
                 asked.append(_refused(axis, layout.role(axis, component), (name,), f"it already cuts '{placed[axis]}'"))
     left = [axis for axis in storing if axis not in placed]
-    asked += [_refused(axis, layout.role(axis, component), (), "a rule leaves it out") for axis in left]
+    asked += [_refused(axis, layout.role(axis, component), (), LEFT_OUT) for axis in left]
     return []
 
 

@@ -10,6 +10,7 @@ from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.notation import place_in
 from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.resolve import LEFT_OUT
 from shardwright.core.roles import COMPONENTS, SEQUENCE_PARALLEL
 from shardwright.core.wording import bytes_text, count, every, product
 
@@ -31,15 +32,17 @@ def _nowhere(plan: Plan, axis: str) -> Draft:
     declared = layout.entries[axis]
     roles = sorted({role for role in declared.roles.values() if role != "idle"})
     parts = every(repr(c) for c in COMPONENTS if declared.roles[c] != "idle")
-    devices = plan.mesh.num_devices
+    devices, ruled = plan.mesh.num_devices, _rules_leave_it_out(plan, axis)
     finding = Finding(
         code="SW103",
-        severity="error",
+        severity="info" if ruled else "error",
         where=f"axis '{axis}'",
         position=declared.position,
         found=f"{product(plan.mesh, [axis])}, with role {every(repr(r) for r in roles)} in {parts} alone, cuts nothing "
         f"of {plan.request.table.name}",
-        needed="an axis of size 1, a role that cuts something of this model, or 'idle'",
+        needed="nothing: the rules say so"
+        if ruled
+        else "an axis of size 1, a role that cuts something of this model, or 'idle'",
         cost=f"{count(devices, 'device')} do the work of {devices // plan.mesh.size(axis)}",
     )
     return Draft(finding=finding, candidates=(*resized(plan, axis, 1), entry(plan, axis, elsewhere="fsdp")))
@@ -74,17 +77,28 @@ def _cuts_what_is_not_listed(plan: Plan, axis: str, component: str) -> bool:
 
 def _role_cuts_nothing(plan: Plan, axis: str, component: str, role: str) -> Draft:
     layout = plan.request.layout
+    ruled = _rules_leave_it_out(plan, axis, component)
     finding = Finding(
         code="SW103",
-        severity="error",
+        severity="info" if ruled else "error",
         where=f"axis '{axis}' in '{component}'",
         position=layout.entries[axis].position,
         found=f"role '{role}' of {product(plan.mesh, [axis])} cuts no tensor of '{component}' in {plan.request.table.name}",
-        needed="a role that cuts something there, or 'idle'",
+        needed="nothing: the rule says so" if ruled else "a role that cuts something there, or 'idle'",
         cost=f"'{component}' is computed {plan.mesh.size(axis)} times over",
     )
     named = {**named_roles(layout.entries[axis]), component: "idle"}
     return Draft(finding=finding, candidates=(entry(plan, axis, named=named),))
+
+
+def _rules_leave_it_out(plan: Plan, axis: str, component: str | None = None) -> bool:
+    """Whether an axis would cut weights, of one component or of any, and rules alone keep it from that."""
+    return any(
+        asked.axis == axis and asked.reason == LEFT_OUT
+        for tensor in plan.weights
+        if component in (None, tensor.component)
+        for asked in tensor.asked
+    )
 
 
 def _left_idle(plan: Plan, axis: str, parts: dict[str, list[TensorPlan]]) -> Draft:

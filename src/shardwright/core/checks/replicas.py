@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.core.checks.edits import entry, named_roles, resized, rule, without_rule
@@ -13,6 +13,7 @@ from shardwright.core.finding import Finding
 from shardwright.core.notation import place_in
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.position import Position
+from shardwright.core.resolve import LEFT_OUT
 from shardwright.core.table import Weight
 from shardwright.core.wording import bytes_text, every, others, percent, product
 
@@ -20,15 +21,23 @@ CAUSES = {
     "data": "role 'data' makes it a replica",
     "idle": "the axis is idle there",
     "whole": "'weights: whole' keeps it a replica",
+    "no axis": "a rule gives it no axis",
     "rule": "a rule leaves the axis out",
     "no dim": "the role has no dim to cut there, and stores nothing",
     "no list": "the model's table gives no dim to cut at rest",
 }
-"""Why a mesh axis larger than 1 does not cut a weight at rest. The first two are said by a role and cost what they cost."""
+"""Why a mesh axis larger than 1 does not cut a weight at rest."""
 
-DECLARED = ("data", "idle")
-IN_WORDS = ("whole", "rule")
-"""Asked for, so no more than a warning while another axis cuts the weight."""
+DECLARED: Mapping[str, str] = {
+    "data": "the role says so",
+    "idle": "the role says so",
+    "whole": "the option says so",
+    "no axis": "the rule says so",
+}
+"""What was asked for in words that mean nothing else: said with what it costs, and no fault."""
+
+AT_MOST_A_WARNING = ("rule",)
+"""A rule that names axes and leaves one out may be meant, or have lost it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +60,17 @@ def whole_weights(plan: Plan) -> Iterator[Draft]:
         groups.setdefault(key, []).append(whole)
     for (cause, axes, uncut), group in groups.items():
         share = sum(whole_bytes(w.tensor) for w in group) / total
-        severity = _severity(share, cause, uncut)
+        severity = _severity(share, cause)
         if severity is not None:
             yield _weights(plan, cause, axes, uncut, group, total, severity)
 
 
-def _severity(share: float, cause: str, uncut: bool) -> Severity | None:
+def _severity(share: float, cause: str) -> Severity | None:
     if share < REPLICATED_WARNING_SHARE.value:
         return None
     if cause in DECLARED:
         return "info"
-    if share < REPLICATED_ERROR_SHARE.value or (cause in IN_WORDS and not uncut):
-        return "warning"
-    return "error"
+    return "warning" if share < REPLICATED_ERROR_SHARE.value or cause in AT_MOST_A_WARNING else "error"
 
 
 def _whole(plan: Plan) -> Iterator[Whole]:
@@ -79,12 +86,12 @@ def _whole(plan: Plan) -> Iterator[Whole]:
             role, reason = layout.role(axis, tensor.component), reasons.get(axis, "")
             if reason == "no dim divides" or reason.startswith("it already cuts"):
                 continue
-            if role in DECLARED:
+            if role in ("data", "idle"):
                 if role == "idle" and axis not in _free(plan, tensor.component):
                     continue
                 cause = role
-            elif reason in ("weights: whole", "a rule leaves it out"):
-                cause = "whole" if reason == "weights: whole" else "rule"
+            elif reason in ("weights: whole", LEFT_OUT):
+                cause = "whole" if reason == "weights: whole" else _ruled(plan, tensor)
             else:
                 cause = "no list" if reason == "rests whole" else "no dim"
             causes.setdefault(cause, []).append(axis)
@@ -111,11 +118,21 @@ def _weights(
         mark=_could_be_cut(group, tensor),
         found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) whole over "
         f"{product(plan.mesh, axes)}: {CAUSES[cause]}, and {cut_by}\n{others([t.name for t in tensors], 'weight')}",
-        needed="nothing: the role says so" if severity == "info" else _threshold_text(),
+        needed=f"nothing: {DECLARED[cause]}" if cause in DECLARED else _threshold_text(),
         cost=f"{bytes_text(saved)} a device more than if cut, {bytes_text(saved * state_factor(plan))} "
         "with gradient and moments",
     )
     return Draft(finding=finding, candidates=tuple(_cures(plan, cause, axes, tensor, severity == "error")))
+
+
+def _ruled(plan: Plan, tensor: TensorPlan) -> str:
+    """Whether the rules for a weight's dims name any axis at all."""
+    rules = [
+        r
+        for r in plan.request.layout.rules
+        if r.component == tensor.component and r.logical_axis in tensor.rests.logical_axes
+    ]
+    return "rule" if any(rule.axes for rule in rules) else "no axis"
 
 
 def _threshold_text() -> str:
@@ -125,7 +142,7 @@ def _threshold_text() -> str:
 
 def _position(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan) -> Position | None:
     layout = plan.request.layout
-    if cause == "rule":
+    if cause in ("rule", "no axis"):
         return next((r.position for r in layout.rules if r.component == tensor.component), None)
     return layout.entries[axes[0]].position
 
@@ -141,7 +158,7 @@ def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan, er
     layout = plan.request.layout
     if cause == "whole":
         yield entry(plan, axes[0], weights=None)
-    elif cause == "rule":
+    elif cause in ("rule", "no axis"):
         for r in layout.rules:
             if r.component == tensor.component and r.logical_axis in tensor.rests.logical_axes:
                 yield rule(r.component, r.logical_axis, (*r.axes, *(a for a in axes if a not in r.axes)))
@@ -155,7 +172,7 @@ def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan, er
 
 
 def whole_activations(plan: Plan) -> Iterator[Draft]:
-    """Activations that no axis cuts, where an axis that is idle there could cut their rows or tokens."""
+    """Activations that no axis cuts, where an axis that a layout calls idle there could cut their rows or tokens."""
     mesh, layout = plan.mesh, plan.request.layout
     total = sum(whole_bytes(tensor) for tensor in plan.activations)
     groups: dict[tuple[str, ...], list[TensorPlan]] = {}
@@ -172,7 +189,7 @@ def whole_activations(plan: Plan) -> Iterator[Draft]:
         tensor = tensors[0]
         finding = Finding(
             code="SW101",
-            severity="error" if held / total >= REPLICATED_ERROR_SHARE.value else "warning",
+            severity="info",
             tensor=tensor.name,
             where=f"activations over {every(repr(axis) for axis in free)}, {tensor.name} the largest",
             position=layout.entries[free[0]].position,
@@ -180,7 +197,7 @@ def whole_activations(plan: Plan) -> Iterator[Draft]:
             mark=place_in(tensor.in_use, 0),
             found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of activations ({percent(held / total)}) that no "
             f"axis cuts; {product(mesh, free)} could\n{others([t.name for t in tensors], 'activation')}",
-            needed=_threshold_text(),
+            needed="nothing: the role says so",
             cost=f"{mesh.num_devices} devices each compute all of them",
         )
         roles, named = ("fsdp", "context", "data"), named_roles(layout.entries[free[0]], without="idle")

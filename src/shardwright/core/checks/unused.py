@@ -13,14 +13,18 @@ from shardwright.core.wording import either
 
 
 def unused(plan: Plan) -> Iterator[Draft]:
-    """Rules, and names of an entry's `weights:`, that no weight of the model has."""
+    """Rules, and names of an entry's `weights:`, that no weight of the model has as the engine stores it.
+
+    A dim that is one with another there (PyTorch's heads) is not cut alone, which is what a rule without an axis asks.
+    """
     layout, table = plan.request.layout, plan.request.table
     present: dict[str, dict[str, None]] = {}
     for tensor in plan.weights:
         present.setdefault(tensor.component, {}).update(dict.fromkeys(tensor.rests.logical_axes[-len(tensor.shape) :]))
     for rule in layout.rules:
         known = tuple(present.get(rule.component, ()))
-        if rule.logical_axis not in known:
+        whole = any(rule.component == w.component and rule.logical_axis in w.logical_axes for w in table.weights)
+        if rule.logical_axis not in known and (rule.axes or not whole):
             yield Draft(
                 finding=Finding(
                     code="SW111",
