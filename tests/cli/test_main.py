@@ -96,7 +96,15 @@ USAGE = {
         ["train", "llama3-test", "--steps", "1", "--out", "x", "--lr", "fast"],
         "Error parsing --lr: 'fast' is not a number.",
     ),
-    "choice": ([*SMALL, "--dtype", "fp8"], "Expected one of ('float32', 'bfloat16', 'float16')."),
+    "choice": ([*SMALL, "--dtype", "fp8"], "Error parsing --dtype: Expected one of ('float32', 'bfloat16')."),
+    "no scaled loss": (
+        [*SMALL, "--dtype", "float16"],
+        "Error parsing --dtype: Nothing trains in float16: gradients below",
+    ),
+    "nor for moments": (
+        [*SMALL, "--moments-dtype", "float16"],
+        "Error parsing --moments-dtype: Nothing trains in float16",
+    ),
     "no value": ([*SMALL, "--batch"], "Missing value for argument '--batch'."),
     "no such verb": (["paln", "llama3-test"], "Available subcommands: plan, "),
 }

@@ -40,7 +40,7 @@ def test_what_is_said_is_not_chosen_by_default():
         length=32,
         weights_dtype="bfloat16",
         moments_dtype="bfloat16",
-        dtype="float16",
+        dtype="float32",
         remat="dots",
         micro_steps=2,
         move="attention=ring,moe=weights",
@@ -49,7 +49,7 @@ def test_what_is_said_is_not_chosen_by_default():
     question = asked("deepseek3-test", "ep", said)
     request = question.request
     assert question.chosen == {}
-    assert (request.engine, request.batch, request.length, request.dtype) == ("torch", 4, 32, "float16")
+    assert (request.engine, request.batch, request.length, request.dtype) == ("torch", 4, 32, "float32")
     assert (request.weights_dtype, request.moments_dtype, request.remat) == ("bfloat16", "bfloat16", "dots")
     assert (request.layout.move_attention, request.layout.move_moe, request.micro_steps) == ("ring", "weights", 2)
     assert request.load_balanced

@@ -216,7 +216,16 @@ def test_a_mesh_of_another_layout_is_told() -> None:
         ({"mesh_sizes": {"fsdp": "2"}}, "the size of mesh axis 'fsdp' is '2', and must be a whole number."),
         ({"engine": "tf"}, "engine is 'tf', and must be one of jax, torch."),
         ({"remat": "some"}, "remat is 'some', and must be one of full, dots, none."),
-        ({"dtype": "fp8"}, "dtype is 'fp8', and must be one of float32, bfloat16, float16."),
+        ({"dtype": "fp8"}, "dtype is 'fp8', and must be one of float32, bfloat16."),
+        *(
+            (
+                {name: "float16"},
+                f"{name} is 'float16'. Nothing trains in float16: gradients below 6e-8 are 0 in it and those above 65,504 "
+                "infinite, unless the loss is scaled, and no engine scales it. Use 'bfloat16', which has as many bits and "
+                "float32's range.",
+            )
+            for name in ("dtype", "weights_dtype", "moments_dtype")
+        ),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(options, message) -> None:

@@ -15,6 +15,8 @@ from shardwright.core.box import Box
 from shardwright.core.plan import Plan
 from shardwright.core.training import FIRST, OptimizerOptions
 from shardwright.engine_torch.feed import feed_of
+from shardwright.engine_torch.gathering import Gathered
+from shardwright.engine_torch.layer_io import Params
 from shardwright.engine_torch.links import links_of
 from shardwright.engine_torch.mesh import ranks_of
 from shardwright.engine_torch.model import Model
@@ -72,11 +74,22 @@ def _gradients(model: Model, batch: dict[str, torch.Tensor]) -> tuple[Part, ...]
 
 def _parts(state: State) -> tuple[Part, ...]:
     # Copied: on a CPU they are the parameters' own memory, which the steps change.
-    return tuple((one.name, one.box, _array(one).view(np.float32).copy()) for one in boxes_of(state))
+    return tuple((one.name, one.box, _wide(_array(one))) for one in boxes_of(state))
 
 
 def _array(one: OwnedBox) -> np.ndarray:
     return one.array() if callable(one.array) else one.array
+
+
+def _bytes(array: torch.Tensor) -> bytes:
+    return array.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _wide(bits: np.ndarray) -> np.ndarray:
+    """The numbers whose bits these are, in float32: a bfloat16 is the first half of one."""
+    if bits.dtype.itemsize == 4:
+        return bits.view(np.float32).copy()
+    return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def _digests(model: Model) -> dict[str, tuple[Box | None, str]]:
@@ -84,7 +97,32 @@ def _digests(model: Model) -> dict[str, tuple[Box | None, str]]:
     return {
         one.key: (
             one.box(model.plan.mesh, model.ranks.rank),
-            hashlib.sha256(local_of(parameters[one.key]).detach().contiguous().numpy().tobytes()).hexdigest(),
+            hashlib.sha256(_bytes(local_of(parameters[one.key]))).hexdigest(),
         )
         for one in model.weights
     }
+
+
+def tied_sums(plan: Plan) -> tuple[str, float, float]:
+    """The gradient of a tied embedding that is used twice: the sum of its elements, and of them by 1024. Its dtype on this rank,
+    its least and its largest element."""
+    model = model_of(plan)
+    initial_state(model, 0)
+
+    def used_twice(given: Params, batch: object) -> torch.Tensor:
+        del batch
+        weight = given["embedding.tokens"]
+        first = model.links.use("embedding.tokens", weight)
+        second = model.links.use("embedding.tokens", weight, "logits")
+        assert first.dtype == second.dtype == torch.bfloat16
+        return first.float().sum() + second.float().sum() / 1024
+
+    innermost = model.root
+    while isinstance(innermost.inside, Gathered):
+        innermost = innermost.inside
+    innermost._compute = used_twice
+    model.root(None).backward()
+    slope = model.parameters()["embedding.tokens"].grad
+    assert slope is not None
+    local = local_of(slope)
+    return str(local.dtype), float(local.min()), float(local.max())

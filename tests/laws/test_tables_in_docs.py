@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from shardwright.core.precision import PRECISION
 from shardwright.core.roles import COMPONENTS, LOGICAL_AXES, ROLES
 from tests.conftest import ROOT
 
@@ -36,3 +37,11 @@ def test_the_logical_axes() -> None:
 
 def test_the_components() -> None:
     assert [row[0] for row in rows_of("layouts.md", "| component | what it is |")] == list(COMPONENTS)
+
+
+def test_the_dtypes() -> None:
+    shown = rows_of("precision.md", "| | what | computed | kept | sent | summed |")
+    assert shown == [
+        [name, row.what, *(word or "-" for word in (row.computed, row.kept, row.sent, row.summed))]
+        for name, row in PRECISION.items()
+    ]

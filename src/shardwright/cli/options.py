@@ -10,6 +10,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from tyro.constructors import PrimitiveConstructorSpec
 
 from shardwright.core.bounds import whole_of
+from shardwright.core.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.processes import JOIN_TIMEOUT_S
 from shardwright.core.request import REMAT_POLICIES
 
@@ -51,6 +52,23 @@ _TEXT = PrimitiveConstructorSpec(
 )
 
 
+def _dtype(values: list[str]) -> str:
+    if values[0] == "float16":
+        raise ValueError(UNTRAINED)
+    if values[0] not in TRAINED_IN:
+        raise ValueError(f"Expected one of {TRAINED_IN}.")
+    return values[0]
+
+
+_DTYPE = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar=f"{{{','.join(TRAINED_IN)}}}",
+    instance_from_str=_dtype,
+    is_instance=lambda value: value is None or isinstance(value, str),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
 def _one_of(*choices: str) -> PrimitiveConstructorSpec[str | None]:
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -68,7 +86,7 @@ Number = Annotated[float, _NUMBER]
 Share = Annotated[float | None, _NUMBER]
 Text = Annotated[str | None, _TEXT]
 Flag = Annotated[bool, FlagCreatePairsOff]
-Dtype = Annotated[str | None, _one_of("float32", "bfloat16", "float16")]
+Dtype = Annotated[str | None, _DTYPE]
 Engine = Annotated[str | None, _one_of("jax", "torch")]
 Remat = Annotated[str | None, _one_of(*REMAT_POLICIES)]
 Annotations = Annotated[str | None, _one_of("github", "none")]

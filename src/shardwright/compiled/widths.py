@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from shardwright.core.plan import Plan, PlannedCollective
+from shardwright.core.precision import sent_dtype, summed_dtype
 from shardwright.core.request import FLOATS
 
 _BITS = re.compile(r"\d+")
@@ -42,10 +43,12 @@ def widest_float(dtypes: Iterable[str]) -> str | None:
 def planned_dtype(plan: Plan, one: PlannedCollective) -> str:
     """The type that a plan's collective travels in.
 
-    A weight is gathered as it rests or as it is used, in the narrower of both types; its gradient goes as it rests.
+    Those of weights are the core's: see ``core/precision.py``.
     """
     tensor = plan.by_name[one.tensors[0]]
-    if tensor.kind == "activation" or tensor.dtype not in FLOATS or one.phase in ("backward", "update"):
+    if tensor.kind == "activation" or tensor.dtype not in FLOATS:
         return tensor.dtype
-    in_use = plan.request.table.weight(tensor.name).in_use_dtype or plan.request.dtype
-    return min(in_use, tensor.dtype, key=width)
+    weight, computation = plan.request.table.weight(tensor.name), plan.request.dtype
+    if one.phase in ("backward", "update"):
+        return summed_dtype(weight, tensor.dtype, computation)
+    return sent_dtype(weight, tensor.dtype, computation)

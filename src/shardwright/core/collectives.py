@@ -37,7 +37,6 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
     """Gathered for each use in each pass that needs it, its gradient scattered; replicas summed once per step."""
     assert tensor.at_rest is not None
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-    at_rest_width = DTYPE_BYTES[tensor.dtype]
     layers = _layers_on_device(request, mesh, tensor)
     times = layers * request.micro_steps
     again = tensor.stack is not None and request.remat != "none"
@@ -52,12 +51,12 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
             if again:
                 yield _planned(component, "recompute", gather, width, times, tensor.name)
         for scatter in movement(way.whole, way.at_rest, way.scattered, shape, mesh) if tensor.gradient else ():
-            yield _planned(component, "backward", scatter, at_rest_width, times, tensor.name)
+            yield _planned(component, "backward", scatter, DTYPE_BYTES[way.summed_in], times, tensor.name)
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
     if summed:
         part = elements_per_device(ways[tensor.component].at_rest, shape, mesh)
         reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
-        yield _planned(tensor.component, "update", reduce, at_rest_width, layers, tensor.name)
+        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
 
 
 def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> Iterator[PlannedCollective]:
@@ -96,16 +95,16 @@ def _of_group(
         return
     first, part = group.weights[0], group.part_elements(mesh)
     whole, times = part * mesh.size(group.axes), layers * micro_steps
-    at_rest, travels = DTYPE_BYTES[first.dtype], DTYPE_BYTES[first.gathered_in]
+    summed, travels = DTYPE_BYTES[first.summed_in], DTYPE_BYTES[first.gathered_in]
     gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=whole)
     yield _planned_together(group.weights, mesh, "forward", gather, travels, times)
     if again:
         yield _planned_together(group.weights, mesh, "recompute", gather, travels, times)
     scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=whole)
-    yield _planned_together(group.weights, mesh, "backward", scatter, at_rest, times)
+    yield _planned_together(group.weights, mesh, "backward", scatter, summed, times)
     if group.replicas:
         reduce = Collective(kind="all-reduce", axes=group.replicas, elements_per_device=part)
-        yield _planned_together(group.weights, mesh, "update", reduce, at_rest, layers)
+        yield _planned_together(group.weights, mesh, "update", reduce, summed, layers)
 
 
 def _planned_together(

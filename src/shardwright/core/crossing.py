@@ -9,10 +9,11 @@ from shardwright.core.gradients import in_parts, partial_axes
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step, steps
 from shardwright.core.plan import TensorPlan
+from shardwright.core.precision import sent_dtype, summed_dtype
 from shardwright.core.request import Request
 from shardwright.core.resolve import multiplied, resolve_weight
 from shardwright.core.spec import Spec
-from shardwright.core.table import DTYPE_BYTES, Move, as_torch_stores
+from shardwright.core.table import Move, as_torch_stores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class WeightWay:
 
     At rest, then ``whole``, which is gathered, then ``part``, which a device multiplies with: a slice of the other.
     The gradient is reduce-scattered over ``scattered``; over ``alone`` this use makes it whole where another use has it
-    in parts, so that the first device's alone counts. ``gathered_in``: the narrower of the dtypes at rest and in use.
+    in parts, so that the first device's alone counts. ``gathered_in``, ``summed_in``: the dtypes of these (``core/precision.py``).
     """
 
     at_rest: Spec
@@ -73,6 +74,7 @@ class WeightWay:
     scattered: tuple[str, ...]
     alone: tuple[str, ...]
     gathered_in: str
+    summed_in: str
 
 
 def weight_ways(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightWay]:
@@ -96,6 +98,7 @@ def weight_ways(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str
             part=part,
             scattered=tuple(axis for axis, kind in reduced.items() if kind == "reduce-scatter"),
             alone=tuple(axis for axis in reduced if axis not in parts and axis not in whole.axes),
-            gathered_in=min(tensor.dtype, weight.in_use_dtype or request.dtype, key=DTYPE_BYTES.__getitem__),
+            gathered_in=sent_dtype(weight, tensor.dtype, request.dtype),
+            summed_in=summed_dtype(weight, tensor.dtype, request.dtype),
         )
     return ways

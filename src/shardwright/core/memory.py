@@ -8,6 +8,7 @@ from math import ceil
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import steps
 from shardwright.core.plan import Memory, TensorPlan
+from shardwright.core.precision import PRECISION, dtype_of
 from shardwright.core.request import Request
 from shardwright.core.roles import OUTSIDE_LAYERS
 from shardwright.core.spec import Spec
@@ -85,9 +86,10 @@ def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bo
 def _at_the_logits(
     request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]
 ) -> int:
-    slopes = DTYPE_BYTES[request.dtype] * (1 if _turns(request) else 2)
+    slope = dtype_of(PRECISION["slope"].kept, computation=request.dtype)
+    slopes = DTYPE_BYTES[slope] * (1 if _turns(request) else 2)
     scores = sum(
-        a.bytes_per_device // DTYPE_BYTES[a.dtype] * (DTYPE_BYTES["float32"] + slopes)
+        a.bytes_per_device // DTYPE_BYTES[a.dtype] * (DTYPE_BYTES[a.dtype] + slopes)
         for a in activations
         if a.component == "logits" and "vocab" in a.in_use.logical_axes
     )

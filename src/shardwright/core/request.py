@@ -11,6 +11,7 @@ from shardwright.core.bounds import is_number, is_whole, shown_number, within
 from shardwright.core.errors import InputError
 from shardwright.core.hops import WholeSlice
 from shardwright.core.layout import Engine, Layout
+from shardwright.core.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.table import ModelTable
 
 REMAT_POLICIES = ("full", "dots", "none")
@@ -18,7 +19,7 @@ REMAT_POLICIES = ("full", "dots", "none")
 
 
 FLOATS = ("float32", "bfloat16", "float16")
-"""What weights rest in, and what a step computes in."""
+"""Dtypes of numbers that have a gradient. What is trained is in those of ``precision.TRAINED_IN``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,10 @@ class Request:
         words = {
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),
-            **{name: (getattr(self, name), FLOATS) for name in ("dtype", "weights_dtype", "moments_dtype")},
+            **{name: (getattr(self, name), TRAINED_IN) for name in ("dtype", "weights_dtype", "moments_dtype")},
         }
         for name, (word, known) in words.items():
+            if word in FLOATS and word not in known:
+                raise InputError(f"{name} is {word!r}. {UNTRAINED}")
             if word not in known:
                 raise InputError(f"{name} is {word!r}, and must be one of {', '.join(known)}.")

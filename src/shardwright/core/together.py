@@ -25,7 +25,8 @@ class WeightOfLayer:
 
     ``key``: its name in the engine, ``layers.3.attention.q``. ``at_rest``: of one layer, as PyTorch stores it. ``cut``:
     what cuts it in use. ``gathered``: the axes that only store it, mesh order. ``summed``: those over which its gradient
-    is summed and not cut. ``gathered_in``: the dtype that travels.
+    is summed and not cut. ``gathered_in``: the dtype that travels; ``summed_in``: that of parts of its gradient.
+    ``num_uses``: 2 for a tied one.
     """
 
     key: str
@@ -39,6 +40,8 @@ class WeightOfLayer:
     summed: tuple[str, ...]
     dtype: str
     gathered_in: str
+    summed_in: str
+    num_uses: int
 
     def box(self, mesh: Mesh, rank: int) -> Box | None:
         """What a rank keeps, in the stored dims; None where it keeps nothing."""
@@ -101,6 +104,8 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         summed=mesh.in_mesh_order(summed),
         dtype=row.dtype,
         gathered_in=way.gathered_in,
+        summed_in=way.summed_in,
+        num_uses=1 + len(request.table.weight(row.name).uses),
     )
 
 

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.engine_jax.attention_blocks import Row, by_kv_head, by_token
+from shardwright.engine_jax.dtypes import computed
+from shardwright.engine_jax.dtypes import kept as kept_in
 from shardwright.engine_jax.scores import UNSEEN, Running, Sight
 
 _Tree = TypeVar("_Tree")
@@ -50,13 +52,15 @@ def with_keys_in_blocks(
     if before is None:
         B, T, H, _ = q_BTHD.shape
         K, E = v_BSKE.shape[2:]
-        before = jax.tree.map(lambda array: jnp.broadcast_to(array, (B, *array.shape)), _nothing(K, H // K, T, E))
+        nothing = _nothing(K, H // K, T, E, computed("scores", q_BTHD.dtype))
+        before = jax.tree.map(lambda array: jnp.broadcast_to(array, (B, *array.shape)), nothing)
     return _with_keys(scale, block, before, q_BTHD, k_BSKD, v_BSKE, sight)
 
 
-def _nothing(K: int, G: int, T: int, E: int) -> Running:
+def _nothing(K: int, G: int, T: int, E: int, dtype: jnp.dtype) -> Running:
     """Attention to no keys."""
-    return Running(jnp.full((K, G, T), UNSEEN), jnp.zeros((K, G, T)), jnp.zeros((K, G, T, E)))
+    none = jnp.zeros((K, G, T), dtype)
+    return Running(jnp.full_like(none, UNSEEN), none, jnp.zeros((K, G, T, E), dtype))
 
 
 def _tied(operands: _Tree) -> _Tree:
@@ -77,7 +81,7 @@ def _forward(
 ) -> tuple[jax.Array, ...]:
     """What ``finish`` makes of each block of queries, put ``into`` arrays KGT...; ``before``: a block's earlier keys."""
     queries, keys = row.queries, row.keys
-    every_KE = jnp.sum(row.v_KSE, axis=1, dtype=jnp.float32)
+    every_KE = jnp.sum(row.v_KSE, axis=1, dtype=computed("attended", row.v_KSE.dtype))
 
     def of_queries(i: jax.Array, into: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         q_KGtD, earlier = queries.take(row.q_KGTD, i, 2), before(i)
@@ -107,12 +111,12 @@ def _forward(
 def _with_block(
     part: Running, q_KGtD: jax.Array, k_KsD: jax.Array, v_KsE: jax.Array, visible_ts: jax.Array, scale: float
 ) -> Running:
-    scores_KGts = _f32("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
+    scores_KGts = _wide("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
     scores_KGts = jnp.where(visible_ts[None, None], scores_KGts, UNSEEN)
     largest_KGt = jnp.maximum(part.largest_BKGT, jnp.max(scores_KGts, axis=-1))
     shares_KGts = jnp.exp(scores_KGts - largest_KGt[..., None])
     kept_KGt = jnp.exp(part.largest_BKGT - largest_KGt)
-    of_block_KGtE = _f32("KGts,KsE->KGtE", shares_KGts.astype(v_KsE.dtype), v_KsE)
+    of_block_KGtE = _wide("KGts,KsE->KGtE", shares_KGts.astype(kept_in("shares", v_KsE.dtype)), v_KsE)
     return Running(
         largest_KGt,
         part.weight_BKGT * kept_KGt + jnp.sum(shares_KGts, axis=-1),
@@ -149,32 +153,39 @@ def _backward(row: Row, slopes: _Slopes, scale: float) -> tuple[jax.Array, jax.A
                 q_KGtD, log_KGt, plus_KGt, d_out_KGtE = (
                     queries.take(array, i, 2) for array in (row.q_KGTD, *slopes[:3])
                 )
-                scores_KGts = _f32("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
+                scores_KGts = _wide("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
                 shares_KGts = jnp.where(visible_ts[None, None], jnp.exp(scores_KGts - log_KGt[..., None]), 0)
-                d_shares_KGts = _f32("KGtE,KsE->KGts", d_out_KGtE, v_KsE)
-                d_scores_KGts = (shares_KGts * (d_shares_KGts + plus_KGt[..., None]) * scale).astype(k_KsD.dtype)
-                shares_KGts = shares_KGts.astype(v_KsE.dtype)
+                d_shares_KGts = _wide("KGtE,KsE->KGts", d_out_KGtE, v_KsE)
+                d_scores_KGts = (shares_KGts * (d_shares_KGts + plus_KGt[..., None]) * scale).astype(
+                    kept_in("slope", k_KsD.dtype)
+                )
+                shares_KGts = shares_KGts.astype(kept_in("shares", v_KsE.dtype))
                 return (
-                    dq_KGtD + _f32("KGts,KsD->KGtD", d_scores_KGts, k_KsD),
-                    dk_KsD + _f32("KGts,KGtD->KsD", d_scores_KGts, q_KGtD),
-                    dv_KsE + _f32("KGts,KGtE->KsE", shares_KGts, d_out_KGtE),
+                    dq_KGtD + _wide("KGts,KsD->KGtD", d_scores_KGts, k_KsD),
+                    dk_KsD + _wide("KGts,KGtD->KsD", d_scores_KGts, q_KGtD),
+                    dv_KsE + _wide("KGts,KGtE->KsE", shares_KGts, d_out_KGtE),
                 )
 
             dq_KGtD, dk_KsD, dv_KsE = lax.cond(jnp.any(visible_ts), seen, lambda: (dq_KGtD, dk_KsD, dv_KsE))
             return queries.put(dq_KGtD, dq_KGTD, i, 2), dk_KsD, dv_KsE
 
         dv_KsE = jnp.broadcast_to(slopes.blind_KE[:, None, :], v_KsE.shape)
-        none = dq_KGTD, jnp.zeros(k_KsD.shape, jnp.float32), dv_KsE
+        none = dq_KGTD, jnp.zeros(k_KsD.shape, dq_KGTD.dtype), dv_KsE
         dq_KGTD, dk_KsD, dv_KsE = lax.fori_loop(0, queries.number, and_queries, none)
         return dq_KGTD, keys.put(dk_KsD, dk_KSD, j, 1), keys.put(dv_KsE, dv_KSE, j, 1)
 
-    none = jnp.zeros(row.q_KGTD.shape, jnp.float32), jnp.zeros_like(row.k_KSD), jnp.zeros_like(row.v_KSE)
+    sums = jnp.zeros(row.q_KGTD.shape, computed("slope", row.q_KGTD.dtype))
+    none = sums, jnp.zeros_like(row.k_KSD), jnp.zeros_like(row.v_KSE)
     dq_KGTD, dk_KSD, dv_KSE = lax.fori_loop(0, keys.number, of_keys, none)
-    return by_token(dq_KGTD).astype(row.q_KGTD.dtype), jnp.moveaxis(dk_KSD, 1, 0), jnp.moveaxis(dv_KSE, 1, 0)
+    return (
+        by_token(dq_KGTD).astype(kept_in("slope", row.q_KGTD.dtype)),
+        jnp.moveaxis(dk_KSD, 1, 0),
+        jnp.moveaxis(dv_KSE, 1, 0),
+    )
 
 
-def _f32(dims: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.einsum(dims, x, y, preferred_element_type=jnp.float32)
+def _wide(dims: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.einsum(dims, x, y, preferred_element_type=computed("scores", y.dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -186,12 +197,15 @@ def _attend_forward(scale: float, block: int, *operands):
     def one(operands) -> tuple[jax.Array, jax.Array]:
         row = Row.of(block, *operands)
         (K, G, T, _), t, E = row.q_KGTD.shape, row.queries.size, row.v_KSE.shape[-1]
-        into = lax.empty((K, G, T, E), row.q_KGTD.dtype), lax.empty((K, G, T), jnp.float32)
+        dtype = row.q_KGTD.dtype
+        into = lax.empty((K, G, T, E), kept_in("attended", dtype)), lax.empty((K, G, T), kept_in("scores", dtype))
 
         def finish(part: Running) -> tuple[jax.Array, jax.Array]:
             return part.sum_BKGTE / part.weight_BKGT[..., None], part.largest_BKGT + jnp.log(part.weight_BKGT)
 
-        out_KGTE, log_KGT = _forward(row, scale, lambda _: _nothing(K, G, t, E), finish, into)
+        out_KGTE, log_KGT = _forward(
+            row, scale, lambda _: _nothing(K, G, t, E, computed("scores", dtype)), finish, into
+        )
         return by_token(out_KGTE), log_KGT
 
     out_BTHE, log_BKGT = lax.map(one, _tied(operands))
@@ -204,7 +218,8 @@ def _attend_backward(scale: float, block: int, kept, d_out_BTHE: jax.Array):
         row = Row.of(block, *operands)
         K, S, _ = row.k_KSD.shape
         out_KGTE, d_out_KGTE = by_kv_head(out_THE, K), by_kv_head(d_out_THE, K)
-        plus_KGT = -jnp.sum(out_KGTE.astype(jnp.float32) * d_out_KGTE.astype(jnp.float32), axis=-1)
+        wide = computed("slope", out_KGTE.dtype)
+        plus_KGT = -jnp.sum(out_KGTE.astype(wide) * d_out_KGTE.astype(wide), axis=-1)
         # What is added to the least number there is leaves it as it is.
         blind_KE = _of_the_blind(d_out_KGTE, log_KGT) / S
         return _backward(row, _Slopes(log_KGT, plus_KGT, d_out_KGTE, blind_KE), scale)
@@ -216,8 +231,9 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _of_the_blind(d_out_KGTE: jax.Array, log_KGT: jax.Array) -> jax.Array:
-    """The sum over queries that see no key, KE, in float32."""
-    return jnp.sum(jnp.where((log_KGT == UNSEEN)[..., None], d_out_KGTE, 0), axis=(1, 2), dtype=jnp.float32)
+    """The sum over queries that see no key, KE."""
+    wide = computed("slope", d_out_KGTE.dtype)
+    return jnp.sum(jnp.where((log_KGT == UNSEEN)[..., None], d_out_KGTE, 0), axis=(1, 2), dtype=wide)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -245,7 +261,10 @@ def _with_keys_backward(scale: float, block: int, kept, d_after: Running):
         operands, largest_KGT, d_weight_KGT, d_sum_KGTE = operands
         row = Row.of(block, *operands)
         slopes = _Slopes(
-            largest_KGT, d_weight_KGT, d_sum_KGTE.astype(row.v_KSE.dtype), _of_the_blind(d_sum_KGTE, largest_KGT)
+            largest_KGT,
+            d_weight_KGT,
+            d_sum_KGTE.astype(kept_in("slope", row.v_KSE.dtype)),
+            _of_the_blind(d_sum_KGTE, largest_KGT),
         )
         return _backward(row, slopes, scale)
 

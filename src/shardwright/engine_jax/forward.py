@@ -25,7 +25,7 @@ from shardwright.models.parts.architecture import Architecture, Stack
 
 
 class Forward(NamedTuple):
-    """``logits_BLV`` in float32; ``counts`` by stack of experts, each layer's along the leading dim: a device's own."""
+    """``logits_BLV``; ``counts`` by stack of experts, each layer's along the leading dim: a device's own."""
 
     logits_BLV: jax.Array
     counts: Mapping[str, MoeCounts]
@@ -43,7 +43,11 @@ def forward(
     """
     architecture: Architecture = table.architecture
     turned_by, sight = sight_of(batch["positions"], batch["segments"], architecture, links)
-    table_VM = links.use("embedding.tokens", params["embedding.tokens"])
+    tokens, tied_VM = params["embedding.tokens"], None
+    if "logits.kernel" not in params and links.tied_once:
+        table_VM, tied_VM = links.use_twice("embedding.tokens", tokens)
+    else:
+        table_VM = links.use("embedding.tokens", tokens)
     with of_component("embedding"):
         x_BLM = embed(batch["tokens"], table_VM, links)
     counts: dict[str, MoeCounts] = {}
@@ -64,7 +68,7 @@ def forward(
     with of_component("residual"):
         x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
     with of_component("logits"):
-        return Forward(logits(x_BLM, params, table_VM, links), counts)
+        return Forward(logits(x_BLM, params, tied_VM, links), counts)
 
 
 def _layer(

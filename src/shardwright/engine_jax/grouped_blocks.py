@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from shardwright.engine_jax.dtypes import computed
+
 SMALLEST_BLOCK = 8
 """Rows of the smallest block, but for a buffer that is smaller."""
 
@@ -96,8 +98,8 @@ def back_in_blocks(
         d_experts = Matrices(*(block.add(x, slope, to) for (x, slope), to in zip(slopes, d_experts, strict=True)))
         return block.put(d_rows_PM, d_rows_RM), d_experts
 
-    # Many blocks add to one matrix: the sum is kept in float32.
-    zeros = Matrices(*(jnp.zeros(matrix.shape, jnp.float32) for matrix in experts))
+    # Many blocks add to one matrix.
+    zeros = Matrices(*(jnp.zeros(matrix.shape, computed("gradient", matrix.dtype)) for matrix in experts))
     d_rows_RM, d_experts = lax.fori_loop(0, blocks.number, one_block, (lax.empty(rows_RM.shape, rows_RM.dtype), zeros))
     return d_rows_RM, Matrices(*(d.astype(matrix.dtype) for d, matrix in zip(d_experts, experts, strict=True)))
 

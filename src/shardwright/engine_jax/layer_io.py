@@ -22,6 +22,9 @@ from shardwright.core.row_order import IN_ORDER
 from shardwright.core.table import ModelTable
 
 Params = Mapping[str, jax.Array]
+UseTwice = Callable[[str, jax.Array], tuple[jax.Array, jax.Array]]
+"""``use_twice(name, weight)``: a tied weight, brought into use once for both its uses, whose gradients are summed as those of
+devices are."""
 Move = Callable[[str, str, jax.Array], jax.Array]
 """``move(source, target, array)``: the activation ``source`` as ``target`` needs it; the table has a Move between them."""
 
@@ -101,6 +104,7 @@ class Links:
 
     move: Move
     use: Use
+    use_twice: UseTwice
     vocab: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tied_once: bool = True
     attention: AttentionLinks = AttentionLinks()
@@ -119,7 +123,10 @@ def alone(table: ModelTable, dtype: jnp.dtype | type | str) -> Links:
         del component
         return weight.astype(dtypes[name])
 
-    return Links(move=move, use=use)
+    def use_twice(name: str, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return use(name, weight), use(name, weight)
+
+    return Links(move=move, use=use, use_twice=use_twice)
 
 
 def index_of(axes: Sequence[str]) -> jax.Array | int:

@@ -19,6 +19,7 @@ from shardwright.core.crossing import WeightWay, crossing, weight_ways
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step, hopped, steps
 from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.precision import in_use_dtype
 from shardwright.core.resolve import expert_axes, traffic_of
 from shardwright.core.row_order import tiles
 from shardwright.core.spec import Spec
@@ -46,11 +47,18 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
 
     def use(name: str, weight: jax.Array, component: str | None = None) -> jax.Array:
         with of_component(component or plan.by_name[name].component), of_tensor(name):
-            return uses[name, component](weight)
+            (brought,) = uses[name, component](weight)
+        return brought
+
+    def use_twice(name: str, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        with of_component(plan.by_name[name].component), of_tensor(name):
+            first, second = uses[name, None](weight, times=2)
+        return first, second
 
     return Links(
         move=move,
         use=use,
+        use_twice=use_twice,
         vocab={
             "embedding": plan.mesh.larger_than_one(embedding["embedding"].part.axes_of("vocab")),
             "logits": _cut(plan, "logits.scores", "vocab"),
@@ -149,24 +157,28 @@ class _Use(NamedTuple):
     dtype: str
     dtype_at_rest: str
     gathered_in: str
+    summed_in: str
     shape: tuple[int, ...]
 
-    def bring(self, weight: jax.Array) -> jax.Array:
+    def bring(self, weight: jax.Array, times: int = 1) -> tuple[jax.Array, ...]:
+        """The weight, once for each of the times that it is used so."""
         assert weight.shape == self.shape, (self.names, weight.shape, self.shape)
 
         @jax.custom_vjp
-        def bring(weight: jax.Array) -> jax.Array:
+        def bring(weight: jax.Array) -> tuple[jax.Array, ...]:
             narrow = _in_order(weight).astype(jnp.dtype(self.gathered_in))
-            return carry(narrow, (*self.gathered, *self.taken), self.names).astype(jnp.dtype(self.dtype))
+            return (carry(narrow, (*self.gathered, *self.taken), self.names).astype(jnp.dtype(self.dtype)),) * times
 
-        def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-            # Cast before it is summed: with more devices more is summed on the way, and no layout may change numbers.
-            gradient = gradient.astype(jnp.dtype(self.dtype_at_rest))
+        def backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Array]:
+            # Cast before they are summed: with more devices more is summed on the way, and no layout may change numbers.
+            first, *others = (gradient.astype(jnp.dtype(self.summed_in)) for gradient in gradients)
+            gradient = sum(others, first)
             for step in reversed(self.taken):
                 gradient = _in_its_place(gradient, step.axes, self.names.index(step.target or ""))
             if self.alone:
                 gradient = jnp.where(index_of(self.alone) == 0, gradient, jnp.zeros_like(gradient))
-            return (_in_order(carry(gradient, self.scattered, self.names)),)
+            gradient = carry(gradient, self.scattered, self.names)
+            return (_in_order(gradient.astype(jnp.dtype(self.dtype_at_rest))),)
 
         bring.defvjp(lambda weight: (bring(weight), None), backward)
         return bring(weight)
@@ -191,7 +203,7 @@ def _in_its_place(part: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array
     )
 
 
-def _uses(plan: Plan) -> dict[tuple[str, str | None], Callable[[jax.Array], jax.Array]]:
+def _uses(plan: Plan) -> dict[tuple[str, str | None], Callable[..., tuple[jax.Array, ...]]]:
     rows = plan.by_name
     found = {}
     for weight in plan.request.table.weights:
@@ -209,9 +221,10 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightWay) -> _Use:
         taken=steps(way.whole, way.part, (), mesh),
         scattered=steps(way.whole, way.at_rest, way.scattered, mesh),
         alone=way.alone,
-        dtype=weight.in_use_dtype or plan.request.dtype,
+        dtype=in_use_dtype(weight, plan.request.dtype),
         dtype_at_rest=row.dtype,
         gathered_in=way.gathered_in,
+        summed_in=way.summed_in,
         shape=_part(way.at_rest, row.shape, mesh),
     )
 

@@ -10,13 +10,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from shardwright.engine_jax.dtypes import computed
 from shardwright.engine_jax.layer_io import index_of
 
 
 def summed_cross_entropy(
     logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, cut: tuple[str, ...] = ()
 ) -> jax.Array:
-    """Sum over the valid tokens of minus the log-probability of the target, in float32.
+    """Sum over the valid tokens of minus the log-probability of the target.
 
     ``cut``: the axes that cut the vocabulary; the result is the same on all their devices. The target's logit is
     picked by comparison, not by index, so that a cut vocabulary is never gathered.
@@ -30,7 +31,7 @@ def _summed(cut: tuple[str, ...], logits_BLV: jax.Array, targets_BL: jax.Array, 
 
 
 def _forward(cut, logits_BLV, targets_BL, valid_BL):
-    given_BLV, logits_BLV = logits_BLV, logits_BLV.astype(jnp.float32)
+    given_BLV, logits_BLV = logits_BLV, logits_BLV.astype(computed("loss", logits_BLV.dtype))
     largest_BL = jnp.max(logits_BLV, axis=-1)
     largest_BL = jax.lax.pmax(largest_BL, cut) if cut else largest_BL
     sums_BL = jnp.sum(jnp.exp(logits_BLV - largest_BL[..., None]), axis=-1)
@@ -44,7 +45,7 @@ def _forward(cut, logits_BLV, targets_BL, valid_BL):
 
 def _backward(cut, kept, cotangent):
     logits_BLV, log_sum_BL, targets_BL, valid_BL = kept
-    chances_BLV = jnp.exp(logits_BLV.astype(jnp.float32) - log_sum_BL[..., None])
+    chances_BLV = jnp.exp(logits_BLV.astype(log_sum_BL.dtype) - log_sum_BL[..., None])
     slope_BLV = chances_BLV - _is_target(logits_BLV, targets_BL, cut)
     slope_BLV = jnp.where(valid_BL, cotangent, 0.0)[..., None] * slope_BLV
     return slope_BLV.astype(logits_BLV.dtype), None, None

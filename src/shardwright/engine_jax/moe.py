@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.core.capacity import Traffic, row_capacity
+from shardwright.engine_jax.dtypes import computed
+from shardwright.engine_jax.dtypes import kept as kept_in
 from shardwright.engine_jax.exchange import Exchange, from_experts, gathered, routes_of, summed_parts, to_experts
 from shardwright.engine_jax.grouped import grouped_swiglu
 from shardwright.engine_jax.grouped_blocks import Matrices
@@ -130,7 +132,8 @@ def _choose_rows_backward(
     order, taken, tokens = kept
     del room
     place_XK = order.place_N.reshape(tokens, -1)
-    return _summed(d_RM, place_XK, jnp.ones(place_XK.shape, jnp.float32), taken).astype(d_RM.dtype), None, None
+    d_XM = _summed("slope", d_RM, place_XK, jnp.ones(place_XK.shape, d_RM.dtype), taken)
+    return d_XM.astype(kept_in("slope", d_RM.dtype)), None, None
 
 
 choose_rows.defvjp(
@@ -141,8 +144,8 @@ choose_rows.defvjp(
 
 @jax.custom_vjp
 def weighed_sum(y_RM: jax.Array, weights_XK: jax.Array, order: Sorted, taken: jax.Array | int) -> jax.Array:
-    """Each token's sum over its choices, weighed, in float32, XM; of rows in the order of the experts the first ``taken``."""
-    return _summed(y_RM, order.place_N.reshape(weights_XK.shape), weights_XK, taken)
+    """Each token's sum over its choices, weighed, XM; of rows in the order of the experts the first ``taken``."""
+    return _summed("combined", y_RM, order.place_N.reshape(weights_XK.shape), weights_XK, taken)
 
 
 def _weighed_sum_backward(kept, d_XM: jax.Array):
@@ -151,10 +154,11 @@ def _weighed_sum_backward(kept, d_XM: jax.Array):
     weight_R = jnp.where(jnp.arange(room) < taken, _at(weights_XK.reshape(-1), order.choice_N[:room]), 0)
     # The slope of what is given on in the rows' dtype: nothing is lost by taking it so.
     d_RM = _at(d_XM.astype(y_RM.dtype), _token_of(order, place_XK.shape[0], room))
-    d_y_RM = (d_RM.astype(jnp.float32) * weight_R[:, None]).astype(y_RM.dtype)
+    wide = computed("slope", y_RM.dtype)
+    d_y_RM = (d_RM.astype(wide) * weight_R[:, None]).astype(kept_in("slope", y_RM.dtype))
 
     def slope(place_X: jax.Array) -> jax.Array:
-        return jnp.sum(_rows_at(y_RM, place_X, taken) * d_XM, axis=1)
+        return jnp.sum(_rows_at(y_RM, place_X, taken, wide) * d_XM, axis=1)
 
     return d_y_RM, jax.lax.map(slope, place_XK.T).T.astype(weights_XK.dtype), None, None
 
@@ -162,23 +166,26 @@ def _weighed_sum_backward(kept, d_XM: jax.Array):
 weighed_sum.defvjp(lambda *given: (weighed_sum(*given), given), _weighed_sum_backward)
 
 
-def _summed(rows_RM: jax.Array, place_XK: jax.Array, weights_XK: jax.Array, taken: jax.Array | int) -> jax.Array:
-    """Each token's sum over its choices, weighed, in float32, XM.
+def _summed(
+    what: str, rows_RM: jax.Array, place_XK: jax.Array, weights_XK: jax.Array, taken: jax.Array | int
+) -> jax.Array:
+    """Each token's sum over its choices, weighed, XM, in the dtype in which ``what`` is computed.
 
     One choice after the other: all rows at once would be K times the tokens, whatever part of them is here.
     """
 
     def add(sum_XM: jax.Array, choice: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         place_X, weight_X = choice
-        return sum_XM + _rows_at(rows_RM, place_X, taken) * weight_X[:, None], None
+        return sum_XM + _rows_at(rows_RM, place_X, taken, wide) * weight_X[:, None], None
 
-    nothing = jnp.zeros((place_XK.shape[0], rows_RM.shape[1]), jnp.float32)
-    return jax.lax.scan(add, nothing, (place_XK.T, weights_XK.T.astype(jnp.float32)))[0]
+    wide = computed(what, rows_RM.dtype)
+    nothing = jnp.zeros((place_XK.shape[0], rows_RM.shape[1]), wide)
+    return jax.lax.scan(add, nothing, (place_XK.T, weights_XK.T.astype(wide)))[0]
 
 
-def _rows_at(rows_RM: jax.Array, place_X: jax.Array, taken: jax.Array | int) -> jax.Array:
-    """The row of one choice of each token, in float32; zeros where no expert takes it."""
-    row_XM = _at(rows_RM, jnp.minimum(place_X, rows_RM.shape[0] - 1)).astype(jnp.float32)
+def _rows_at(rows_RM: jax.Array, place_X: jax.Array, taken: jax.Array | int, dtype: jnp.dtype) -> jax.Array:
+    """The row of one choice of each token; zeros where no expert takes it."""
+    row_XM = _at(rows_RM, jnp.minimum(place_X, rows_RM.shape[0] - 1)).astype(dtype)
     return jnp.where((place_X < taken)[:, None], row_XM, 0.0)
 
 
@@ -230,7 +237,7 @@ def _seen_by_experts(
         y_RM = grouped_swiglu(choose_rows(x_XM, order, taken, room), matrices, routes.sizes_E)
         out_XM = weighed_sum(y_RM, weights_XK, order, taken)
     with of_tensor("router.combined"):
-        out_BTM = jnp.reshape(summed_parts(out_XM.astype(x_BTM.dtype), links.around), (B, T, M))
+        out_BTM = jnp.reshape(summed_parts(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.around), (B, T, M))
     return out_BTM, routes.overflow
 
 

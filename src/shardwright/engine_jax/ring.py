@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.engine_jax.blockwise import with_keys_in_blocks
+from shardwright.engine_jax.dtypes import kept
 from shardwright.engine_jax.hop import passed_on
 from shardwright.engine_jax.layer_io import Ring, index_of
 from shardwright.engine_jax.scores import Sight, with_keys
@@ -54,7 +55,7 @@ def attend_around(
     assert running is not None
     out_BKGTE = running.sum_BKGTE / running.weight_BKGT[..., None]
     out_BTHE = jnp.moveaxis(out_BKGTE, 3, 1).reshape(*q_BTHD.shape[:3], out_BKGTE.shape[-1])
-    return out_BTHE.astype(q_BTHD.dtype)
+    return out_BTHE.astype(kept("attended", q_BTHD.dtype))
 
 
 def _piece(sight: Sight, source: jax.Array | int, num: int) -> Sight:

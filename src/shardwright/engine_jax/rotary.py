@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from shardwright.engine_jax.dtypes import computed, kept
 from shardwright.models.parts.rope import Rope
 
 
@@ -32,10 +33,11 @@ def rotate(x_BLHD: jax.Array, turned_by: Angles, interleaved: bool) -> jax.Array
 
     Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
     """
-    wide = x_BLHD.astype(jnp.float32)
+    wide = x_BLHD.astype(computed("rotation", x_BLHD.dtype))
     if interleaved:
         first, second = wide[..., 0::2], wide[..., 1::2]
     else:
         first, second = jnp.split(wide, 2, axis=-1)
     cos, sin = turned_by.cos_BLP[:, :, None, :], turned_by.sin_BLP[:, :, None, :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BLHD.dtype)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(kept("rotation", x_BLHD.dtype))

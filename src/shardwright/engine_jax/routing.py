@@ -10,32 +10,34 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from shardwright.engine_jax.dtypes import computed, kept
 from shardwright.models.parts.architecture import Experts
 
 
 class Routing(NamedTuple):
-    """The experts of each token and their weights (float32)."""
+    """The experts of each token and their weights."""
 
     experts_BLK: jax.Array
     weights_BLK: jax.Array
 
 
 def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, experts: Experts) -> Routing:
-    """Route each token, in float32. ``bias_E`` has a part in the choice and none in the weights.
+    """Route each token. ``bias_E`` has a part in the choice and none in the weights.
 
     Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
     """
+    wide = computed("router", x_BLM.dtype)
     products_BLE = jnp.einsum(
         "BLM,ME->BLE",
-        x_BLM.astype(jnp.float32),
-        kernel_ME.astype(jnp.float32),
+        x_BLM.astype(wide),
+        kernel_ME.astype(wide),
         precision=jax.lax.Precision.HIGHEST,
     )
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = jax.nn.sigmoid(products_BLE) if sigmoid else jax.nn.softmax(products_BLE, axis=-1)
     worth_BLE = jax.lax.stop_gradient(scores_BLE)
     if bias_E is not None:
-        worth_BLE = worth_BLE + jax.lax.stop_gradient(bias_E.astype(jnp.float32))[None, None]
+        worth_BLE = worth_BLE + jax.lax.stop_gradient(bias_E.astype(wide))[None, None]
     if experts.num_groups > 1:
         worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
     _, experts_BLK = largest(worth_BLE, experts.top_k)
@@ -44,7 +46,7 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
     weights_BLK = jnp.sum(jnp.where(is_chosen_BLKE, scores_BLE[:, :, None], 0.0), axis=-1)
     if experts.normalized:
         weights_BLK = weights_BLK / (jnp.sum(weights_BLK, axis=-1, keepdims=True) + 1e-20)
-    return Routing(experts_BLK, weights_BLK * experts.scale)
+    return Routing(experts_BLK, (weights_BLK * experts.scale).astype(kept("router", x_BLM.dtype)))
 
 
 def largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from shardwright.engine_jax.dtypes import computed, kept
+
 UNSEEN = float(jnp.finfo(jnp.float32).min)
 """The score of a key that a query does not see. A query that sees none takes the mean of all values."""
 
@@ -52,7 +54,7 @@ class Sight(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Attention to some of the keys, in float32: the largest score, and sums of e to the score less that largest one.
+    """Attention to some of the keys: the largest score, and sums of e to the score less that largest one.
 
     No gradient goes through ``largest``: whatever is taken off all scores of a query leaves its shares as they are.
     """
@@ -63,20 +65,23 @@ class Running(NamedTuple):
 
 
 def scores_of(q_BTHD: jax.Array, k_BSKD: jax.Array, sight: Sight, scale: float) -> jax.Array:
-    """Products of queries and keys in float32, BKGTS; the least number there is where a query does not see a key.
+    """Products of queries and keys, BKGTS; the least number there is where a query does not see a key.
 
     Queries of head ``h`` meet KV head ``h // (H / K)``.
     """
     B, T, H, D = q_BTHD.shape
     K = k_BSKD.shape[2]
     q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D)
-    scores_BKGTS = jnp.einsum("BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=jnp.float32) * scale
-    return jnp.where(sight.visible()[:, None, None], scores_BKGTS, UNSEEN)
+    wide = computed("scores", q_BTHD.dtype)
+    scores_BKGTS = jnp.einsum("BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=wide) * scale
+    scores_BKGTS = jnp.where(sight.visible()[:, None, None], scores_BKGTS, UNSEEN)
+    return scores_BKGTS.astype(kept("scores", q_BTHD.dtype))
 
 
 def attend(q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float) -> jax.Array:
-    """Softmax attention, BTHE; scores and softmax in float32."""
-    shares_BKGTS = jax.nn.softmax(scores_of(q_BTHD, k_BSKD, sight, scale), axis=-1).astype(v_BSKE.dtype)
+    """Softmax attention, BTHE."""
+    shares_BKGTS = jax.nn.softmax(scores_of(q_BTHD, k_BSKD, sight, scale), axis=-1)
+    shares_BKGTS = shares_BKGTS.astype(kept("shares", v_BSKE.dtype))
     out_BTKGE = jnp.einsum("BKGTS,BSKE->BTKGE", shares_BKGTS, v_BSKE)
     return out_BTKGE.reshape(*q_BTHD.shape[:3], v_BSKE.shape[-1])
 
@@ -91,9 +96,8 @@ def with_keys(
         largest_BKGT = jnp.maximum(before.largest_BKGT, largest_BKGT)
     shares_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT[..., None])
     weight_BKGT = jnp.sum(shares_BKGTS, axis=-1)
-    sum_BKGTE = jnp.einsum(
-        "BKGTS,BSKE->BKGTE", shares_BKGTS.astype(v_BSKE.dtype), v_BSKE, preferred_element_type=jnp.float32
-    )
+    narrow, wide = kept("shares", v_BSKE.dtype), computed("attended", v_BSKE.dtype)
+    sum_BKGTE = jnp.einsum("BKGTS,BSKE->BKGTE", shares_BKGTS.astype(narrow), v_BSKE, preferred_element_type=wide)
     if before is not None:
         kept_BKGT = jnp.exp(before.largest_BKGT - largest_BKGT)
         weight_BKGT = before.weight_BKGT * kept_BKGT + weight_BKGT

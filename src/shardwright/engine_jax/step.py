@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.plan import Plan
 from shardwright.core.training import BIAS_RATE, OptimizerOptions, decayed_names, frozen_names
+from shardwright.engine_jax.dtypes import computed
 from shardwright.engine_jax.forward import forward
 from shardwright.engine_jax.kernels import backend_of
 from shardwright.engine_jax.layer_io import Links
@@ -112,7 +113,7 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
         count = jnp.maximum(tokens, 1).astype(jnp.float32)
         return Gradients(
             loss=_summed(loss, _cutting(plan, "logits.targets")) / count,
-            by_weight={name: _whole(plan, name, g) / count for name, g in by_weight.items()},
+            by_weight={name: _mean(_whole(plan, name, g), count) for name, g in by_weight.items()},
             tokens=tokens,
             counts=_summed(counts, _cutting(plan, "router.grouped")) if counts else counts,
         )
@@ -168,6 +169,11 @@ def _whole(plan: Plan, name: str, gradient: jax.Array) -> jax.Array:
     """The gradient of a weight, of which replicas have parts until now."""
     with of_component(plan.by_name[name].component), of_tensor(name):
         return _summed(gradient, late_sums(plan, name))
+
+
+def _mean(gradient: jax.Array, count: jax.Array) -> jax.Array:
+    wide = gradient.astype(computed("mean", gradient.dtype))
+    return (wide / count).astype(gradient.dtype)
 
 
 def _summed(tree: Any, axes: tuple[str, ...]) -> Any:

@@ -89,6 +89,15 @@ def own_part(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
     return array.narrow(dim, peers.index * size, size)
 
 
+def in_its_place(part: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
+    """The whole dim with this rank's part where it belongs, and zeros elsewhere."""
+    size = part.shape[dim]
+    shape = [*part.shape[:dim], size * peers.size, *part.shape[dim + 1 :]]
+    whole = part.new_zeros(shape)
+    whole.narrow(dim, peers.index * size, size).copy_(part)
+    return whole
+
+
 def _reordered(array: torch.Tensor, order: Sequence[int], peers: Peers) -> torch.Tensor:
     """The parts along dim 0 in another order."""
     if peers.in_order:

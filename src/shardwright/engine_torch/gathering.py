@@ -23,10 +23,19 @@ class Gathered(nn.Module):
 
     ``fully_shard`` gathers a module's own parameters while its ``forward`` runs: so each group is a module. ``inside``: of
     the next group, or what has groups of its own and is called by ``compute``.
+    ``summed_in``: where a weight has several uses, the dtype in which their gradients are summed on a rank already;
+    PyTorch would sum them in that of the gathered weight.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], inside: nn.Module | None, compute: Compute) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        inside: nn.Module | None,
+        compute: Compute,
+        summed_in: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        self._summed_in = summed_in
         self._names = {key: key.replace(".", "__") for key in parameters}
         for key, parameter in parameters.items():
             self.register_parameter(self._names[key], parameter)
@@ -38,6 +47,10 @@ class Gathered(nn.Module):
         return {key: getattr(self, name) for key, name in self._names.items()}
 
     def forward(self, *arguments: Any, around: Callable[[], Params] | None = None) -> Any:
+        if self._summed_in is not None:
+            for one in self.own().values():
+                one.grad_dtype = self._summed_in  # pyright: ignore[reportAttributeAccessIssue]
+
         def held() -> Params:
             return {**(around() if around else {}), **self.own()}
 
@@ -63,7 +76,8 @@ def build(
     inside: nn.Module | None = called
     for group in reversed(groups):
         own = {one.key: parameters[one.key] for one in group.weights}
-        inside = Gathered(own, inside, compute)
+        tied = group.axes and any(one.num_uses > 1 for one in group.weights)
+        inside = Gathered(own, inside, compute, torch_dtype(group.weights[0].summed_in) if tied else None)
         if group.axes:
             _shard(inside, group, ranks, again=again)
     assert isinstance(inside, Gathered)
@@ -80,7 +94,9 @@ def _shard(module: Gathered, group: Together, ranks: Ranks, *, again: bool) -> N
         mesh=mesh,
         reshard_after_forward=again,
         mp_policy=MixedPrecisionPolicy(
-            param_dtype=torch_dtype(first.gathered_in), reduce_dtype=torch_dtype(first.dtype), cast_forward_inputs=False
+            param_dtype=torch_dtype(first.gathered_in),
+            reduce_dtype=torch_dtype(first.summed_in),
+            cast_forward_inputs=False,
         ),
         # It would take in what rests whole in the modules inside.
         ignored_params={one for one in module.parameters() if one not in own},  # pyright: ignore[reportArgumentType]

@@ -17,14 +17,15 @@ from shardwright.core.crossing import crossing, weight_ways
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step, steps
 from shardwright.core.plan import Plan
+from shardwright.core.precision import in_use_dtype
 from shardwright.core.resolve import expert_axes, traffic_of
 from shardwright.core.row_order import tiles
 from shardwright.core.spec import Spec
 from shardwright.core.table import Move
-from shardwright.engine_torch.carry import carry, own_part
+from shardwright.engine_torch.carry import carry, in_its_place, own_part
 from shardwright.engine_torch.dtypes import torch_dtype
 from shardwright.engine_torch.layer_io import ALONE, AttentionLinks, ExpertLinks, Links
-from shardwright.engine_torch.mesh import Ranks
+from shardwright.engine_torch.mesh import Peers, Ranks
 from shardwright.engine_torch.scopes import moving
 
 
@@ -128,6 +129,7 @@ class _Use:
     dims: tuple[str, ...]
     taken: tuple[Step, ...]
     dtype: torch.dtype
+    summed_in: torch.dtype
     ranks: Ranks
 
     @classmethod
@@ -139,16 +141,43 @@ class _Use:
         return cls(
             dims=way.whole.logical_axes,
             taken=steps(way.whole, way.part, (), plan.mesh),
-            dtype=torch_dtype(weight.in_use_dtype or plan.request.dtype),
+            dtype=torch_dtype(in_use_dtype(weight, plan.request.dtype)),
+            summed_in=torch_dtype(way.summed_in),
             ranks=ranks,
         )
 
     def bring(self, weight: torch.Tensor) -> torch.Tensor:
         local = weight.to_local() if isinstance(weight, DTensor) else weight
-        for step in self.taken:
-            assert step.kind == "slice", step
-            local = own_part(local, self.dims.index(step.target or ""), self.ranks.peers(step.axes))
-        return local.to(self.dtype)
+        return _Brought.apply(local, self)  # pyright: ignore[reportReturnType]
+
+    def there(self, weight: torch.Tensor) -> torch.Tensor:
+        for dim, peers in self._slices():
+            weight = own_part(weight, dim, peers)
+        return weight.to(self.dtype)
+
+    def back(self, slope: torch.Tensor) -> torch.Tensor:
+        # Cast before it is summed, with that of another use and over ranks.
+        slope = slope.to(self.summed_in)
+        for dim, peers in reversed(self._slices()):
+            slope = in_its_place(slope, dim, peers)
+        return slope
+
+    def _slices(self) -> list[tuple[int, Peers]]:
+        assert all(step.kind == "slice" for step in self.taken), self.taken
+        return [(self.dims.index(step.target or ""), self.ranks.peers(step.axes)) for step in self.taken]
+
+
+class _Brought(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight: torch.Tensor, use: _Use) -> torch.Tensor:
+        ctx.use = use
+        brought = use.there(weight)
+        return brought.view_as(brought) if brought is weight else brought
+
+    @staticmethod
+    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        use: _Use = ctx.use
+        return use.back(slopes[0]), None
 
 
 def _part(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:

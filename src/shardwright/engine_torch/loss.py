@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from shardwright.engine_torch.dtypes import computed
 from shardwright.engine_torch.layer_io import ALONE
 from shardwright.engine_torch.mesh import Peers
 
@@ -16,10 +17,11 @@ from shardwright.engine_torch.mesh import Peers
 def summed_cross_entropy(
     logits_BLV: torch.Tensor, targets_BL: torch.Tensor, valid_BL: torch.Tensor, cut: Peers = ALONE
 ) -> torch.Tensor:
-    """Sum over the valid tokens of minus the log-probability of the target, in float32.
+    """Sum over the valid tokens of minus the log-probability of the target.
 
     ``cut``: the ranks that cut the vocabulary; the result is the same on all of them. A cut vocabulary is never gathered.
     """
+    logits_BLV = logits_BLV.to(computed("loss", logits_BLV.dtype))
     if cut.group is None:
         loss_BL = functional.cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten().long(), reduction="none")
         return (loss_BL * valid_BL.flatten()).sum()

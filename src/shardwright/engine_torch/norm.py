@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from shardwright.engine_torch.dtypes import computed, kept
+
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x`` over its root mean square along the last dim, times ``scale``: in float32, given back in x's dtype."""
-    wide = x.float()
+    """``x`` over its root mean square along the last dim, times ``scale``."""
+    wide = x.to(computed("norm", x.dtype))
     mean_square = wide.square().mean(dim=-1, keepdim=True)
-    return (wide * torch.rsqrt(mean_square + eps) * scale.float()).to(x.dtype)
+    return (wide * torch.rsqrt(mean_square + eps) * scale.to(wide.dtype)).to(kept("norm", x.dtype))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from shardwright.core.mesh import Mesh
 from shardwright.core.training import BETA_1, BETA_2, EPSILON, FINAL_LR_SHARE, OptimizerOptions
+from shardwright.engine_torch.dtypes import computed
 from shardwright.engine_torch.mesh import Ranks
 
 Parts = Mapping[str, torch.Tensor]
@@ -33,16 +34,16 @@ def learning_rate(options: OptimizerOptions, step: int) -> float:
 
 
 def global_norm(gradients: Parts, cut: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
-    """The norm of all gradients, float32. ``cut``: the axes that cut each of them; replicas count once.
+    """The norm of all gradients. ``cut``: the axes that cut each of them; replicas count once.
 
-    Squares are summed on each rank in float32, by the axes that cut them, and each sum then over those axes alone.
+    Squares are summed on each rank, by the axes that cut them, and each sum then over those axes alone.
     """
     by_axes: dict[tuple[str, ...], list[torch.Tensor]] = {}
     for key, gradient in gradients.items():
         by_axes.setdefault(mesh.larger_than_one(mesh.in_mesh_order(cut[key])), []).append(gradient)
     total = torch.zeros((), device=ranks.device)
     for axes, parts in sorted(by_axes.items()):
-        square = torch.stack([part.float().square().sum() for part in parts]).sum()
+        square = torch.stack([part.to(computed("clipping", part.dtype)).square().sum() for part in parts]).sum()
         if axes:
             dist.all_reduce(square, group=ranks.peers(axes).group)
         total = total + square
@@ -61,17 +62,18 @@ def apply_gradients(
     options: OptimizerOptions,
     decayed: Iterable[str],
 ) -> None:
-    """One step, in place. ``step``: those done before. Moments are kept in their own dtype and computed in float32."""
+    """One step, in place. ``step``: those done before. Moments and weights are kept in their own dtypes."""
     factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
     rate, count, decayed = learning_rate(options, step), step + 1, frozenset(decayed)
     full_1, full_2 = 1 - BETA_1**count, 1 - BETA_2**count
     for key, weight in weights.items():
-        slope = (gradients[key] * factor.to(gradients[key].dtype)).float()
-        mu = first[key].float() * BETA_1 + slope * (1 - BETA_1)
-        nu = second[key].float() * BETA_2 + slope.square() * (1 - BETA_2)
+        slope = gradients[key].to(computed("clipping", gradients[key].dtype)) * factor
+        wide = computed("moments", first[key].dtype)
+        mu = first[key].to(wide) * BETA_1 + slope * (1 - BETA_1)
+        nu = second[key].to(wide) * BETA_2 + slope.square() * (1 - BETA_2)
         update = (mu / full_1) / ((nu / full_2).sqrt() + EPSILON)
         if key in decayed:
-            update = update + options.weight_decay * weight
-        weight.copy_(weight - rate * update)
+            update = update + options.weight_decay * weight.to(update.dtype)
+        weight.copy_(weight.to(computed("update", weight.dtype)) - rate * update)
         first[key].copy_(mu)
         second[key].copy_(nu)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardwright.engine_torch.dtypes import computed, kept
 from shardwright.models.parts.rope import Rope
 
 
@@ -31,10 +32,11 @@ def rotate(x_BLHD: torch.Tensor, turned_by: Angles, interleaved: bool) -> torch.
 
     Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
     """
-    wide = x_BLHD.float()
+    wide = x_BLHD.to(computed("rotation", x_BLHD.dtype))
     if interleaved:
         first, second = wide[..., 0::2], wide[..., 1::2]
     else:
         first, second = wide.chunk(2, dim=-1)
     cos, sin = turned_by.cos_BLP[:, :, None, :], turned_by.sin_BLP[:, :, None, :]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BLHD.dtype)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(kept("rotation", x_BLHD.dtype))

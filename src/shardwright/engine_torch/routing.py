@@ -10,34 +10,36 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from shardwright.engine_torch.dtypes import computed, kept
 from shardwright.models.parts.architecture import Experts
 
 
 class Routing(NamedTuple):
-    """The experts of each token and their weights (float32)."""
+    """The experts of each token and their weights."""
 
     experts_BLK: torch.Tensor
     weights_BLK: torch.Tensor
 
 
 def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | None, experts: Experts) -> Routing:
-    """Route each token, in float32. ``bias_E`` has a part in the choice and none in the weights.
+    """Route each token. ``bias_E`` has a part in the choice and none in the weights.
 
     Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
     """
-    products_BLE = functional.linear(x_BLM.float(), kernel_EM.float())
+    wide = computed("router", x_BLM.dtype)
+    products_BLE = functional.linear(x_BLM.to(wide), kernel_EM.to(wide))
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = products_BLE.sigmoid() if sigmoid else products_BLE.softmax(dim=-1)
     worth_BLE = scores_BLE.detach()
     if bias_E is not None:
-        worth_BLE = worth_BLE + bias_E.float()
+        worth_BLE = worth_BLE + bias_E.to(wide)
     if experts.num_groups > 1:
         worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
     _, experts_BLK = largest(worth_BLE, experts.top_k)
     weights_BLK = scores_BLE.gather(-1, experts_BLK)
     if experts.normalized:
         weights_BLK = weights_BLK / (weights_BLK.sum(dim=-1, keepdim=True) + 1e-20)
-    return Routing(experts_BLK, weights_BLK * experts.scale)
+    return Routing(experts_BLK, (weights_BLK * experts.scale).to(kept("router", x_BLM.dtype)))
 
 
 def largest(x: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:

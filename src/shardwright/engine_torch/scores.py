@@ -1,6 +1,6 @@
 """Softmax attention over the keys that a rank has: which a query sees, and what it takes of their values.
 
-B rows, T tokens as queries, S tokens as keys, H heads, K KV heads, G = H / K, D head dim, E value dim.
+B rows, T tokens as queries, S tokens as keys, H heads, K KV heads, G = H / K, D head dim, E value dim; X = B * K, t = G * T.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+
+from shardwright.engine_torch.dtypes import computed, kept
+from shardwright.engine_torch.product import product
 
 UNSEEN = torch.finfo(torch.float32).min
 """The score of a key that a query does not see. A query that sees none takes the mean of all values."""
@@ -29,7 +32,7 @@ class Sight(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Attention to some of the keys, in float32: the largest score, and sums of e to the score less that largest one.
+    """Attention to some of the keys: the largest score, and sums of e to the score less that largest one.
 
     No gradient goes through ``largest``: whatever is taken off all scores of a query leaves its shares as they are.
     """
@@ -62,15 +65,19 @@ def with_keys(
     """Attention to these keys and to all ``before``."""
     B, T, H, D = q_BTHD.shape
     K = k_BSKD.shape[2]
-    q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D)
-    scores_BKGTS = torch.einsum("btkgd,bskd->bkgts", q_BTKGD, k_BSKD).float() * scale
+    by_kv_head = (B, K, H // K, T)
+    q_XtD = q_BTHD.reshape(B, T, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(B * K, -1, D)
+    k_XDS = k_BSKD.permute(0, 2, 3, 1).flatten(0, 1)
+    scores_BKGTS = product(q_XtD, k_XDS, computed("scores", q_BTHD.dtype)).view(*by_kv_head, -1) * scale
     scores_BKGTS = scores_BKGTS.masked_fill(~sight.visible()[:, None, None], UNSEEN)
     largest_BKGT = scores_BKGTS.detach().amax(dim=-1)
     if before is not None:
         largest_BKGT = torch.maximum(before.largest_BKGT, largest_BKGT)
     shares_BKGTS = (scores_BKGTS - largest_BKGT[..., None]).exp()
     weight_BKGT = shares_BKGTS.sum(dim=-1)
-    sum_BKGTE = torch.einsum("bkgts,bske->bkgte", shares_BKGTS.to(v_BSKE.dtype), v_BSKE).float()
+    shares_XtS = shares_BKGTS.to(kept("shares", v_BSKE.dtype)).view(B * K, -1, k_BSKD.shape[1])
+    v_XSE = v_BSKE.transpose(1, 2).flatten(0, 1)
+    sum_BKGTE = product(shares_XtS, v_XSE, computed("attended", v_BSKE.dtype)).view(*by_kv_head, -1)
     if before is not None:
         kept_BKGT = (before.largest_BKGT - largest_BKGT).exp()
         weight_BKGT = before.weight_BKGT * kept_BKGT + weight_BKGT
@@ -79,6 +86,6 @@ def with_keys(
 
 
 def finished(running: Running, dtype: torch.dtype) -> torch.Tensor:
-    """What queries take of all keys that were run through, BTHE."""
+    """What queries take of all keys that were run through, BTHE. ``dtype``: that of the computation."""
     out_BKGTE = running.sum_BKGTE / running.weight_BKGT[..., None]
-    return out_BKGTE.permute(0, 3, 1, 2, 4).flatten(2, 3).to(dtype)
+    return out_BKGTE.permute(0, 3, 1, 2, 4).flatten(2, 3).to(kept("attended", dtype))

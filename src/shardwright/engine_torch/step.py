@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from shardwright.core.plan import Plan
 from shardwright.core.training import BIAS_RATE, OptimizerOptions, decayed_names
+from shardwright.engine_torch.dtypes import computed
 from shardwright.engine_torch.mesh import Ranks
 from shardwright.engine_torch.model import Batch, Model
 from shardwright.engine_torch.moe import MoeCounts
@@ -57,7 +58,7 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
     by_key = {}
     for key, parameter in parameters.items():
         slope = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
-        by_key[key] = slope / count.to(slope.dtype)
+        by_key[key] = (slope.to(computed("mean", slope.dtype)) / count).to(slope.dtype)
         parameter.grad = None
     axes = plan.by_name["router.grouped"].in_use.axes if seen else ()
     return Gradients(

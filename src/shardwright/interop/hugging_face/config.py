@@ -18,7 +18,7 @@ from shardwright.core.finding import Finding
 from shardwright.core.layout_faults import shown
 from shardwright.core.nearest import did_you_mean
 from shardwright.core.position import Position
-from shardwright.core.request import FLOATS
+from shardwright.core.precision import TRAINED_IN
 from shardwright.core.table import ModelTable
 from shardwright.files.json_text import parse_json
 from shardwright.files.text import error_at, place_of, read_text
@@ -296,7 +296,7 @@ def _name(published: Published) -> str:
 
 def _dtype(published: Published) -> str:
     said = published.values.get("dtype") or published.values.get("torch_dtype")
-    return str(said) if said in FLOATS else "bfloat16"
+    return str(said) if said in TRAINED_IN else "bfloat16"
 
 
 def _natural(published: Published, config: Any) -> Natural:

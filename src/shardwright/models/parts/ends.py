@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwright.core.precision import PRECISION, own_dtype
 from shardwright.core.table import Activation, Move, Weight
 from shardwright.models.parts.architecture import Architecture
 from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
@@ -31,7 +32,10 @@ def ends(architecture: Architecture) -> Rows:
             *(integers(f"logits.{what}", "logits", *TOKENS) for what in ("targets", "valid")),
             Activation(name="logits.input", component="logits", logical_axes=STREAM),
             Activation(
-                name="logits.scores", component="logits", logical_axes=("batch", "length", "vocab"), dtype="float32"
+                name="logits.scores",
+                component="logits",
+                logical_axes=("batch", "length", "vocab"),
+                dtype=own_dtype(PRECISION["logits"].kept),
             ),
         ),
         moves=(

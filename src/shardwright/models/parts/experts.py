@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.core.precision import PRECISION, own_dtype
 from shardwright.core.table import Activation, Initializer, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Experts, Stack
 from shardwright.models.parts.feed_forward import feed_forward
@@ -13,6 +14,7 @@ TOKENS = ("batch", "length")
 GROUPED = ("batch", "groups", "tokens")
 EXPERT_SIDE = ("experts", "batch", "groups", "slots", "embed")
 OF_PARTS = (("moe", "mlp"),)
+ROUTED = own_dtype(PRECISION["router"].kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +72,12 @@ def _activations(experts: Experts, num: int) -> tuple[Activation, ...]:
     return (
         Activation(name="router.valid", component="router", logical_axes=TOKENS, dtype="int32"),
         row("router.input", *TOKENS, "embed"),
-        row("router.scores", *TOKENS, "scores", dtype="float32"),
+        row("router.scores", *TOKENS, "scores", dtype=ROUTED),
         row("router.experts", *TOKENS, "top_k", dtype="int32"),
-        row("router.chosen", *TOKENS, "top_k", dtype="float32"),
+        row("router.chosen", *TOKENS, "top_k", dtype=ROUTED),
         row("router.grouped", *GROUPED, "embed"),
         row("router.grouped_experts", *GROUPED, "top_k", dtype="int32"),
-        row("router.weights", *GROUPED, "top_k", dtype="float32"),
+        row("router.weights", *GROUPED, "top_k", dtype=ROUTED),
         row("router.dispatched", *GROUPED, "top_k", "embed"),
         row("moe.dispatched", *EXPERT_SIDE),
         row("moe.hidden", "experts", "batch", "groups", "slots", "mlp"),
@@ -99,7 +101,7 @@ def _weights(architecture: Architecture, experts: Experts, names: PublishedNames
             storage=("embed", "scores"),
             contracted=over_tokens("router"),
             hugging_face=names.router,
-            in_use_dtype="float32",
+            in_use_dtype=own_dtype(PRECISION["router"].computed),
         )
     ]
     if experts.balanced_by_bias:
@@ -116,7 +118,7 @@ def _weights(architecture: Architecture, experts: Experts, names: PublishedNames
                 first_layer=stack.first_layer,
                 frozen=True,
                 hugging_face=LAYER + names.bias,
-                in_use_dtype="float32",
+                in_use_dtype=own_dtype(PRECISION["router"].computed),
             )
         )
     for which, published in (("gate", names.gate), ("up", names.up), ("down", names.down)):

@@ -1,0 +1,113 @@
+"""In which dtypes the step of JAX sends and sums, with bfloat16 as its computation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec
+
+from shardwright.core.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.precision import PRECISION, dtype_of
+from shardwright.engine_jax.embedding import embed
+from shardwright.engine_jax.layer_io import alone
+from shardwright.engine_jax.links import links_of
+from shardwright.engine_jax.mesh import device_mesh
+from shardwright.engine_jax.state import abstract_state
+from shardwright.engine_jax.step import abstract_batch, gradient_function
+from shardwright.models import build
+from tests.engine_jax.steps import Case, plan_of
+from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
+
+MOVING = {"psum", "all_gather", "reduce_scatter", "all_to_all", "ppermute", "ragged_all_to_all"}
+
+CASES = (
+    case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings="tied=true"),
+    case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=2", "attention=ring,moe=ring"),
+    case(DEEPSEEK3, "ep-tp", "fsdp=2,expert=2,tensor=2", "attention=ulysses"),
+)
+
+
+def narrow(one: Case, **options: str) -> Plan:
+    return make_plan(replace(plan_of(one).request, dtype="bfloat16", **options))  # pyright: ignore[reportArgumentType]
+
+
+def collectives(jaxpr, around: str = "") -> Iterator[tuple[str, str, str]]:
+    """Operation, dtype, and the tensor whose scope is the innermost, of each that moves floats."""
+    for equation in jaxpr.eqns:
+        name, scope = equation.primitive.name.removesuffix("_invariant"), f"{around}/{equation.source_info.name_stack}"
+        tensors = re.findall(r"tensor=([\w.]+)", scope)
+        for operand in equation.invars if name in MOVING else ():
+            if jnp.issubdtype(operand.aval.dtype, jnp.floating):
+                yield name, operand.aval.dtype.name, tensors[-1] if tensors else ""
+        for inside in jaxprs_in_params(equation.params):
+            yield from collectives(inside, scope)
+
+
+def expected(plan: Plan, name: str, tensor: str) -> str:
+    """By the table: of a weight what is gathered, or what is summed; of an activation what it is kept in."""
+    if not tensor:
+        # A ring's keys, and what the loss is made of.
+        word = PRECISION["product" if name == "ppermute" else "loss"].sent
+        assert word is not None
+        return dtype_of(word, computation=plan.request.dtype)
+    row = plan.by_name[tensor]
+    if row.kind == "activation":
+        return row.dtype
+    of = PRECISION["weight"].sent if name == "all_gather" else PRECISION["gradient"].summed
+    assert of is not None
+    in_use = plan.request.table.weight(tensor).in_use_dtype or "bfloat16"
+    return dtype_of(of, in_use=in_use, at_rest=row.dtype)
+
+
+@pytest.mark.parametrize(
+    ("one", "weights_dtype"),
+    [*((one, "float32") for one in CASES), (CASES[0], "bfloat16")],
+    ids=lambda given: given if isinstance(given, str) else f"{given.model} {given}",
+)
+def test_what_moves_is_in_the_dtype_of_the_table(one: Case, weights_dtype: str) -> None:
+    plan = narrow(one, weights_dtype=weights_dtype)
+    mesh = device_mesh(plan.mesh)
+    state = abstract_state(plan, mesh)
+    traced = jax.make_jaxpr(gradient_function(plan, mesh))(state.weights, state.buffers, abstract_batch(plan, mesh))
+    found = set(collectives(traced.jaxpr))
+    wrong = [(name, dtype, tensor) for name, dtype, tensor in found if dtype != expected(plan, name, tensor)]
+    assert not wrong
+    gathered = {
+        name
+        for row in plan.collectives
+        if row.phase == "backward"
+        for name in row.tensors
+        if plan.by_name[name].gradient
+    }
+    assert gathered <= {tensor for _, _, tensor in found}
+
+
+def test_a_frequent_token_is_added_up_as_often_as_it_stands() -> None:
+    """One row of a thousand gradients of 1: in bfloat16 the sum would end at 256."""
+    links = alone(build(LLAMA3, {}), "bfloat16")
+    ids_BL = jnp.zeros((1, 1000), jnp.int32)
+    slope = jax.grad(lambda table_VM: jnp.sum(embed(ids_BL, table_VM, links).astype(jnp.float32)))
+    np.testing.assert_array_equal(slope(jnp.ones((4, 2), jnp.bfloat16)).astype(jnp.float32)[0], 1000)
+
+
+def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest() -> None:
+    """1 and 1/1024 on each of four devices: in bfloat16 their sum would be 1."""
+    plan = narrow(case(LLAMA3, "fsdp", "fsdp=4", settings="tied=true"))
+    links, mesh, row = links_of(plan), device_mesh(plan.mesh), plan.by_name["embedding.tokens"]
+
+    def loss(weight: jax.Array) -> jax.Array:
+        first, second = links.use_twice("embedding.tokens", weight)
+        assert first.dtype == second.dtype == jnp.bfloat16
+        return jnp.sum(first.astype(jnp.float32)) + jnp.sum(second.astype(jnp.float32)) / 1024
+
+    spec = PartitionSpec(*(dim.axes or None for dim in row.at_rest.dims)) if row.at_rest else PartitionSpec()
+    slope = jax.jit(jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    np.testing.assert_array_equal(slope(jnp.zeros(row.shape)), 4 * (1 + 1 / 1024))

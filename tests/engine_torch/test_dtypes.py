@@ -1,0 +1,116 @@
+"""In which dtypes PyTorch adds up and gives on, with bfloat16 as its computation. The oracle is float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from shardwright.core.training import OptimizerOptions
+from shardwright.engine_torch.embedding import rows_of
+from shardwright.engine_torch.moe import choose_rows
+from shardwright.engine_torch.optimizer import apply_gradients
+from shardwright.engine_torch.product import product, weight_product
+from shardwright.engine_torch.scores import Running, Sight, attend, finished, with_keys
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import torch_plan
+from tests.engine_torch.training import tied_sums
+from tests.sameness.cases import LLAMA3, case
+
+HALF_ULP = 2.0**-9
+"""The most that rounding to bfloat16 takes off a number, relative."""
+
+
+def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    dice = np.random.default_rng(seed)
+    return (torch.from_numpy(dice.normal(size=shape)) * scale).to(torch.bfloat16)
+
+
+def test_logits_are_not_rounded() -> None:
+    x, weight = drawn(2, 3, 64).requires_grad_(), drawn(40, 64, seed=1).requires_grad_()
+    logits = weight_product(x, weight, "logits")
+    exact = x.double() @ weight.double().T
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)
+    slopes = torch.autograd.grad(logits, (x, weight), logits.detach())
+    expected = torch.autograd.grad(exact, (x, weight), logits.detach().to(torch.bfloat16).double())
+    for slope, one in zip(slopes, expected, strict=True):
+        torch.testing.assert_close(slope, one, rtol=2 * HALF_ULP, atol=1e-3)
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_scores_around_a_ring_are_not_rounded(pieces: int) -> None:
+    """Scores of up to 40, whose last bits decide the shares: rounded, they would be off by an eighth."""
+    q_BTHD, k_BSKD, v_BSKE = (
+        drawn(1, 16, 4, 32, scale=3.0),
+        drawn(1, 16, 2, 32, seed=1, scale=3.0),
+        drawn(1, 16, 2, 8, seed=2),
+    )
+    places = torch.arange(16)[None]
+    whole = Sight(places, torch.ones_like(places), places, torch.ones_like(places))
+    running: Running | None = None
+    size = 16 // pieces
+    for start in range(0, 16, size):
+        keys = slice(start, start + size)
+        seen = whole._replace(kv_positions_BS=places[:, keys], kv_segments_BS=whole.kv_segments_BS[:, keys])
+        running = with_keys(running, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], seen, 32**-0.5)
+    assert running is not None
+    assert {part.dtype for part in running} == {torch.float32}
+    exact = attend(q_BTHD.double(), k_BSKD.double(), v_BSKE.double(), whole, 32**-0.5)
+    # Shares are rounded before they meet values, and what comes of it once more.
+    torch.testing.assert_close(finished(running, torch.bfloat16).double(), exact, rtol=2 * HALF_ULP, atol=0.01)
+
+
+def test_products_of_batches_are_wide_both_ways() -> None:
+    x, y = drawn(3, 5, 32).requires_grad_(), drawn(3, 32, 7, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x, y: product(x, y, torch.float64),
+        (x.detach().double().requires_grad_(), y.detach().double().requires_grad_()),
+    )
+    wide = product(x, y, torch.float32)
+    torch.testing.assert_close(wide.double(), x.double() @ y.double(), rtol=1e-5, atol=1e-5)
+    slope = drawn(3, 5, 7, seed=2)
+    ours = torch.autograd.grad(wide, (x, y), slope.float())
+    for one, exact in zip(ours, torch.autograd.grad(x.double() @ y.double(), (x, y), slope.double()), strict=True):
+        torch.testing.assert_close(one, exact, rtol=2 * HALF_ULP, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("taken", "row"),
+    [
+        (lambda table, rows: rows_of(table, rows[None])[0], "embedding"),
+        (choose_rows, "choices"),
+    ],
+)
+def test_what_is_taken_often_is_added_up_as_often(taken, row: str) -> None:
+    """One row of a thousand gradients of 1: in bfloat16 the sum would end at 256."""
+    table = torch.ones(4, 2, dtype=torch.bfloat16, requires_grad=True)
+    (slope,) = torch.autograd.grad(taken(table, torch.zeros(1000, dtype=torch.int64)).sum(), table)
+    assert slope[0].tolist() == [1000, 1000], row
+    assert not slope[1:].any()
+
+
+def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest(four: Ranks) -> None:
+    """1 and 1/1024 on each of four ranks: in the bfloat16 in which it is gathered their sum would be 1."""
+    plan = torch_plan(case(LLAMA3, "fsdp", "fsdp=4", settings="tied=true"), dtype="bfloat16")
+    told = four.run(tied_sums, plan)
+    assert {(dtype, low, high) for dtype, low, high in told} == {
+        ("torch.float32", 4 * (1 + 1 / 1024), 4 * (1 + 1 / 1024))
+    }
+
+
+def test_an_update_of_narrow_weights_is_that_of_wide_ones_rounded_once() -> None:
+    options = OptimizerOptions(lr=1e-2, warmup=0, steps=4, weight_decay=0.1, clip=0.3)
+    weight, slope, mu, nu = (
+        drawn(64),
+        drawn(64, seed=1),
+        drawn(64, seed=2, scale=0.1),
+        drawn(64, seed=3, scale=0.1).abs(),
+    )
+    norm = torch.tensor(1.7)
+    narrow = [{"w": one.clone()} for one in (weight, slope, mu, nu)]
+    wide = [{"w": one.float()} for one in (weight, slope, mu, nu)]
+    for state in (narrow, wide):
+        apply_gradients(*state, step=3, norm=norm, options=options, decayed=["w"])
+    for ours, theirs in zip(narrow, wide, strict=True):
+        assert torch.equal(ours["w"], theirs["w"].to(torch.bfloat16))
