@@ -1,0 +1,61 @@
+"""Law 3 in bfloat16, on PyTorch: layouts beside one device, within what other orders of summing the same numbers explain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from shardwright.core.planning import make_plan
+from shardwright.core.request import REMAT_POLICIES, Request
+from tests.engine_jax.steps import Run
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import trained_on
+from tests.sameness.bounds import Bound, assert_within, bounded
+from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL
+from tests.sameness.other_order import Here
+from tests.sameness.test_bfloat16 import BATCHES, SEED, Case, alone_of, request_of
+
+NARROW = (("weights_dtype", "bfloat16"), ("moments_dtype", "bfloat16"))
+CASES = (
+    Case(model=LLAMA3, layout="heads and words", more="tied=true", options=(("micro_steps", 2),)),
+    Case(model=LLAMA3, layout="cp", move=(("move_attention", "ring"),), sizes=(("fsdp", 2), ("context", 2))),
+    Case(model=LLAMA3, layout="hsdp", sizes=(("data", 2), ("fsdp", 2)), options=NARROW),
+    Case(model=MIXTRAL, layout="ep", move=(("move_moe", "ring"),), sizes=(("fsdp", 2), ("expert", 2))),
+    Case(model=DEEPSEEK3, layout="ep-as-cp", move=(("move_attention", "ulysses"),), sizes=(("fsdp", 2), ("expert", 2))),
+)
+
+
+@cache
+def one_device(case: Case) -> tuple[Run, Bound]:
+    """A model on one device, with the dtypes of a case."""
+    dtypes = {name: value for name, value in case.options if name.endswith("dtype")}
+    return bounded(replace(request_of(alone_of(case.model, case.more)), **dtypes), BATCHES, SEED)  # pyright: ignore[reportArgumentType]
+
+
+def of_torch(request: Request) -> Request:
+    return replace(request, engine="torch")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_layout_is_as_one_device(case: Case, four: Ranks) -> None:
+    plan = make_plan(of_torch(request_of(case)))
+    assert not plan.errors, plan.errors
+    alone, bound = one_device(case)
+    assert_within(bound, trained_on(four, plan, BATCHES, SEED).run, alone)
+
+
+@pytest.mark.parametrize("model", [LLAMA3, MIXTRAL])
+def test_what_is_computed_again_has_the_same_bits(model: str) -> None:
+    """The same operations on the same numbers, in the same order."""
+    request = of_torch(request_of(alone_of(model, "")))
+    full, dots, none = (
+        trained_on(Here(), make_plan(replace(request, remat=remat)), BATCHES, SEED).run for remat in REMAT_POLICIES
+    )
+    for other in (dots, none):
+        np.testing.assert_array_equal(other.losses, full.losses)
+        for ours, theirs in zip(other.gradients, full.gradients, strict=True):
+            for name, array in theirs.items():
+                np.testing.assert_array_equal(ours[name], array, err_msg=name)

@@ -1,0 +1,120 @@
+"""The same numbers, summed in another order, on one device: what law 3 allows two layouts to differ by in bfloat16.
+
+A layout splits sums. Where `tensor` cuts what a product sums over, each device rounds its part to the computation's dtype and
+the parts are added as they are sent; where devices share tokens, each rounds its part of a weight's gradient once, and these are
+added in the dtype at rest; around a ring, queries meet keys piece by piece. Here one device does all that to itself: every
+product of a step, forward and backward, in parts of its contracted dim drawn at random, and attention over pieces of the keys.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
+from shardwright.engine_torch import attention
+from shardwright.engine_torch.private import imagined_ranks
+from shardwright.engine_torch.scores import Running, Sight, finished, with_keys
+from shardwright.layouts import load_layout
+from tests.engine_jax.made_rows import Batch
+from tests.engine_jax.steps import Run
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import trained_on
+
+PARTS = 4
+"""Of every sum: as many as the devices that share one in most of the layouts that are tried."""
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
+
+
+class Here(Ranks):
+    """This process as the only rank."""
+
+    def __init__(self) -> None:
+        super().__init__(1, lambda *_: imagined_ranks(1))
+
+    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 0.0) -> list[Any]:
+        del limit_s
+        with imagined_ranks(1):
+            return [function(*arguments)]
+
+
+def runs(request: Request, batches: Sequence[Batch], seed: int, orders: int) -> list[Run]:
+    """The first steps of a request's model on one device of PyTorch, as they are written and in so many other orders.
+
+    ``batches``: rows as they are written. ``seed``: of the initial values.
+    """
+    plan = make_plan(
+        replace(
+            request,
+            layout=load_layout("fsdp"),
+            mesh_sizes={"fsdp": 1},
+            devices=None,
+            engine="torch",
+            remat="none",
+            micro_steps=1,
+            load_balanced=False,
+        )
+    )
+    assert not plan.errors, plan.errors
+    found = [trained_on(Here(), plan, batches, seed).run]
+    for number in range(orders):
+        with in_another_order(number, tokens=request.batch * request.length):
+            found.append(trained_on(Here(), plan, batches, seed).run)
+    return found
+
+
+@contextmanager
+def in_another_order(seed: int, tokens: int) -> Iterator[None]:
+    """``tokens``: of the batch. What is summed over them is the gradient of a weight."""
+    whole = attention.attend
+    attention.attend = _attend_by_pieces
+    try:
+        with _Parts(seed, tokens):
+            yield
+    finally:
+        attention.attend = whole
+
+
+class _Parts(TorchDispatchMode):
+    def __init__(self, seed: int, tokens: int) -> None:
+        super().__init__()
+        self._dice, self._tokens = random.Random(seed), tokens
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func not in PRODUCTS or args[0].dtype == torch.float32:
+            return func(*args, **(kwargs or {}))
+        x, y = args
+        over = x.shape[-1]
+        where = list(range(over))
+        self._dice.shuffle(where)
+        parts = [
+            func(x[..., chosen], y[..., chosen, :])
+            for part in range(PARTS)
+            if (chosen := where[part * over // PARTS : (part + 1) * over // PARTS])
+        ]
+        if over == self._tokens:
+            return sum(part.float() for part in parts).to(x.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+        return sum(parts[1:], parts[0])
+
+
+def _attend_by_pieces(
+    q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, sight: Sight, scale: float
+) -> torch.Tensor:
+    running: Running | None = None
+    size = k_BSKD.shape[1] // PARTS
+    for start in range(0, k_BSKD.shape[1], size):
+        keys = slice(start, start + size)
+        seen = sight._replace(
+            kv_positions_BS=sight.kv_positions_BS[:, keys], kv_segments_BS=sight.kv_segments_BS[:, keys]
+        )
+        running = with_keys(running, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], seen, scale)
+    assert running is not None
+    return finished(running, q_BTHD.dtype)

@@ -1,0 +1,110 @@
+"""Law 3 in bfloat16, on JAX: layouts beside one device, within what other orders of summing the same numbers explain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from shardwright.cli.values import settings
+from shardwright.core.layout import Layout
+from shardwright.core.layout_reading import read_layout
+from shardwright.core.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
+from shardwright.files import parse_yaml
+from shardwright.layouts import load_layout, preset_names
+from shardwright.models import build
+from tests.engine_jax.made_rows import LENGTH, tokens_of
+from tests.engine_jax.steps import Run, compile_plan, run_plan
+from tests.sameness.bounds import EVERY_EXPERT, Bound, assert_within, bounded
+from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL
+
+ROWS, VOCAB, SEED = 8, 256, 0
+BATCHES = tuple(tokens_of(step, ROWS, VOCAB) for step in range(2))
+SMALLEST = {
+    LLAMA3: "num_layers=1,embed=32,num_heads=4,num_kv_heads=2,head_dim=8,mlp=32",
+    MIXTRAL: "num_layers=1,embed=32,num_heads=4,num_kv_heads=4,head_dim=8,mlp=32",
+    DEEPSEEK3: "num_layers=2,embed=32,q_lora=16,kv_lora=8,nope_dim=8,rope_dim=8,value_dim=8,mlp=32,expert_mlp=16",
+}
+
+OWN = {
+    "uses apart": "{mesh: {x: 2, y: 2}, roles: {x: {elsewhere: idle, logits: fsdp}, y: fsdp}}",
+    "heads and words": "{mesh: {x: 2, y: 2}, roles: {x: {elsewhere: tensor, sequence_parallel: true}, y: fsdp}}",
+    "all at once": "{mesh: {x: 2, y: 2, z: 2}, roles: {x: fsdp, y: context, z: {elsewhere: tensor}}}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """``layout``: a preset or one of ``OWN``. ``options``: of the request."""
+
+    model: str
+    layout: str
+    move: tuple[tuple[str, str], ...] = ()
+    more: str = ""
+    sizes: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.model, self.layout, self.more, *(f"{k}={v}" for k, v in (*self.move, *self.options))])
+
+
+CASES = (
+    Case(model=LLAMA3, layout="uses apart", more="tied=true"),
+    Case(model=LLAMA3, layout="heads and words", more="tied=true", options=(("micro_steps", 2),)),
+    Case(model=LLAMA3, layout="all at once", move=(("move_attention", "ring"),)),
+    Case(model=LLAMA3, layout="cp", move=(("move_attention", "ulysses"),), sizes=(("fsdp", 2), ("context", 2))),
+    Case(model=MIXTRAL, layout="ep-as-cp", sizes=(("fsdp", 2), ("expert", 2))),
+    Case(model=MIXTRAL, layout="tp-as-ep", move=(("move_moe", "ring"),), sizes=(("fsdp", 2), ("tensor", 2))),
+    Case(model=DEEPSEEK3, layout="ep-as-cp", move=(("move_attention", "ring"),), sizes=(("fsdp", 1), ("expert", 4))),
+)
+"""Each way of attention, of experts, `tensor` with its residual cut, and both uses of a tied embedding, together and apart."""
+
+
+def layout_of(name: str) -> Layout:
+    return (
+        load_layout(name) if name in preset_names() else read_layout(parse_yaml(OWN[name][:-1] + ", name: own}", name))
+    )
+
+
+def request_of(case: Case) -> Request:
+    given = ",".join(one for one in (SMALLEST[case.model], EVERY_EXPERT[case.model], case.more) if one)
+    return Request(
+        layout=replace(layout_of(case.layout), **dict(case.move)),  # pyright: ignore[reportArgumentType]
+        table=build(case.model, {**settings([[given]]), "vocab": str(VOCAB)}),
+        mesh_sizes=dict(case.sizes),
+        batch=ROWS,
+        length=LENGTH,
+        dtype="bfloat16",
+        **dict(case.options),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def alone_of(model: str, more: str) -> Case:
+    return Case(model=model, layout="fsdp", more=more, sizes=(("fsdp", 1),))
+
+
+@cache
+def one_device(model: str, more: str) -> tuple[Run, Run, Bound]:
+    """A model on one device: its first steps on JAX and on PyTorch, and how far other orders are from these."""
+    request = request_of(alone_of(model, more))
+    return trained(make_plan(request)), *bounded(request, BATCHES, SEED)
+
+
+def trained(plan: Plan) -> Run:
+    assert not plan.errors, plan.errors
+    return run_plan(plan, compile_plan(plan, level=0), BATCHES, SEED)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_layout_is_as_one_device(case: Case) -> None:
+    alone, _, bound = one_device(case.model, case.more)
+    assert_within(bound, trained(make_plan(request_of(case))), alone)
+
+
+@pytest.mark.parametrize(("model", "more"), sorted({(case.model, case.more) for case in CASES}))
+def test_an_engine_is_as_the_other(model: str, more: str) -> None:
+    on_jax, on_torch, bound = one_device(model, more)
+    assert_within(bound, on_jax, on_torch)
