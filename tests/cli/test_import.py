@@ -252,3 +252,23 @@ def test_sizes_that_give_no_mesh_are_a_finding(here, capsys):
     code, out, err = run(capsys, "maxtext", "rules.yml", "--devices", "16", "--model", "llama3-test")
     assert (code, out) == (1, "")
     assert err.startswith("error SW106: ")
+
+
+def test_hf_is_a_short_name(tmp_path, capsys):
+    (tmp_path / "plan.json").write_text('{"layers.*.mlp.gate_proj": "colwise"}')
+    said = []
+    for name in ("huggingface", "hf"):
+        code = main(["import", name, str(tmp_path / "plan.json"), "--model", "llama3-test"])
+        said.append((code, capsys.readouterr()))
+    assert said[0] == said[1]
+
+
+def test_a_file_is_suggested_only_where_it_is_of_the_same_kind(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["import", "torchtitan", str(tmp_path / "config.toml")]) == 2
+    assert capsys.readouterr().err == f"shardwright: {tmp_path / 'config.toml'}: no such file.\n"
+    assert main(["import", "hf", str(tmp_path / "confg.json")]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"shardwright: {tmp_path / 'confg.json'}: no such file. Did you mean 'config.json'?\n"
+    )

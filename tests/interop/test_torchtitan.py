@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from math import prod
 
@@ -236,6 +237,14 @@ def found_in(tmp_path, text: str, **asked):
             "no option of TorchTitan's is called 'tensor_paralel_degree'",
             "Write 'tensor_parallel_degree'.",
         ),
+        # Near in kind: no degree for an option, and no option that says the reverse.
+        (
+            "data_parallel_shard_degree = 8\nenable_loss_parallel = true\n",
+            {},
+            "SW111",
+            "no option of TorchTitan's is called 'enable_loss_parallel'",
+            "",
+        ),
         (
             "data_parallel_shard_degree = 3\ntensor_parallel_degree = 4\nexpert_parallel_degree = 6\n",
             {},
@@ -307,3 +316,76 @@ error SW123: What is carried over to another language means the same there, or i
   found  ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of them, so that no axes of a mesh hold the experts
   needed a degree that takes whole axes and a divisor of the next"""
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "degrees", "step"),
+    [
+        # rows, tokens of a row, passes, micro-batches of a pipeline
+        ({"num_tokens_per_microbatch_per_dp_rank": 16384, "max_context_length": 8192}, {}, (16, 8192, 1, 1)),
+        ({"num_tokens_per_train_step": 4 * 8 * 16384, "max_context_length": 4096}, {}, (128, 4096, 4, 1)),
+        ({"num_tokens_per_microbatch_per_dp_rank": 4096}, {"pp": 2, "num_pp_microbatches": 4}, (64, 2048, 1, 4)),
+        ({"local_batch_size": 3, "seq_len": 4096}, {"dp_replicate": 2}, (48, 4096, 1, 1)),
+        ({"batch_size": 2}, {}, (16, 2048, 1, 1)),
+        ({"local_batch_size": 4, "global_batch_size": 64}, {}, (64, 2048, 2, 1)),
+        ({"local_batch_size": 4, "global_batch_size": -1}, {"pp": 2}, (32, 2048, 1, 4)),
+        ({"num_tokens_per_microbatch_per_dp_rank": 1000, "max_context_length": 3000}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_batch_is_that_of_one_data_parallel_rank(tmp_path, said, degrees, step):
+    options = {"data_parallel_shard_degree": 8, "tensor_parallel_degree": 2, "context_parallel_degree": 2}
+    for name, value in degrees.items():
+        options[
+            {"pp": "pipeline_parallel_degree", "dp_replicate": "data_parallel_replicate_degree"}.get(name, name)
+        ] = value
+    (tmp_path / "a.json").write_text(json.dumps({"parallelism": options, "training": said}))
+    found = import_torchtitan(Asked(file=str(tmp_path / "a.json")))
+    rows = found.rows
+    assert (rows and (rows.batch, rows.length, rows.passes, rows.microbatches)) == step
+    planned = import_torchtitan(
+        Asked(file=str(tmp_path / "a.json"), model="llama3-8b", settings={"num_layers": "2"})
+    ).plan
+    assert planned is not None
+    if step is not None:
+        assert (planned.request.batch, planned.request.length) == step[:2]
+        assert planned.request.micro_steps == step[2] * step[3]
+
+
+def test_whole_text_of_a_step_that_is_no_whole_passes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text(
+        "[parallelism]\ndata_parallel_shard_degree = 8\n[training]\nlocal_batch_size = 4\nglobal_batch_size = 48\n"
+    )
+    (finding,) = import_torchtitan(Asked(file="a.toml")).findings
+    assert finding.text() == (
+        """\
+error SW108: The axes that cut the batch divide its rows; those that cut the length, its tokens.
+  where  a.toml:5:1: 'global_batch_size'
+  found  48 in a step, where a pass of all ranks has 4 x 8 data-parallel ranks = 32
+  needed a multiple of 32
+  fix    Write 'global_batch_size = 32'."""
+    )
+
+
+def test_the_files_own_model_is_planned_where_it_is_one_of_ours(tmp_path):
+    text = """\
+from torchtitan.models.llama3 import model_registry
+
+def mine():
+    return Trainer.Config(model_spec=model_registry("8B"{options}))
+"""
+    (tmp_path / "a.py").write_text(text.format(options=', attn_backend="flex"'))
+    found = import_torchtitan(Asked(file=str(tmp_path / "a.py")))
+    assert (found.model, found.plan and found.plan.request.table.name) == (("llama3", "8B"), "llama3-8b")
+    (tmp_path / "a.py").write_text(text.format(options=", converters=[LoRAConverter.Config(rank=8)]"))
+    found = import_torchtitan(Asked(file=str(tmp_path / "a.py")))
+    assert (found.model, found.plan) == (("llama3", "8B"), None)
+
+
+def test_ranks_are_chosen_that_experts_can_borrow(tmp_path):
+    """dp_shard -1 and ep 8: 8 ranks, and not 1 of which 8 cannot be borrowed."""
+    (tmp_path / "a.toml").write_text("[parallelism]\nexpert_parallel_degree = 8\ntensor_parallel_degree = 2\n")
+    found = import_torchtitan(Asked(file=str(tmp_path / "a.toml")))
+    assert (dict(found.chosen), found.findings) == ({"--devices": "8"}, ())
+    assert found.degrees.sizes["dp_shard"] == 4

@@ -11,13 +11,15 @@ TOML = "[parallelism]\ndata_parallel_shard_degree = 2\ntensor_parallel_degree = 
 EARLIER = "[training]\ntensor_parallel_degree = 4\nseq_len = 2048\n[experimental]\ncontext_parallel_degree = 2\n"
 JSON = '{"parallelism": {"tensor_parallel_degree": 4,\n "enable_sequence_parallel": false}}'
 PYTHON = """\
+from torchtitan import config as configs
+
 def small():
     return Config(parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=-1))
 
 def large():
     config = small()
     config.parallelism.context_parallel_degree = 2
-    return Config(parallelism=configs.ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4 * MANY))
+    return Config(parallelism=configs.ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4 * 2))
 """
 
 
@@ -50,14 +52,14 @@ def large():
             "a.py",
             "small",
             {"tensor_parallel_degree": 2, "data_parallel_shard_degree": -1},
-            {"tensor_parallel_degree": "2:49"},
+            {"tensor_parallel_degree": "4:49"},
         ),
         (
             PYTHON,
             "a.py",
             "large",
-            {"pipeline_parallel_degree": 2, "context_parallel_degree": 2},
-            {"context_parallel_degree": "6:5"},
+            {"pipeline_parallel_degree": 2, "num_pp_microbatches": 8},
+            {"num_pp_microbatches": "9:85"},
         ),
     ],
 )
@@ -95,9 +97,20 @@ def test_reading(text, source, config, values, places):
             "a.toml:2:1: 'enable_sequence_parallel' is true or false; found 1.",
         ),
         (
-            "c = ParallelismConfig(tensor_parallel_degree=N)\n",
+            "c = ParallelismConfig(tensor_parallel_degree=n)\n",
             "a.py",
-            "a.py:1:46: 'tensor_parallel_degree' is worked out by the program, which is read and not run. Write a number.",
+            "a.py:1:46: 'tensor_parallel_degree' is worked out by the program, which is read and not run: 'n' is not in the file. "
+            "Write a number.",
+        ),
+        ("x = " + "lambda:(" * 201, "a.py", "a.py: not readable: its expressions are nested too deeply."),
+        ("[" * 1000, "a.py", "a.py:1:201: not Python: too many nested parentheses."),
+        ("x = " + "a[" * 150 + "0" + "]" * 150 + "\n", "a.py", "a.py: nothing here builds a ParallelismConfig."),
+        ("x = " + "-" * 900 + "1\n", "a.py", "a.py: not readable: its expressions are nested too deeply."),
+        ("x = " + "[" * 2000, "a.toml", "a.toml: not readable: the values are nested too deeply."),
+        (
+            "[parallelism]\n[training]\nlocal_batch_size = 0\n",
+            "a.toml",
+            "a.toml:3:1: 'local_batch_size' is at least 1; found 0.",
         ),
     ],
 )

@@ -72,13 +72,15 @@ class ImportTorchTitanVerb:
     """The function of a Python file whose configuration is meant."""
     devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the degrees multiply to)")] = None
     """Number of ranks."""
-    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
+    model: Annotated[
+        Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the file, where it is one of ours)")
+    ] = None
     """A model to plan the layout for, as llama3-8b."""
     set: Settings = ()
     """Dimensions of the model, as num_layers=2."""
-    batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the model's natural one)")] = None
+    batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the file's or the model's)")] = None
     """Rows of a global step."""
-    length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the model's natural one)")] = None
+    length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the file's or the model's)")] = None
     """Tokens of a row."""
     out: Out = None
     """Write the layout here."""

@@ -74,6 +74,8 @@ def _answer(arguments: list[str]) -> int:
 def _read(arguments: list[str], as_json: bool) -> EveryVerb:
     """The verb that the arguments mean. tyro has explained itself on stderr before its SystemExit leaves here."""
     said = io.StringIO()
+    if arguments[:2] == ["import", "hf"]:
+        arguments = ["import", "huggingface", *arguments[2:]]
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name nearest to ``name``, or None when nothing is near.
+
+    A number says which one of a kind is meant, so a name with another number is another thing and no slip.
 
     >>> nearest("tensorr", ["data", "fsdp", "tensor"])
     'tensor'
+    >>> nearest("llama-8b", ["llama3-8b", "llama3-70b"]), nearest("h200", ["h100"])
+    ('llama3-8b', None)
     """
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    numbers = Counter(re.findall(r"[0-9]+", name))
+    alike = [each for each in known if numbers <= Counter(re.findall(r"[0-9]+", each))]
+    matches = get_close_matches(name, alike, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

@@ -91,12 +91,20 @@ def error_at(message: str, text: str, position: Position, length: int = 1) -> In
     )
 
 
+_KINDS = {".yml": ".yaml"}
+"""Endings of one format."""
+
+
 def _no_such_file(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"{path}: no such file; the folder {folder} does not exist."
     try:
-        near = nearest(path.name, (entry.name for entry in folder.iterdir() if entry.is_file()))
+        kind = _KINDS.get(path.suffix, path.suffix)
+        files = (entry for entry in folder.iterdir() if entry.is_file())
+        near = nearest(
+            path.name, (each.name for each in files if not kind or _KINDS.get(each.suffix, each.suffix) == kind)
+        )
     except OSError:
         near = None
     return f"{path}: no such file." + (f" Did you mean '{near}'?" if near else "")

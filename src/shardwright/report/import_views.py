@@ -15,6 +15,7 @@ from shardwright.interop.hugging_face.command import command
 from shardwright.interop.hugging_face.importing import HuggingFaceImport
 from shardwright.interop.layout_text import layout_text
 from shardwright.interop.torchtitan.importing import TorchTitanImport
+from shardwright.interop.torchtitan.rows import StepRows
 from shardwright.report.columns import INDENT, Column, Rows, aligned, section
 from shardwright.report.findings_view import counted, findings_list
 from shardwright.report.terminal import View
@@ -30,7 +31,8 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
             "degrees": " x ".join(f"{axis} {size}" for axis, size in found.degrees.sizes.items())
             + f" = {several(found.degrees.world, 'rank')}; ep {sizes['ep']}",
             "mesh": str(found.mesh or ""),
-            "model": found.plan.request.table.name if found.plan else "",
+            "step": "" if found.rows is None else _step(found.rows),
+            "model": _model_of(found),
         }
         parts = [heading(source, lines, found.chosen)]
         groups = {name: ranks for name, ranks in found.groups.items() if len(ranks) > 1}
@@ -41,6 +43,23 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
         return Group(*parts, *layout_section(found.layout), *findings_section(found.findings, width))
 
     return view
+
+
+def _step(rows: StepRows) -> str:
+    """The rows of a step, and whose they are."""
+    own = rows.batch // rows.ranks // rows.micro_steps
+    share = f"{own:,} on each of {several(rows.ranks, 'data-parallel rank')}" if rows.ranks > 1 else ""
+    passes = f"{several(rows.micro_steps, 'micro-step')}" if rows.micro_steps > 1 else ""
+    return ", ".join(
+        [f"{several(rows.batch, 'row')} of {several(rows.length, 'token')}", *filter(None, (passes, share))]
+    )
+
+
+def _model_of(found: TorchTitanImport) -> str:
+    """The model that was planned, and TorchTitan's name of the file's own."""
+    planned = found.plan.request.table.name if found.plan else ""
+    own = " ".join(found.model or ())
+    return f"{planned} (TorchTitan's {own})" if planned and own else planned or (own and f"TorchTitan's {own}")
 
 
 def hugging_face_view(found: HuggingFaceImport) -> View:

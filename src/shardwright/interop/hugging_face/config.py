@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from shardwright.core.errors import InputError
 from shardwright.core.finding import Finding
 from shardwright.core.layout_faults import shown
-from shardwright.core.nearest import did_you_mean
 from shardwright.core.position import Position
 from shardwright.core.precision import TRAINED_IN
 from shardwright.core.table import ModelTable
@@ -112,9 +111,7 @@ def model_of(published: Published) -> Model:
     """
     kind = published.values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILY:
-        published.refuse(
-            "model_type", f"no family of ours is of model_type {shown(kind)}. {did_you_mean(str(kind), FAMILY)}"
-        )
+        published.refuse("model_type", f"no family of ours is of model_type {shown(kind)}. Known: {', '.join(FAMILY)}.")
     for key in BIASES:
         if published.values.get(key):
             published.refuse(key, f"'{key}' is true, and no table of ours has biases.")
@@ -236,7 +233,7 @@ def _rope(published: Published, theta: float, *, interleaved: bool = False) -> R
     kind = given.get("rope_type", given.get("type"))
     if not isinstance(kind, str | None) or kind not in ROPE_KINDS:
         known = [name for name in ROPE_KINDS if name]
-        published.refuse(key, f"no table of ours has rope_type {shown(kind)}. {did_you_mean(str(kind), known)}")
+        published.refuse(key, f"no table of ours has rope_type {shown(kind)}. Known: {', '.join(known)}.")
     names = {
         "factor": "factor",
         "original_length": "original_max_position_embeddings",

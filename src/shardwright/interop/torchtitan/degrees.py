@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from shardwright.core.codes import Severity
 from shardwright.core.errors import FindingsError
@@ -19,7 +19,7 @@ from shardwright.core.finding import Finding
 from shardwright.core.nearest import nearest
 from shardwright.core.table import ModelTable
 from shardwright.core.wording import count, either
-from shardwright.interop.torchtitan.reading import Section
+from shardwright.interop.torchtitan.section import Section
 from shardwright.interop.torchtitan.words import AXES, DEGREES, GONE, KNOWN
 
 EP = "expert_parallel_degree"
@@ -56,7 +56,7 @@ def degrees_of(section: Section, devices: int | None, natural: int | None) -> tu
     known = prod(size for axis, size in given.items() if axis != "dp_shard" or size != -1)
     if not faults and given["dp_shard"] == -1:
         if devices is None:
-            devices = max(1, (natural or 1) // known) * known
+            devices = _ranks_that_fit(section, given, known, natural or 1)
             chosen["--devices"] = str(devices)
         if devices % known:
             faults.append(_product(section, given, known, devices))
@@ -66,6 +66,13 @@ def degrees_of(section: Section, devices: int | None, natural: int | None) -> tu
     if faults:
         raise FindingsError(faults)
     return Degrees(sizes=given, ep=section.degree(EP), sequence_parallel=section.sequence_parallel), chosen
+
+
+def _ranks_that_fit(section: Section, given: Mapping[str, int], known: int, natural: int) -> int:
+    """The ranks nearest to ``natural``, and not above it where that can be, whose dp_shard, cp and tp hold whole ep."""
+    ep = max(1, section.degree(EP))
+    step = ep // gcd(ep, given["cp"] * given["tp"])
+    return max(1, natural // known // step) * step * known
 
 
 def _below_one(section: Section) -> Iterator[Finding]:
@@ -110,7 +117,7 @@ def check_degrees(section: Section, degrees: Degrees, table: ModelTable | None) 
     """Words that nothing reads, and experts that do not fit the ranks they borrow or the model."""
     for name in section.values:
         if name not in KNOWN:
-            near = nearest(name, KNOWN)
+            near = nearest(name, _of_kind(name), cutoff=0.85)
             yield Finding(
                 code="SW111",
                 severity="error",
@@ -156,6 +163,15 @@ def check_degrees(section: Section, degrees: Degrees, table: ModelTable | None) 
             f"a degree that divides {experts}: {either(legal)}",
             fix=f"Write '{EP} = {near}'.",
         )
+
+
+def _of_kind(name: str) -> tuple[str, ...]:
+    """The options that a name may be a slip of: degrees for a degree, and none that says the reverse."""
+    if name.endswith(("degree", "degrees")):
+        return tuple(DEGREES)
+    return tuple(
+        each for each in KNOWN if each not in DEGREES and each.startswith("disable") == name.startswith("disable")
+    )
 
 
 def _experts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import prod
 
 from shardwright.core.errors import FindingsError
@@ -18,6 +18,9 @@ from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.torchtitan.degrees import Degrees, check_degrees, degrees_of
 from shardwright.interop.torchtitan.layout import layout_of, mesh_of, no_box, parts_of, ranks
 from shardwright.interop.torchtitan.reading import read_section
+from shardwright.interop.torchtitan.rows import StepRows, rows_of
+from shardwright.interop.torchtitan.section import Section
+from shardwright.interop.torchtitan.words import MODELS
 from shardwright.models import build
 
 
@@ -39,7 +42,7 @@ class Asked:
 class TorchTitanImport:
     """The degrees, the layout and its mesh, the groups of rank 0, and every finding. ``plan``: where a model was named.
 
-    ``layout`` None: axes cannot say it, and a finding says why.
+    ``rows``: those of a step, where the file tells; ``model``: TorchTitan's family and flavor. ``layout`` None: axes cannot say it, and a finding says why.
     """
 
     degrees: Degrees
@@ -47,6 +50,8 @@ class TorchTitanImport:
     mesh: Mesh | None
     groups: Mapping[str, tuple[int, ...]]
     plan: Plan | None
+    rows: StepRows | None
+    model: tuple[str, str] | None
     findings: tuple[Finding, ...]
     chosen: Mapping[str, str]
 
@@ -57,6 +62,8 @@ class TorchTitanImport:
             "mesh": None if self.mesh is None else dict(self.mesh.shape),
             "groups": {name: list(group) for name, group in self.groups.items()},
             "chosen": dict(self.chosen),
+            "step": None if self.rows is None else asdict(self.rows),
+            "torchtitan_model": None if self.model is None else " ".join(self.model),
             "layout": None if self.layout is None else layout_text(self.layout),
             "model": None if self.plan is None else self.plan.request.table.name,
             "tensors": [] if self.plan is None else [tensor.to_json() for tensor in self.plan.weights],
@@ -65,29 +72,42 @@ class TorchTitanImport:
 
 
 def import_torchtitan(asked: Asked) -> TorchTitanImport:
-    """Read, lay out, check, and plan where a model is named.
+    """Read, lay out, check, and plan where a model is named: by who asks, or by the file.
 
     Raises InputError for a file that cannot be read, and FindingsError (SW106) for degrees that make no world.
     """
     section = read_section(asked.file, asked.config)
-    table = None if asked.model is None else build(asked.model, asked.settings)
+    model = asked.model or model_of(section)
+    table = None if model is None else build(model, asked.settings)
     natural = prod((table.natural_mesh or {}).values()) if table else None
     degrees, chosen = degrees_of(section, asked.devices, natural)
     findings = list(check_degrees(section, degrees, table))
+    rows = rows_of(section, degrees)
+    if isinstance(rows, Finding):
+        findings.append(rows)
+        rows = None
     blocked = any(finding.code == "SW109" and finding.severity == "error" for finding in findings)
     parts = None if blocked else parts_of(degrees)
     if parts is None:
         if not blocked:
             findings.append(no_box(degrees, section.positions.get("expert_parallel_degree")))
         return TorchTitanImport(
-            degrees=degrees, layout=None, mesh=None, groups={}, plan=None, findings=worst_first(findings), chosen=chosen
+            degrees=degrees,
+            layout=None,
+            mesh=None,
+            groups={},
+            plan=None,
+            rows=rows,
+            model=section.model,
+            findings=worst_first(findings),
+            chosen=chosen,
         )
     layout = same_layout(layout_of(degrees, parts, asked.name), f"{asked.name}.yaml")
     mesh = mesh_of(parts)
     plan = None
     if table is not None:
         try:
-            plan = make_plan(_request(asked, layout, table))
+            plan = make_plan(_request(asked, layout, table, rows))
             findings += [finding for finding in plan.findings if finding.severity != "info"]
         except FindingsError as error:
             findings += error.findings
@@ -98,17 +118,26 @@ def import_torchtitan(asked: Asked) -> TorchTitanImport:
         mesh=mesh,
         groups=ranks(mesh, parts),
         plan=plan,
+        rows=rows,
+        model=section.model,
         findings=worst_first(findings),
         chosen=chosen,
     )
 
 
-def _request(asked: Asked, layout: Layout, table: ModelTable) -> Request:
+def model_of(section: Section) -> str | None:
+    """The table of ours that has the weights of the file's model; None where none has."""
+    return None if section.model is None or section.other_weights else MODELS.get(section.model)
+
+
+def _request(asked: Asked, layout: Layout, table: ModelTable, rows: StepRows | None) -> Request:
+    whole = rows is not None and asked.batch is None
     return Request(
         layout=layout,
         table=table,
-        batch=asked.batch or table.natural_batch or 1,
-        length=asked.length or table.natural_length or 1,
+        batch=asked.batch or (rows.batch if rows else table.natural_batch) or 1,
+        length=asked.length or (rows.length if rows else table.natural_length) or 1,
+        micro_steps=rows.micro_steps if rows is not None and whole else 1,
         engine="torch",
         dtype=table.dtype,
     )

@@ -1,0 +1,231 @@
+"""The configuration that a Python file builds: the file is read and never run (``program``)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardwright.core.errors import InputError
+from shardwright.core.position import Position
+from shardwright.files.text import error_at
+from shardwright.interop.torchtitan.program.arguments import needed
+from shardwright.interop.torchtitan.program.calls import invoke
+from shardwright.interop.torchtitan.program.constants import plain
+from shardwright.interop.torchtitan.program.expressions import field
+from shardwright.interop.torchtitan.program.modules import Module, parse_module
+from shardwright.interop.torchtitan.program.state import EndedError, State
+from shardwright.interop.torchtitan.program.statements import run_module
+from shardwright.interop.torchtitan.program.values import Function, Items, Partial, Record, Scope, Unread
+from shardwright.interop.torchtitan.section import Section
+from shardwright.interop.torchtitan.words import (
+    DEGREES,
+    EARLIER_TRAINING,
+    FIRST_ROWS,
+    GONE,
+    MICROBATCH_ROWS,
+    MICROBATCHES,
+    QUANTIZING,
+    SAME_WEIGHTS,
+    SECTION,
+    SECTIONS,
+    SEQUENCE,
+    TRAINERS,
+    TRAINING,
+)
+
+CALL = SECTIONS[SECTION]
+WATCHED = (*DEGREES, *GONE, SEQUENCE, MICROBATCHES, MICROBATCH_ROWS)
+ROWS = (*TRAINING, *EARLIER_TRAINING, FIRST_ROWS)
+
+
+def python_section(text: str, source: str, config: str | None) -> Section:
+    """What the configuration of a name says; of the only one where ``config`` is None.
+
+    Raises InputError for a file that is not Python, or where a value that matters cannot be known without running it.
+    """
+    module = parse_module(text, source)
+    try:
+        return _section(module, config)
+    except RecursionError:
+        raise InputError(f"{source}: not readable: its expressions are nested too deeply.") from None
+
+
+def _section(module: Module, config: str | None) -> Section:
+    names = [config] if config is not None else [name for name in _names(module.tree) if _builds(module, name)]
+    if not names:
+        raise InputError(f"{module.source}: nothing here builds a {CALL}.")
+    if len(names) > 1:
+        raise InputError(
+            f"{module.source}: {len(names)} configurations. Say which with --config NAME. Known: {', '.join(names)}."
+        )
+    state, scope = _state(), Scope(module)
+    try:
+        found = _value(names[0], module, scope, state)
+    except EndedError as ended:
+        raise _at(state, ended.position, f"the program ends here with {ended.text}.") from None
+    return _of(found, names[0], scope, state)
+
+
+def _state() -> State:
+    sections = {
+        name: {"ParallelismConfig": PARALLELISM, "TrainingConfig": TRAINING}[name] for name in SECTIONS.values()
+    }
+    return State({**sections, **dict.fromkeys(TRAINERS, SECTIONS)}, frozenset((*WATCHED, *ROWS, *SECTIONS)))
+
+
+PARALLELISM: Mapping[str, Any] = {**DEGREES, SEQUENCE: True, MICROBATCHES: 1}
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """The names of a file that may stand for a configuration: functions that need no arguments, and values."""
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name) if not name.startswith("_") and not needed(node.args):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+def _builds(module: Module, name: str) -> bool:
+    """Whether a name stands for a configuration, or may."""
+    state, scope = _state(), Scope(module)
+    try:
+        found = _value(name, module, scope, state)
+    except EndedError:
+        return True
+    if isinstance(found, Unread):
+        return any(isinstance(node, ast.FunctionDef) and node.name == name for node in module.tree.body) and _speaks(
+            module, name
+        )
+    return isinstance(found, Record) and (_is(found, CALL) or _parent(found) is not None)
+
+
+def _speaks(module: Module, name: str) -> bool:
+    """Whether a function that cannot be read says anything of parallelism."""
+    node = next(node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    words = {getattr(each, "attr", getattr(each, "id", getattr(each, "arg", ""))) for each in ast.walk(node)}
+    return bool(words & {*WATCHED, *SECTIONS, CALL})
+
+
+def _value(name: str, module: Module, scope: Scope, state: State) -> Any:
+    """What a name of a file stands for; of a function, what it returns."""
+    run_module(scope, state)
+    known = [*_names(module.tree)]
+    if name not in scope.names or name.startswith("__"):
+        raise InputError(f"{module.source}: no function '{name}'. It has: {', '.join(known) or 'none'}.")
+    value = scope.names[name]
+    if isinstance(value, Function):
+        without = needed(value.node.args)
+        if without:
+            raise InputError(
+                f"{module.source}: '{name}' is called with {', '.join(without)}. Name a function that needs no arguments."
+            )
+    if isinstance(value, Function | Partial):
+        node = value.node if isinstance(value, Function) else module.tree
+        return invoke(value, [], {}, node, scope, state)
+    return value
+
+
+def _of(found: Any, name: str, scope: Scope, state: State) -> Section:
+    """The section of a configuration that was found."""
+    module: Module = scope.module
+    if isinstance(found, Unread):
+        raise _at(state, found.position, f"'{name}' is not known without running the program: {found.why}.")
+    for word, position in state.strays:
+        raise _at(state, position, f"'{word}' is set on something that is not known without running the program.")
+    if not isinstance(found, Record):
+        raise InputError(f"{module.source}: '{name}' builds no {CALL}.")
+    parent = _parent(found)
+    if parent is None and not _is(found, CALL):
+        raise InputError(
+            f"{module.source}: '{name}' builds no {CALL}: {found.name} has no '{SECTION}' that is written out."
+        )
+    parallelism = found if parent is None else field(parent, SECTION, module.tree, scope, state)
+    values, positions = _degrees(parallelism, scope, state)
+    training, places = {}, {}
+    if parent is not None and parent is found:
+        training, places = _training(field(parent, "training", module.tree, scope, state))
+    model, note = _model(found)
+    return Section(
+        source=module.source,
+        texts=dict(state.texts),
+        values=values,
+        positions=positions,
+        training=training,
+        training_positions=places,
+        model=model,
+        other_weights=note,
+    )
+
+
+def _parent(found: Record) -> Record | None:
+    """The configuration that holds the section: itself, or that of its trainer, as reinforcement learning has it."""
+    for each in (found, found.fields.get("trainer", (None, None))[0]):
+        if isinstance(each, Record) and (SECTION in each.fields or any(_is(each, kind) for kind in TRAINERS)):
+            return each
+    return None
+
+
+def _is(found: Record, kind: str) -> bool:
+    return found.kind == kind or found.kind.endswith(f".{kind}")
+
+
+def _degrees(parallelism: Any, scope: Scope, state: State) -> tuple[dict[str, Any], dict[str, Position]]:
+    """Each option as it is in the end. Raises InputError for a degree that only running the program would tell."""
+    if isinstance(parallelism, Record) and parallelism.spoilt is not None:
+        parallelism = parallelism.spoilt
+    if isinstance(parallelism, Unread):
+        raise _at(
+            state, parallelism.position, f"'{SECTION}' is not known without running the program: {parallelism.why}."
+        )
+    if not isinstance(parallelism, Record):
+        raise InputError(f"{scope.module.source}: '{SECTION}' is no {CALL}.")
+    if not _is(parallelism, CALL):
+        raise InputError(f"{scope.module.source}: '{SECTION}' is a {parallelism.name}, and no {CALL}.")
+    values: dict[str, Any] = {}
+    positions: dict[str, Position] = {}
+    for name, (value, position) in parallelism.fields.items():
+        positions[name] = position
+        values[name] = value if plain(value) and not isinstance(value, Items) else None
+        if name in WATCHED and values[name] is None:
+            why = f": {value.why}" if isinstance(value, Unread) else ""
+            place = value.position if isinstance(value, Unread) else position
+            message = f"'{name}' is worked out by the program, which is read and not run{why}. Write a number."
+            raise _at(state, place, message)
+    return values, positions
+
+
+def _training(training: Any) -> tuple[dict[str, Any], dict[str, Position]]:
+    """What is said of a step; None for what only running the program would tell."""
+    if not isinstance(training, Record) or training.spoilt is not None:
+        return dict.fromkeys(TRAINING), {}
+    said = {name: found for name, found in training.fields.items() if name in ROWS}
+    start = EARLIER_TRAINING if any(name in (*EARLIER_TRAINING, FIRST_ROWS) for name in said) else TRAINING
+    values: dict[str, Any] = dict(start)
+    values.update({name: value if isinstance(value, int) else None for name, (value, _) in said.items()})
+    return values, {name: position for name, (_, position) in said.items()}
+
+
+def _model(found: Record) -> tuple[tuple[str, str] | None, str]:
+    """Family and flavor of ``model_spec=model_registry("8B")``, and what gives it other weights than the flavor's."""
+    spec = found.fields.get("model_spec", (None, None))[0]
+    call = spec.call if isinstance(spec, Unread) else None
+    if call is None or not call.name.endswith("model_registry"):
+        return None, ""
+    flavor = call.arguments[0] if call.arguments else call.keywords.get("flavor")
+    if not isinstance(flavor, str):
+        return None, ""
+    package = call.name.rpartition(".")[0].rpartition(".")[2]
+    for name, value in call.keywords.items():
+        if name == "converters" and isinstance(value, Items) and value.spoilt is None:
+            kinds = [each.name if isinstance(each, Record) else "" for each in value]
+            if all(any(f".{kind}.Config" in f".{each}" for kind in QUANTIZING) for each in kinds):
+                continue
+        if name not in (*SAME_WEIGHTS, "flavor") and value is not None:
+            return (package, flavor), name
+    return (package, flavor), ""
+
+
+def _at(state: State, position: Position, message: str) -> InputError:
+    return error_at(message, state.texts.get(position.source, ""), position)

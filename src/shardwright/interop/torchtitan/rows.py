@@ -1,0 +1,82 @@
+"""The rows of a step. A configuration counts for one data-parallel rank: the step has those of all, in as many passes as it says.
+
+| says | a pass of a rank | a step of all |
+|---|---|---|
+| tokens | num_tokens_per_microbatch_per_dp_rank, times num_pp_microbatches with a pipeline | num_tokens_per_train_step, or one pass |
+| rows, before July 2026 | local_batch_size | global_batch_size, or one pass |
+
+A row is max_context_length, once seq_len, tokens long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.core.finding import Finding
+from shardwright.core.wording import count
+from shardwright.interop.torchtitan.degrees import Degrees
+from shardwright.interop.torchtitan.section import Section
+from shardwright.interop.torchtitan.words import CONTEXT, FIRST_ROWS, LENGTH, LOCAL_ROWS, STEP_ROWS, STEP_TOKENS, TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """``batch`` rows of ``length`` tokens in a step of ``passes`` passes; ``ranks`` read different rows."""
+
+    batch: int
+    length: int
+    passes: int
+    microbatches: int
+    ranks: int
+
+    @property
+    def micro_steps(self) -> int:
+        return self.passes * self.microbatches
+
+
+def rows_of(section: Section, degrees: Degrees) -> StepRows | Finding | None:
+    """None where the file says nothing of a step, or only running it would tell; a finding where TorchTitan ends at it."""
+    said = section.training
+    tokens = TOKENS in said
+    names = (
+        (TOKENS, STEP_TOKENS, CONTEXT)
+        if tokens
+        else (FIRST_ROWS if FIRST_ROWS in said else LOCAL_ROWS, STEP_ROWS, LENGTH)
+    )
+    given = [said.get(name) for name in names]
+    if not said or None in given:
+        return None
+    part, step, length = (value for value in given if value is not None)
+    ranks = degrees.sizes["dp_replicate"] * degrees.sizes["dp_shard"]
+    microbatches = section.microbatches if degrees.sizes["pp"] > 1 and tokens else 1
+    of_pass = part * microbatches * ranks
+    if degrees.sizes["pp"] > 1 and not tokens:
+        # The rows of a rank were cut into micro-batches of so many.
+        microbatches = max(1, part // max(1, section.rows_of_microbatch))
+    step = of_pass if step == -1 else step
+    if step % of_pass:
+        return _not_whole(section, names, {"part": part, "microbatches": microbatches, "ranks": ranks, "step": step})
+    of_row = length if tokens else 1
+    if step % (of_row * ranks * (step // of_pass) * microbatches):
+        return None
+    return StepRows(batch=step // of_row, length=length, passes=step // of_pass, microbatches=microbatches, ranks=ranks)
+
+
+def _not_whole(section: Section, names: tuple[str, ...], sizes: Mapping[str, int]) -> Finding:
+    part, _, _ = names
+    of_pass = sizes["part"] * sizes["microbatches"] * sizes["ranks"]
+    factors = [f"{sizes['part']:,}"]
+    if sizes["microbatches"] > 1:
+        factors.append(f"{sizes['microbatches']} micro-batches")
+    factors.append(count(sizes["ranks"], "data-parallel rank"))
+    whole = max(1, sizes["step"] // of_pass) * of_pass
+    return Finding(
+        code="SW108",
+        severity="error",
+        where=f"'{names[1]}'",
+        position=section.training_positions.get(names[1], section.training_positions.get(part)),
+        found=f"{sizes['step']:,} in a step, where a pass of all ranks has {' x '.join(factors)} = {of_pass:,}",
+        needed=f"a multiple of {of_pass:,}",
+        fix=f"Write '{names[1]} = {whole}'.",
+    )
