@@ -1,0 +1,94 @@
+"""Tests run in a fork of a process that has imported the frameworks already, on sources of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src" / "shardwright"
+MOST_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A fork at work. ``until``: when it is ended, in seconds of the monotonic clock."""
+
+    pid: int
+    until: float
+    log: Path
+
+
+def warm_up(environment: Mapping[str, str]) -> dict[str, str]:
+    """Import what tests take long to import; the environment that forks start from."""
+    # The environment of the tests, which JAX reads once.
+    import tests.conftest  # noqa: F401
+
+    for name in ("numpy", "hypothesis.strategies", "yaml", "rich.console", "tyro", "jax.numpy", "optax", "torch"):
+        __import__(name)
+    assert not any(name.split(".")[0] == "shardwright" for name in sys.modules), "the sources are the fork's own"
+    return dict(environment)
+
+
+def start(environment: Mapping[str, str], sources: Path, log: Path, limit_s: float, work: Callable[[], int]) -> Running:
+    """Fork, and work there on the ``shardwright`` that lies in ``sources``; a group of processes of its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return Running(pid=pid, until=time.monotonic() + limit_s, log=log)
+    code = 70
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.environ.clear()
+        os.environ.update(environment, PYTHONPATH=f"{sources}{os.pathsep}{ROOT}")
+        os.chdir(ROOT)
+        sys.path[:0] = [str(sources), str(ROOT)]
+        sys.modules.pop("tests.conftest", None)
+        code = work()
+    except BaseException as error:  # A fork must never go on as its parent.
+        print(f"{type(error).__name__}: {error}", flush=True)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def finished(running: Sequence[Running]) -> tuple[Running, int | None] | None:
+    """One that has ended and its exit code, None where it was ended for being late; None: all are at work."""
+    for one in running:
+        pid, status = os.waitpid(one.pid, os.WNOHANG)
+        if pid:
+            _end_group(one)
+            return one, os.waitstatus_to_exitcode(status)
+        if time.monotonic() > one.until:
+            _end_group(one)
+            os.waitpid(one.pid, 0)
+            return one, None
+    return None
+
+
+def _end_group(one: Running) -> None:
+    """What a test has started and left, too."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(one.pid, signal.SIGKILL)
+
+
+def pytest_of(tests: Sequence[str], *plugins: object) -> int:
+    """Pytest's exit code, after the first failure."""
+    # Plugins that are here already are not pytest's to rewrite.
+    already = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = [*already, "-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return int(pytest.main([*options, *tests], plugins=list(plugins)))

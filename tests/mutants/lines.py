@@ -1,0 +1,105 @@
+"""Which lines each test runs, and how long it takes: made once a file of tests, anew where what it ran has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from tests.mutants.forks import ROOT, SOURCES
+
+MOST_CALLS = 300
+"""Calls of a function in one test that are looked at: a line that none of them runs is hardly that test's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """``lines``: those that it runs, by file."""
+
+    name: str
+    seconds: float
+    lines: Mapping[str, frozenset[int]]
+
+
+class Recorder:
+    """A plugin of pytest that notes the lines of our sources, test by test."""
+
+    def __init__(self, sources: Path) -> None:
+        self.prefix = f"{sources}/shardwright/"
+        self.found: dict[str, dict[str, Any]] = {}
+        self.lines: dict[CodeType, set[int]] = {}
+        self.missing: dict[CodeType, set[int]] = {}
+        self.calls: dict[CodeType, int] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.lines, self.missing, self.calls = {}, {}, {}
+        started = time.perf_counter()
+        sys.settrace(self._called)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            lines: dict[str, set[int]] = {}
+            for code, seen in self.lines.items():
+                lines.setdefault(code.co_filename.removeprefix(self.prefix), set()).update(seen)
+            self.found[item.nodeid] = {
+                "seconds": round(time.perf_counter() - started, 3),
+                "lines": {file: sorted(seen) for file, seen in lines.items()},
+            }
+
+    def _called(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(self.prefix) or code.co_name == "<module>":
+            return None
+        if code not in self.lines:
+            self.lines[code], self.missing[code], self.calls[code] = set(), {n for *_, n in code.co_lines() if n}, 0
+        self.calls[code] += 1
+        if not self.missing[code] or self.calls[code] > MOST_CALLS:
+            return None
+        return self._ran
+
+    def _ran(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "line":
+            code, line = frame.f_code, frame.f_lineno
+            self.lines[code].add(line)
+            self.missing[code].discard(line)
+        return self._ran
+
+
+@cache
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
+def read_map(folder: Path, file: str) -> list[Noted] | None:
+    """What the tests of a file ran; None where it is not known, or something that they ran has changed since."""
+    kept = folder / f"{file.replace('/', '+')}.json"
+    if not kept.exists():
+        return None
+    value = json.loads(kept.read_text(encoding="utf-8"))
+    if any(digest(ROOT / name) != found for name, found in value["digests"].items()):
+        return None
+    return [
+        Noted(name=name, seconds=one["seconds"], lines={file: frozenset(lines) for file, lines in one["lines"].items()})
+        for name, one in value["tests"].items()
+    ]
+
+
+def write_map(folder: Path, file: str, found: Mapping[str, Mapping[str, Any]]) -> None:
+    ran = {name for one in found.values() for name in one["lines"]}
+    paths = [ROOT / file, *(SOURCES / name for name in sorted(ran))]
+    value = {"digests": {path.relative_to(ROOT).as_posix(): digest(path) for path in paths}, "tests": found}
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / f"{file.replace('/', '+')}.json"
+    kept.with_suffix(".new").write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
+    kept.with_suffix(".new").rename(kept)
