@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants.faults import Fault, Slip, fault_of, slips_of
-from tests.mutants.forks import ROOT, SOURCES, Running, finished, pytest_of, start, warm_up
+from tests.mutants.forks import ROOT, SOURCES, Running, end_group, finished, pytest_of, start, warm_up
 from tests.mutants.lines import Noted, Recorder, read_map, write_map
 
 AREAS = ("core", "cost", "checkpoint", "data", "engine_jax", "engine_torch")
@@ -113,22 +113,26 @@ def _side_by_side(
     """Each job's name and exit code as it ends, None where it was ended; ``words``: what codes 0 and 1 mean."""
     running: dict[int, tuple[str, Running]] = {}
     pending, done, started = list(reversed(jobs)), 0, time.monotonic()
-    while pending or running:
-        while pending and len(running) < most:
-            name, begin = pending.pop()
-            one = begin()
-            running[one.pid] = (name, one)
-        ended = finished([one for _, one in running.values()])
-        if ended is None:
-            time.sleep(0.02)
-            continue
-        one, code = ended
-        name, _ = running.pop(one.pid)
-        done += 1
-        left = (time.monotonic() - started) / done * (len(jobs) - done)
-        ended_as = words.get(code, words[1]) if code is not None else "ended, late"
-        print(f"[{done}/{len(jobs)}, {left / 60:.0f} min left] {name}: {ended_as}", flush=True)
-        yield name, code
+    try:
+        while pending or running:
+            while pending and len(running) < most:
+                name, begin = pending.pop()
+                one = begin()
+                running[one.pid] = (name, one)
+            ended = finished([one for _, one in running.values()])
+            if ended is None:
+                time.sleep(0.02)
+                continue
+            one, code = ended
+            name, _ = running.pop(one.pid)
+            done += 1
+            left = (time.monotonic() - started) / done * (len(jobs) - done)
+            ended_as = words.get(code, words[1]) if code is not None else "ended, late"
+            print(f"[{done}/{len(jobs)}, {left / 60:.0f} min left] {name}: {ended_as}", flush=True)
+            yield name, code
+    finally:
+        for _, one in running.values():
+            end_group(one)
 
 
 def drawn_from(folders: Sequence[Path], count: int, seed: int) -> list[Fault]:

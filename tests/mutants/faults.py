@@ -14,7 +14,7 @@
 | bound | a slice that begins or ends one later, or that has lost a bound |
 
 Left out is what cannot make a difference that a test should see: messages of what is raised, what is asserted,
-annotations, decorators, defaults of ``strict``, and the code of modules and classes themselves, which runs on import.
+annotations, decorators, ``strict`` and ``copy``, and the code of modules and classes themselves, which runs on import.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ COMPARISONS = {
     ast.IsNot: "is",
 }
 OPERATIONS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.Mod: "//"}
+NOT_DRAWN = {"strict", "copy"}
+"""Arguments by name whose value changes no result."""
 NAMES = {"min": "max", "max": "min", "ceil": "floor", "floor": "ceil", "any": "all", "all": "any"}
 LEFT_OUT = {"sorted": "list", "reversed": "list", "abs": "", "set": "list", "frozenset": "tuple"}
 
@@ -201,7 +203,7 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
     while pending:
         node = pending.pop()
         for name, value in ast.iter_fields(node):
-            if name == "annotation" or (isinstance(node, ast.keyword) and node.arg == "strict"):
+            if name == "annotation" or (isinstance(node, ast.keyword) and node.arg in NOT_DRAWN):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.expr):

@@ -71,16 +71,16 @@ def finished(running: Sequence[Running]) -> tuple[Running, int | None] | None:
     for one in running:
         pid, status = os.waitpid(one.pid, os.WNOHANG)
         if pid:
-            _end_group(one)
+            end_group(one)
             return one, os.waitstatus_to_exitcode(status)
         if time.monotonic() > one.until:
-            _end_group(one)
+            end_group(one)
             os.waitpid(one.pid, 0)
             return one, None
     return None
 
 
-def _end_group(one: Running) -> None:
+def end_group(one: Running) -> None:
     """What a test has started and left, too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(one.pid, signal.SIGKILL)
