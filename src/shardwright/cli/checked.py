@@ -12,12 +12,14 @@ from shardwright.cli.locked_request import asked_again, command_of, layout_of, o
 from shardwright.cli.request import Asked, planned
 from shardwright.cli.saved_plan import read_saved_lock
 from shardwright.core.declaration import DeclaredChange, declared_changes
-from shardwright.core.difference import Difference
+from shardwright.core.difference import Difference, difference
 from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.finding import Finding
+from shardwright.core.layout_reading import read_layout
 from shardwright.core.lock import Lock, line_of, lock_of, moved
 from shardwright.core.plan import Plan
-from shardwright.core.position import Position
+from shardwright.core.planning import make_plan
+from shardwright.core.position import Position, located
 from shardwright.core.review import moved_finding, skipped_finding
 from shardwright.files import replace_text
 
@@ -69,6 +71,8 @@ def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
     """
     try:
         text, lock = read_saved_lock(path)
+        if lock.compiled is not None and lock.compiled["target"] != lock.request.chips:
+            raise InputError(_another_target(path, lock))
         try:
             question = asked_again(lock, path)
             plan = planned(question)
@@ -99,7 +103,9 @@ def _compared(
             raise InputError(_not_renewed(path, lock, skipped[-1].needed))
         replace_text(path, new)
     here = Position(source=str(path), line=line_of(text, [row.name for row in found.tensors]), column=1)
-    if found.moved and not written:
+    if not found.moved and declared and not update:
+        _agrees_with_itself(path, lock, question, now, declared)
+    if (found.moved or found.said) and not written:
         command = shlex.join(["shardwright", "check", "--update", str(path)])
         findings.append(moved_finding(found, declared, lock=str(path), update=command, position=here))
     return Checked(
@@ -109,6 +115,27 @@ def _compared(
         findings=tuple(findings),
         places=tuple(_place(finding, here, lock) for finding in findings),
         written=written,
+    )
+
+
+def _agrees_with_itself(path: Path, lock: Lock, question: Asked, now: Lock, declared: Sequence[DeclaredChange]) -> None:
+    """Refuse a lock whose declaration is not that of its tensors, which are where they were locked.
+
+    A layout's file may say the same in other words; what the lock says was never in a file. Raises InputError.
+    """
+    try:
+        layout = read_layout(located(lock.declared, str(path)), name=now.request.layout)
+        request = replace(question.request, layout=layout)
+        own = lock_of(now.request, layout, make_plan(request))
+        if not difference({**own.rows, "compiled": None}, {**now.rows, "compiled": None}).moved:
+            return
+        why = f"{declared[0].where} is {declared[0].before} there"
+    except FindingsError as error:
+        why = error.findings[0].found
+    raise InputError(
+        f"{path}: this lock disagrees with itself: its tensors are those of the layout as it is, and its 'declaration' would "
+        f"place them otherwise: {why}. Something else has changed it. Write it anew: "
+        f"{shlex.join(['shardwright', 'check', '--update', str(path)])}"
     )
 
 
@@ -138,6 +165,15 @@ def _without_plan(path: Path, lock: Lock, faults: Sequence[Finding]) -> Checked:
     why = "a plan, and there is none, for the reason that stands beside this"
     findings = (*faults, skipped_finding("tensors, collectives and memory", why, where=str(path)))
     return Checked(path=path, findings=findings, places=tuple(_place(finding, here, lock) for finding in findings))
+
+
+def _another_target(path: Path, lock: Lock) -> str:
+    assert lock.compiled is not None
+    asked = "no chips" if lock.request.chips is None else f"'{lock.request.chips}'"
+    return (
+        f"{path}: this lock disagrees with itself: its program was compiled for '{lock.compiled['target']}', and its 'request' "
+        f"has {asked}. Something else has changed it. Write it anew: {command_of(lock.request, path)}"
+    )
 
 
 def _not_renewed(path: Path, lock: Lock, why: str) -> str:

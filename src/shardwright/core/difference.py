@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shardwright.core.field_changes import FieldChange
+from shardwright.core.plan_fields import plan_fields, without_size_one
+
 Row = Mapping[str, Any]
 Change = Literal["moved", "added", "removed"]
 
@@ -142,6 +145,10 @@ class Difference:
     bytes_per_step: tuple[int, int]
     memory: Mapping[str, tuple[int, int]]
     compiled: CompiledDifference | None = None
+    fields: tuple[FieldChange, ...] = ()
+    """Whatever else is not the same, field by field."""
+    said: tuple[FieldChange, ...] = ()
+    """What is asked or declared otherwise (``ASKED``): by itself it moves nothing."""
 
     @property
     def mesh_moved(self) -> bool:
@@ -156,7 +163,13 @@ class Difference:
     def moved(self) -> bool:
         """Whether anything is not where it was, or does not cross the links as it did."""
         compiled = self.compiled is not None and self.compiled.moved
-        return bool(self.tensors or self.collectives) or self.mesh_moved or _differ(self.memory) or compiled
+        rows = bool(self.tensors or self.collectives or self.fields)
+        return rows or self.mesh_moved or _differ(self.memory) or compiled
+
+    @property
+    def beside(self) -> tuple[FieldChange, ...]:
+        """The fields to tell of: where tensors, collectives or the mesh moved, these say why such fields did."""
+        return () if self.tensors or self.collectives or self.mesh_moved else (*self.fields, *self.said)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -169,6 +182,8 @@ class Difference:
             "bytes_per_step": _pair(self.bytes_per_step),
             "memory": {part: _pair(sizes) for part, sizes in self.memory.items()},
             **({} if self.compiled is None else {"compiled": self.compiled.to_json()}),
+            "fields": [change.to_json() for change in self.fields],
+            "said": [change.to_json() for change in self.said],
         }
 
 
@@ -176,15 +191,25 @@ def difference(before: Row, after: Row) -> Difference:
     """What moves from one plan to the other, each in the form of ``Plan.to_json``, or of ``Lock.rows``."""
     tensors = _tensor_changes(before, after)
     first, second = (_by_kind(side["collectives"], side["mesh"]) for side in (before, after))
+    collectives, compiled = _collective_changes(first, second), _compiled(before, after)
+    fields, said = plan_fields(
+        before,
+        after,
+        moved_tensors={change.name for change in tensors},
+        moved_collectives=bool(collectives),
+        moved_program=compiled is not None and compiled.moved,
+    )
     return Difference(
         before=_side(before),
         after=_side(after),
         tensors=tensors,
         num_unchanged=len({t["name"] for t in (*before["tensors"], *after["tensors"])} - {t.name for t in tensors}),
-        collectives=_collective_changes(first, second),
+        collectives=collectives,
         bytes_per_step=(_total(first), _total(second)),
         memory=_memory(before["memory"], after["memory"]),
-        compiled=_compiled(before, after),
+        compiled=compiled,
+        fields=fields,
+        said=said,
     )
 
 
@@ -200,16 +225,6 @@ def _compiled(before: Row, after: Row) -> CompiledDifference | None:
         bytes_per_step=(_total(first), _total(second)),
         memory=_memory(old["memory"], new["memory"]),
     )
-
-
-def without_size_one(notation: str, mesh: Mapping[str, int]) -> str:
-    """A text in the notation without the axes that cut nothing.
-
-    >>> without_size_one("batch/data/fsdp length/expert embed", {"data": 1, "fsdp": 2, "expert": 4})
-    'batch/fsdp length/expert embed'
-    """
-    words = (word.split("/") for word in notation.split())
-    return " ".join("/".join((name, *(axis for axis in axes if mesh.get(axis) != 1))) for name, *axes in words)
 
 
 def _tensor_changes(before: Row, after: Row) -> tuple[TensorChange, ...]:

@@ -9,6 +9,7 @@ from shardwright.core.bounds import BOUNDS, is_whole, number_text
 from shardwright.core.errors import FindingsError
 from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES, Auto, Layout, MeshEntry, Rule
 from shardwright.core.layout_faults import Faults, shown
+from shardwright.core.mesh import LINKS
 from shardwright.core.notation import NAME
 from shardwright.core.position import Located, Position
 from shardwright.core.role_reading import read_roles
@@ -16,7 +17,6 @@ from shardwright.core.roles import COMPONENTS, LOGICAL_AXES
 
 TOP_KEYS = ("name", "about", "pays", "mesh", "roles", "move", "rules")
 MESH_KEYS = ("size", "link")
-LINKS = ("ici", "dcn")
 
 
 def read_layout(source: Located, *, name: str | None = None) -> Layout:

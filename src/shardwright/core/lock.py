@@ -15,19 +15,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.core.bounds import is_whole
 from shardwright.core.declaration import declaration
-from shardwright.core.difference import Difference, difference, without_size_one
+from shardwright.core.difference import Difference, difference
 from shardwright.core.errors import InputError
 from shardwright.core.layout import Layout
 from shardwright.core.lock_request import LockRequest
 from shardwright.core.plan import Plan
+from shardwright.core.plan_fields import without_size_one
 from shardwright.core.saved_plan import (
+    ANYTHING,
     COMPILED_MEMORY,
+    TEXT,
+    TEXTS,
+    Fields,
     NotSavedError,
     check_compiled,
     check_fields,
     check_plan,
-    is_whole,
+    maybe,
+    needed,
+    object_of,
 )
 
 FORMAT = 1
@@ -69,7 +77,7 @@ class Lock:
     @property
     def rows(self) -> Mapping[str, Any]:
         """What ``difference`` compares. A lock is only written of a plan without errors."""
-        return {**self.plan, "findings": [], "compiled": self.compiled}
+        return {**self.plan, "findings": [], "compiled": self.compiled, "request": self.request.to_json()}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -152,6 +160,9 @@ def read_lock(value: object, source: str) -> Lock:
                 f"{source}: a lock of format {found[MARK]}, and this shardwright reads format {FORMAT}. Write it anew "
                 f"with this one's `shardwright lock`, or check it with the shardwright that wrote it."
             )
+        for name in found:
+            if name not in (*NOT_OF_THE_PLAN, *HELD, *LISTS):
+                raise NotSavedError(f"it has '{name}', which no lock holds")
         compiled = found.get("compiled")
         return Lock(
             request=LockRequest.from_json(found.get("request")),
@@ -164,6 +175,16 @@ def read_lock(value: object, source: str) -> Lock:
 
 
 NOT_OF_THE_PLAN = (MARK, "request", "declaration", "compiled")
+LISTS = ("choices", "tensors", "collectives", "memory")
+
+DECLARATION: Fields = {
+    "name": maybe(TEXT),
+    "mesh": needed(object_of(ANYTHING)),
+    "roles": needed(object_of(object_of(ANYTHING))),
+    "move": needed(object_of(TEXT)),
+    "rules": maybe(object_of(object_of(TEXTS))),
+}
+"""What ``declared_changes`` reads; the values themselves are read as a layout's are."""
 
 
 def moved(lock: Lock, now: Lock) -> Difference:
@@ -183,13 +204,10 @@ def line_of(text: str, tensors: Iterable[str]) -> int:
 
 
 def _check_declaration(value: object) -> Mapping[str, Any]:
-    """What ``declared_changes`` reads."""
-    found = check_fields("'declaration'", value, {})
-    for key in ("mesh", "roles", "move"):
-        check_fields(f"'{key}' of 'declaration'", found.get(key), {})
-    for key in ("roles", "rules"):
-        for name, item in check_fields(f"'{key}' of 'declaration'", found.get(key, {}), {}).items():
-            check_fields(f"'{name}' of '{key}' of 'declaration'", item, {})
+    found = check_fields("'declaration'", value, DECLARATION)
+    for name in found:
+        if name not in DECLARATION:
+            raise NotSavedError(f"'declaration' has '{name}', which no layout declares")
     return found
 
 

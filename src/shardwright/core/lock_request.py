@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
 from shardwright.core.layout import Engine
 from shardwright.core.request import FLOATS, REMAT_POLICIES
-from shardwright.core.saved_plan import TEXT, NotSavedError, check_fields, check_texts, check_whole_numbers, is_texts
+from shardwright.core.saved_plan import (
+    FLAG,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Fields,
+    NotSavedError,
+    check_fields,
+    maybe,
+    needed,
+    object_of,
+    or_null,
+)
 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "engine": get_args(Engine),
@@ -21,6 +34,21 @@ COUNTS = ("batch", "length", "micro_steps")
 
 OPTIONS = ("layout", "mesh", *WORDS, *COUNTS)
 """Options that can stand in ``by_default``."""
+
+REQUEST: Fields = {
+    "model": needed(TEXT),
+    "set": needed(object_of(TEXT)),
+    "layout": needed(TEXT),
+    "mesh": needed(object_of(WHOLE)),
+    "devices": or_null(WHOLE),
+    "move": needed(object_of(TEXT)),
+    "chips": or_null(TEXT),
+    **dict.fromkeys(WORDS, needed(TEXT)),
+    **dict.fromkeys(COUNTS, needed(WHOLE)),
+    "expert_buffer": or_null(NUMBER),
+    "load_balance": maybe(FLAG),
+    "by_default": needed(TEXTS),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,45 +109,27 @@ class LockRequest:
     def from_json(cls, value: object) -> LockRequest:
         """Raises NotSavedError for a value that is none."""
         where = "'request'"
-        found = check_fields(where, value, {"model": TEXT, "layout": TEXT, **dict.fromkeys(WORDS, TEXT)})
-        found = check_fields(where, found, dict.fromkeys(COUNTS, "a whole number"))
+        found = check_fields(where, value, REQUEST)
+        for name in found:
+            if name not in REQUEST:
+                raise NotSavedError(f"{where} has '{name}', which is no option")
         for name, words in WORDS.items():
             if found[name] not in words:
                 raise NotSavedError(f"'{name}' of {where} is '{found[name]}', and must be one of {', '.join(words)}")
-        if found.get("devices") is not None:
-            check_fields(where, found, {"devices": "a whole number"})
-        if found.get("chips") is not None:
-            check_fields(where, found, {"chips": TEXT})
-        by_default = found.get("by_default")
-        if not is_texts(by_default):
-            raise NotSavedError(f"'by_default' of {where} is not a list of texts")
+        by_default = found["by_default"]
         for name in by_default:
             if name not in OPTIONS:
                 raise NotSavedError(f"'by_default' of {where} has '{name}', which has no default")
         return cls(
             model=found["model"],
             layout=found["layout"],
-            settings=check_texts(f"'set' of {where}", found.get("set")),
-            mesh=check_whole_numbers(f"'mesh' of {where}", found.get("mesh")),
+            settings=found["set"],
+            mesh=found["mesh"],
             devices=found.get("devices"),
-            move=check_texts(f"'move' of {where}", found.get("move")),
+            move=found["move"],
             chips=found.get("chips"),
             **{name: found[name] for name in (*WORDS, *COUNTS)},
-            expert_buffer=_number(where, found),
-            load_balance=_flag(where, found),
+            expert_buffer=found.get("expert_buffer"),
+            load_balance=found.get("load_balance", False),
             by_default=tuple(by_default),
         )
-
-
-def _number(where: str, found: Mapping[str, Any]) -> float | None:
-    value = found.get("expert_buffer")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise NotSavedError(f"'expert_buffer' of {where} is not a number")
-    return value
-
-
-def _flag(where: str, found: Mapping[str, Any]) -> bool:
-    value = found.get("load_balance", False)
-    if not isinstance(value, bool):
-        raise NotSavedError(f"'load_balance' of {where} is neither true nor false")
-    return value

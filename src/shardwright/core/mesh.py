@@ -10,6 +10,9 @@ from types import MappingProxyType
 
 from shardwright.core.hops import WholeSlice
 
+LINKS = ("ici", "dcn")
+"""What an axis may be said to cross: fast links, which is what goes without saying, or slow ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:

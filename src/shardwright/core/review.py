@@ -20,8 +20,9 @@ def moved_finding(
     """SW601. ``position``: where it is to be shown when no statement of the layout's file is behind it."""
     declared = next((change for change in changes if change.position is not None), None)
     lines = [f"{_counted(found)}, since {lock} was written"]
+    lines += _first([change.text for change in found.beside], "field")
     lines += _first([change.text for change in changes], "statement")
-    if not changes:
+    if not changes and not found.said:
         lines.append("the layout says what it said: the model's table, a default or shardwright itself is another")
     lines += _first([_tensor_line(change) for change in _largest_first(found.tensors)], "tensor")
     return Finding(
@@ -47,6 +48,7 @@ def _counted(found: Difference) -> str:
         "weight": weights,
         "activation": len(found.tensors) - weights,
         "collective": len(found.collectives),
+        "field": len(found.beside),
     }
     parts = [count(number, noun) for noun, number in numbers.items() if number]
     if found.mesh_moved:

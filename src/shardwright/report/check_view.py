@@ -29,12 +29,15 @@ def check_view(
 
     def view(width: int) -> RenderableType:
         parts: list[RenderableType] = [Text.assemble((path, "bold"), f": {_state(found, declared, written=written)}")]
-        if found is not None and found.moved:
+        if found is not None and (found.moved or found.said):
             parts += [Text(""), difference_view(found, SIDES)(width)]
         elif declared and not written:
             parts += [Text(f"  {change.text}", style="dim") for change in declared]
         if findings:
-            parts += [*([] if found is not None and found.moved else [Text("")]), findings_list(findings, width)]
+            parts += [
+                *([] if found is not None and (found.moved or found.said) else [Text("")]),
+                findings_list(findings, width),
+            ]
         return Group(*parts)
 
     return view
@@ -45,6 +48,8 @@ def _state(found: Difference | None, declared: Sequence[DeclaredChange], *, writ
         return "there is no plan to compare it with"
     if found.moved:
         return "moved; written anew" if written else "moved"
+    if found.said:
+        return "asks otherwise; written anew" if written else "asks otherwise"
     number = len(found.tensors) + found.num_unchanged
     said = f"nothing moved, {number} tensors and all collectives are as they were locked"
     if written:

@@ -17,6 +17,8 @@ from shardwright.report.units import pretty_bytes, several
 NOTHING = "-"
 UNKNOWN = "of a component that the compiler did not keep"
 REMOVED, ADDED = "red", "green"
+MOST_FIELDS = 10
+"""Lines of fields that differ: `--json` has them all."""
 
 
 def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> View:
@@ -28,7 +30,8 @@ def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> V
         parts = [_head(found, names, colors)]
         number = len(found.tensors) + found.num_unchanged
         if not found.moved:
-            return Group(*parts, Text(f"Nothing moves: {number} tensors and all collectives are the same."))
+            parts.append(Text(f"Nothing moves: {number} tensors and all collectives are the same."))
+            return Group(*parts, *_beside(found))
         for kind in ("weight", "activation"):
             changes = [change for change in found.tensors if change.kind == kind]
             if changes:
@@ -38,12 +41,21 @@ def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> V
         if found.collectives:
             title = "collectives that differ; bytes and times a step, per device"
             parts.append(section(title, _collectives(found, names, colors, width)))
+        parts += _beside(found)
         parts.append(section("memory of one device", _memory(found.memory, names, width)))
         if found.compiled is not None:
             parts += _compiled(found.compiled, names, colors, width)
         return Group(*parts)
 
     return view
+
+
+def _beside(found: Difference) -> list[RenderableType]:
+    """The fields that differ, where no table has them."""
+    changes = found.beside
+    more = [f"  and {len(changes) - MOST_FIELDS} more"] if len(changes) > MOST_FIELDS else []
+    lines = [*(f"  {change.text}" for change in changes[:MOST_FIELDS]), *more]
+    return [section(f"fields that differ: {len(changes)}", Text("\n".join(lines)))] if changes else []
 
 
 def _compiled(
