@@ -29,7 +29,7 @@ def _locked(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     Path("mine.yaml").write_text(LAYOUT, encoding="utf-8")
     assert main([*LOCKING, "--json"]) == 0
-    change(Path(LOCK), lambda lock: lock.update(compiled=PART))
+    change(Path(LOCK), lambda lock: lock.update(compiled=PART, request={**lock["request"], "chips": "cpu:8"}))
     capsys.readouterr()
 
 
@@ -87,8 +87,8 @@ def test_without_a_compiler_only_what_did_not_move_is_written():
     assert checked.error == (
         f"{LOCK}: the plan moved, and what was compiled for cpu:8 with it, which cannot be compiled here: compiling needs "
         "the package 'libtpu', which is not installed. Install it with: ...\nNothing was written. Update it where it can "
-        "be compiled, or write a lock of the plan alone: shardwright lock mixtral-test --layout mine.yaml --set "
-        f"num_layers=2 --out {LOCK}"
+        "be compiled, or write a lock of the plan alone: shardwright lock mixtral-test --layout mine.yaml --chips "
+        f"cpu:8 --set num_layers=2 --out {LOCK}"
     )
     assert Path(LOCK).read_bytes() == before
 
@@ -101,7 +101,8 @@ def test_a_program_that_does_not_fit_is_an_error_and_not_compared():
 
 
 def test_a_plan_with_an_error_is_not_compiled():
-    Path("mine.yaml").write_text(LAYOUT.replace("expert: 4}", "expert: 3}"), encoding="utf-8")
+    wide = LAYOUT.replace("fsdp: 2, expert: 4}", "fsdp: 1, expert: 8}").replace("context", "tensor")
+    Path("mine.yaml").write_text(wide, encoding="utf-8")
 
     def never(*_):
         raise AssertionError
@@ -113,6 +114,7 @@ def test_a_plan_with_an_error_is_not_compiled():
 
 def test_more_simulated_devices_than_this_process_has_are_said(capsys):
     change(Path(LOCK), lambda lock: lock["request"].update(mesh={"fsdp": 4}, chips="cpu:16"))
+    change(Path(LOCK), lambda lock: lock["compiled"].update(target="cpu:16"))
     assert main(["check", "--json"]) == 1
     skipped = json.loads(capsys.readouterr().out)["findings"][0]
     assert (skipped["code"], skipped["needed"]) == (
@@ -160,3 +162,13 @@ def test_a_target_is_needed_to_compile(capsys):
     assert main([*LOCKING, "--compiled", "--out", "d.json"]) == 2
     assert "--chips" in capsys.readouterr().err
     assert not Path("d.json").exists()
+
+
+def test_a_program_of_another_target_than_was_asked_for(capsys):
+    change(Path(LOCK), lambda lock: lock["compiled"].update(target="v5p:2x2x1"))
+    assert main(["check"]) == 2
+    assert capsys.readouterr().err == (
+        f"shardwright: {LOCK}: this lock disagrees with itself: its program was compiled for 'v5p:2x2x1', and its 'request' has "
+        "'cpu:8'. Something else has changed it. Write it anew: shardwright lock mixtral-test --layout mine.yaml --chips cpu:8 "
+        f"--set num_layers=2 --out {LOCK} --compiled\n"
+    )

@@ -173,6 +173,7 @@ def _another_target(path: Path, lock: Lock) -> str:
     return (
         f"{path}: this lock disagrees with itself: its program was compiled for '{lock.compiled['target']}', and its 'request' "
         f"has {asked}. Something else has changed it. Write it anew: {command_of(lock.request, path)}"
+        f"{'' if lock.request.chips is None else ' --compiled'}"
     )
 
 
