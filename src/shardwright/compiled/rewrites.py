@@ -108,7 +108,7 @@ def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
     rows = [plan.by_name[name] for name in one.tensors]
     if any(row.kind == "weight" for row in rows):
         return 0.0
-    layers = {weight.name.split(".")[0]: weight.num for weight in plan.weights if weight.stack is not None}
+    layers = {weight.stack: weight.num for weight in plan.weights if weight.stack is not None}
     return list(layers.values()).count(1) / max(1, sum(layers.values()))
 
 

@@ -69,11 +69,12 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
     | all-reduce over the replicas of all of a group | once a step | what the reduce-scatter gave |
     | all-reduce over other replicas | once a step | the gradients at rest of all groups that have the same axes and dtype |
     """
-    by_stack: dict[str | None, list[TensorPlan]] = {}
+    # Of a user's own program all layers are one stack, those of its parts too, which may have other numbers of them.
+    by_stack: dict[tuple[str | None, int], list[TensorPlan]] = {}
     for row in trained(request, weights):
-        by_stack.setdefault(None if row.stack is None else row.name.split(".")[0], []).append(row)
+        by_stack.setdefault((row.stack, row.num), []).append(row)
     late: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
-    for stack, rows in by_stack.items():
+    for (stack, _), rows in by_stack.items():
         layers = _layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
         for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):

@@ -100,17 +100,15 @@ def _at_the_logits(
 
 def _in_a_layer(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]) -> int:
     """Of a layer of each stack alone: no two layers are computed at one time."""
-    ours = request.table.architecture is not None
     stacks: dict[str, list[TensorPlan]] = {}
     for w in trained:
         if w.stack is not None:
-            stacks.setdefault(w.name.partition(".")[0] if ours else w.stack, []).append(w)
+            stacks.setdefault(w.stack, []).append(w)
+    having = {a.name: a.stacks for a in request.table.activations}
     inside = [a for a in activations if a.component not in OUTSIDE_LAYERS]
     most = 0
-    for weights in stacks.values():
-        # `moe_layers.shared.gate` and `shared.hidden` are of one part of a layer. A user's own names say nothing.
-        parts = {w.name.split(".")[1] for w in weights} if ours else ()
-        own = [a for a in inside if not ours or a.name.partition(".")[0] in parts]
+    for stack, weights in stacks.items():
+        own = [a for a in inside if not having[a.name] or stack in having[a.name]]
         working = ceil(_worked_on(request, own) / request.micro_steps)
         most = max(most, working + _weights_in_use(request, mesh, weights))
     return _kept(request, mesh, activations) + most

@@ -30,8 +30,8 @@ class Initializer:
 class Weight:
     """One parameter, or one row of parameters that ``num`` layers share.
 
-    ``shape`` and ``logical_axes`` describe one layer. ``stack`` names the dim along which an engine may keep
-    the layers together (``layers``), or is None for a weight that exists once.
+    ``shape`` and ``logical_axes`` describe one layer. ``stack``: the layers that follow each other and share the row
+    (``layers``, ``moe_layers``), which an engine may keep together; None for a weight that exists once.
     ``storage``: the logical axes that may carry the cut at rest, in the order in which they are tried; none:
     the weight rests whole.
     ``contracted``: what is summed over in making its gradient, as (component, logical axis) pairs.
@@ -76,6 +76,11 @@ class Weight:
         return self.size(logical_axis) // (self.unit or {}).get(logical_axis, 1)
 
     @property
+    def name_in_layer(self) -> str:
+        """The name that it has in each layer of its stack; its own where it exists once."""
+        return name_in_layer(self.name, self.stack)
+
+    @property
     def num_parameters(self) -> int:
         """Elements of all ``num`` layers together."""
         return prod(self.shape) * self.num
@@ -93,6 +98,8 @@ class Activation:
     """A dtype of its own; None: the computation's."""
     sizes: Mapping[str, int] | None = None
     """Elements along logical axes where they differ from the table's (hidden units of a shared expert)."""
+    stacks: tuple[str, ...] = ()
+    """The stacks whose layers have it; none: every layer's, or no layer's."""
 
 
 MoveKind = Literal["stream", "queries", "keys", "dispatch", "combine"]
@@ -167,11 +174,23 @@ class ModelTable:
         """Elements of an activation along a logical axis that the model gives (KeyError: the request gives it)."""
         return {**self.sizes, **(activation.sizes or {})}[logical_axis]
 
+    def names_in(self, stack: str) -> Mapping[str, str]:
+        """The names that the weights of a stack have in each of its layers, by the table's."""
+        return {weight.name: weight.name_in_layer for weight in self.weights if weight.stack == stack}
+
     def weight(self, name: str) -> Weight:
         return next(weight for weight in self.weights if weight.name == name)
 
     def activation(self, name: str) -> Activation:
         return next(activation for activation in self.activations if activation.name == name)
+
+
+def name_in_layer(name: str, stack: str | None) -> str:
+    """
+    >>> name_in_layer("moe_layers.moe.up", "moe_layers"), name_in_layer("embedding.tokens", None)
+    ('moe.up', 'embedding.tokens')
+    """
+    return name if stack is None else name.removeprefix(f"{stack}.")
 
 
 def as_torch_stores(weight: Weight) -> Weight:

@@ -17,19 +17,21 @@ from shardwright.core.mesh import Mesh
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.request import Request
 from shardwright.core.spec import Spec
+from shardwright.core.table import name_in_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightOfLayer:
     """One parameter: a weight of the table, of one layer where layers share the row.
 
-    ``key``: its name in the engine, ``layers.3.attention.q``. ``at_rest``: of one layer, as PyTorch stores it. ``cut``:
+    ``key``: its name in the engine, ``layers.3.attention.q``; ``layer``: its number in the ``stack``. ``at_rest``: of one layer, as PyTorch stores it. ``cut``:
     what cuts it in use. ``gathered``: the axes that only store it, mesh order. ``summed``: those over which its gradient
     is summed and not cut. ``gathered_in``: the dtype that travels; ``summed_in``: that of parts of its gradient.
     ``num_uses``: 2 for a tied one.
     """
 
     key: str
+    stack: str | None
     weight: str
     layer: int | None
     component: str
@@ -93,7 +95,8 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
     leaves = [axis for axis in way.at_rest.axes if axis not in way.whole.axes]
     summed = mesh.larger_than_one(axis for axis, kind in row.gradient.items() if kind == "all-reduce")
     return WeightOfLayer(
-        key=key_of(row.name, layer),
+        key=row.name if layer is None else f"{row.stack}.{layer}.{name_in_layer(row.name, row.stack)}",
+        stack=row.stack,
         weight=row.name,
         layer=layer,
         component=row.component,
@@ -107,17 +110,6 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         summed_in=way.summed_in,
         num_uses=1 + len(request.table.weight(row.name).uses),
     )
-
-
-def key_of(weight: str, layer: int | None) -> str:
-    """
-    >>> key_of("layers.attention.q", 3), key_of("embedding.tokens", None)
-    ('layers.3.attention.q', 'embedding.tokens')
-    """
-    if layer is None:
-        return weight
-    stack, _, name = weight.partition(".")
-    return f"{stack}.{layer}.{name}"
 
 
 def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[Together, ...]:

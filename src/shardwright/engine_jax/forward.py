@@ -54,11 +54,13 @@ def forward(
     with_experts = any(stack.experts for stack in architecture.stacks)
     valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
     for stack in architecture.stacks:
-        prefix = f"{stack.name}."
-        layers = {name: array for name, array in params.items() if name.startswith(prefix)}
+        names = table.names_in(stack.name)
+        layers = {name: params[name] for name in names}
 
-        def one_layer(x_BLM: jax.Array, layer: Params, stack: Stack = stack) -> tuple[jax.Array, MoeCounts | None]:
-            weights = {name.removeprefix(f"{stack.name}."): links.use(name, array) for name, array in layer.items()}
+        def one_layer(
+            x_BLM: jax.Array, layer: Params, stack: Stack = stack, names: Mapping[str, str] = names
+        ) -> tuple[jax.Array, MoeCounts | None]:
+            weights = {names[name]: links.use(name, array) for name, array in layer.items()}
             return _layer(x_BLM, valid_BL, weights, stack, architecture, turned_by, sight, links)
 
         x_BLM, of_stack = jax.lax.scan(_recomputed(one_layer, remat), x_BLM, layers)

@@ -129,7 +129,7 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> jax.stages.
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         gradients = gradients_of(state.weights, state.buffers, batch)
         after, norm = apply_gradients(state, gradients.by_weight, options, decayed)
-        buffers = {name: _moved(name, buffer, gradients.counts) for name, buffer in state.buffers.items()}
+        buffers = {name: _moved(plan, name, buffer, gradients.counts) for name, buffer in state.buffers.items()}
         lost = {
             name: sum((jnp.sum(getattr(counts, name)) for counts in gradients.counts.values()), jnp.int32(0))
             for name in ("dropped", "overflow")
@@ -180,6 +180,8 @@ def _summed(tree: Any, axes: tuple[str, ...]) -> Any:
     return jax.lax.psum(tree, axes) if axes else tree
 
 
-def _moved(name: str, bias_NE: jax.Array, counts: Mapping[str, MoeCounts]) -> jax.Array:
-    """A routing bias after the step; its stack is the first word of its name."""
-    return moved_bias(bias_NE, counts[name.split(".", 1)[0]].by_expert, BIAS_RATE)
+def _moved(plan: Plan, name: str, bias_NE: jax.Array, counts: Mapping[str, MoeCounts]) -> jax.Array:
+    """A routing bias after the step, by the counts of its stack."""
+    stack = plan.by_name[name].stack
+    assert stack is not None, name
+    return moved_bias(bias_NE, counts[stack].by_expert, BIAS_RATE)

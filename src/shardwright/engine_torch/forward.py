@@ -5,6 +5,8 @@ B rows, L tokens, M embed, V vocabulary; all of them as one rank holds them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from shardwright.engine_torch.attention import attention
@@ -21,14 +23,16 @@ def layer(
     x_BLM: torch.Tensor,
     valid_BL: torch.Tensor | None,
     given: Params,
+    names: Mapping[str, str],
     stack: Stack,
     architecture: Architecture,
     turned_by: Angles,
     sight: Sight,
     links: Links,
 ) -> tuple[torch.Tensor, MoeCounts | None]:
-    """One layer. ``given``: its weights by the table's names, gathered; ``valid``: tokens that experts see."""
-    weights = {name.removeprefix(f"{stack.name}."): links.use(name, weight) for name, weight in given.items()}
+    """One layer. ``given``: its weights by the table's names, gathered; ``names``: those that they have in a layer;
+    ``valid``: tokens that experts see."""
+    weights = {names[name]: links.use(name, weight) for name, weight in given.items()}
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
     x_BLM = x_BLM + attention(normed_BLM, weights, architecture, turned_by, sight, links)

@@ -97,7 +97,7 @@ class Model:
         return build(groups, parameters, compute, self.ranks, again=again, called=called)
 
     def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
-        return [one for one in self.weights if one.layer == number and one.weight.startswith(f"{stack.name}.")]
+        return [one for one in self.weights if one.stack == stack.name and one.layer == number]
 
     def _whole(self, given: Params, batch: Batch) -> Result:
         architecture, links = self._architecture, self.links
@@ -129,11 +129,12 @@ class Model:
         sight: Sight,
     ) -> tuple[torch.Tensor, MoeCounts | None]:
         weights = {one.weight: given[one.key] for one in self._of_layer(stack, number)}
-        frozen = {name: of_all[number] for name, of_all in self.frozen.items() if name.startswith(f"{stack.name}.")}
+        names = self.plan.request.table.names_in(stack.name)
+        frozen = {name: of_all[number] for name, of_all in self.frozen.items() if name in names}
 
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
             return layer(
-                x_BLM, valid_BL, {**weights, **frozen}, stack, self._architecture, turned_by, sight, self.links
+                x_BLM, valid_BL, {**weights, **frozen}, names, stack, self._architecture, turned_by, sight, self.links
             )
 
         match self.plan.request.remat:

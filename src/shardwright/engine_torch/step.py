@@ -108,7 +108,9 @@ def changed(
         decayed=[one.key for one in model.weights if one.weight in decayed],
     )
     for name, bias_NE in model.frozen.items():
-        model.frozen[name] = moved_bias(bias_NE, gradients.counts[name.split(".", 1)[0]].by_expert, BIAS_RATE)
+        stack = model.plan.by_name[name].stack
+        assert stack is not None, name
+        model.frozen[name] = moved_bias(bias_NE, gradients.counts[stack].by_expert, BIAS_RATE)
     state.step += 1
     return gradients, norm
 

@@ -153,11 +153,11 @@ def layout_of(published: Published, plan: TensorPlan, table: ModelTable) -> tupl
     roles: dict[str, str] = dict.fromkeys(COMPONENTS, "idle")
     for component in ROLES["tensor"].components:
         weights = [w for w in table.weights if w.component == component and _partners(w)]
-        cut = [w for w in weights if _part(w) in plan.cuts]
+        cut = [w for w in weights if w.name_in_layer in plan.cuts]
         if not cut:
             continue
-        spread = [w for w in cut if plan.cuts[_part(w)] == EXPERTS]
-        wrong = [w for w in cut if w not in spread and not _as_tensor(w, plan.cuts[_part(w)])]
+        spread = [w for w in cut if plan.cuts[w.name_in_layer] == EXPERTS]
+        wrong = [w for w in cut if w not in spread and not _as_tensor(w, plan.cuts[w.name_in_layer])]
         if len(cut) < len(weights) or (spread and len(spread) < len(cut)) or wrong:
             findings += _torn(published, plan, component, weights, cut, wrong)
         else:
@@ -169,10 +169,6 @@ def layout_of(published: Published, plan: TensorPlan, table: ModelTable) -> tupl
         entries={"tensor": entry_of(roles)},
     )
     return layout, tuple(findings)
-
-
-def _part(weight: Weight) -> str:
-    return weight.name.partition(".")[2] if weight.stack else weight.name
 
 
 def _partners(weight: Weight) -> bool:
@@ -197,11 +193,11 @@ def _torn(
     cut: list[Weight],
     wrong: list[Weight],
 ) -> Iterator[Finding]:
-    left = [_part(w) for w in weights if w not in cut]
-    named = [_part(w) for w in cut]
-    pattern = plan.patterns[_part((wrong or cut)[0])]
+    left = [w.name_in_layer for w in weights if w not in cut]
+    named = [w.name_in_layer for w in cut]
+    pattern = plan.patterns[(wrong or cut)[0].name_in_layer]
     found = (
-        f"{every(dict.fromkeys(_part(w) for w in wrong))} cut along the other dim"
+        f"{every(dict.fromkeys(w.name_in_layer for w in wrong))} cut along the other dim"
         if wrong
         else f"{every(dict.fromkeys(named))} cut, and {every(dict.fromkeys(left)) if left else 'not all by experts'}"
         f"{' not' if left else ''}"
@@ -212,5 +208,5 @@ def _torn(
         where=f"'{pattern}' in '{component}'",
         position=published.place(pattern),
         found=f"{found}: roles cut a component's weights together, and leave this one whole",
-        needed=f"a style for each of {every(dict.fromkeys(_part(w) for w in weights))}",
+        needed=f"a style for each of {every(dict.fromkeys(w.name_in_layer for w in weights))}",
     )

@@ -68,13 +68,13 @@ def tensors_of(table: ModelTable, step: Step) -> tuple[Tagged, ...]:
 
 def _weights(table: ModelTable, step: Step) -> Iterator[Tagged]:
     for weight in table.weights:
-        part = weight.name.removeprefix(f"{_stack_of(weight.name)}.") if weight.stack else weight.name
+        part = weight.name_in_layer
         if part not in WEIGHTS:
             raise InputError(f"MaxText has no tensor like '{weight.name}' of {table.name}.")
         names, dims, shape = WEIGHTS[part], weight.logical_axes, weight.shape
         if weight.stack:
             # A pipeline calls its layers so, whatever stack they come from.
-            stack = "layers" if step.pipelined else _stack_of(weight.name)
+            stack = "layers" if step.pipelined else weight.stack
             names, dims, shape = (stack, *names), ("layers", *dims), (weight.num, *shape)
         yield Tagged(
             name=weight.name,
@@ -86,10 +86,6 @@ def _weights(table: ModelTable, step: Step) -> Iterator[Tagged]:
             itemsize=DTYPE_BYTES[step.weight_dtype],
             ours=weight.name,
         )
-
-
-def _stack_of(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _activations(table: ModelTable, step: Step) -> Iterator[Tagged]:

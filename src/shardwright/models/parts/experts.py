@@ -8,7 +8,7 @@ from shardwright.core.precision import PRECISION, own_dtype
 from shardwright.core.table import Activation, Initializer, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Experts, Stack
 from shardwright.models.parts.feed_forward import feed_forward
-from shardwright.models.parts.rows import LAYER, Rows, joined, kernel, num_layers, over_tokens
+from shardwright.models.parts.rows import LAYER, Rows, in_layers_of, joined, kernel, num_layers, over_tokens
 
 TOKENS = ("batch", "length")
 GROUPED = ("batch", "groups", "tokens")
@@ -36,7 +36,7 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
         return Rows()
     routed = Rows(
         weights=tuple(weight for stack in stacks for weight in _weights(architecture, experts, names, stack)),
-        activations=_activations(experts, num_layers(stacks)),
+        activations=in_layers_of(stacks, _activations(experts, num_layers(stacks))),
         moves=(
             Move(source="input.segments", target="router.valid"),
             Move(source="residual.stream", target="router.input"),
@@ -114,7 +114,7 @@ def _weights(architecture: Architecture, experts: Experts, names: PublishedNames
                 initializer=Initializer(kind="zeros"),
                 contracted=(),
                 num=stack.num,
-                stack="layers",
+                stack=stack.name,
                 first_layer=stack.first_layer,
                 frozen=True,
                 hugging_face=LAYER + names.bias,

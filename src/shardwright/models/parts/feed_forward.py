@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.core.table import Activation, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Stack
 from shardwright.models.parts.attention import projected
-from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+from shardwright.models.parts.rows import Rows, in_layers_of, kernel, norm, num_layers, over_tokens
 
 
 def dense_feed_forward(architecture: Architecture, width: int) -> Rows:
@@ -32,7 +32,9 @@ def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: i
             for stack in stacks
             for which in ("gate", "up", "down")
         ),
-        activations=(projected(f"{name}.input", "mlp", num), hidden, projected(f"{name}.projected", "mlp", num)),
+        activations=in_layers_of(
+            stacks, (projected(f"{name}.input", "mlp", num), hidden, projected(f"{name}.projected", "mlp", num))
+        ),
         moves=(
             Move(source="residual.stream", target=f"{name}.input", feeds=(("mlp", "mlp"),)),
             Move(source=f"{name}.projected", target="residual.stream", summed=(("mlp", "mlp"),), ends_layer=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.core.table import Activation, Contraction, Initializer, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Stack
@@ -85,9 +85,15 @@ def over_tokens(component: str) -> tuple[Contraction, ...]:
     return (component, "batch"), (component, "length")
 
 
+def in_layers_of(stacks: Iterable[Stack], activations: Iterable[Activation]) -> tuple[Activation, ...]:
+    """The rows, as those of the layers of some stacks alone."""
+    names = tuple(stack.name for stack in stacks)
+    return tuple(replace(row, stacks=names) for row in activations)
+
+
 def num_layers(stacks: Iterable[Stack]) -> int:
     return sum(stack.num for stack in stacks)
 
 
 def _stacked(stack: Stack | None) -> dict:
-    return {"num": stack.num, "stack": "layers", "first_layer": stack.first_layer} if stack else {}
+    return {"num": stack.num, "stack": stack.name, "first_layer": stack.first_layer} if stack else {}

@@ -77,12 +77,13 @@ def _finding(imported: Imported, placed: Placed, weights: list[Placed], lost: tu
 
 def _gathered(imported: Imported, weights: list[Placed]) -> float:
     """Bytes of one layer's experts on a device once the axes of their experts are gathered, in the computation's dtype."""
-    stack = weights[0].tensor.name.rpartition(".moe.")[0]
+    stack_of = {weight.name: weight.stack for weight in imported.table.weights}
+    stack = stack_of[weights[0].tensor.name]
     itemsize = DTYPE_BYTES[imported.step.dtype]
     return sum(
         prod(each.tensor.shape[1:]) * itemsize / imported.mesh.size(each.of("mlp"))
         for each in weights
-        if each.tensor.name.startswith(f"{stack}.")
+        if stack_of[each.tensor.name] == stack
     )
 
 
