@@ -6,11 +6,12 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
-from shardwright.core.training import BETA_1, BETA_2, EPSILON, OptimizerOptions
-from shardwright.engine_jax.optimizer import apply_gradients, schedule
+from shardwright.core.training import BETA_1, BETA_2, EPSILON, OptimizerOptions, learning_rate
+from shardwright.engine_jax.optimizer import OF_ARRAYS, apply_gradients
 from shardwright.engine_jax.state import State
 
 SHAPES = {"matrix": (5, 4), "scale": (4,)}
@@ -71,14 +72,21 @@ def test_steps_are_those_of_pytorch() -> None:
     np.testing.assert_array_equal(state.buffers["bias"], np.ones(3))
 
 
-@pytest.mark.parametrize("warmup", [0, 4, 10])
-def test_the_rate_rises_and_falls_to_a_tenth(warmup: int) -> None:
-    rates = [float(schedule(options(warmup=warmup, steps=10))(step)) for step in range(11)]
-    assert rates[warmup] == pytest.approx(LR)
-    assert rates[:warmup] == pytest.approx([LR * step / warmup for step in range(warmup)])
-    assert all(before > after for before, after in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
-    if warmup < 10:
-        assert rates[10] == pytest.approx(LR / 10)
+@pytest.mark.parametrize("warmup", [0, 1, 4, 10, 13])
+def test_the_rate_is_the_schedule_of_optax_in_numbers_and_in_arrays(warmup: int) -> None:
+    theirs = optax.warmup_cosine_decay_schedule(
+        init_value=0.0 if warmup else LR,
+        peak_value=LR,
+        warmup_steps=warmup,
+        decay_steps=max(10, warmup + 1),
+        end_value=LR / 10,
+    )
+    first = 1 if warmup else 0
+    expected = [float(theirs(step + first)) for step in range(20)]
+    ours = options(warmup=warmup, steps=10)
+    assert [learning_rate(ours, step) for step in range(20)] == pytest.approx(expected, rel=1e-6)
+    in_arrays = [float(learning_rate(ours, jnp.int32(step), OF_ARRAYS)) for step in range(20)]
+    assert in_arrays == pytest.approx(expected, rel=1e-6)
 
 
 def test_nothing_is_clipped_below_the_bound_and_nothing_shrinks_without_decay() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.core.plan import Plan
 from shardwright.core.run import RunOptions
@@ -40,6 +43,36 @@ def optimizer_options(options: RunOptions) -> OptimizerOptions:
         weight_decay=options.weight_decay,
         clip=options.clip,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """What a formula needs of the numbers that it is given: an engine's arrays have functions of their own."""
+
+    cos: Callable[[Any], Any]
+    least: Callable[[Any, Any], Any]
+    most: Callable[[Any, Any], Any]
+
+
+PLAIN = Arithmetic(cos=math.cos, least=min, most=max)
+"""Of Python's numbers."""
+
+
+def learning_rate(options: OptimizerOptions, step: Any, arithmetic: Arithmetic = PLAIN) -> Any:
+    """The rate of the step that follows ``step`` done ones: linear over ``warmup``, then a cosine to a tenth at ``steps``.
+
+    With a warm-up the first step has its first rate: at learning rate 0 it would train nothing.
+
+    >>> options = OptimizerOptions(lr=1.0, warmup=2, steps=4, weight_decay=0.1, clip=1.0)
+    >>> [round(learning_rate(options, step), 4) for step in range(5)]
+    [0.5, 1.0, 0.55, 0.1, 0.1]
+    """
+    count = step + 1 if options.warmup else step
+    span = max(options.steps - options.warmup, 1)
+    share = arithmetic.least(arithmetic.most((count - options.warmup) / span, 0.0), 1.0)
+    cosine = FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * (1 + arithmetic.cos(math.pi * share)) / 2
+    # The cosine is at its top until the warm-up ends.
+    return options.lr * (arithmetic.least(count / options.warmup, cosine) if options.warmup else cosine)
 
 
 def frozen_names(plan: Plan) -> frozenset[str]:

@@ -6,31 +6,19 @@ root of the second, both as if they had begun full, plus the decay times the wei
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 
 from shardwright.core.mesh import Mesh
-from shardwright.core.training import BETA_1, BETA_2, EPSILON, FINAL_LR_SHARE, OptimizerOptions
+from shardwright.core.training import BETA_1, BETA_2, EPSILON, OptimizerOptions, learning_rate
 from shardwright.engine_torch.dtypes import computed
 from shardwright.engine_torch.mesh import Ranks
 
 Parts = Mapping[str, torch.Tensor]
 TINY = 1e-30
 """The least norm that is divided by."""
-
-
-def learning_rate(options: OptimizerOptions, step: int) -> float:
-    """Of the step that follows ``step`` done ones: linear from 0 over ``warmup``, then a cosine to a tenth at ``steps``."""
-    count = step + 1 if options.warmup else step
-    if count < options.warmup:
-        return options.lr * count / options.warmup
-    span = max(options.steps, options.warmup + 1) - options.warmup
-    share = min(1.0, (count - options.warmup) / span)
-    cosine = 0.5 * (1 + math.cos(math.pi * share))
-    return options.lr * ((1 - FINAL_LR_SHARE) * cosine + FINAL_LR_SHARE)
 
 
 def global_norm(gradients: Parts, cut: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
