@@ -22,12 +22,13 @@ from shardwright.core.request import Request
 from shardwright.core.spec import Spec
 from shardwright.core.table import ModelTable
 from shardwright.engine_jax.attention import attention, sight_of
-from shardwright.engine_jax.layer_io import Links, alone
+from shardwright.engine_jax.layer_io import Links
 from shardwright.engine_jax.links import late_sums, links_of
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
+from tests.engine_jax.one_device import one_device_links
 from tests.models.random_weights import random_weights
 
 ROWS, LENGTH, EMBED = 2, 32, 32
@@ -133,12 +134,14 @@ def added_and_slopes(weights, arrays, table: ModelTable, links: Links):
 
 @cache
 def on_one_device(model: str, longer: int = 1):
-    table = table_of(model)
+    table, arrays = table_of(model), batch(longer)
+    rows, length = arrays["positions"].shape
+    links = one_device_links(table, batch=rows, length=length)
     run = jax.jit(
-        lambda weights, arrays: added_and_slopes(weights, arrays, table, alone(table, "float32")),
+        lambda weights, arrays: added_and_slopes(weights, arrays, table, links),
         compiler_options=QUICKLY,
     )
-    return jax.tree.map(np.asarray, run(weights_of(model), batch(longer)))
+    return jax.tree.map(np.asarray, run(weights_of(model), arrays))
 
 
 @cache

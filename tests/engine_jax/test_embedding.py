@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from shardwright.core.mesh import Mesh
 from shardwright.engine_jax.embedding import embed
-from shardwright.engine_jax.layer_io import alone
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.models import build
+from tests.engine_jax.one_device import one_device_links
 from tests.engine_jax.program import Program
 
 VOCAB, EMBED, ROWS, LENGTH = 32, 8, 4, 16
@@ -33,7 +33,7 @@ def test_each_device_gives_what_it_has() -> None:
 
     summed.defvjp(lambda x_BLM: (summed(x_BLM), None), lambda _, cotangent: (cotangent,))
     links = replace(
-        alone(build("llama3-test"), jnp.float32),
+        one_device_links(build("llama3-test"), batch=ROWS, length=LENGTH),
         move=lambda source, _, array: summed(array) if source == "embedding.output" else array,
         vocab={"embedding": ("tensor",)},
     )

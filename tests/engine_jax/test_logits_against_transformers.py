@@ -12,9 +12,9 @@ import torch
 
 from shardwright.core.table import ModelTable
 from shardwright.engine_jax.forward import forward
-from shardwright.engine_jax.layer_io import alone
 from shardwright.models import build, names
 from shardwright.models.hugging_face import to_published
+from tests.engine_jax.one_device import one_device_links
 from tests.models.published import (
     CASES,
     LENGTH,
@@ -33,9 +33,11 @@ def our_logits(table: ModelTable, weights: dict[str, np.ndarray], batch: dict[st
     params = {name: jnp.asarray(array) for name, array in weights.items()}
     fields = {**one_document(batch["tokens"].shape), **batch}
     arrays = {name: jnp.asarray(array, jnp.int32) for name, array in fields.items()}
+    rows, length = batch["tokens"].shape
+    links = one_device_links(table, batch=rows, length=length)
     # A program that runs once: half the time to compile it is what counts.
     compiled = jax.jit(
-        lambda p, b: forward(p, b, table, alone(table, jnp.float32), remat="none").logits_BLV,
+        lambda p, b: forward(p, b, table, links, remat="none").logits_BLV,
         compiler_options={"xla_backend_optimization_level": 0},
     )
     return np.asarray(compiled(params, arrays))

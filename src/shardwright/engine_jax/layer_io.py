@@ -13,13 +13,12 @@ from math import prod
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 
 from shardwright.core.attention_kernels import WHOLE, Chosen
+from shardwright.core.capacity import Traffic
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step
 from shardwright.core.row_order import IN_ORDER
-from shardwright.core.table import ModelTable
 
 Params = Mapping[str, jax.Array]
 UseTwice = Callable[[str, jax.Array], tuple[jax.Array, jax.Array]]
@@ -83,15 +82,17 @@ class ExpertLinks:
     """How tokens meet experts; axes are larger than one, major first.
 
     ``axes`` cut the experts, none where their weights travel. ``around``: the ring in which all tokens come to all of
-    them; None: choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the place of
-    the i-th of them in the text. ``room``: rows of a device's buffer of tokens; None: as many as could ever come.
+    them; None: choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the
+    place of the i-th of them in the text. ``traffic``: what a device sends and may receive; ``room``: rows of its buffer.
     """
+
+    traffic: Traffic
+    room: int
 
     axes: tuple[str, ...] = ()
     around: Around | None = None
     row: tuple[str, ...] = ()
     tiles: tuple[int, ...] = (0,)
-    room: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class Links:
     """All that the mathematics knows of a layout.
 
     ``vocab``: by component, the axes that cut the vocabulary. ``tied_once``: a tied embedding is brought into use once
-    for both its uses.
+    for both its uses. ``experts``: None where the model has none.
     """
 
     move: Move
@@ -108,25 +109,7 @@ class Links:
     vocab: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tied_once: bool = True
     attention: AttentionLinks = AttentionLinks()
-    experts: ExpertLinks = ExpertLinks()
-
-
-def alone(table: ModelTable, dtype: jnp.dtype | type | str) -> Links:
-    """One device: nothing moves, and weights are cast to the computation's dtype, but for those that have their own."""
-    dtypes = {weight.name: jnp.dtype(weight.in_use_dtype or dtype) for weight in table.weights}
-
-    def move(source: str, target: str, array: jax.Array) -> jax.Array:
-        del source, target
-        return array
-
-    def use(name: str, weight: jax.Array, component: str | None = None) -> jax.Array:
-        del component
-        return weight.astype(dtypes[name])
-
-    def use_twice(name: str, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return use(name, weight), use(name, weight)
-
-    return Links(move=move, use=use, use_twice=use_twice)
+    experts: ExpertLinks | None = None
 
 
 def index_of(axes: Sequence[str]) -> jax.Array | int:

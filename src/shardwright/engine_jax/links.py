@@ -254,16 +254,18 @@ def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     )
 
 
-def _experts(plan: Plan) -> ExpertLinks:
+def _experts(plan: Plan) -> ExpertLinks | None:
     if "moe.dispatched" not in plan.by_name:
-        return ExpertLinks()
+        return None
+    traffic = traffic_of(plan.request, plan.mesh)
     row, axes = _cut(plan, "router.grouped", "groups"), expert_axes(plan.request.layout, plan.mesh)
     return ExpertLinks(
         axes=axes,
         around=_around(axes, plan.mesh) if axes and plan.request.layout.move_moe == "ring" else None,
         row=row,
         tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
-        room=traffic_of(plan.request, plan.mesh).room(plan.request.expert_buffer),
+        traffic=traffic,
+        room=traffic.room(plan.request.expert_buffer),
     )
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shardwright.core.capacity import Traffic, row_capacity
 from shardwright.engine_jax.dtypes import computed
 from shardwright.engine_jax.dtypes import kept as kept_in
 from shardwright.engine_jax.exchange import Exchange, from_experts, gathered, routes_of, summed_parts, to_experts
@@ -65,6 +64,8 @@ def experts_layer(
     ``valid_BL``: see ``seen_by_experts``. Where a layout's buffer is smaller than what may come, what has no room is
     taken for nothing, and is counted.
     """
+    among = links.experts
+    assert among is not None
     x_BLM = links.move("residual.stream", "router.input", x_BLM)
     with of_component("router"):
         routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
@@ -74,12 +75,12 @@ def experts_layer(
     chosen_BTK = links.move("router.experts", "router.grouped_experts", seen_BLK)
     weights_BTK = links.move("router.chosen", "router.weights", routing.weights_BLK)
     with of_component("router"):
-        kept_BTK = kept(chosen_BTK, experts, links.experts)
+        kept_BTK = kept(chosen_BTK, experts, among)
     dropped = jnp.sum((chosen_BTK < experts.num) & ~kept_BTK, dtype=jnp.int32)
     matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
     taken_BTK = jnp.where(kept_BTK, chosen_BTK, experts.num)
     with of_component("moe"):
-        out_BTM, overflow = _seen_by_experts(x_BTM, taken_BTK, weights_BTK, matrices, experts, links.experts)
+        out_BTM, overflow = _seen_by_experts(x_BTM, taken_BTK, weights_BTK, matrices, experts, among)
     out_BLM = links.move("router.combined", "router.output", out_BTM)
     counts = MoeCounts(_counted(chosen_BTK, experts.num), dropped, overflow)
     return links.move("router.output", "residual.stream", out_BLM), counts
@@ -91,9 +92,8 @@ def kept(chosen_BTK: jax.Array, experts: Experts, links: ExpertLinks) -> jax.Arr
     An expert takes the first of a row, up to its capacity. The place of a choice is that in the whole row, as it is
     written, so that neither the devices that share a row nor the order in which it lies changes what is dropped.
     """
-    B, T, K = chosen_BTK.shape
-    sees_BTK, devices = chosen_BTK < experts.num, size_of(links.row)
-    capacity = row_capacity(experts.capacity_factor, top_k=K, experts=experts.num, length=T * devices)
+    B, T, _ = chosen_BTK.shape
+    sees_BTK, devices, capacity = chosen_BTK < experts.num, size_of(links.row), links.traffic.capacity
     if capacity is None:
         return sees_BTK
     own = len(links.tiles) // devices
@@ -209,8 +209,8 @@ def _seen_by_experts(
     """
     B, T, K = taken_BTK.shape
     M, own = x_BTM.shape[-1], matrices.gate_EMF.shape[0]
-    traffic = traffic_of(taken_BTK.shape, own, experts, links)
-    room = traffic.most if links.room is None else links.room
+    traffic, room = links.traffic, links.room
+    assert (B, T, K, own) == (traffic.rows, traffic.tokens, traffic.top_k, traffic.experts), (taken_BTK.shape, traffic)
     with of_tensor("router.grouped"):
         x_XM = gathered(x_BTM.reshape(B * T, M), links.around)
     with of_tensor("router.weights"):
@@ -239,21 +239,6 @@ def _seen_by_experts(
     with of_tensor("router.combined"):
         out_BTM = jnp.reshape(summed_parts(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.around), (B, T, M))
     return out_BTM, routes.overflow
-
-
-def traffic_of(shape_BTK: tuple[int, ...], own: int, experts: Experts, links: ExpertLinks) -> Traffic:
-    """What a device sends and may receive, by what it holds: the plan's numbers."""
-    B, T, K = shape_BTK
-    length = T * size_of(links.row)
-    return Traffic(
-        devices=size_of(links.axes),
-        experts=own,
-        rows=B,
-        tokens=T,
-        sharing=size_of([axis for axis in links.axes if axis in links.row]),
-        top_k=K,
-        capacity=row_capacity(experts.capacity_factor, top_k=K, experts=experts.num, length=length),
-    )
 
 
 def _is(chosen: jax.Array, experts: int) -> jax.Array:

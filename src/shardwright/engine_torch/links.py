@@ -208,13 +208,14 @@ def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
 def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
     if "moe.dispatched" not in plan.by_name:
         return ExpertLinks()
-    row = _cut(plan, "router.grouped", "groups")
+    row, buffer = _cut(plan, "router.grouped", "groups"), plan.request.expert_buffer
+    traffic = traffic_of(plan.request, plan.mesh)
     return ExpertLinks(
         peers=ranks.peers(expert_axes(plan.request.layout, plan.mesh)),
         around=plan.request.layout.move_moe == "ring",
         row=ranks.peers(row),
         tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
-        room=None
-        if plan.request.expert_buffer is None
-        else traffic_of(plan.request, plan.mesh).room(plan.request.expert_buffer),
+        capacity=traffic.capacity,
+        # PyTorch takes as many rows as come.
+        room=None if buffer is None else traffic.room(buffer),
     )

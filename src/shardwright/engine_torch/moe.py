@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from shardwright.core.capacity import row_capacity
 from shardwright.engine_torch.carry import gathered as gathered_parts
 from shardwright.engine_torch.dtypes import computed
 from shardwright.engine_torch.dtypes import kept as kept_in
@@ -74,9 +73,8 @@ def kept(chosen_BTK: torch.Tensor, experts: Experts, links: ExpertLinks) -> torc
     An expert takes the first of a row, up to its capacity. The place of a choice is that in the whole row, as it is
     written, so that neither the ranks that share a row nor the order in which it lies changes what is dropped.
     """
-    _, T, K = chosen_BTK.shape
-    sees_BTK, ranks = chosen_BTK < experts.num, links.row.size
-    capacity = row_capacity(experts.capacity_factor, top_k=K, experts=experts.num, length=T * ranks)
+    T = chosen_BTK.shape[1]
+    sees_BTK, ranks, capacity = chosen_BTK < experts.num, links.row.size, links.capacity
     if capacity is None:
         return sees_BTK
     own = len(links.tiles) // ranks

@@ -1,0 +1,20 @@
+"""A model on one device: what surrounds its mathematics where nothing moves."""
+
+from __future__ import annotations
+
+from shardwright import make_plan
+from shardwright.core.request import Request
+from shardwright.core.table import ModelTable
+from shardwright.engine_jax.layer_io import Links
+from shardwright.engine_jax.links import links_of
+from shardwright.layouts import load_layout
+
+
+def one_device_links(table: ModelTable, *, batch: int, length: int) -> Links:
+    """Those of a float32 step of so many rows and tokens a row."""
+    layout = load_layout("ddp")
+    return links_of(
+        make_plan(
+            Request(layout=layout, table=table, batch=batch, length=length, dtype="float32", mesh_sizes={"data": 1})
+        )
+    )
