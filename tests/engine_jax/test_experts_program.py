@@ -7,10 +7,8 @@ from fractions import Fraction
 import pytest
 
 from shardwright.core.plan import Plan
-from shardwright.core.resolve import traffic_of
 from shardwright.cost.flops import step_flops
-from shardwright.engine_jax.grouped import CPU_BLOCK
-from shardwright.engine_jax.grouped_blocks import block_rows
+from shardwright.engine_jax.links import links_of
 from tests.engine_jax.program import Program, assert_program_is_the_plan
 from tests.engine_jax.steps import Case, plan_of, unoptimised_step
 
@@ -28,9 +26,9 @@ CASES = [
 
 def blocks_of(plan: Plan) -> Fraction:
     """How many blocks of rows a device multiplies where experts are chosen alike, without what fills the last ones."""
-    traffic = traffic_of(plan.request, plan.mesh)
-    room = traffic.room(plan.request.expert_buffer)
-    return Fraction(traffic.choices, block_rows(room, traffic.experts, CPU_BLOCK))
+    experts = links_of(plan).experts
+    assert experts is not None
+    return Fraction(experts.traffic.choices, experts.products.rows)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

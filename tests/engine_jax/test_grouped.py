@@ -9,17 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.engine_jax.grouped import CPU_BLOCK, _back_by_kernel, _by_kernel, grouped_swiglu
-from shardwright.engine_jax.grouped_blocks import Matrices, back_in_blocks, block_rows, in_blocks, num_blocks
+from shardwright.core.attention_kernels import Backend
+from shardwright.core.expert_kernels import ExpertProducts, choose_products
+from shardwright.engine_jax.grouped import _back_by_kernel, _by_kernel, grouped_swiglu
+from shardwright.engine_jax.grouped_blocks import Matrices, back_in_blocks, in_blocks, num_blocks
 
 ROWS, EMBED, WIDTH, EXPERTS = 40, 6, 10, 4
 SIZES = [[9, 0, 17, 5], [0, 0, 0, 0], [40, 0, 0, 0], [10, 10, 10, 10], [0, 1, 0, 39]]
 KERNEL_ROWS = 128
 WAYS = {
-    "blocks": (ROWS, partial(in_blocks, largest=CPU_BLOCK), partial(back_in_blocks, largest=CPU_BLOCK)),
+    "blocks": (ROWS, in_blocks, back_in_blocks),
     # TPU's, as Pallas runs it in Python.
-    "kernel": (KERNEL_ROWS, partial(_by_kernel, interpret=True), partial(_back_by_kernel, interpret=True)),
+    "megablox": (KERNEL_ROWS, partial(_by_kernel, interpret=True), partial(_back_by_kernel, interpret=True)),
 }
+
+
+def products_of(backend: Backend, rows: int) -> ExpertProducts:
+    return choose_products(backend, buffer_rows=rows, experts=EXPERTS, dtype="float32")
 
 
 def drawn(*shape: int) -> np.ndarray:
@@ -46,6 +52,8 @@ def row_by_row(rows_RM, experts: Matrices, sizes: list[int]) -> jax.Array:
 @pytest.mark.parametrize("way", WAYS)
 def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matrices) -> None:
     room, there, back = WAYS[way]
+    products = products_of("cpu" if way == "blocks" else "tpu", room)
+    assert products.name == way
     owned = sum(sizes)
     # What lies behind the experts' rows must reach nothing: not a number is the harshest that could lie there.
     behind = jnp.arange(room)[:, None] >= owned
@@ -55,8 +63,8 @@ def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matr
     expected, pull = jax.vjp(lambda rows, matrices: row_by_row(rows, matrices, sizes), rows_RM, experts)
     d_rows, d_experts = pull(d_out_RM[:owned])
     sizes_E = jnp.asarray(sizes, jnp.int32)
-    out_RM, hidden = jax.jit(there)(rows_RM, experts, sizes_E)
-    our_rows, our_experts = jax.jit(back)(rows_RM, experts, sizes_E, hidden, d_out_RM)
+    out_RM, hidden = jax.jit(partial(there, products=products))(rows_RM, experts, sizes_E)
+    our_rows, our_experts = jax.jit(partial(back, products=products))(rows_RM, experts, sizes_E, hidden, d_out_RM)
     np.testing.assert_allclose(out_RM[:owned], expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(our_rows[:owned], d_rows[:owned], rtol=0, atol=1e-5)
     for our, their in zip(our_experts, d_experts, strict=True):
@@ -66,12 +74,17 @@ def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matr
 def test_on_this_backend_only_blocks_with_rows_are_computed(experts: Matrices) -> None:
     sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
     rows_RM = jnp.asarray(drawn(ROWS, EMBED))
-    assert block_rows(ROWS, EXPERTS, CPU_BLOCK) == 8
+    products = products_of("cpu", ROWS)
+    assert products.rows == 8
     assert int(num_blocks(sizes_E, 8)) == 2 + 0 + 3 + 1
-    text = jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E)))).lower(rows_RM).as_text()
+    text = (
+        jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E, products))))
+        .lower(rows_RM)
+        .as_text()
+    )
     assert "stablehlo.while" in text
     np.testing.assert_allclose(
-        jax.jit(grouped_swiglu)(rows_RM, experts, sizes_E)[:31],
+        jax.jit(grouped_swiglu, static_argnums=3)(rows_RM, experts, sizes_E, products)[:31],
         row_by_row(rows_RM, experts, [9, 0, 17, 5]),
         rtol=0,
         atol=1e-5,
@@ -83,8 +96,10 @@ def test_elsewhere_a_kernel_or_larger_blocks(platform: str, rows: int, loops: bo
     """Lowered on this machine for another. The kernel needs tiles of rows that divide the buffer."""
     sizes_E = jnp.asarray([10, 10, 10, 10], jnp.int32)
 
+    products = products_of("tpu" if platform == "tpu" else "gpu", rows)
+
     def slope(rows_RM):
-        return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E)), (0, 1))(
+        return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E, products)), (0, 1))(
             rows_RM, experts
         )
 
@@ -98,7 +113,10 @@ def test_half_precision_adds_up_in_full(experts: Matrices) -> None:
     half = Matrices(*(matrix.astype(jnp.bfloat16) for matrix in experts))
     rows_RM = jnp.asarray(drawn(ROWS, EMBED), jnp.bfloat16)
     sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
-    d_half = jax.jit(jax.grad(lambda matrices: jnp.sum(grouped_swiglu(rows_RM, matrices, sizes_E)[:31])))(half)
+    products = products_of("cpu", ROWS)
+    d_half = jax.jit(jax.grad(lambda matrices: jnp.sum(grouped_swiglu(rows_RM, matrices, sizes_E, products)[:31])))(
+        half
+    )
     full = Matrices(*(matrix.astype(jnp.float32) for matrix in half))
     d_full = jax.grad(lambda matrices: jnp.sum(row_by_row(rows_RM.astype(jnp.float32), matrices, [9, 0, 17, 5])))(full)
     for our, their in zip(d_half, d_full, strict=True):

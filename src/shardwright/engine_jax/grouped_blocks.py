@@ -17,6 +17,7 @@ from shardwright.engine_jax.dtypes import computed
 
 SMALLEST_BLOCK = 8
 """Rows of the smallest block, but for a buffer that is smaller."""
+from shardwright.core.expert_kernels import ExpertProducts
 
 
 class Matrices(NamedTuple):
@@ -35,7 +36,7 @@ class Hidden(NamedTuple):
 
 
 def num_blocks(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
-    """How often the loop on CPU runs, int32: each expert's rows are rounded up to blocks.
+    """How often the loop runs, int32: each expert's rows are rounded up to blocks.
 
     >>> int(num_blocks(jnp.asarray([3, 0, 9]), 8))
     3
@@ -43,28 +44,18 @@ def num_blocks(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
     return jnp.sum(_blocks_of(sizes_E, rows_of_block), dtype=jnp.int32)
 
 
-def block_rows(rows: int, experts: int, largest: int) -> int:
-    """Rows of a block for a buffer of so many: a quarter of an expert's even share, between 8 and ``largest``.
-
-    A buffer that can hold whatever may come is several times as large as what comes.
-
-    >>> block_rows(2048, 4, 64), block_rows(96, 4, 64), block_rows(4, 4, 64)
-    (64, 8, 4)
-    """
-    wanted = max(SMALLEST_BLOCK, rows // (4 * experts))
-    return min(rows, largest, 1 << (wanted.bit_length() - 1))
-
-
 def activated(gate: jax.Array, up: jax.Array) -> jax.Array:
     """SwiGLU's hidden units (arXiv:2002.05202)."""
     return jax.nn.silu(gate) * up
 
 
-def in_blocks(rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, *, largest: int) -> tuple[jax.Array, Hidden]:
-    """What experts make of their rows, RM. ``largest``: rows of a block at most."""
+def in_blocks(
+    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertProducts
+) -> tuple[jax.Array, Hidden]:
+    """What experts make of their rows, RM."""
     R, M = rows_RM.shape
     F = experts.gate_EMF.shape[-1]
-    blocks = _Blocks.over(sizes_E, R, largest)
+    blocks = _Blocks.over(sizes_E, R, products.rows)
 
     def one_block(number: jax.Array, done):
         block = blocks.at(number)
@@ -80,10 +71,15 @@ def in_blocks(rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, *, larg
 
 
 def back_in_blocks(
-    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, hidden: Hidden, d_out_RM: jax.Array, *, largest: int
+    rows_RM: jax.Array,
+    experts: Matrices,
+    sizes_E: jax.Array,
+    hidden: Hidden,
+    d_out_RM: jax.Array,
+    products: ExpertProducts,
 ) -> tuple[jax.Array, Matrices]:
     """The gradients of the rows and of the matrices."""
-    blocks = _Blocks.over(sizes_E, rows_RM.shape[0], largest)
+    blocks = _Blocks.over(sizes_E, rows_RM.shape[0], products.rows)
 
     def one_block(number: jax.Array, done: tuple[jax.Array, Matrices]):
         d_rows_RM, d_experts = done
@@ -149,8 +145,7 @@ class _Blocks(NamedTuple):
     sizes_E: jax.Array
 
     @staticmethod
-    def over(sizes_E: jax.Array, rows: int, largest: int) -> _Blocks:
-        rows_of_block = block_rows(rows, sizes_E.shape[0], largest)
+    def over(sizes_E: jax.Array, rows: int, rows_of_block: int) -> _Blocks:
         return _Blocks(rows, rows_of_block, _blocks_of(sizes_E, rows_of_block), jnp.cumsum(sizes_E), sizes_E)
 
     @property

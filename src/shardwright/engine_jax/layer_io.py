@@ -16,6 +16,7 @@ import jax
 
 from shardwright.core.attention_kernels import WHOLE, Chosen
 from shardwright.core.capacity import Traffic
+from shardwright.core.expert_kernels import ExpertProducts
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step
 from shardwright.core.row_order import IN_ORDER
@@ -83,11 +84,13 @@ class ExpertLinks:
 
     ``axes`` cut the experts, none where their weights travel. ``around``: the ring in which all tokens come to all of
     them; None: choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the
-    place of the i-th of them in the text. ``traffic``: what a device sends and may receive; ``room``: rows of its buffer.
+    place of the i-th of them in the text. ``traffic``: what a device sends and may receive; ``room``: rows of its buffer;
+    ``products``: by which algorithm these meet their matrices.
     """
 
     traffic: Traffic
     room: int
+    products: ExpertProducts
 
     axes: tuple[str, ...] = ()
     around: Around | None = None

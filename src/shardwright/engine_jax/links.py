@@ -16,6 +16,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from shardwright.core.attention_kernels import Backend, attending_of, choose_attention
 from shardwright.core.crossing import WeightWay, crossing, weight_ways
+from shardwright.core.expert_kernels import choose_products
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step, hopped, steps
 from shardwright.core.plan import Plan, TensorPlan
@@ -65,7 +66,7 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
         },
         tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan, backend),
-        experts=_experts(plan),
+        experts=_experts(plan, backend),
     )
 
 
@@ -254,10 +255,11 @@ def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     )
 
 
-def _experts(plan: Plan) -> ExpertLinks | None:
+def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
     if "moe.dispatched" not in plan.by_name:
         return None
     traffic = traffic_of(plan.request, plan.mesh)
+    room = traffic.room(plan.request.expert_buffer)
     row, axes = _cut(plan, "router.grouped", "groups"), expert_axes(plan.request.layout, plan.mesh)
     return ExpertLinks(
         axes=axes,
@@ -265,7 +267,10 @@ def _experts(plan: Plan) -> ExpertLinks | None:
         row=row,
         tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
         traffic=traffic,
-        room=traffic.room(plan.request.expert_buffer),
+        room=room,
+        products=choose_products(
+            backend, buffer_rows=room, experts=traffic.experts, dtype=plan.by_name["moe.dispatched"].dtype
+        ),
     )
 
 

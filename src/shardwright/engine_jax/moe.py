@@ -228,13 +228,13 @@ def _seen_by_experts(
     if way.axes:
         with of_tensor("router.grouped"):
             rows_RM = to_experts(choose_rows(x_XM, order, way.rows, way.rows), routes, way)
-        y_RM = grouped_swiglu(rows_RM, matrices, routes.sizes_E)
+        y_RM = grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products)
         with of_tensor("router.combined"):
             y_NM = from_experts(y_RM, routes, way)
         out_XM = weighed_sum(y_NM, weights_XK, order, way.rows)
     else:
         taken = jnp.sum(routes.sizes_E)
-        y_RM = grouped_swiglu(choose_rows(x_XM, order, taken, room), matrices, routes.sizes_E)
+        y_RM = grouped_swiglu(choose_rows(x_XM, order, taken, room), matrices, routes.sizes_E, links.products)
         out_XM = weighed_sum(y_RM, weights_XK, order, taken)
     with of_tensor("router.combined"):
         out_BTM = jnp.reshape(summed_parts(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.around), (B, T, M))

@@ -10,10 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from shardwright.core.expert_kernels import has_grouped_product
 from shardwright.engine_torch.layer_io import HowMany, as_counted
-
-ALIGNED_BYTES = 16
-"""What PyTorch's grouped product wants a row of either operand to be a multiple of."""
 
 
 class Matrices(NamedTuple):
@@ -38,14 +36,11 @@ def grouped_product(
 ) -> torch.Tensor:
     """Each row times its expert's matrix, RO.
 
-    A GPU does all in one kernel; a CPU takes the experts in turn, each an ordinary product.
+    A GPU does all in one kernel; a CPU takes the experts in turn, each an ordinary product (``core/expert_kernels.py``).
     """
-    if x_RI.is_cuda and _aligned(x_RI) and _aligned(weight_EOI):
+    # Both operands have rows of as many elements, in one dtype.
+    if has_grouped_product(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
         ends_E = sizes_E.cumsum(0).to(torch.int32)
         return functional.grouped_mm(x_RI, weight_EOI.transpose(-2, -1), offs=ends_E)
     parts = x_RI.split(how_many(sizes_E, x_RI.shape[0]))
     return torch.cat([functional.linear(part, weight) for part, weight in zip(parts, weight_EOI.unbind(), strict=True)])
-
-
-def _aligned(array: torch.Tensor) -> bool:
-    return array.shape[-1] * array.element_size() % ALIGNED_BYTES == 0
