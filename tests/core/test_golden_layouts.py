@@ -12,7 +12,7 @@ import pytest
 
 from shardwright import Plan, TensorPlan, make_plan, preset_names
 from shardwright.core.boxes import owned_boxes
-from shardwright.core.memory import layers_on_device
+from shardwright.core.plan import layers_on_device
 from shardwright.core.roles import ROLES
 from shardwright.core.spec import Spec
 from shardwright.core.table import DTYPE_BYTES
@@ -105,7 +105,9 @@ def test_bytes_are_those_of_the_largest_box_that_a_device_owns(preset, model):
 @pytest.mark.parametrize(("preset", "model"), CASES)
 def test_resting_weights_of_a_device_add_up(preset, model):
     plan = plan_of(preset, model)
-    resting = sum(tensor.bytes_per_device * layers_on_device(tensor, plan.mesh) for tensor in plan.weights)
+    resting = sum(
+        tensor.bytes_per_device * layers_on_device(plan.request, plan.mesh, tensor) for tensor in plan.weights
+    )
     assert plan.memory.weights_bytes == resting
     # All devices together hold each element once for every replica, and what padding adds.
     held = sum(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 
 from shardwright.core.crossing import crossing, weight_ways
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Collective, StepKind, collectives, elements_per_device, movement
-from shardwright.core.plan import Phase, PlannedCollective, TensorPlan
+from shardwright.core.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.request import FLOATS, Request
 from shardwright.core.resolve import expert_axes
 from shardwright.core.roles import OUTSIDE_LAYERS
@@ -37,7 +36,7 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
     """Gathered for each use in each pass that needs it, its gradient scattered; replicas summed once per step."""
     assert tensor.at_rest is not None
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-    layers = _layers_on_device(request, mesh, tensor)
+    layers = layers_on_device(request, mesh, tensor)
     times = layers * request.micro_steps
     again = tensor.stack is not None and request.remat != "none"
     ways = weight_ways(request, mesh, tensor)
@@ -75,7 +74,7 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
         by_stack.setdefault((row.stack, row.num), []).append(row)
     late: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
     for (stack, _), rows in by_stack.items():
-        layers = _layers_on_device(request, mesh, rows[0])
+        layers = layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
         for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):
             yield from _of_group(group, mesh, layers, request.micro_steps, again=again)
@@ -132,7 +131,7 @@ def _of_move(
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
-    times = _layers_on_device(request, mesh, shared) * request.micro_steps
+    times = layers_on_device(request, mesh, shared) * request.micro_steps
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
         rounds = times * _rounds(collective, mesh)
@@ -207,7 +206,7 @@ def _of_experts(
             shape["batch"] //= request.micro_steps
             held = row.in_use if kind == "all-to-all" else row.in_use.without(axes)
             size = elements_per_device(held, shape, mesh)
-            times = _layers_on_device(request, mesh, row) * request.micro_steps
+            times = layers_on_device(request, mesh, row) * request.micro_steps
             for one in collectives(kind, axes, size, mesh):
                 planned = _planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name)
                 yield replace(planned, ragged=kind == "all-to-all")
@@ -215,12 +214,6 @@ def _of_experts(
 
 def _each(kind: StepKind, tensors: Iterable[str]) -> Sequence[tuple[StepKind, str]]:
     return tuple((kind, tensor) for tensor in tensors)
-
-
-def _layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
-    """How many of the layers that share a row one device computes: all, unless pipeline stages share them out."""
-    stages = mesh.size(request.layout.axes_with("stage", tensor.component)) if tensor.num > 1 else 1
-    return ceil(tensor.num / stages)
 
 
 def _planned(

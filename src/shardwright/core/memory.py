@@ -7,7 +7,7 @@ from math import ceil
 
 from shardwright.core.mesh import Mesh
 from shardwright.core.movement import steps
-from shardwright.core.plan import Memory, TensorPlan
+from shardwright.core.plan import Memory, TensorPlan, layers_on_device
 from shardwright.core.precision import PRECISION, dtype_of
 from shardwright.core.request import Request
 from shardwright.core.roles import OUTSIDE_LAYERS
@@ -25,13 +25,6 @@ def bytes_on_device(spec: Spec, shape: Sequence[int], dtype: str, mesh: Mesh) ->
     for size, dim in zip(shape, dims, strict=True):
         elements *= ceil(size / mesh.size(dim.axes))
     return elements * DTYPE_BYTES[dtype]
-
-
-def layers_on_device(tensor: TensorPlan, mesh: Mesh) -> int:
-    """How many of the layers that share a row one device holds: all, unless pipeline stages cut the stack."""
-    spec = tensor.rests
-    stages = mesh.size(spec.dims[0].axes) if len(spec.dims) > len(tensor.shape) else 1
-    return ceil(tensor.num / stages)
 
 
 def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> Memory:
@@ -58,9 +51,9 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     rows = {tensor.name: tensor for tensor in tensors}
     same = {move.target for move in request.table.moves if _moves_nothing(move, rows, mesh)}
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
-    resting = sum(t.bytes_per_device * layers_on_device(t, mesh) for t in weights)
+    resting = sum(t.bytes_per_device * layers_on_device(request, mesh, t) for t in weights)
     trained = [t for t in weights if t.name not in frozen]
-    elements = sum(t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(t, mesh) for t in trained)
+    elements = sum(t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(request, mesh, t) for t in trained)
     gradients = elements * DTYPE_BYTES[request.weights_dtype]
     moments = (
         _at_the_logits(request, mesh, trained, activations),
@@ -145,6 +138,5 @@ def _kept(request: Request, mesh: Mesh, activations: Sequence[TensorPlan]) -> in
         "none": lambda _: True,
     }[request.remat]
     found = [a for a in activations if a.component not in OUTSIDE_LAYERS and kept(a)]
-    stages = {a.component: mesh.size(request.layout.axes_with("stage", a.component)) for a in found}
-    saved = sum(a.bytes_per_device * ceil(a.num / stages[a.component]) for a in found)
+    saved = sum(a.bytes_per_device * layers_on_device(request, mesh, a) for a in found)
     return ceil(saved / request.micro_steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal
 
 from shardwright.core.finding import Finding, worst_first
@@ -63,6 +64,11 @@ class TensorPlan:
         if self.at_rest is None:
             del data["at_rest"]
         return data
+
+
+def layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
+    """How many of the layers that share a row one device keeps and computes: all, unless pipeline stages share them out."""
+    return ceil(tensor.num / mesh.size(request.layout.axes_with("stage", tensor.component)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ ROW_FIELDS = MappingProxyType(
     {
         "tokens": np.dtype(np.int32),
         "targets": np.dtype(np.int32),
-        "segment_ids": np.dtype(np.int32),
+        "segments": np.dtype(np.int32),
         "positions": np.dtype(np.int32),
         "valid": np.dtype(np.bool_),
     }
@@ -33,12 +33,12 @@ class Rows:
     where it is a segment like any other. The last tokens of the corpus that fill no row, fewer than ``length``, are in
     none; ``num_left_out`` counts them.
 
-    ``tokens``       the ids.
-    ``targets``      the id that comes next in the document, also where that is in the next row; 0 where not valid.
-    ``segment_ids``  1, 2, ... for the documents of the row: attention joins only tokens of one segment. 0 is for padding.
-    ``positions``    0, 1, ... within the segment.
-    ``valid``        whether the target counts: everywhere but on end-of-document tokens, after which another
-                     document begins. A document's last word therefore learns to end it, and no target crosses.
+    ``tokens``     the ids.
+    ``targets``    the id that comes next in the document, also where that is in the next row; 0 where not valid.
+    ``segments``   1, 2, ... for the documents of the row: attention joins only tokens of one segment. 0 is for padding.
+    ``positions``  0, 1, ... within the segment.
+    ``valid``      whether the target counts: everywhere but on end-of-document tokens, after which another
+                   document begins. A document's last word therefore learns to end it, and no target crosses.
 
     >>> from shardwright.data.tokens import ByteTokenizer
     >>> corpus = Corpus(source="", tokenizer="bytes", tokens=np.array([97, 98, 99, 256, 100, 256, 101, 256], np.uint16),
@@ -50,7 +50,7 @@ class Rows:
     ...     print(f"{name:12}", *(values * 1))
     tokens       256 100 256
     targets      0 256 0
-    segment_ids  1 2 2
+    segments     1 2 2
     positions    0 0 1
     valid        0 1 0
 
@@ -89,7 +89,7 @@ class Rows:
         begins = np.zeros(self.length, np.int32)
         begins[0] = 1
         begins[ends[ends < self.length]] = 1
-        segment_ids = np.cumsum(begins, dtype=np.int32)
+        segments = np.cumsum(begins, dtype=np.int32)
         first = np.flatnonzero(begins).astype(np.int32)
         valid = np.ones(self.length, np.bool_)
         valid[ends - 1] = False
@@ -100,8 +100,8 @@ class Rows:
         return {
             "tokens": window[: self.length].astype(np.int32),
             "targets": targets,
-            "segment_ids": segment_ids,
-            "positions": np.arange(self.length, dtype=np.int32) - first[segment_ids - 1],
+            "segments": segments,
+            "positions": np.arange(self.length, dtype=np.int32) - first[segments - 1],
             "valid": valid,
         }
 

@@ -13,9 +13,6 @@ from jax.sharding import NamedSharding
 from shardwright.core.plan import Plan
 from shardwright.data import Batch
 
-ENGINE_NAMES = {"segment_ids": "segments"}
-"""What the engine calls a field of a row, where the data calls it otherwise."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
@@ -30,10 +27,9 @@ class Feed:
 
     def on_devices(self, batch: Batch) -> Mapping[str, jax.Array]:
         """The arrays of a step, [batch, length], each device with its own rows and tokens."""
-        arrays = {ENGINE_NAMES.get(name, name): array for name, array in batch.arrays.items()}
         if self.sharding.is_fully_addressable:
-            return jax.device_put(arrays, self.sharding)
-        return {name: self._placed(array) for name, array in arrays.items()}
+            return jax.device_put(dict(batch.arrays), self.sharding)
+        return {name: self._placed(array) for name, array in batch.arrays.items()}
 
     def _placed(self, array: np.ndarray) -> jax.Array:
         def part(index: tuple[slice, ...] | None) -> np.ndarray:

@@ -13,11 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.engine_jax.dtypes import computed
-
-SMALLEST_BLOCK = 8
-"""Rows of the smallest block, but for a buffer that is smaller."""
 from shardwright.core.expert_kernels import ExpertProducts
+from shardwright.engine_jax.dtypes import computed
 
 
 class Matrices(NamedTuple):

@@ -21,9 +21,7 @@ from shardwright.engine_jax.layer_io import ExpertLinks, Links, Params, index_of
 from shardwright.engine_jax.routing import route
 from shardwright.engine_jax.scopes import of_component, of_tensor
 from shardwright.models.parts.architecture import Experts
-
-NO_DOCUMENT = 0
-"""The segment of tokens that belong to no document: no expert sees them."""
+from shardwright.models.parts.ends import NO_DOCUMENT
 
 
 class MoeCounts(NamedTuple):

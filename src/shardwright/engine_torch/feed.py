@@ -11,9 +11,6 @@ import torch
 from shardwright.core.boxes import shard_box
 from shardwright.core.plan import Plan
 
-ENGINE_NAMES = {"segment_ids": "segments"}
-"""What the engine calls a field of a row, where the data calls it otherwise."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
@@ -26,7 +23,7 @@ class Feed:
     def on_device(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """The fields of the rank's rows, BL; ``arrays`` have these rows, whole."""
         return {
-            ENGINE_NAMES.get(name, name): torch.from_numpy(np.ascontiguousarray(array[:, self.tokens])).to(self.device)
+            name: torch.from_numpy(np.ascontiguousarray(array[:, self.tokens])).to(self.device)
             for name, array in arrays.items()
         }
 

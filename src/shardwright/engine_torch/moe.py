@@ -19,9 +19,7 @@ from shardwright.engine_torch.grouped import Matrices, grouped_swiglu
 from shardwright.engine_torch.layer_io import ExpertLinks, Links, Params
 from shardwright.engine_torch.routing import route
 from shardwright.models.parts.architecture import Experts
-
-NO_DOCUMENT = 0
-"""The segment of tokens that belong to no document: no expert sees them."""
+from shardwright.models.parts.ends import NO_DOCUMENT
 
 
 class MoeCounts(NamedTuple):

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from shardwright.core.memory import layers_on_device
-from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.plan import Plan, TensorPlan, layers_on_device
 from shardwright.core.request import FLOATS
 from shardwright.core.roles import COMPONENTS
 from shardwright.report.columns import Column, Rows, aligned, natural_width
@@ -78,7 +77,7 @@ def _heading(plan: Plan, name: str, rows: Sequence[TensorPlan]) -> Text:
     if component not in name.split("."):
         heading.append(f" ({component})", style="dim")
     if rows[0].kind == "weight":
-        total = sum(row.bytes_per_device * layers_on_device(row, plan.mesh) for row in rows)
+        total = sum(row.bytes_per_device * layers_on_device(plan.request, plan.mesh, row) for row in rows)
         heading.append(f"  {pretty_bytes(total)} at rest", style="dim")
     return heading
 

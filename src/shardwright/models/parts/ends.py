@@ -11,7 +11,9 @@ TOKENS = ("batch", "length")
 STREAM = ("batch", "length", "embed")
 BATCH_FIELDS = ("tokens", "targets", "positions", "segments", "valid")
 """What is known of each token of a batch: itself, the next one, its place in its document, that document's number in
-the row (0: padding), and whether its loss counts."""
+the row, and whether its loss counts."""
+NO_DOCUMENT = 0
+"""The segment of padding: tokens that belong to no document, and that no expert sees."""
 
 
 def ends(architecture: Architecture) -> Rows:
