@@ -86,9 +86,19 @@ def end_group(one: Running) -> None:
         os.killpg(one.pid, signal.SIGKILL)
 
 
-def pytest_of(tests: Sequence[str], *plugins: object) -> int:
-    """Pytest's exit code, after the first failure."""
+def pytest_of(tests: Sequence[str], *plugins: object, to_the_end: bool = False) -> int:
+    """Pytest's exit code, after the first failure unless ``to_the_end``."""
     # Plugins that are here already are not pytest's to rewrite.
     already = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options = [*already, "-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = [
+        *already,
+        *([] if to_the_end else ["-x"]),
+        "-q",
+        "--no-header",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
     return int(pytest.main([*options, *tests], plugins=list(plugins)))

@@ -36,6 +36,7 @@ class Recorder:
     def __init__(self, sources: Path) -> None:
         self.prefix = f"{sources}/shardwright/"
         self.found: dict[str, dict[str, Any]] = {}
+        self.failed: list[str] = []
         self.lines: dict[CodeType, set[int]] = {}
         self.missing: dict[CodeType, set[int]] = {}
         self.calls: dict[CodeType, int] = {}
@@ -56,6 +57,15 @@ class Recorder:
                 "seconds": round(time.perf_counter() - started, 3),
                 "lines": {file: sorted(seen) for file, seen in lines.items()},
             }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One that measures time may fail where its lines are looked at, and says nothing of a fault."""
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    @property
+    def passed(self) -> dict[str, dict[str, Any]]:
+        return {name: one for name, one in self.found.items() if name not in self.failed}
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Any:
         code = frame.f_code
