@@ -1,0 +1,262 @@
+"""One generator for each kind of input: it writes files into the folder it runs in, and returns the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.interop.torchtitan.words import KNOWN, TRAINING
+from tests.checkpoint.states import save, small_state
+from tests.fuzz import seeds
+from tests.fuzz.mutating import ODD_NUMBERS, damaged_arguments, damaged_text, damaged_value, odd_value
+
+Case = list[str]
+
+
+def write(name: str, text: str) -> str:
+    Path(name).write_bytes(text.encode("utf-8", "surrogatepass"))
+    return name
+
+
+def layout(draw: random.Random) -> Case:
+    """Presets and layouts that were damaged, and invented ones."""
+    text = damaged_text(draw, draw.choice(seeds.layouts())) if draw.random() < 0.6 else invented_layout(draw)
+    model = draw.choice(list(seeds.MODELS))
+    argv = ["plan", model, "--set", seeds.MODELS[model], "--layout", write("mine.yaml", text)]
+    argv += draw.choice(
+        ([], ["--devices", "8"], ["--mesh", "fsdp=2"], ["--engine", "torch"], ["--chips", "v5p:2x2x2"], ["--json"])
+    )
+    return argv
+
+
+def invented_layout(draw: random.Random) -> str:
+    """A layout by the grammar: axes, sizes, roles by component, moves and rules."""
+    axes = draw.sample(("data", "fsdp", "tensor", "expert", "context", "a", "b"), draw.randrange(1, 5))
+    roles = [*ROLES, "elsewhere", "fsbp"]
+    lines = [
+        "name: mine",
+        "mesh: {" + ", ".join(f"{axis}: {draw.choice((1, 2, 3, 4, 'auto', -1))}" for axis in axes) + "}",
+        "roles:",
+    ]
+    for axis in axes:
+        if draw.random() < 0.4:
+            lines.append(f"  {axis}: {draw.choice(roles)}")
+        else:
+            parts = [f"elsewhere: {draw.choice(roles)}"] if draw.random() < 0.7 else []
+            parts += [f"{each}: {draw.choice(roles)}" for each in draw.sample(list(COMPONENTS), draw.randrange(4))]
+            lines.append(f"  {axis}: {{{', '.join(parts)}}}")
+    if draw.random() < 0.5:
+        lines.append(
+            f"move: {{attention: {draw.choice(('gather', 'ring', 'ulysses', 'x'))}, moe: {draw.choice(('all-to-all', 'weights', 'x'))}}}"
+        )
+    if draw.random() < 0.4:
+        named = draw.choice(("embed", "heads", "kv_heads", "mlp", "vocab", "experts", "nothing"))
+        chosen = ", ".join(draw.sample(axes, draw.randrange(len(axes) + 1)))
+        lines.append(f"rules:\n  {draw.choice(list(COMPONENTS))}: {{{named}: [{chosen}]}}")
+    return "\n".join(lines) + "\n"
+
+
+def lock(draw: random.Random) -> Case:
+    """Lock files with values exchanged, keys dropped, and their text damaged; checked, and compared."""
+    text = _json_or_text(draw, draw.choice(seeds.locks()))
+    write("mine.yaml", seeds.MINE)
+    name = write("damaged.lock.json", text)
+    return draw.choice(
+        (
+            ["check", name],
+            ["check", name, "--json"],
+            ["check", name, "--update"],
+            ["diff", name, name],
+            ["check", name, "--annotations", "github"],
+        )
+    )
+
+
+def plan(draw: random.Random) -> Case:
+    """``plan --json`` that was damaged, compared with one that was not."""
+    whole = draw.choice(seeds.plans())
+    write("whole.json", whole)
+    write("damaged.json", _json_or_text(draw, whole))
+    files = ["whole.json", "damaged.json"]
+    draw.shuffle(files)
+    return ["diff", *files, *draw.choice(([], ["--json"], ["--model", "llama3-test"]))]
+
+
+def manifest(draw: random.Random) -> Case:
+    """A checkpoint whose manifest was damaged."""
+    folder = save(Path("ckpt"), small_state())
+    path = next(folder.glob("*.json"))
+    text = _json_or_text(draw, path.read_text())
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    return ["ckpt", draw.choice(("show", "verify")), "ckpt", *draw.choice(([], ["--json"]))]
+
+
+def maxtext(draw: random.Random) -> Case:
+    """Rule files of MaxText's that were damaged."""
+    write("base.yml", damaged_text(draw, seeds.rules()[0]) if draw.random() < 0.3 else seeds.rules()[0])
+    argv = ["import", "maxtext", write("rules.yml", damaged_text(draw, draw.choice(seeds.rules())))]
+    argv += draw.choice(
+        ([], ["--model", "mixtral-test"], ["--base", "base.yml"], ["--devices", "8"], ["--dialect", "nnx"])
+    )
+    given = draw.choice(
+        ([], [f"ici_fsdp_parallelism={draw.choice(ODD_NUMBERS)}"], ["logical_axis_rules=[[norm, []]]"], ["x"])
+    )
+    return [*argv, *(["--given", *given] if given else []), "--batch", "8", "--length", "128"]
+
+
+def torchtitan(draw: random.Random) -> Case:
+    """Configurations of TorchTitan's: TOML and Python that were damaged, JSON that was invented."""
+    kind = draw.randrange(3)
+    if kind == 0:
+        name = write("mine.toml", damaged_text(draw, seeds.TITAN_TOML))
+    elif kind == 1:
+        name = write("mine.py", damaged_text(draw, draw.choice(seeds.programs())))
+    else:
+        options = {word: draw.choice((1, 2, 4, -1, odd_value(draw))) for word in draw.sample(KNOWN, draw.randrange(6))}
+        said = {
+            word: draw.choice((8192, 2048, -1, odd_value(draw)))
+            for word in draw.sample(list(TRAINING), draw.randrange(3))
+        }
+        name = write(
+            "mine.json",
+            _text_of({"parallelism": options, "training": said, "model": draw.choice(({}, odd_value(draw)))}),
+        )
+    return [
+        "import",
+        "torchtitan",
+        name,
+        *draw.choice(([], ["--config", "mine"], ["--devices", "8"], ["--model", "mixtral-test"], ["--json"])),
+    ]
+
+
+def hugging_face(draw: random.Random) -> Case:
+    """Configurations and tensor-parallel plans of transformers that were damaged."""
+    name = write("config.json", _json_or_text(draw, draw.choice(seeds.configs())))
+    return [
+        "import",
+        "hf",
+        name,
+        *draw.choice(([], ["--devices", "4"], ["--model", "llama3-test"], ["--json"], ["--out", "out.yaml"])),
+    ]
+
+
+def arguments(draw: random.Random) -> Case:
+    """Command lines of every verb, whole and damaged. Sizes are small, and no engine is started."""
+    write("mine.yaml", seeds.RULES)
+    write("rules.yml", seeds.rules()[0])
+    write("mine.toml", seeds.TITAN_TOML)
+    write("whole.json", seeds.plans()[0])
+    return damaged_arguments(draw, draw.choice(COMMANDS)(draw))
+
+
+def _options(draw: random.Random) -> list[str]:
+    number = [*(1, 2, 8, 64), *ODD_NUMBERS]
+    pairs = [
+        ["--layout", draw.choice(("fsdp", "hsdp", "ep-as-cp", "fsdp-tp", "mine.yaml", "pp", "nothing"))],
+        [
+            "--mesh",
+            draw.choice(
+                ("fsdp=2", "fsdp=2,expert=4", "fsdp=auto", "fsdp=0", "x=2", "fsdp", f"fsdp={draw.choice(number)}")
+            ),
+        ],
+        ["--move", draw.choice(("attention=ring", "moe=weights", "attention=x", "x=ring"))],
+        ["--engine", draw.choice(("jax", "torch", "x"))],
+        ["--batch", str(draw.choice(number))],
+        ["--length", str(draw.choice(number))],
+        ["--chips", draw.choice(("v5p:2x2x2", "h100:8x2", "cpu:8", "v5p:0", "h100:", "x:2", "v5p:99999x99999x99999"))],
+        ["--devices", str(draw.choice(number))],
+        [
+            "--set",
+            draw.choice(
+                ("num_layers=2", "embed=64", "num_layers=0", "num_heads=3", "x=1", f"mlp={draw.choice(number)}")
+            ),
+        ],
+        ["--dtype", draw.choice(("float32", "bfloat16", "float16", "int8"))],
+        ["--weights-dtype", draw.choice(("float32", "bfloat16", "x"))],
+        ["--remat", draw.choice(("full", "dots", "none", "x"))],
+        ["--micro-steps", str(draw.choice(number))],
+        ["--expert-buffer", str(draw.choice((1.25, 0, -1, "nan", "inf", "x")))],
+        ["--load-balance"],
+        ["--json"],
+    ]
+    return [word for pair in draw.sample(pairs, draw.randrange(5)) for word in pair]
+
+
+def _train(draw: random.Random) -> list[str]:
+    pairs = [
+        ["--lr", str(draw.choice((1e-3, 0, -1, "nan", "inf")))],
+        ["--warmup", str(draw.choice((0, 1, -1, 10**30)))],
+        ["--clip", str(draw.choice((1.0, 0, -1, "nan")))],
+        ["--seed", str(draw.choice(ODD_NUMBERS))],
+        ["--keep", str(draw.choice((0, 1, -1)))],
+        ["--checkpoint-every", str(draw.choice((0, 1, -1)))],
+        ["--data", draw.choice(("stdlib", "nowhere", "mine.yaml"))],
+        ["--tokenizer", draw.choice(("whole.json", "nowhere"))],
+        ["--coordinator", draw.choice(("localhost:1", "x", ":", "localhost:99999999"))],
+        ["--processes", str(draw.choice(ODD_NUMBERS))],
+        ["--process", str(draw.choice(ODD_NUMBERS))],
+        ["--resume"],
+    ]
+    chosen = [word for pair in draw.sample(pairs, draw.randrange(4)) for word in pair]
+    steps = str(draw.choice((1, 2, 0, -1, 10**12, 30_000_000_000, *ODD_NUMBERS)))
+    return [
+        "train",
+        _model(draw),
+        "--steps",
+        steps,
+        "--out",
+        draw.choice(("runs", "mine.yaml", "a/b")),
+        *chosen,
+        *_options(draw),
+    ]
+
+
+def _model(draw: random.Random) -> str:
+    return draw.choice((*seeds.MODELS, *seeds.MODELS, *seeds.MODELS, "llama3-8b", "llama3", "nothing"))
+
+
+COMMANDS: tuple[Callable[[random.Random], list[str]], ...] = (
+    lambda draw: ["plan", _model(draw), *_options(draw)],
+    lambda draw: ["plan", _model(draw), *_options(draw)],
+    lambda draw: ["diff", draw.choice(("fsdp", "mine.yaml", "whole.json", "nothing")), draw.choice(("hsdp", "ep-as-cp", "whole.json")),
+                  *draw.choice(([], ["--model", _model(draw)])), *_options(draw)],
+    lambda draw: ["lock", _model(draw), *_options(draw), *draw.choice(([], ["--out", "a.json"], ["--out", "no/where.json"], ["--compiled"]))],
+    lambda draw: ["check", *draw.sample(("whole.json", "mine.yaml", "nothing"), draw.randrange(3)), *draw.choice(([], ["--update"], ["--json"]))],
+    lambda draw: ["compile", _model(draw), *_options(draw), *draw.choice(([], ["--hlo", "a.txt"], ["--hlo", "no/where"]))],
+    _train,
+    _train,
+    lambda draw: ["ckpt", draw.choice(("show", "verify", "x")), draw.choice((".", "nowhere", "mine.yaml"))],
+    lambda draw: ["import", draw.choice(("maxtext", "torchtitan", "hf", "huggingface", "x")), draw.choice(("rules.yml", "mine.toml", "whole.json")),
+                  *draw.choice(([], ["--model", _model(draw)], ["--devices", str(draw.choice(ODD_NUMBERS))], ["--set", "num_layers=2"]))],
+    lambda draw: ["export", "maxtext", draw.choice(("fsdp", "ep-as-cp", "mine.yaml")), "--model", _model(draw), *draw.choice(([], ["--mesh", "fsdp=2"], ["--devices", "8"], ["--out", "a.yml"]))],
+    lambda draw: draw.choice(([], ["--help"], ["--version"], ["plan", "--help"], ["import", "maxtext", "--help"], ["train"], ["x"])),
+)  # fmt: skip
+"""A command line of each verb."""
+
+
+def _json_or_text(draw: random.Random, text: str) -> str:
+    return damaged_text(draw, text) if draw.random() < 0.4 else _text_of(damaged_value(draw, json.loads(text)))
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (ValueError, RecursionError):
+        return "{}"
+
+
+KINDS: Mapping[str, tuple[Callable[[random.Random], Case], int]] = {
+    "layouts": (layout, 16),
+    "locks": (lock, 12),
+    "plans": (plan, 10),
+    "manifests": (manifest, 10),
+    "command lines": (arguments, 24),
+    "MaxText": (maxtext, 9),
+    "TorchTitan": (torchtitan, 10),
+    "Hugging Face": (hugging_face, 9),
+}
+"""Each kind with its share of the cases, in hundredths."""

@@ -1,0 +1,184 @@
+"""One case in process: its exit code, what it says, how long it takes and what the process holds at most."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from shardwright.cli.main import main
+from tests.fuzz.kinds import KINDS
+
+SLOWEST_S = 5
+MOST_BYTES = 1 << 30
+"""What a process may hold more than before its first case."""
+
+
+class StartedError(BaseException):
+    """An engine or a compiler would start here: that is for other tests. Nobody catches it on the way."""
+
+
+class TooLongError(BaseException):
+    """The case took longer than ``SLOWEST_S``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """``wrong``: what is against the rules, empty where nothing is."""
+
+    kind: str
+    index: int
+    arguments: tuple[str, ...]
+    code: int
+    seconds: float
+    peak_bytes: int
+    wrong: str
+
+
+def cases(total: int) -> Iterator[tuple[str, int]]:
+    """Kinds and numbers in them, by their shares."""
+    shares = sum(share for _, share in KINDS.values())
+    for kind, (_, share) in KINDS.items():
+        yield from ((kind, index) for index in range(max(1, round(total * share / shares))))
+
+
+def run_case(kind: str, index: int, seed: int) -> Outcome:
+    """Make the case of a number in a folder of its own, run it there, and judge it."""
+    draw = random.Random(f"{seed}/{kind}/{index}")
+    np.random.seed(index)
+    out, err = io.StringIO(), io.StringIO()
+    wrong, code = "", 0
+    with tempfile.TemporaryDirectory() as folder, _inside(Path(folder)):
+        arguments = KINDS[kind][0](draw)
+        began = time.perf_counter()
+        try:
+            with (
+                _nothing_starts(),
+                _at_most(SLOWEST_S),
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+            ):
+                code = main(arguments)
+        except StartedError:
+            code = 0
+        except TooLongError:
+            wrong = f"longer than {SLOWEST_S} s: {''.join(traceback.format_exc().splitlines(keepends=True)[-7:])}"
+        except BaseException:
+            wrong = traceback.format_exc()
+        seconds = time.perf_counter() - began
+    return Outcome(
+        kind=kind,
+        index=index,
+        arguments=tuple(arguments),
+        code=code,
+        seconds=seconds,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        wrong=wrong
+        or judged(
+            code, out.getvalue(), err.getvalue(), as_json="--json" in arguments, checks=arguments[:1] == ["check"]
+        ),
+    )
+
+
+def run_part(part: tuple[list[tuple[str, int]], int]) -> list[Outcome]:
+    """The cases of one process."""
+    chosen, seed = part
+    # What is loaded at the first use is no case's own.
+    run_case("layouts", 0, seed)
+    with memory_bound():
+        return [run_case(kind, index, seed) for kind, index in chosen]
+
+
+def judged(code: int, out: str, err: str, *, as_json: bool, checks: bool = False) -> str:
+    """What is against the rules in what a command said. ``checks``: it has a message for each of its files."""
+    if "Traceback (most recent call last)" in out + err:
+        return f"a traceback in what it says: {(out + err)[-500:]}"
+    if code not in (0, 1, 2):
+        return f"exit code {code}"
+    if code == 2 and not (err.startswith("shardwright: ") or "full helptext" in err or "error" in out):
+        return f"exit code 2 without a message: {err[:200]!r} {out[:200]!r}"
+    if code == 2 and err.count("\nshardwright: ") and not checks:
+        return f"more than one message: {err[:500]!r}"
+    if code == 1 and not (out + err).strip():
+        return "exit code 1 without a word"
+    if as_json and out.strip() and code != 0:
+        try:
+            json.loads(out)
+        except ValueError:
+            return f"--json, and no JSON: {out[:200]!r}"
+    return ""
+
+
+@contextlib.contextmanager
+def memory_bound() -> Iterator[None]:
+    """No more than ``MOST_BYTES`` beyond what the process has now: a case that asks for more gets a MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + MOST_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """CPU time of this process, so that a busy machine is no fault."""
+
+    def ring(*_: object) -> None:
+        raise TooLongError
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _start(*_: object, **__: object) -> None:
+    raise StartedError
+
+
+@contextlib.contextmanager
+def _nothing_starts() -> Iterator[None]:
+    """Engines and compilers are not started; all that is decided before is."""
+    # Names that a machine of a cluster has would be read as several processes.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "OMPI", "RANK", "WORLD", "GITHUB"))
+    }
+    with (
+        mock.patch.dict(os.environ, {**kept, "COLUMNS": "100"}, clear=True),
+        mock.patch("shardwright.cli.train._engine", _start),
+        mock.patch("shardwright.cli.train.import_module", _start),
+        mock.patch("shardwright.cli.compile.compile_plan", _start),
+        mock.patch("shardwright.cli.locked_program.compile_plan", _start),
+        mock.patch("shardwright.cli.compile.walk_through", _start),
+    ):
+        yield
