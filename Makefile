@@ -9,12 +9,13 @@ BIN := .venv/bin
 SOURCES := src tests benchmarks
 
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all mutants test-targets quick check format golden bench
+.PHONY: help setup demo test test-all fuzz mutants test-targets quick check format golden bench
 
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
 	@echo 'make test-all the same, every layout beside one device, and docs/sameness.md anew: about an hour'
+	@echo 'make fuzz     5,000 damaged and invented inputs for every command. Part of make test-all'
 	@echo 'make mutants  300 small faults, drawn and put into the code: is each seen by a test? Part of make test-all'
 	@echo 'make test-targets  the steps of real models, compiled for TPUs and GPUs without them (0.5 GB of compilers)'
 	@echo 'make setup    prepare .venv with everything the tests need'
@@ -41,7 +42,12 @@ test: setup check
 test-all: test
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.engine_torch.whole
+	$(MAKE) fuzz
 	$(BIN)/python -m tests.mutants --jobs=$(JOBS) --seed=$(SEED)
+
+# Other cases each day: the seed is printed, and each fault with the command that shows it again.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --cases=5000 --jobs=$(JOBS)
 
 # Goes on where it was stopped; SEED=1 draws others.
 SEED ?= 0
