@@ -154,6 +154,9 @@ def test_a_function_that_needs_arguments():
     with pytest.raises(InputError) as refused:
         parse_section("def f(tp, *, cp):\n    pass\n", "a.py", "f")
     assert str(refused.value) == "a.py: 'f' is called with tp, cp. Name a function that needs no arguments."
+    with pytest.raises(InputError) as refused:
+        parse_section(program("return base()"), "mine.py", "mien")
+    assert str(refused.value) == "mine.py: no function 'mien'. It has: base, mine."
 
 
 def test_names_of_files_beside_are_read_too(tmp_path):

@@ -59,6 +59,8 @@ REFUSED = {
     "a choice of the machine": "c = base()\n    if os.environ.get('NOTHING'):\n        c.parallelism.tensor_parallel_degree = 8\n    return c",
     "a return that may come early": "c = base()\n    def change(d):\n        if os.environ.get('NOTHING'):\n            return\n        d.parallelism.tensor_parallel_degree = 8\n    change(c)\n    return c",
     "a loop over what is not known": "c = base()\n    for n in os.environ:\n        p = c.parallelism\n        p.tensor_parallel_degree = 8\n    return c",
+    "a loop's own name handed on": "c = base()\n    def change(d):\n        d.tensor_parallel_degree = 8\n    for n in os.environ:\n        p = c.parallelism\n        change(p)\n    return c",
+    "a loop's own name set": "c = base()\n    for n in os.environ:\n        d = [c]\n        d.append(n)\n        d[0].parallelism.tensor_parallel_degree = 8\n    return c",
     "a loop that may end early": "c = base()\n    for n in range(4):\n        if os.environ.get('NOTHING'):\n            break\n        c.parallelism.tensor_parallel_degree = 2\n    return c",
     "handed to another file": "c = base()\n    tune(c)\n    return c",
     "a part handed to another file": "c = base()\n    tune([c.parallelism])\n    return c",

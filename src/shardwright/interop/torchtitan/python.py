@@ -111,7 +111,8 @@ def _speaks(module: Module, name: str) -> bool:
 def _value(name: str, module: Module, scope: Scope, state: State) -> Any:
     """What a name of a file stands for; of a function, what it returns."""
     run_module(scope, state)
-    known = [*_names(module.tree)]
+    functions = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef)}
+    known = [each for each in _names(module.tree) if each in functions]
     if name not in scope.names or name.startswith("__"):
         raise InputError(f"{module.source}: no function '{name}'. It has: {', '.join(known) or 'none'}.")
     value = scope.names[name]
