@@ -60,7 +60,7 @@ def test_maxtext(here, capsys):
         "  mesh: {fsdp: 2, expert: 4}\n"
         "  roles:\n"
         "    fsdp:   fsdp\n"
-        "    expert: {elsewhere: fsdp, router: data, moe: expert}\n"
+        "    expert: {elsewhere: fsdp, moe: expert}\n"
         "\n"
         "29 of 29 tensors are cut as the rules say.\n"
     ) in rest
@@ -94,7 +94,7 @@ def test_json_of_maxtext(here, capsys):
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert set(found) == {
-        *("sources", "model", "mesh", "dialect", "batch", "length", "chosen", "rules", "tensors"),
+        *("sources", "model", "mesh", "dialect", "batch", "length", "chosen", "not_read", "rules", "tensors"),
         *("layout", "compared", "differences", "findings"),
     }
     assert found["mesh"] == {"data": 1, "fsdp": 2, "context": 1, "tensor": 1, "expert": 4}
@@ -112,8 +112,10 @@ def test_base_preset_and_command_line(here, capsys):
         capsys,
         *("maxtext", "model.yml", "--base", "base.yml", "--model", "mixtral-test", "--json"),
         *("--given", "ici_expert_parallelism=8", "ici_fsdp_parallelism=1", "--given", "context_sharding=expert"),
+        *("--given", "run_name=mine", "base_output_directory=gs://there/a: b", "steps=10", "rl.num_generations=2"),
     )
     found = json.loads(out)
+    assert found["not_read"] == ["run_name", "base_output_directory", "steps", "rl.num_generations"]
     assert found["sources"] == ["base.yml", "model.yml", "--given", "custom_mesh_and_rule/mine.yml"]
     assert found["mesh"] == {"data": 1, "fsdp": 1, "expert": 8}
     assert "expert: {elsewhere: context, moe: expert" in found["layout"]
@@ -203,9 +205,16 @@ def test_hugging_face(here, capsys):
         (("maxtext", "clean.yml", "--base", "none.yml"), "none.yml: no such file."),
         (("maxtext", "clean.yml", "--preset", "delta.yml", "--model", "llama9"), "no model 'llama9'."),
         (("maxtext", "clean.yml", "--preset", "other.yml"), "other.yml: this is no preset of MaxText's"),
-        (("maxtext", "clean.yml", "--mesh", "fdsp=2"), "--mesh: the mesh has no axis 'fdsp'. Did you mean 'fsdp'?"),
+        (
+            ("maxtext", "clean.yml", "--model", "llama3-test", "--mesh", "fdsp=2"),
+            "--mesh: the mesh has no axis 'fdsp'. Did you mean 'fsdp'?",
+        ),
         (("maxtext", "clean.yml", "--mesh", "fsdp=0"), "--mesh fsdp is 0, and must be at least 1."),
-        (("maxtext", "clean.yml", "--given", "steps=3"), "--given steps: no file's 'steps' is read."),
+        (
+            ("maxtext", "clean.yml"),
+            "clean.yml: nothing says whose tensors these rules are for: no 'model_name', and no",
+        ),
+        (("maxtext", "clean.yml", "--given", "steps=3", "steps=4"), "--given steps: it stands twice. Keep one."),
         (
             ("maxtext", "clean.yml", "--given", "ici_fsdp_parallelism"),
             "--given 'ici_fsdp_parallelism' is not KEY=VALUE",
@@ -214,10 +223,13 @@ def test_hugging_face(here, capsys):
             ("maxtext", "clean.yml", "--given", "mesh_axes=fsdp"),
             "--given:1:12: 'mesh_axes' is a list of names; found 'fsdp'.",
         ),
-        (("maxtext", "clean.yml", "--devices", "9", "--slices", "2"), "9 devices do not make 2 slices of one size."),
-        (("maxtext", "extends.yml"), "extends.yml:1:14: base_config 'base.yml' does not lie beside this file."),
         (
-            ("maxtext", "clean.yml", "--out", "nowhere/x.yaml"),
+            ("maxtext", "clean.yml", "--model", "llama3-test", "--devices", "9", "--slices", "2"),
+            "9 devices do not make 2 slices of one size.",
+        ),
+        (("maxtext", "extends.yml"), "extends.yml:1:14: base_config 'base.yml' lies neither beside this file nor in a"),
+        (
+            ("maxtext", "clean.yml", "--model", "llama3-test", "--out", "nowhere/x.yaml"),
             "--out nowhere/x.yaml: cannot be written: No such file or directory.",
         ),
         (("torchtitan", "clean.yml"), "clean.yml:1:10: not TOML: "),

@@ -345,25 +345,20 @@ CASES: tuple[Case, ...] = (
     Case(
         name="SW113-no-rule",
         files={"rules.yml": without(CLEAN, "kv")},
+        asked={"dialect": "flax-nnx"},
         beside=CLEAN_FILE,
     ),
     Case(
         name="SW113-axis-twice",
         files=mine((line("kv"), line("kv", "tensor"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}},
+        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}, "dialect": "flax-nnx"},
         beside=CLEAN_FILE,
     ),
     Case(
         name="SW113-last-line",
         files=mine((line("vocab", "tensor"), line("vocab", "tensor") + line("vocab", "data"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "data": 2}, "model": "llama3-test"},
-        beside=CLEAN_FILE,
-    ),
-    Case(
-        name="SW113-read-by-nnx",
-        files={"rules.yml": without(CLEAN, "kv")},
-        asked={"dialect": "nnx"},
-        beside=CLEAN_FILE,
+        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "data": 2}, "model": "llama3-test", "dialect": "flax-nnx"},
+        beside_asked={"dialect": "nnx"},
     ),
     Case(
         name="SW123-stream-cut-along-its-width",

@@ -39,13 +39,15 @@ def test_every_tensor_is_where_flax_and_the_sizes_put_it(model):
     for _ in range(60):
         sizes = {axis: chance.choice((1, 2, 4)) for axis in AXES}
         rules = [rule(name, *chance.sample(AXES, chance.randrange(4))) for name in chance.choices(LOGICAL_NAMES, k=90)]
-        for dialect in ("linen", "nnx"):
+        for dialect in ("nnx", "flax-nnx"):
             imported = placed_under(configuration, Mesh.of(**sizes), build(model), STEP, dialect).under(rules)
             for placed in imported.placed:
                 tagged = placed.tensor.names
                 as_flax = tuple((line.name, line.axes) for line in rules)
                 linen = logical_to_mesh_axes(tagged, as_flax) or ()
-                spec = apply_rules(tagged, as_flax) if dialect == "nnx" and placed.tensor.kind == "weight" else linen
+                spec = (
+                    apply_rules(tagged, as_flax) if dialect == "flax-nnx" and placed.tensor.kind == "weight" else linen
+                )
                 cuts = [(cut,) if isinstance(cut, str) else cut or () for cut in spec]
                 assert placed.cuts == tuple(tuple(a for a in cut if sizes.get(a, 1) > 1) for cut in cuts)
                 compared += 1

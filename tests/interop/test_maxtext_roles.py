@@ -12,8 +12,6 @@ from shardwright.layouts import load_layout, preset_names
 from tests.interop.rule_files import CLEAN, PRESET, edited, line
 
 EMBED = line("embed", "fsdp", "context", "expert")
-ROUTERS = "router: data, "
-"""MaxText names the router's width as the experts', whose rule has no expert axis: the router's weights are replicas."""
 
 
 def imported(tmp_path, text: str, model: str, **sizes: int) -> MaxTextImport:
@@ -38,7 +36,7 @@ def different(found: MaxTextImport) -> set[str]:
     [
         ((), {"fsdp": 8, "expert": 1}, ["fsdp: fsdp"]),
         ((), {"data": 2, "fsdp": 4, "expert": 1}, ["data: data", "fsdp: fsdp"]),
-        ((), {"fsdp": 2, "expert": 4}, ["fsdp:   fsdp", f"expert: {{elsewhere: fsdp, {ROUTERS}moe: expert}}"]),
+        ((), {"fsdp": 2, "expert": 4}, ["fsdp:   fsdp", "expert: {elsewhere: fsdp, moe: expert}"]),
         # Other weights are replicas over the experts' axis.
         (
             [
@@ -52,15 +50,15 @@ def different(found: MaxTextImport) -> set[str]:
         (
             [(line("activation_exp", "expert"), line("activation_exp"))],
             {"fsdp": 2, "expert": 4},
-            ["fsdp:   fsdp", f"expert: {{elsewhere: fsdp, {ROUTERS}moe: expert}}", "move: {moe: weights}"],
+            ["fsdp:   fsdp", "expert: {elsewhere: fsdp, moe: expert}", "move: {moe: weights}"],
         ),
         # Experts rest cut over fsdp too, and an expert's matrix whole.
         (
             [(line("exp", "expert"), line("exp", "expert", "fsdp")), (line("embed_moe", "fsdp"), line("embed_moe"))],
             {"fsdp": 2, "expert": 4},
             [
-                "fsdp:   {elsewhere: fsdp, router: data}",
-                f"expert: {{elsewhere: fsdp, {ROUTERS}moe: expert}}",
+                "fsdp:   fsdp",
+                "expert: {elsewhere: fsdp, moe: expert}",
                 "rules:",
                 "moe: {experts: [expert, fsdp]}",
             ],
@@ -100,8 +98,21 @@ def test_sequence_parallelism(tmp_path):
 def test_stages(tmp_path):
     text = edited(CLEAN, ("mesh_axes: [data,", "mesh_axes: [stage, data,"), (line("layers"), line("layers", "stage")))
     found = imported(tmp_path, text, "llama3-test", stage=2, fsdp=2, expert=1)
-    assert roles_of(found) == ["stage: stage", "fsdp:  fsdp"]
-    assert different(found) == set()
+    assert roles_of(found) == ["stage: {elsewhere: stage, input: data, embedding: data, logits: data}", "fsdp:  fsdp"]
+    # Once there are stages MaxText cuts the rows of the two ends by them first, whatever the rules say.
+    assert found.comparison is not None
+    ends = {each.tensor for each in found.comparison.differences if each.order}
+    assert ends == {"input.tokens", "embedding.output", "logits.scores"}
+    assert different(found) == {*ends, "logits.input"}
+
+
+def test_dense_layers_of_deepseek_stay_outside_of_the_pipeline(tmp_path):
+    text = edited(CLEAN, ("mesh_axes: [data,", "mesh_axes: [stage, data,"), (line("layers"), line("layers", "stage")))
+    found = imported(tmp_path, text, "deepseek3-test", stage=3, fsdp=2, expert=1)
+    cut = {placed.tensor.name.partition(".")[0] for placed in found.imported.weights if "stage" in placed.axes}
+    assert cut == {"moe_layers"}
+    differ = {name for name in different(found) if name.startswith("dense_layers")}
+    assert len(differ) == len([w for w in found.imported.table.weights if w.name.startswith("dense_layers")])
 
 
 LATENT = PRESET + line("q_lora", "fsdp") + line("kv_lora", "fsdp")

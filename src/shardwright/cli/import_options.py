@@ -30,17 +30,17 @@ class ImportMaxTextVerb:
 
     file: File
     """A configuration, a model's, or a preset of custom_mesh_and_rule."""
-    base: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    base: Annotated[
+        Text, arg(metavar="FILE", help_behavior_hint="(default: base.yml of the configs folder, where one is missing)")
+    ] = None
     """The configuration that the file is merged into, as base.yml."""
     preset: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: what custom_mesh_and_rule names)")] = None
     """A preset, which replaces mesh and rules at the end."""
     eval_preset: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: the training's rules)")] = None
     """A preset for evaluation."""
     given: Given = ()
-    """What a command line of MaxText's says, as ici_expert_parallelism=8."""
-    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: what model_name or the rules name)")] = (
-        None
-    )
+    """A command line of MaxText's, as ici_expert_parallelism=8; keys that change no layout are listed as not read."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: the one that the files say)")] = None
     """The model whose tensors are looked at, as mixtral-8x7b."""
     set: Settings = ()
     """Dimensions of the model, as num_layers=2."""
@@ -54,8 +54,8 @@ class ImportMaxTextVerb:
     """Rows of a global step."""
     length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the file's or the model's)")] = None
     """Tokens of a row."""
-    dialect: Literal["linen", "nnx"] = "linen"
-    """The part of Flax that reads the rules of weights."""
+    dialect: Literal["linen", "nnx", "flax-nnx"] = "linen"
+    """Who reads the rules of weights: MaxText's Linen path, its NNX path (which reads them alike), or Flax NNX by itself."""
     out: Out = None
     """Write the layout in roles here."""
     json: Flag = False

@@ -17,6 +17,8 @@ from shardwright.report.notation_text import AxisColors
 from shardwright.report.terminal import View
 from shardwright.report.units import pretty_bytes, several
 
+READERS = {"linen": "by Flax Linen", "nnx": "by MaxText's NNX", "flax-nnx": "by Flax NNX"}
+
 
 def maxtext_view(found: MaxTextImport) -> View:
     """Draws an import; tensors are grouped by component, in the order of the forward pass."""
@@ -28,9 +30,11 @@ def maxtext_view(found: MaxTextImport) -> View:
             "model": imported.table.name,
             "mesh": _mesh(imported),
             "rules": f"{several(len(imported.rules), 'line')} for {several(len(names_of(imported.rules)), 'name')}, "
-            f"read by Flax {'Linen' if imported.dialect == 'linen' else 'NNX'}",
+            f"read {READERS[imported.dialect]}",
             "step": f"{several(imported.step.batch, 'row')} of {several(imported.step.length, 'token')}",
         }
+        if imported.configuration.not_read:
+            lines["not read"] = f"{', '.join(imported.configuration.not_read)}: no layout changes with them"
         parts = [heading(" + ".join(imported.configuration.sources), lines, found.chosen)]
         for title, tensors, per in (
             ("weights", imported.weights, "all layers, per device"),

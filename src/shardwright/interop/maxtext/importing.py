@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.core.finding import Finding, worst_first
@@ -12,14 +13,19 @@ from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.checks import check
 from shardwright.interop.maxtext.comparison import Comparison, compared
 from shardwright.interop.maxtext.merging import Configuration
+from shardwright.interop.maxtext.model import model_of
+from shardwright.interop.maxtext.pipeline import with_stages_first
 from shardwright.interop.maxtext.placing import Imported, Placed, placed_under
+from shardwright.interop.maxtext.reading import KINDS
 from shardwright.interop.maxtext.roles import layout_of
-from shardwright.interop.maxtext.sites import MoePath
+from shardwright.interop.maxtext.sites import EXPERT_NAMES, MoePath
 from shardwright.interop.maxtext.sizes import Devices, sized
 from shardwright.interop.maxtext.sources import Asked, read_configuration
 from shardwright.interop.maxtext.tensors import Step
-from shardwright.interop.maxtext.words import MODELS
-from shardwright.models import build
+from shardwright.interop.maxtext.words import ALWAYS_ONE, AXES, FILLS, SIZE_WORDS
+
+NEARLY = 0.92
+"""How alike a key is to one that is read, from 0 to 1, before it is taken for that one misspelt: none of MaxText's own is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,7 @@ class MaxTextImport:
             "batch": imported.step.batch,
             "length": imported.step.length,
             "chosen": dict(self.chosen),
+            "not_read": list(imported.configuration.not_read),
             "rules": [
                 {"name": r.name, "axes": list(r.axes), "source": r.position.source, "line": r.position.line}
                 for r in imported.rules
@@ -76,20 +83,8 @@ def import_maxtext(asked: Asked) -> MaxTextImport:
 
     Raises InputError for files and values that cannot be read, and FindingsError (SW106) for sizes that give no mesh.
     """
-    configuration = read_configuration(asked)
-    chosen: dict[str, str] = {}
-    table = build(_model(asked, configuration, chosen), asked.settings)
-    devices = Devices(
-        num=asked.devices, slices=asked.slices, natural=table.natural_mesh or None, sizes=asked.mesh_sizes
-    )
-    sizing = sized(configuration, devices)
-    chosen.update(sizing.chosen)
-    step = _step(asked, configuration, table, sizing.mesh.num_devices, chosen)
-    step = replace(step, pipelined=sizing.mesh.shape.get("stage", 1) > 1)
-    imported = placed_under(configuration, sizing.mesh, table, step, asked.dialect)
-    if "--batch" in chosen:
-        imported = _with_rows_for_all(imported, chosen)
-    findings = [*sizing.findings, *check(imported)]
+    imported, sizes, chosen = placed_for(asked)
+    findings = [*sizes, *_misspelt(imported.configuration), *check(imported)]
     comparison = None
     layout = layout_of(imported, Path(asked.file).stem)
     if layout is not None:
@@ -97,6 +92,49 @@ def import_maxtext(asked: Asked) -> MaxTextImport:
         if comparison.finding is not None:
             findings.append(comparison.finding)
     return MaxTextImport(imported=imported, comparison=comparison, findings=worst_first(findings), chosen=chosen)
+
+
+def placed_for(asked: Asked) -> tuple[Imported, tuple[Finding, ...], dict[str, str]]:
+    """Where every tensor ends up, what is wrong with the sizes, and what was chosen because nobody said it."""
+    configuration = read_configuration(asked)
+    chosen: dict[str, str] = {}
+    if configuration.base is not None:
+        chosen["--base"] = configuration.base
+    model = model_of(asked.model, asked.settings, configuration)
+    if model.why is not None:
+        chosen["--model"] = model.why
+    table = model.table
+    devices = Devices(
+        num=asked.devices, slices=asked.slices, natural=table.natural_mesh or None, sizes=asked.mesh_sizes
+    )
+    sizing = sized(configuration, devices)
+    chosen.update(sizing.chosen)
+    step = _step(asked, configuration, table, sizing.mesh.num_devices, chosen)
+    mesh = sizing.mesh
+    step = replace(step, decodes_in_parallel=mesh.shape.get("context_autoregressive", 1) > 1)
+    if mesh.shape.get("stage", 1) > 1:
+        step = replace(step, pipelined=True)
+        configuration, mesh = with_stages_first(configuration, mesh)
+    imported = placed_under(configuration, mesh, table, step, asked.dialect)
+    if "--batch" in chosen:
+        imported = _with_rows_for_all(imported, chosen)
+    return imported, sizing.findings, chosen
+
+
+def _misspelt(configuration: Configuration) -> Iterator[Finding]:
+    """Keys of the command line that are not read, and nearly one that is."""
+    axes = (SIZE_WORDS.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE)
+    known = [*KINDS, *(f"{link}_{axis}_parallelism" for axis in axes for link in FILLS)]
+    for key in configuration.not_read:
+        for meant in get_close_matches(key, known, n=1, cutoff=NEARLY):
+            yield Finding(
+                code="SW111",
+                severity="error",
+                where=f"--given {key}",
+                found="a key that MaxText does not have, at which it ends with an error",
+                needed=f"'{meant}', or another of its keys",
+                fix=f"Write '{meant}'.",
+            )
 
 
 def _with_rows_for_all(imported: Imported, chosen: dict[str, str]) -> Imported:
@@ -108,21 +146,6 @@ def _with_rows_for_all(imported: Imported, chosen: dict[str, str]) -> Imported:
     chosen["--batch"] = str(rows)
     step = replace(imported.step, batch=rows)
     return placed_under(imported.configuration, imported.mesh, imported.table, step, imported.dialect)
-
-
-def _model(asked: Asked, configuration: Configuration, chosen: dict[str, str]) -> str:
-    if asked.model is not None:
-        return asked.model
-    said = configuration.says("model_name")
-    if said in MODELS:
-        chosen["--model"] = f"{MODELS[str(said)]}, for model_name {said}"
-        return MODELS[str(said)]
-    named = {line.name for line in configuration.rules if line.axes}
-    model = (
-        "deepseek3-671b" if "kv_lora" in named and "exp" in named else "mixtral-8x7b" if "exp" in named else "llama3-8b"
-    )
-    chosen["--model"] = model
-    return model
 
 
 def _step(asked: Asked, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]) -> Step:
@@ -142,8 +165,16 @@ def _step(asked: Asked, configuration: Configuration, table: ModelTable, devices
         dtype=_dtype(configuration, "dtype", table.dtype),
         path=_path(configuration),
         capacity_factor=_capacity(configuration),
+        pipeline_layers=_pipeline_layers(configuration),
+        scanned=configuration.says("scan_layers") is not False,
+        expert_names=next((key for key in EXPERT_NAMES if configuration.says(key) is True), None),
         peel=configuration.says("moe_dispatch_no_expert_sharding") is True,
     )
+
+
+def _pipeline_layers(configuration: Configuration) -> int | None:
+    said = configuration.says("pipeline_parallel_layers")
+    return None if said is None or int(said) < 1 else int(said)
 
 
 def _dtype(configuration: Configuration, key: str, default: str) -> str:

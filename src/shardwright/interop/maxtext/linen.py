@@ -7,6 +7,8 @@ line does nothing. A line without axes is obeyed too: it ends the search for its
 **NNX** (``flax.core.spmd.apply_rules``) makes a dictionary of the list, so that the last line of a name is the one that
 counts, and never asks whether an axis is taken. A name without a line passes through, as if it were a mesh axis.
 
+MaxText reads weights the first way, on its Linen path and, since its #4205, on its NNX path.
+
 Neither knows the sizes of the mesh: a clash over an axis of size 1 is a clash. Both are held against Flax by a test.
 """
 

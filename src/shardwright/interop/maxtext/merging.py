@@ -3,7 +3,7 @@
 | source | rules | other keys |
 |---|---|---|
 | ``base_config`` of a file | replaced as a whole | replaced |
-| base, then the file, then the command line | lines of a name that is stated again go, and the new ones are appended; all go where the later source says ``override_logical_axis_rules: true`` | replaced |
+| base, then the file, then the model's own, then the command line | lines of a name that is stated again go, and the new ones are appended; all go where the later source says ``override_logical_axis_rules: true`` | replaced |
 | a preset (``custom_mesh_and_rule``), after all of these | replaced as a whole, with ``mesh_axes`` and ``data_sharding`` | kept |
 """
 
@@ -53,6 +53,14 @@ class Configuration:
     hidden: tuple[Hidden, ...] = ()
     preset: RuleFile | None = None
     rules_from: Position | None = None
+    not_read: tuple[str, ...] = ()
+    """Keys of the command line that change no layout."""
+    subject: str = ""
+    """The file that says what the model is: the model's own, or the one that is imported."""
+    model_file: str | None = None
+    """MaxText's own file of the model, where it is among the sources."""
+    base: str | None = None
+    """What this was merged into though nobody gave it: the ``base.yml`` of the configs folder."""
 
     def says(self, key: str) -> str | int | float | bool | None:
         """The value of a setting; None where no source has it."""
@@ -112,6 +120,8 @@ def merged(
         hidden=tuple(hidden),
         preset=preset,
         rules_from=place,
+        not_read=layers[-1].not_read,
+        subject=layers[-1].source,
     )
 
 

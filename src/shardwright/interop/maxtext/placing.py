@@ -14,8 +14,9 @@ from shardwright.interop.maxtext.merging import Configuration
 from shardwright.interop.maxtext.rules import Rule, Rules
 from shardwright.interop.maxtext.tensors import Step, Tagged, tensors_of
 
-Dialect = Literal["linen", "nnx"]
-DIALECTS: tuple[Dialect, ...] = ("linen", "nnx")
+Dialect = Literal["linen", "nnx", "flax-nnx"]
+"""How weights read rules: as MaxText's Linen path does, as its NNX path does (the same way since MaxText #4205), or as Flax
+NNX does by itself, and MaxText's path did until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def place(tensor: Tagged, rules: Rules, mesh: Mesh, dialect: Dialect = "linen") 
     if tensor.alone is not None:
         return _alone(tensor, rules, mesh, tensor.alone)
     found = resolve(tensor.names, rules)
-    axes = resolve_nnx(tensor.names, rules) if dialect == "nnx" and tensor.kind == "weight" else found.axes
+    axes = resolve_nnx(tensor.names, rules) if dialect == "flax-nnx" and tensor.kind == "weight" else found.axes
     return _placed(tensor, found, axes, mesh)
 
 

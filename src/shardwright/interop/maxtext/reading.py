@@ -1,4 +1,4 @@
-"""A MaxText configuration file, read: mesh axes, rules, sizes, and the settings that say how rules are used.
+"""A MaxText configuration file, read: mesh axes, rules, sizes, what the model is, and how rules are used.
 
 The several hundred other keys of such a file are left alone. Whatever is wrong with those that are read is one
 ``InputError`` with its place.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,11 +17,14 @@ from shardwright.core.layout_faults import shown
 from shardwright.core.position import Located, Position
 from shardwright.files.text import error_at, read_text
 from shardwright.files.yaml_text import parse_yaml
+from shardwright.interop.maxtext.model_words import MODEL_KEYS
 from shardwright.interop.maxtext.rules import Rule
-from shardwright.interop.maxtext.words import SETTINGS
+from shardwright.interop.maxtext.words import SETTINGS, Kind
 
 RULES, EVAL_RULES, MESH, DATA = "logical_axis_rules", "logical_axis_rules_for_eval", "mesh_axes", "data_sharding"
 SIZE_KEY = re.compile(r"(?P<link>ici|dcn)_(?P<word>\w+)_parallelism")
+GROUPED = re.compile(r"[-+]?[0-9]+(_[0-9]+)+")
+"""Digits in groups, as ``32_000``: a number to MaxText's reader of YAML."""
 RULE_FORM = "a rule is [name, axis], [name, [axis, axis]] or [name, []]"
 
 
@@ -47,6 +50,8 @@ class RuleFile:
     settings: Mapping[str, Word] = field(default_factory=dict)
     positions: Mapping[str, Position] = field(default_factory=dict)
     """Where each key stands."""
+    not_read: tuple[str, ...] = ()
+    """Keys of a command line that change no layout."""
 
 
 def read_rule_file(path: str | Path) -> RuleFile:
@@ -68,23 +73,33 @@ def parse_rule_file(text: str, source: str) -> RuleFile:
 
 
 def parse_given(texts: tuple[str, ...]) -> RuleFile:
-    """What a command line says, as ``KEY=VALUE``; values are YAML. Raises InputError as a file would."""
-    lines = []
+    """What a command line says, as ``KEY=VALUE``; values that are read are YAML, as in a file.
+
+    Any key of MaxText's may stand here: those that change no layout are only named. Raises InputError for a text that is
+    no KEY=VALUE, for a key that stands twice, and for values as a file would.
+    """
+    lines: dict[str, str] = {}
+    not_read: list[str] = []
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"\w+", key):
+        if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise InputError(f"--given '{text}' is not KEY=VALUE, as in ici_expert_parallelism=8.")
-        if not _is_read(key):
-            raise InputError(f"--given {key}: no file's '{key}' is read. Read are: {', '.join(READ)}.")
-        lines.append(f"{key}: {value}")
-    return parse_rule_file("\n".join(lines), "--given") if lines else RuleFile(source="--given")
+        if key in lines or key in not_read:
+            raise InputError(f"--given {key}: it stands twice. Keep one.")
+        if _is_read(key):
+            lines[key] = f"{key}: {value}"
+        else:
+            not_read.append(key)
+    read = parse_rule_file("\n".join(lines.values()), "--given") if lines else RuleFile(source="--given")
+    return replace(read, not_read=tuple(not_read))
 
 
-READ = (MESH, RULES, EVAL_RULES, DATA, "ici_AXIS_parallelism", "dcn_AXIS_parallelism", *SETTINGS)
+KINDS: Mapping[str, Kind] = {**SETTINGS, **MODEL_KEYS}
+"""The keys that are read beside mesh, rules and sizes, and what their values are."""
 
 
 def _is_read(key: str) -> bool:
-    return key in READ or SIZE_KEY.fullmatch(key) is not None
+    return key in (MESH, RULES, EVAL_RULES, DATA) or key in KINDS or SIZE_KEY.fullmatch(key) is not None
 
 
 class _Reading:
@@ -105,7 +120,11 @@ class _Reading:
             eval_rules=self.rules(given[EVAL_RULES], EVAL_RULES) if EVAL_RULES in given else None,
             data_sharding=self.flat(given[DATA]) if DATA in given else None,
             sizes={key: self.size(key, value) for key, value in given.items() if SIZE_KEY.fullmatch(key)},
-            settings={key: self.setting(key, value) for key, value in given.items() if key in SETTINGS},
+            settings={
+                key: self.setting(key, value)
+                for key, value in given.items()
+                if key in KINDS and not self.unsaid(key, value)
+            },
             positions={key: top.key_position(key) for key in given},
         )
 
@@ -163,14 +182,27 @@ class _Reading:
             self.refuse(node, f"'{key}' is a whole number of at least 1, or -1 for what is left; found {shown(value)}.")
         return Word(value=value, position=node.position)
 
+    def unsaid(self, key: str, node: Located) -> bool:
+        """Whether a dimension is left open, as MaxText does where it works it out by itself."""
+        return key in MODEL_KEYS and (node.value is None or str(node.value).lower() == "none")
+
     def setting(self, key: str, node: Located) -> Word:
-        value, kind = node.value, SETTINGS[key]
+        value, kind = node.value, KINDS[key]
         if kind == "text" and value is None:
             return Word(value="", position=node.position)
+        if kind == "a mapping" and isinstance(value, Mapping):
+            return Word(value=", ".join(value), position=node.position)
+        if kind == "a list" and isinstance(value, tuple):
+            return Word(value=", ".join(str(item.value) for item in value), position=node.position)
+        if isinstance(value, str) and kind in ("a number", "a whole number") and GROUPED.fullmatch(value):
+            value = int(value.replace("_", ""))
         fits = {
             "text": isinstance(value, str),
             "true or false": isinstance(value, bool),
             "a number": isinstance(value, int | float) and not isinstance(value, bool),
+            "a whole number": isinstance(value, int) and not isinstance(value, bool),
+            "a list": False,
+            "a mapping": False,
         }[kind]
         if not fits or isinstance(value, tuple | Mapping) or value is None:
             self.refuse(node, f"'{key}' is {'a ' if kind == 'text' else ''}{kind}; found {shown(value)}.")

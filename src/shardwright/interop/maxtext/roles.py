@@ -87,10 +87,10 @@ def _entry(imported: Imported, axis: str) -> RoleEntry:
     parallel = "tensor" in roles.values() and "length" in _cut_by(imported.activations, axis, "residual")
     if parallel:
         roles["residual"] = "tensor"
-    # Where the model has nothing, the axis does what it does in most of the others.
+    # Where the model has nothing, the axis does what it does in most of the others; a stage's is one in all of a layer.
     present = {placed.tensor.component for placed in imported.placed}
     known = [roles[component] for component in COMPONENTS if component in present and roles[component] != "idle"]
-    usual = max(dict.fromkeys(known), key=known.count, default="idle")
+    usual = "stage" if "stage" in known else max(dict.fromkeys(known), key=known.count, default="idle")
     for component in COMPONENTS:
         if component not in present:
             roles[component] = usual if component in ROLES[usual].components else "idle"
@@ -102,8 +102,9 @@ def _role(imported: Imported, axis: str, component: str) -> str:
     # Tokens reach experts as the router has them where nothing is asked of their layout inside.
     tokens = component if _named_in(imported, component) else "router"
     cuts = _cut_by(imported.activations, axis, tokens)
-    if "layers" in {dim for placed in imported.weights for dim in _dims_of(placed, axis)}:
-        return "stage" if component in ROLES["stage"].components else "idle"
+    stages = "layers" in {dim for placed in imported.weights for dim in _dims_of(placed, axis)}
+    if stages and component in ROLES["stage"].components:
+        return "stage"
     if component == "moe" and "experts" in weights and ("experts" in cuts or tokens != component):
         return "expert"
     if component == "moe" and "experts" in weights and _weights_travel(imported):

@@ -33,13 +33,33 @@ WEIGHTS: dict[str, tuple[str | None, ...]] = {
     "shared.gate": ("embed", "mlp"),
     "shared.up": ("embed", "mlp"),
     "shared.down": ("mlp", "embed"),
-    "router.kernel": ("embed_moe", None),
+    "router.kernel": ("embed", None),
     "router.bias": (None,),
     "moe.gate": ("exp", "embed_moe", "mlp_moe"),
     "moe.up": ("exp", "embed_moe", "mlp_moe"),
     "moe.down": ("exp", "mlp_moe", "embed_moe"),
 }
 """By the name of a weight of ours without its stack. Stacked layers have their stack's name in front: ``layers``."""
+
+WITH_SHARED_EXPERTS: dict[str, tuple[str | None, ...]] = {"router.kernel": ("embed_moe", None)}
+"""What carries other names in the layers of DeepSeek, whose routed and shared experts are one block."""
+
+ExpertNames = Literal["shard_exp_on_fsdp", "use_2d_fsdp_sharding", "use_batch_split_schedule"]
+
+EXPERT_NAMES: dict[ExpertNames, dict[str, tuple[str | None, ...]]] = {
+    "shard_exp_on_fsdp": {
+        "moe.gate": ("embed_moe", None, "mlp_moe"),
+        "moe.up": ("embed_moe", None, "mlp_moe"),
+        "moe.down": ("embed_moe", "mlp_moe", None),
+    },
+    "use_2d_fsdp_sharding": dict.fromkeys(("moe.gate", "moe.up", "moe.down"), ("embed_moe", "mlp_moe", None)),
+    "use_batch_split_schedule": {
+        "moe.gate": ("expert_only", "embed_moe", None),
+        "moe.up": ("expert_only", "embed_moe", None),
+        "moe.down": ("expert_only", None, "embed_moe"),
+    },
+}
+"""Settings that give the dims of the experts' weights other names; where several are on, the first of them does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

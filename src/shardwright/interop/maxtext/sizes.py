@@ -18,7 +18,7 @@ from shardwright.core.position import Position
 from shardwright.core.wording import count
 from shardwright.interop.maxtext.merging import Configuration
 from shardwright.interop.maxtext.reading import SIZE_KEY
-from shardwright.interop.maxtext.words import AXES, FILLS, SIZE_WORDS
+from shardwright.interop.maxtext.words import ALWAYS_ONE, AXES, FILLS, SIZE_WORDS
 
 LINKS = {"dcn": "between slices", "ici": "within a slice"}
 UNITS = {"dcn": "slice", "ici": "device"}
@@ -63,6 +63,8 @@ def sized(configuration: Configuration, devices: Devices) -> Sizing:
     for axis in given:
         if axis not in axes:
             raise InputError(f"--mesh: the mesh has no axis '{axis}'. {did_you_mean(axis, axes)}")
+        if axis in ALWAYS_ONE and given[axis] != 1:
+            raise InputError(f"--mesh {axis} is {given[axis]}, and MaxText's meshes have it with size 1.")
     notes = (*_unknown_axes(configuration), *_unknown_keys(configuration), *_dropped(configuration, axes))
     if not configuration.sizes and not given and devices.num is None and devices.natural:
         sizes = _natural(axes, devices.natural)
@@ -104,6 +106,8 @@ def _natural_devices(devices: Devices, within: Mapping[str, int]) -> int:
 
 
 def _asked(configuration: Configuration, link: str, axis: str) -> int:
+    if axis in ALWAYS_ONE:
+        return 1
     word = configuration.sizes.get(size_key(link, axis))
     if word is not None:
         return int(word.value)
@@ -165,11 +169,12 @@ def _axis_of(key: str) -> str | None:
     """The axis whose size a key is; ``ici_tensor_parallelism`` is that of ``tensor``, and of a mesh's ``model`` too."""
     match = SIZE_KEY.fullmatch(key)
     assert match is not None, key
-    return next((axis for axis in AXES if SIZE_WORDS.get(axis, axis) == match["word"]), None)
+    sized = (axis for axis in AXES if axis not in ALWAYS_ONE)
+    return next((axis for axis in sized if SIZE_WORDS.get(axis, axis) == match["word"]), None)
 
 
 def _unknown_keys(configuration: Configuration) -> Iterator[Finding]:
-    words = [SIZE_WORDS.get(axis, axis) for axis in AXES]
+    words = [SIZE_WORDS.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE]
     for key, word in configuration.sizes.items():
         if _axis_of(key) is None:
             match = SIZE_KEY.fullmatch(key)

@@ -7,17 +7,30 @@ each dim has our logical axis beside MaxText's name, so that the two can be comp
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
 from shardwright.core.capacity import row_capacity
 from shardwright.core.errors import InputError
 from shardwright.core.table import DTYPE_BYTES, ModelTable
-from shardwright.interop.maxtext.sites import IN_MOE, SITES, WEIGHTS, MoePath, Site
+from shardwright.interop.maxtext.sites import (
+    EXPERT_NAMES,
+    IN_MOE,
+    SITES,
+    WEIGHTS,
+    WITH_SHARED_EXPERTS,
+    ExpertNames,
+    MoePath,
+    Site,
+)
 
 CAPACITY_FACTOR = 1.25
 """What dispatched tokens are sized with where neither the file nor the model has a factor."""
+
+
+PIPELINED = ("layers", "moe_layers")
+"""The stacks that a pipeline cuts; DeepSeek's dense layers stay outside of it, on every stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,14 @@ class Step:
     path: MoePath | None = None
     capacity_factor: float | None = None
     pipelined: bool = False
+    pipeline_layers: int | None = None
+    """``pipeline_parallel_layers``: how many layers are in the pipeline; None: all that can be."""
+    scanned: bool = True
+    """``scan_layers``: layers alike are one array, with a dim for them. Else each is an array of its own."""
+    decodes_in_parallel: bool = False
+    """An axis ``context_autoregressive`` above 1: projections of attention carry no names then."""
+    expert_names: ExpertNames | None = None
+    """The setting that gives dims of the experts' weights other names."""
     peel: bool = False
     """``moe_dispatch_no_expert_sharding``: dims of dispatched tokens are resolved alone, and ``expert`` taken off rows."""
 
@@ -67,25 +88,50 @@ def tensors_of(table: ModelTable, step: Step) -> tuple[Tagged, ...]:
 
 
 def _weights(table: ModelTable, step: Step) -> Iterator[Tagged]:
+    own = {**WEIGHTS, **(EXPERT_NAMES[step.expert_names] if step.expert_names else {})}
+    if step.decodes_in_parallel:
+        nameless = (
+            ("attention.o",)
+            if "kv_lora" in table.sizes
+            else ("attention.q", "attention.k", "attention.v", "attention.o")
+        )
+        own.update(dict.fromkeys(nameless, (None, None, None)))
     for weight in table.weights:
-        part = weight.name_in_layer
-        if part not in WEIGHTS:
+        stack, part = weight.stack, weight.name_in_layer
+        if part not in own:
             raise InputError(f"MaxText has no tensor like '{weight.name}' of {table.name}.")
-        names, dims, shape = WEIGHTS[part], weight.logical_axes, weight.shape
-        if weight.stack:
-            # A pipeline calls its layers so, whatever stack they come from.
-            stack = "layers" if step.pipelined else weight.stack
-            names, dims, shape = (stack, *names), ("layers", *dims), (weight.num, *shape)
-        yield Tagged(
+        names = WITH_SHARED_EXPERTS.get(part, own[part]) if table.family == "deepseek3" else own[part]
+        tagged = Tagged(
             name=weight.name,
             kind="weight",
             component=weight.component,
             names=names,
-            dims=dims,
-            shape=shape,
+            dims=weight.logical_axes,
+            shape=weight.shape,
             itemsize=DTYPE_BYTES[step.weight_dtype],
             ours=weight.name,
         )
+        yield from (tagged,) if stack is None else _stacked(tagged, stack, weight.num, step)
+
+
+def _stacked(tagged: Tagged, stack: str, num: int, step: Step) -> Iterator[Tagged]:
+    """The same weight of all layers of a stack: one array, or two where a part of the layers is outside of the pipeline."""
+    inside = min(num, step.pipeline_layers or num) if step.pipelined and stack in PIPELINED else 0
+    if inside:
+        # A pipeline calls its layers so, whatever stack they come from.
+        yield _array(tagged, "layers", inside)
+    if num > inside:
+        outside = _array(tagged, stack if step.scanned else None, num - inside)
+        yield replace(outside, name=f"{tagged.name} (outside)", ours=None) if inside else outside
+
+
+def _array(tagged: Tagged, stack: str | None, num: int) -> Tagged:
+    return replace(
+        tagged,
+        names=(stack, *tagged.names),
+        dims=("layers", *tagged.dims),
+        shape=(num, *tagged.shape),
+    )
 
 
 def _activations(table: ModelTable, step: Step) -> Iterator[Tagged]:

@@ -23,17 +23,19 @@ AXES = (
     "model",
     "expert",
     "autoregressive",
+    "attn_dp",
+    "attn_dp_expert",
 )
 """Mesh axes that have a size: a mesh with any other cannot be built."""
+
+ALWAYS_ONE = ("attn_dp", "attn_dp_expert")
+"""Axes of size 1 whatever a file says: they have no key, and a server of vLLM's sets them as it starts."""
 
 SIZE_WORDS = {"stage": "pipeline", "model": "tensor"}
 """What the key of a size says in place of the axis: ``ici_pipeline_parallelism`` is the size of ``stage``."""
 
 FILLS = {"ici": "fsdp", "dcn": "data"}
 """The axis that takes what is left of the devices of a slice, or of the slices, where no file says a size."""
-
-CONTEXT_AXES = ("context", "expert")
-"""What ``context_sharding`` may say."""
 
 GUARDED = (
     "fsdp",
@@ -51,7 +53,7 @@ GUARDED = (
 
 GUARD_TOLERANCE = 0.02
 
-Kind = Literal["text", "true or false", "a number", "a list"]
+Kind = Literal["text", "true or false", "a number", "a whole number", "a list", "a mapping"]
 
 SETTINGS: dict[str, Kind] = {
     "base_config": "text",
@@ -68,7 +70,13 @@ SETTINGS: dict[str, Kind] = {
     "model_name": "text",
     "weight_dtype": "text",
     "dtype": "text",
-    "pure_nnx": "true or false",
+    "override_model_config": "true or false",
+    "scan_layers": "true or false",
+    "pipeline_parallel_layers": "a whole number",
+    "shard_exp_on_fsdp": "true or false",
+    "use_2d_fsdp_sharding": "true or false",
+    "use_batch_split_schedule": "true or false",
+    "student_overrides": "a mapping",
 }
 """The other keys that change what rules do, and what their values are. All the rest of a file is left alone."""
 
@@ -80,11 +88,11 @@ MODELS = {
     "llama3-70b": "llama3-70b",
     "llama3-405b": "llama3-405b",
     "mixtral-8x7b": "mixtral-8x7b",
-    "mixtral-8x22b": "mixtral-8x22b",
+    "llama3.3-70b": "llama3-70b",
     "deepseek2-16b": "deepseek3-16b",
     "deepseek3-671b": "deepseek3-671b",
 }
-"""``model_name`` of MaxText, and the table of ours with the same tensors."""
+"""``model_name`` of MaxText, and the table of ours with the same weights, for where MaxText's file of it is not there."""
 
 TRAINED = (
     "activation_embed_and_logits_batch",
@@ -143,6 +151,8 @@ TRAINED = (
     "mhc",
     "mlp_no_fsdp",
     "exp_with_fsdp",
+    "expert_only",
+    "layers_per_stage",
 )
 """Logical names that tensors of a training step carry, in some model."""
 
@@ -173,7 +183,15 @@ SERVED = (
 NEVER_RULED = ("indexer_q", "indexer_weights", "o_groups", "o_lora_up_proj", "num_activations")
 """Names that tensors carry and that no list of MaxText's own has a line for."""
 
-UNUSED = ("activation_mlp_moe", "paged_kv_heads", "num_pages", "tokens_per_page", "paged_kv_head_dim_size")
+UNUSED = (
+    "activation_mlp_moe",
+    "paged_kv_heads",
+    "num_pages",
+    "tokens_per_page",
+    "paged_kv_head_dim_size",
+    "embed_no_exp",
+    "embed_no_exp_moe",
+)
 """Names that lists have lines for and that no tensor carries."""
 
-LOGICAL_NAMES = (*TRAINED, *SERVED, *NEVER_RULED)
+LOGICAL_NAMES = (*dict.fromkeys((*TRAINED, *SERVED, *NEVER_RULED, *UNUSED)),)

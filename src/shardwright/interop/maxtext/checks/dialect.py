@@ -1,10 +1,9 @@
-"""SW113: weights that Flax's two dialects cut differently. Which one reads a list depends on how a model was written."""
+"""SW113: weights that Flax's two dialects cut differently, where they are read by the one that MaxText does not use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.codes import Severity
 from shardwright.core.finding import Finding
 from shardwright.core.spec import DimSpec
 from shardwright.core.wording import every, others
@@ -15,13 +14,15 @@ from shardwright.interop.maxtext.rules import names_of
 
 
 def dialects_differ(imported: Imported) -> Iterator[Drafted]:
-    """Weights by what NNX would do with them: an error for an unknown axis, an error for one twice, or another cut."""
+    """Weights by what NNX does with them: an error for an unknown axis, an error for one twice, or another cut."""
+    if imported.dialect != "flax-nnx":
+        return
     ruled = names_of(imported.rules)
     strange: dict[str, list[Placed]] = {}
     twice: list[tuple[Placed, str]] = []
     other: list[tuple[Placed, tuple[tuple[str, ...], ...]]] = []
     for each in imported.weights:
-        linen = each if imported.dialect == "linen" else place(each.tensor, imported.rules, imported.mesh)
+        linen = place(each.tensor, imported.rules, imported.mesh)
         names = [n for n in each.tensor.names if n is not None and n not in ruled and n not in imported.mesh.shape]
         for name in names:
             strange.setdefault(name, []).append(linen)
@@ -32,12 +33,10 @@ def dialects_differ(imported: Imported) -> Iterator[Drafted]:
             twice.append((linen, double))
         elif not names and cuts != linen.cuts:
             other.append((linen, cuts))
-    severity: Severity = "error" if imported.dialect == "nnx" else "warning"
     if strange:
         tensors = [placed for group in strange.values() for placed in group]
         yield _draft(
             imported,
-            severity,
             max(tensors, key=lambda p: p.tensor.bytes),
             list(dict.fromkeys(p.tensor.name for p in tensors)),
             f"{every(map(repr, strange))} {'have' if len(strange) > 1 else 'has'} no rule: Linen leaves the dim whole, NNX "
@@ -47,7 +46,6 @@ def dialects_differ(imported: Imported) -> Iterator[Drafted]:
         placed, axis = max(twice, key=lambda pair: pair[0].tensor.bytes)
         yield _draft(
             imported,
-            severity,
             placed,
             list(dict.fromkeys(p.tensor.name for p, _ in twice)),
             f"Linen gives '{axis}' to one dim; NNX never asks whether an axis is taken, gives it to two, and JAX ends with "
@@ -59,18 +57,17 @@ def dialects_differ(imported: Imported) -> Iterator[Drafted]:
         nnx = " ".join(str(DimSpec(name, cut)) for name, cut in zip(names, cuts, strict=True))
         yield _draft(
             imported,
-            severity,
             placed,
             list(dict.fromkeys(p.tensor.name for p, _ in other)),
             f"Linen obeys the first line that it can, NNX the last of a name: {nnx}",
         )
 
 
-def _draft(imported: Imported, severity: Severity, placed: Placed, names: list[str], found: str) -> Drafted:
+def _draft(imported: Imported, placed: Placed, names: list[str], found: str) -> Drafted:
     return Drafted(
         finding=Finding(
             code="SW113",
-            severity=severity,
+            severity="error",
             tensor=placed.tensor.name,
             where=f"the dialect of {others(names, 'weight')}",
             position=imported.configuration.rules_from,

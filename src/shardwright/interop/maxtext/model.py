@@ -1,0 +1,249 @@
+"""Whose tensors a configuration has: a model of ours, a table of its own from the dimensions that the files give, or none.
+
+| the files say | the model |
+|---|---|
+| nothing, and ``--model`` does | that one |
+| a decoder of ours and its dimensions | ours where all weights are the same, else a table of its own |
+| a ``model_name`` of MaxText's, whose file is not there | ours where that model has the same weights, else refused |
+| a decoder that is not ours, or what gives one other weights | refused, with what it has |
+| none of these | refused: nobody said it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardwright.core.errors import InputError
+from shardwright.core.layout_faults import shown
+from shardwright.core.nearest import did_you_mean, nearest
+from shardwright.core.table import ModelTable
+from shardwright.interop.maxtext.merging import Configuration
+from shardwright.interop.maxtext.model_words import (
+    CHOICES,
+    DECODERS,
+    DIMS,
+    EXPERTS_ONLY,
+    MODEL_NAMES,
+    OTHER_DECODERS,
+    PLAIN,
+)
+from shardwright.interop.maxtext.words import MODELS
+from shardwright.models import FAMILIES, build, names
+from shardwright.models.deepseek3.sizes import DeepSeek3Config
+from shardwright.models.llama3.sizes import Llama3Config
+from shardwright.models.mixtral.sizes import MixtralConfig
+from shardwright.models.overrides import overridden
+from shardwright.models.parts.size import Natural, Size
+
+SAY = "--model NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A table, and why it is this one where no ``--model`` said it."""
+
+    table: ModelTable
+    why: str | None = None
+
+
+def model_of(asked: str | None, settings: Mapping[str, str], configuration: Configuration) -> Model:
+    """The model of a configuration; ``settings`` replace dimensions of it.
+
+    Raises InputError, by name and with the reason, for a model that no table of ours can be.
+    """
+    if asked is not None:
+        return Model(table=build(asked, settings))
+    name = _named(configuration)
+    known = {each: block for block, those in MODEL_NAMES.items() for each in those}
+    if configuration.says("student_overrides"):
+        _refuse(
+            configuration,
+            "student_overrides",
+            "a student and a teacher, each with a model of its own: import what each of them overrides as a file, or say "
+            f"whose tensors are looked at: {SAY}.",
+        )
+    if configuration.model_file is None and name in known:
+        return _by_name(configuration, name, known[name], settings)
+    if not configuration.says("decoder_block"):
+        if name is not None:
+            near = nearest(name, known)
+            _refuse(
+                configuration,
+                "model_name",
+                f"MaxText has no model '{name}', and no 'decoder_block' with dimensions says what it is. "
+                + (f"Did you mean '{near}'?" if near else f"Say whose tensors are looked at: {SAY}."),
+            )
+        raise InputError(
+            f"{configuration.sources[-1]}: nothing says whose tensors these rules are for: no 'model_name', and no "
+            f"'decoder_block' with dimensions. Say it: {SAY}."
+        )
+    name = name or Path(configuration.subject).stem
+    size = _size(configuration, name)
+    family = DECODERS[str(configuration.says("decoder_block"))]
+    if settings:
+        size = replace(size, config=overridden(name, size.config, settings))
+    table = FAMILIES[family][1](name, size)
+    ours = next((each for each in _names_of(family) if _same_weights(build(each), table)), None)
+    if ours is not None:
+        same = f"{ours}, which has the weights of {name}" if ours != name else ours
+        return Model(table=build(ours), why=f"{same}, by the dimensions of {configuration.subject}")
+    if name in names():
+        # A model of theirs with the name of another of ours.
+        table = replace(table, name=f"maxtext-{name}")
+    return Model(table=table, why=f"{table.name}, a {family} by the dimensions of {configuration.subject}")
+
+
+def _named(configuration: Configuration) -> str | None:
+    said = configuration.says("model_name")
+    return None if said in (None, "", "default") else str(said).replace("-Instruct", "")
+
+
+def _by_name(configuration: Configuration, name: str, block: str, settings: Mapping[str, str]) -> Model:
+    """A model of which only the name is there: MaxText has its dimensions in a file of that name."""
+    if block in OTHER_DECODERS:
+        _refuse(configuration, "model_name", _not_ours(name, block))
+    if name not in MODELS:
+        _refuse(
+            configuration,
+            "model_name",
+            f"the dimensions of {name} are in MaxText's models/{name}.yml, which lies neither beside this file nor in a "
+            "configs folder above it. Import that file, or lay it there.",
+        )
+    return Model(table=build(MODELS[name], settings), why=f"{MODELS[name]}, for model_name {name}")
+
+
+def _names_of(family: str) -> tuple[str, ...]:
+    return tuple(f"{family}-{size}" for size in FAMILIES[family][0])
+
+
+def _same_weights(one: ModelTable, other: ModelTable) -> bool:
+    return [(w.name, w.shape, w.num) for w in one.weights] == [(w.name, w.shape, w.num) for w in other.weights]
+
+
+def _size(configuration: Configuration, name: str) -> Size[Any]:
+    block = str(configuration.says("decoder_block"))
+    if block not in DECODERS:
+        if block not in OTHER_DECODERS:
+            known = [*DECODERS, *OTHER_DECODERS]
+            _refuse(configuration, "decoder_block", f"MaxText has no decoder '{block}'. {did_you_mean(block, known)}")
+        _refuse(configuration, "decoder_block", _not_ours(name, block))
+    family = DECODERS[block]
+    for key, (_, plain, what) in PLAIN.items():
+        value = configuration.says(key)
+        if value is not None and value != plain and not (key == "trainable_position_size" and int(value) <= 0):
+            _refuse(configuration, key, f"{name}: '{key}' is {shown(value)}: {what}, which no table of ours has.")
+    for key, what in EXPERTS_ONLY.items():
+        own = family == "llama3" or (family == "deepseek3" and key == "routed_bias")
+        if configuration.says(key) is True and not own:
+            _refuse(configuration, key, f"{name}: '{key}' is true: {what}, which no {family} of ours has.")
+    latent = configuration.says("attention_type") == "mla"
+    if latent != (family == "deepseek3"):
+        kind = shown(_choice(configuration, "attention_type"))
+        needed = "'mla'" if family == "deepseek3" else "another than 'mla'"
+        _refuse(
+            configuration,
+            "attention_type",
+            f"{name}: 'attention_type' is {kind}, where decoder '{block}' of ours has {needed}.",
+        )
+    if family != "llama3" and _choice(configuration, "logits_via_embedding"):
+        _refuse(
+            configuration,
+            "logits_via_embedding",
+            f"{name}: 'logits_via_embedding' is true, and {family} has a head of its own.",
+        )
+    try:
+        config = {"llama3": _llama, "mixtral": _mixtral, "deepseek3": _deepseek}[family](configuration)
+    except InputError as error:
+        raise InputError(f"{configuration.subject}: {name}: {error}") from None
+    return Size(config=config, natural=_natural(configuration, config))
+
+
+def _not_ours(name: str, block: str) -> str:
+    return f"{name}: decoder '{block}' has {OTHER_DECODERS[block]}, which no table of ours has."
+
+
+def _llama(configuration: Configuration) -> Llama3Config:
+    return Llama3Config(
+        num_layers=_dim(configuration, "base_num_decoder_layers"),
+        embed=_dim(configuration, "base_emb_dim"),
+        num_heads=_dim(configuration, "base_num_query_heads"),
+        num_kv_heads=_dim(configuration, "base_num_kv_heads"),
+        head_dim=_dim(configuration, "head_dim"),
+        mlp=_dim(configuration, "base_mlp_dim"),
+        vocab=_dim(configuration, "vocab_size"),
+        tied=bool(_choice(configuration, "logits_via_embedding")),
+    )
+
+
+def _mixtral(configuration: Configuration) -> MixtralConfig:
+    return MixtralConfig(
+        num_layers=_dim(configuration, "base_num_decoder_layers"),
+        embed=_dim(configuration, "base_emb_dim"),
+        num_heads=_dim(configuration, "base_num_query_heads"),
+        num_kv_heads=_dim(configuration, "base_num_kv_heads"),
+        head_dim=_dim(configuration, "head_dim"),
+        mlp=_dim(configuration, "base_mlp_dim"),
+        num_experts=_dim(configuration, "num_experts"),
+        top_k=_dim(configuration, "num_experts_per_tok"),
+        vocab=_dim(configuration, "vocab_size"),
+    )
+
+
+def _deepseek(configuration: Configuration) -> DeepSeek3Config:
+    scoring = _choice(configuration, "routed_score_func") or "softmax"
+    if scoring not in ("sigmoid", "softmax"):
+        raise InputError(f"'routed_score_func' is {shown(scoring)}, where ours are sigmoid and softmax.")
+    return DeepSeek3Config(
+        num_layers=_dim(configuration, "base_num_decoder_layers"),
+        num_dense_layers=_dim(configuration, "first_num_dense_layers"),
+        embed=_dim(configuration, "base_emb_dim"),
+        num_heads=_dim(configuration, "base_num_query_heads"),
+        q_lora=_dim(configuration, "q_lora_rank") or None,
+        kv_lora=_dim(configuration, "kv_lora_rank"),
+        nope_dim=_dim(configuration, "qk_nope_head_dim"),
+        rope_dim=_dim(configuration, "qk_rope_head_dim"),
+        value_dim=_dim(configuration, "v_head_dim"),
+        mlp=_dim(configuration, "base_mlp_dim"),
+        expert_mlp=_dim(configuration, "base_moe_mlp_dim"),
+        num_experts=_dim(configuration, "num_experts"),
+        num_groups=max(1, _dim(configuration, "n_routing_groups")),
+        num_chosen_groups=max(1, _dim(configuration, "topk_routing_group")),
+        top_k=_dim(configuration, "num_experts_per_tok"),
+        num_shared_experts=_dim(configuration, "shared_experts"),
+        scoring=scoring,  # pyright: ignore[reportArgumentType]
+        routing_bias=bool(_choice(configuration, "routed_bias")),
+        normalized_weights=bool(_choice(configuration, "norm_topk_prob")),
+        vocab=_dim(configuration, "vocab_size"),
+    )
+
+
+def _dim(configuration: Configuration, key: str) -> int:
+    said = configuration.says(key)
+    value = DIMS[key] if said is None else said
+    if value is None:
+        raise InputError(f"no '{key}', which a model needs. Give the file that has it: --base base.yml.")
+    return int(value)
+
+
+def _choice(configuration: Configuration, key: str) -> str | int | float | bool:
+    said = configuration.says(key)
+    return CHOICES[key][1] if said is None else said
+
+
+def _refuse(configuration: Configuration, key: str, message: str) -> NoReturn:
+    word = configuration.settings.get(key)
+    raise InputError(f"{configuration.subject if word is None else word.position}: {message}")
+
+
+def _natural(configuration: Configuration, config: Any) -> Natural:
+    """Eight devices, a row each, or what the files say: `ep` over as many of them as divide the experts, or `fsdp`."""
+    length = int(configuration.says("max_target_length") or 4096)
+    experts = getattr(config, "num_experts", None)
+    if not experts:
+        return Natural(layout="fsdp", mesh={"fsdp": 8}, batch=8, length=length)
+    ep = gcd(8, experts)
+    return Natural(layout="ep", mesh={"data": 1, "fsdp": 8 // ep, "expert": ep}, batch=8, length=length)
