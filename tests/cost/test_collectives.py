@@ -100,6 +100,8 @@ def test_a_line_through_its_middle():
     assert seconds("all-to-all", 45e6, torus(RING), V5E) == pytest.approx(0.5e-3)
     # 3 chips: one sends to two, 2/3 b.
     assert seconds("all-to-all", 45e6, torus(Line(size=3)), V5E) == pytest.approx(2 / 3 * 1e-3)
+    # Along two lines at once, the one with more to send through its middle counts.
+    assert seconds("all-to-all", 45e6, torus(OPEN, Line(size=2)), V5E) == pytest.approx(1e-3)
     # Rings of 4 in two dims: each chip's bytes take 2 hops on average, over 4 links.
     assert seconds("all-to-all", 45e6, torus(RING, RING), V5E) == pytest.approx(0.5e-3)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.core.hops import Part
 from shardwright.core.mesh import Axis, Mesh
 from shardwright.cost import read_machine
 from shardwright.cost.links import Line, lay
@@ -51,6 +52,20 @@ def test_a_cube_is_three_rings_and_slices_are_outside():
     laid = lay(Mesh.of(data=2, fsdp=64), read_machine("v5p:4x4x4*2"))
     assert laid.group(["fsdp"]).lines == (RING4,) * 3
     assert (laid.group(["data"]).inside, laid.group(["data"]).domains) == (1, 2)
+
+
+@pytest.mark.parametrize("which", ["minor", "major"])
+@pytest.mark.parametrize("minor", [4, 16])
+def test_a_part_of_an_axis_has_the_lines_of_its_own_devices(which, minor):
+    laid = lay(Mesh.of(fsdp=64), read_machine("v5p:4x4x4"))
+    part = Part(which=which, minor=minor, major=64 // minor)
+    group = laid.group(["fsdp"], part)
+    assert group.lines == (RING4,) * (1 if part.size == 4 else 2)
+    # The devices of the part's first group: each stands on the torus by the digits of its number.
+    places = [(device // 16, device // 4 % 4, device % 4) for device in part.groups[0]]
+    spread = [len({place[dim] for place in places}) for dim in range(3)]
+    assert sorted(size for size in spread if size > 1) == [line.size for line in group.lines]
+    assert (group.inside, group.domains) == (len(places), 1)
 
 
 def test_an_axis_that_says_dcn_is_outside_wherever_it_stands():

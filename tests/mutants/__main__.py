@@ -19,7 +19,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,10 @@ def main() -> int:
     drawn = drawn_from([Path(one) for one in given.only], given.count, given.seed)
     state = kept / f"seed-{given.seed}.jsonl"
     verdicts = _judged(drawn, tests, state, given, environment)
-    return told(verdicts, _reasons())
+    reasons = _reasons()
+    for file, function, old, _ in outlived(reasons):
+        print(f"no longer in the code, so that {SURVIVORS.name} need not list it: {file} {function}: {old}")
+    return told(verdicts, reasons)
 
 
 def _arguments() -> argparse.Namespace:
@@ -65,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[f"src/shardwright/{area}" for area in AREAS])
     parser.add_argument("--tests", nargs="+", default=["tests"], help="folders or files of tests that are asked")
     parser.add_argument(
-        "--seconds", type=float, default=60, help="of tests, as they take without a fault, for one fault"
+        "--seconds", type=float, default=300, help="of tests, as they take without a fault, for one fault"
     )
     parser.add_argument("--kept", default=".pytest_cache/mutants", help="the folder for what is noted")
     return parser.parse_args()
@@ -256,6 +259,16 @@ def _reasons() -> dict[tuple[str, ...], str]:
     """Why a fault need not be seen, by its key."""
     listed = tomllib.loads(SURVIVORS.read_text(encoding="utf-8")).get("survivor", [])
     return {(one["file"], one["function"], one["old"], one["new"]): one["reason"].strip() for one in listed}
+
+
+def outlived(reasons: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Those listed whose statement is no longer in its file."""
+
+    def words(file: str) -> str:
+        path = SOURCES / file
+        return " ".join(path.read_text(encoding="utf-8").split()) if path.exists() else ""
+
+    return [key for key in reasons if key[2] not in words(key[0])]
 
 
 def told(verdicts: Sequence[Verdict], reasons: Mapping[tuple[str, ...], str]) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import Verdict, asked_about, drawn_from, told
+from tests.mutants.__main__ import Verdict, asked_about, drawn_from, outlived, told
 from tests.mutants.faults import Fault
 from tests.mutants.lines import Noted
 
@@ -50,3 +50,9 @@ def test_a_fault_that_nobody_saw_and_nobody_gave_a_reason_for_ends_with_1(capsys
     assert out.count("src/shardwright/core/of.py:3 f (compare); 4 tests run it\n  - a < b\n  + a <= 2\n") == 1
     assert "a <= 1" not in out
     assert told(verdicts, {fault(1).key: "The same.", fault(2).key: "The same."}) == 0
+
+
+def test_what_is_listed_and_gone_is_known() -> None:
+    there = ("core/capacity.py", "Traffic.room", "return self.most if factor is None else", "")
+    gone = [("core/capacity.py", "f", "return no_such_name", ""), ("core/no_such_file.py", "f", "return", "")]
+    assert outlived([there, *gone]) == gone
