@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
-from shardwright import InputError, Request, load_layout, make_plan, table_of
+from shardwright import FindingsError, InputError, Request, load_layout, make_plan, table_of
 from shardwright.core.boxes import owned_boxes
+from shardwright.core.mesh import Mesh
 from shardwright.core.plan import Plan
 from shardwright.engine_jax import device_mesh, named_shardings, shapes_of
 
@@ -55,3 +58,85 @@ def test_a_leaf_of_another_shape() -> None:
     plan = planned("fsdp")
     with pytest.raises(InputError, match=r"^weight 'table' has shape \(48, 64\); it was planned as \(96, 64\)\.$"):
         named_shardings(plan, device_mesh(plan.mesh), {"table": np.zeros((48, 64), np.float32)})
+
+
+KERNELS = {
+    "first": np.zeros((3, 3, 8, 16), np.float32),
+    "second": {"one": np.zeros((3, 16, 16), np.float32), "bias": np.zeros((16,), np.float32)},
+    "head": np.zeros((16, 8), np.float32),
+}
+NAMES_OF_KERNELS = {
+    "first": "mlp: _height _width embed mlp",
+    "second/one": "mlp: _taps mlp embed",
+    "second/bias": "mlp: norm",
+    "head": "logits: embed vocab",
+}
+
+
+def convolved(kernels, x_BHWC):
+    """Two dims, then one, as their author wrote them."""
+    x_BHWC = jax.nn.silu(
+        jax.lax.conv_general_dilated(
+            x_BHWC, kernels["first"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    )
+    x_BWC = jax.lax.conv_general_dilated(
+        x_BHWC.mean(axis=1), kernels["second"]["one"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    return (x_BWC + kernels["second"]["bias"][None, None]).mean(axis=1) @ kernels["head"]
+
+
+@pytest.mark.parametrize("layout", ["hsdp", "fsdp-tp"])
+def test_kernels_of_convolutions_rest_and_train_as_on_one_device(layout: str) -> None:
+    table = table_of(shapes_of(KERNELS), NAMES_OF_KERNELS)
+    sizes = {"data": 2, "fsdp": 4} if layout == "hsdp" else {"data": 1, "fsdp": 4, "tensor": 2}
+    plan = make_plan(Request(layout=load_layout(layout), table=table, mesh_sizes=sizes, batch=8, length=1))
+    first = {"hsdp": "_height _width embed/fsdp mlp", "fsdp-tp": "_height _width embed/fsdp mlp/tensor"}
+    assert str(plan.by_name["first"].at_rest) == first[layout]
+
+    draw = np.random.default_rng(4)
+    kernels = jax.tree.map(lambda one: draw.normal(size=one.shape).astype(np.float32) / 4, KERNELS)
+    x_BHWC, y_BV = (draw.normal(size=shape).astype(np.float32) for shape in ((8, 5, 6, 8), (8, 8)))
+
+    def step(kernels):
+        loss, slopes = jax.value_and_grad(lambda k: ((convolved(k, x_BHWC) - y_BV) ** 2).mean())(kernels)
+        return loss, jax.tree.map(lambda one, slope: one - 0.1 * slope, kernels, slopes)
+
+    mesh = device_mesh(plan.mesh)
+    shardings = named_shardings(plan, mesh, kernels)
+    placed, alone = jax.device_put(kernels, shardings), kernels
+    on_mesh = jax.jit(step, in_shardings=(shardings,), out_shardings=(None, shardings))
+    for _ in range(2):
+        loss, placed = on_mesh(placed)
+        expected, alone = jax.jit(step)(alone)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    for one, same in zip(jax.tree.leaves(placed), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(one, same, rtol=1e-4, atol=1e-6)
+    cut = {key: placed[key].addressable_shards[0].data.shape for key in ("first", "head")}
+    assert cut["first"] == ((3, 3, 2, 16) if layout == "hsdp" else (3, 3, 2, 8))
+
+
+def test_a_plan_with_errors_has_no_shardings() -> None:
+    table = table_of(shapes_of(TREE), NAMES)
+    request = Request(layout=load_layout("tp"), table=table, mesh_sizes={"tensor": 8}, batch=8, length=16)
+    plan = make_plan(request)
+    with pytest.raises(FindingsError) as caught:
+        named_shardings(plan, device_mesh(plan.mesh), TREE)
+    assert caught.value.findings == plan.errors
+    assert {finding.code for finding in plan.errors} == {"SW107"}
+
+
+def test_a_plan_of_another_engine_or_mesh() -> None:
+    plan = planned("fsdp")
+    other = make_plan(replace(plan.request, engine="torch"))
+    mesh = device_mesh(plan.mesh)
+    with pytest.raises(InputError) as caught:
+        named_shardings(other, mesh, TREE)
+    assert str(caught.value) == (
+        "the plan is for 'torch', where weights rest on other dims. Make it of a Request with engine='jax'."
+    )
+    with pytest.raises(InputError) as caught:
+        named_shardings(plan, device_mesh(Mesh.of(data=2, fsdp=4)), TREE)
+    assert str(caught.value) == (
+        "the mesh is data 2 x fsdp 4, and the plan is for data 1 x fsdp 8. Make it of the plan: device_mesh(plan.mesh)."
+    )

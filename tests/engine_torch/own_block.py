@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
 from shardwright.core.boxes import shard_box
+from shardwright.core.errors import InputError
 from shardwright.core.layout_reading import read_layout
 from shardwright.core.own_model import activation_spec, table_of
 from shardwright.core.plan import Plan
@@ -48,6 +49,16 @@ NAMES_WITH_EXPERTS = {
     "*.experts.up": "moe: experts mlp embed",
     "*.experts.down": "moe: experts embed mlp",
     "*.heat": "router:",
+}
+
+
+NAMES_OF_KERNELS = {
+    "tokens.weight": "embedding: vocab embed",
+    "blocks.*.one.weight": "mlp: mlp embed _taps",
+    "blocks.*.two.weight": "mlp: mlp embed _height _width",
+    "blocks.*.three.weight": "mlp: mlp embed _depth _height _width",
+    "blocks.*.bias": "mlp: mlp",
+    "head.weight": "logits: vocab embed",
 }
 
 
@@ -87,6 +98,36 @@ class Transformer(nn.Module):
         return self.head(self.norm(x_BLM))
 
 
+class Convolved(nn.Module):
+    """Kernels of one, two and three dims over the tokens of a row, with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Kernels() for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        x_BML = self.tokens(tokens_BL).transpose(1, 2)
+        for block in self.blocks:
+            x_BML = block(x_BML)
+        return self.head(x_BML.transpose(1, 2))
+
+
+class Kernels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        self.two = nn.Conv2d(8, 8, 3, padding=1)
+        self.three = nn.Conv3d(4, 4, 3, padding=1)
+
+    def forward(self, x_BML: torch.Tensor) -> torch.Tensor:
+        x_BML = x_BML + functional.silu(self.one(x_BML))
+        rows, _, length = x_BML.shape
+        x_BML = x_BML + functional.silu(self.two(x_BML.reshape(rows, 8, 4, length))).reshape(x_BML.shape)
+        return x_BML + functional.silu(self.three(x_BML.reshape(rows, 4, 2, 4, length))).reshape(x_BML.shape)
+
+
 class AlongRows(Transformer):
     """Its author cuts the tokens of the last norm along ``tensor``: what a rank makes of its gradient is a part."""
 
@@ -104,10 +145,13 @@ def plan_of(
     sizes: Mapping[str, int],
     module: nn.Module | None = None,
     names: Mapping[str, str] = NAMES,
+    rules: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """``roles``: of each mesh axis, as a layout's file has them."""
-    layout = read_layout(located({"name": "own", "mesh": dict(sizes), "roles": dict(roles)}))
+    """``roles``: of each mesh axis, as a layout's file has them; ``rules`` too."""
+    layout = read_layout(
+        located({"name": "own", "mesh": dict(sizes), "roles": dict(roles), "rules": dict(rules or {})})
+    )
     table = table_of(shapes_of(module or dense()), names, units={"heads": HEAD} if names is NAMES else None)
     given = {"batch": ROWS, "length": LENGTH, "engine": "torch", **options}
     return make_plan(Request(layout=layout, table=table, **given))
@@ -122,6 +166,11 @@ def dense() -> Transformer:
 def along_rows() -> AlongRows:
     torch.manual_seed(7)
     return AlongRows()
+
+
+def convolved() -> Convolved:
+    torch.manual_seed(9)
+    return Convolved()
 
 
 def with_experts() -> WithExperts:
@@ -219,6 +268,28 @@ def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bo
             mean /= plan.mesh.num_devices
         told.append(float(mean))
     return Trained(losses=tuple(told), kept={name: kept_of(one) for name, one in module.named_parameters()})
+
+
+def refused(unlike: Mapping[str, Sequence[int]], plan: Plan) -> str:
+    """What a rank is told of a module, some of whose tensors are others on some ranks: by name, which."""
+    module = dense()
+    module.register_buffer("angles", torch.arange(6.0))
+    module.blocks[1].register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
+    for name, ranks in unlike.items():
+        if dist.get_rank() in ranks:
+            if name == "extra":
+                module.register_buffer("extra", torch.zeros(1))
+            else:
+                owner, _, leaf = name.rpartition(".")
+                getattr(module.get_submodule(owner), leaf).data.add_(1)
+    before = dict(module.named_parameters())
+    try:
+        parallelize(module, plan, device=CPU)
+    except InputError as error:
+        assert dict(module.named_parameters()) == before
+        return str(error)
+    assert torch.equal(module.get_buffer("angles"), torch.arange(6.0))
+    return ""
 
 
 def kept_of(one: torch.Tensor) -> np.ndarray:

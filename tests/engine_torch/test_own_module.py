@@ -23,9 +23,11 @@ from shardwright.engine_torch.own_module import parallelize
 from tests.engine_torch import own_block
 from tests.engine_torch.own_block import (
     CPU,
+    NAMES_OF_KERNELS,
     NAMES_WITH_EXPERTS,
     Trained,
     along_rows,
+    convolved,
     dense,
     kept_of,
     plan_of,
@@ -97,14 +99,23 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int
     "fsdp-tp along rows": (along_rows, {"fsdp": "fsdp", "tensor": ALONG_ROWS}, {"fsdp": 2, "tensor": 2}),
     "ddp-tp along rows": (along_rows, {"data": "data", "tensor": ALONG_ROWS}, {"data": 2, "tensor": 2}),
     "experts": (with_experts, {"fsdp": "fsdp", "expert": EXPERT}, {"fsdp": 2, "expert": 2}),
+    "kernels": (convolved, {"data": "data", "fsdp": "fsdp"}, {"data": 2, "fsdp": 2}),
+    # DTensor has no way back from what these kernels make in parts to an embedding that is cut.
+    "kernels beside tensor": (
+        convolved,
+        {"fsdp": "fsdp", "tensor": {**TENSOR, "embedding": "idle"}},
+        {"fsdp": 2, "tensor": 2},
+    ),
     "experts among replicas": (with_experts, {"data": "data", "expert": EXPERT}, {"data": 2, "expert": 2}),
 }
 
 
 def planned(case: str) -> tuple[Callable[[], nn.Module], Plan]:
     make, roles, sizes = CASES[case]
-    names = {"names": NAMES_WITH_EXPERTS, "module": make()} if make is with_experts else {}
-    return make, plan_of(roles, sizes, **names)
+    names = {with_experts: NAMES_WITH_EXPERTS, convolved: NAMES_OF_KERNELS}.get(make)
+    own: dict[str, Any] = {} if names is None else {"names": names, "module": make()}
+    rules = {"mlp": {"mlp": []}} if case == "kernels beside tensor" else None
+    return make, plan_of(roles, sizes, rules=rules, **own)
 
 
 def assert_trained_alike(answers: list[Trained], make: Callable[[], nn.Module], plan: Plan) -> None:
@@ -138,6 +149,58 @@ def test_weights_travel_in_what_the_plan_computes_in(four: Ranks) -> None:
     assert all(part.dtype == np.float32 for part in answers[0].kept.values())
     np.testing.assert_allclose(answers[0].losses, alone.losses, rtol=1e-2)
     assert np.abs(np.subtract(answers[0].losses, alone.losses)).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("unlike", "message"),
+    [
+        ({}, ""),
+        (
+            {"angles": (2,), "blocks.1.seen": (1, 3)},
+            "buffer 'angles' is not the same on all ranks: that of rank 2 is not that of rank 0. Make both alike before, by one "
+            "seed on every rank, or by torch.distributed.broadcast from rank 0.",
+        ),
+        (
+            {"blocks.1.seen": (1, 2, 3)},
+            "buffer 'blocks.1.seen' is not the same on all ranks: that of rank 1 (and of 2 more) is not that of rank 0. Make "
+            "both alike before, by one seed on every rank, or by torch.distributed.broadcast from rank 0.",
+        ),
+        (
+            {"blocks.0.up.weight": (0,)},
+            "weight 'blocks.0.up.weight' is not the same on all ranks: that of rank 1 (and of 2 more) is not that of rank 0. "
+            "Make both alike before, by one seed on every rank, or by torch.distributed.broadcast from rank 0.",
+        ),
+        (
+            {"extra": (3,)},
+            "the ranks do not have the same weights and buffers: rank 3 has others than rank 0. Build the same module on each.",
+        ),
+    ],
+    ids=["alike", "a buffer", "a buffer that is not saved", "a weight", "another module"],
+)
+def test_values_that_are_not_the_same_on_all_ranks(four: Ranks, unlike: dict[str, Any], message: str) -> None:
+    assert four.run(own_block.refused, unlike, planned("hsdp")[1]) == [message] * 4
+
+
+def test_kernels_rest_cut_along_their_outputs_alone() -> None:
+    _, plan = planned("kernels")
+    assert {name: str(row.at_rest) for name, row in plan.by_name.items() if name.startswith("blocks.0.")} == {
+        "blocks.0.one.weight": "mlp/fsdp embed _taps",
+        "blocks.0.one.bias": "mlp/fsdp",
+        "blocks.0.two.weight": "mlp/fsdp embed _height _width",
+        "blocks.0.two.bias": "mlp/fsdp",
+        "blocks.0.three.weight": "mlp/fsdp embed _depth _height _width",
+        "blocks.0.three.bias": "mlp/fsdp",
+    }
+
+
+def test_a_kernel_that_is_cut_in_use() -> None:
+    make, roles, sizes = CASES["kernels beside tensor"]
+    plan = plan_of(roles, sizes, make(), NAMES_OF_KERNELS)
+    with rank(0, 4):
+        assert refused(make(), plan) == (
+            "'blocks.0.one.weight' is a convolution's, and tensor cuts 'mlp' of it in use, which DTensor cannot convolve with. "
+            "Leave it whole by a rule of the layout: rules: {mlp: {mlp: []}}."
+        )
 
 
 def units(module: nn.Module) -> dict[str, list[str]]:

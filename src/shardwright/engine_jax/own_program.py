@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from shardwright.core.errors import InputError
+from shardwright.core.finding import raise_errors
 from shardwright.core.nearest import did_you_mean
 from shardwright.core.plan import Plan
 from shardwright.engine_jax.shardings import weight_shardings
@@ -26,8 +27,20 @@ def shapes_of(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
 def named_shardings(plan: Plan, mesh: Mesh, tree: Any) -> Any:
     """A tree like ``tree`` with the ``NamedSharding`` in which each leaf rests, for ``jax.device_put`` or ``jax.jit``.
 
-    Raises InputError for a leaf that the plan does not know and for a shape that is not the plan's.
+    Raises FindingsError for a plan with errors, and InputError for a plan of another engine, for a mesh that is not the
+    plan's, for a leaf that the plan does not know and for a shape that is not the plan's.
     """
+    if plan.request.engine != "jax":
+        raise InputError(
+            f"the plan is for '{plan.request.engine}', where weights rest on other dims. Make it of a Request with "
+            f"engine='jax'."
+        )
+    raise_errors(plan.findings)
+    if dict(mesh.shape) != dict(plan.mesh.shape):
+        found = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+        raise InputError(
+            f"the mesh is {found}, and the plan is for {plan.mesh}. Make it of the plan: device_mesh(plan.mesh)."
+        )
     shardings = weight_shardings(plan, mesh)
     planned = {row.name: (row.num, *row.shape) if row.stack is not None else row.shape for row in plan.weights}
     for name, leaf in _named_leaves(tree):

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.nn.modules.conv import _ConvNd
 
 from shardwright.core.boxes import shard_box
 from shardwright.core.errors import InputError
@@ -30,6 +31,7 @@ from shardwright.core.together import WeightOfLayer, weights_of
 from shardwright.engine_torch.dtypes import torch_dtype
 from shardwright.engine_torch.mesh import Peers, Ranks
 from shardwright.engine_torch.own_units import Axes, IsUnit, Unit, Way, entries_of_lists, units_of
+from shardwright.engine_torch.own_values import require_same_values
 from shardwright.engine_torch.parameters import cutting_placements
 from shardwright.engine_torch.private import joined
 from shardwright.engine_torch.private import sum_gradients as sum_over_ranks
@@ -56,8 +58,9 @@ def parallelize(
 ) -> DeviceMesh:
     """Lay a module out over the ranks of the process group, in place; each rank calls this alike. The mesh of the plan.
 
-    ``plan``: of a table of the module's shapes, with ``engine="torch"``. Values are those that each rank has, which must be
-    the same on all; on ``meta`` they stay without.
+    ``plan``: of a table of the module's shapes, with ``engine="torch"``. Values of weights and buffers are those that each
+    rank has, which must be the same on all; on ``meta`` they stay without. Buffers stay whole on each rank, and what a rank
+    makes of its own afterwards is its own.
 
     ``units``: whether a module, by its name and itself, is gathered by itself; None: the entries of the outermost
     ``nn.ModuleList``s. What is left is gathered with the whole. Every rank must call the same units in the same order.
@@ -74,7 +77,8 @@ def parallelize(
     weights of its own makes in parts (an embedding, a down-projection) is summed as it comes out.
 
     Raises FindingsError for a plan with errors, and InputError for a plan of another engine, module or number of ranks, for
-    weights that cannot be gathered in one unit, and for what this engine does not run. The module is then as it was.
+    weights that cannot be gathered in one unit, for values that are not the same on all ranks (on all of them alike), for a
+    convolution whose weight is cut in use, and for what this engine does not run. The module is then as it was.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> from shardwright import Request, load_layout, make_plan, table_of
@@ -89,11 +93,13 @@ def parallelize(
     weights = {one.key: one for one in weights_of(plan)}
     parameters = _checked(module, plan)
     _require_ranks(plan)
+    _require_whole_kernels(module, weights, plan)
     ways = {key: _way(one, plan) for key, one in weights.items()}
     gathered = {parameters[key]: way for key, way in ways.items() if way.gathered}
     found = units_of(module, gathered, units or entries_of_lists(module))
 
     device = device or device_of(dist.get_rank())
+    require_same_values(module, device)
     wanted = [(axis,) for axis in plan.mesh.names]
     wanted += [axes for way in ways.values() for axes in (way.gathered, way.replicas)]
     ranks = Ranks(plan.mesh, wanted, device)
@@ -162,6 +168,22 @@ def _checked(module: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
                 f"it would be cast. Give the Request dtype='{one.dtype}', and compute under torch.autocast."
             )
     return parameters
+
+
+def _require_whole_kernels(module: nn.Module, weights: Mapping[str, WeightOfLayer], plan: Plan) -> None:
+    """DTensor convolves with whole kernels alone: of a cut one, 2.13 hands torch channels that do not match."""
+    for name, owner in module.named_modules():
+        if not isinstance(owner, _ConvNd):
+            continue
+        for key, _ in owner.named_parameters(recurse=False):
+            one = weights.get(f"{name}.{key}" if name else key)
+            if one is not None and one.cut.axes:
+                dim = next(dim for dim in one.cut.dims if dim.axes)
+                raise InputError(
+                    f"'{one.key}' is a convolution's, and {' and '.join(dim.axes)} cuts '{dim.logical_axis}' of it in use, which "
+                    f"DTensor cannot convolve with. Leave it whole by a rule of the layout: "
+                    f"rules: {{{plan.by_name[one.key].component}: {{{dim.logical_axis}: []}}}}."
+                )
 
 
 def _require_ranks(plan: Plan) -> None:
