@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,3 +120,14 @@ def save(out: Path, state: State, step: int = 10, keep: int | None = None) -> Pa
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
     """Equal dtype, shape and bits, so that a NaN equals itself."""
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """The operating system's own limit, which Python turns into an error of a write as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.checkpoint import CheckpointError, latest, open_checkpoint, set_aside_after, verify
+from shardwright.checkpoint import CheckpointError, DamagedError, latest, open_checkpoint, set_aside, verify
 from shardwright.checkpoint.manifest import content_digest
 from tests.checkpoint.states import save, small_state
 
@@ -348,8 +348,9 @@ def test_verify_says_everything_that_is_wrong(directory: Path) -> None:
 
 
 def test_the_error_crosses_processes() -> None:
-    error = pickle.loads(pickle.dumps(CheckpointError("text", code="SW501")))
-    assert (type(error), str(error), error.code, error.exit_code) == (CheckpointError, "text", "SW501", 2)
+    for kind in (CheckpointError, DamagedError):
+        error = pickle.loads(pickle.dumps(kind("text", code="SW501")))
+        assert (type(error), str(error), error.code, error.exit_code) == (kind, "text", "SW501", 2)
 
 
 def test_what_was_passed_over_is_set_aside_and_its_step_can_be_saved_again(tmp_path: Path) -> None:
@@ -357,12 +358,19 @@ def test_what_was_passed_over_is_set_aside_and_its_step_can_be_saved_again(tmp_p
         save(tmp_path, small_state(), step)
     (tmp_path / "checkpoints" / "step-00000002" / "manifest.json").write_text("{", encoding="utf-8")
     assert latest(tmp_path).checkpoint is not None
-    (aside,) = set_aside_after(tmp_path, 1)
+    aside = set_aside(tmp_path / "checkpoints" / "step-00000002", "damaged")
     assert re.fullmatch(r"step-00000002\.damaged-[0-9a-f]{8}", aside.name)
     assert (aside / "manifest.json").read_text(encoding="utf-8") == "{"
     save(tmp_path, small_state(), 2)
     found = latest(tmp_path)
     assert found.checkpoint is not None
     assert (found.checkpoint.point.step, found.passed_over) == (2, ())
-    assert set_aside_after(tmp_path, 2) == ()
     assert aside.is_dir()
+
+
+def test_what_was_set_aside_can_be_looked_at(directory: Path) -> None:
+    aside = set_aside(directory, "set-aside")
+    assert re.fullmatch(r"step-\d{8}\.set-aside-[0-9a-f]{8}", aside.name)
+    assert verify(aside)["ok"]
+    with pytest.raises(CheckpointError, match=r"cannot be renamed to \S+: No such file or directory\.$"):
+        set_aside(directory, "set-aside")

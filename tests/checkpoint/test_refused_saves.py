@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -28,7 +26,7 @@ from shardwright.checkpoint import (
 from shardwright.checkpoint.directory import committed, leftovers
 from shardwright.core.box import Box
 from shardwright.core.errors import InputError
-from tests.checkpoint.states import point, same_bits, save, small_state
+from tests.checkpoint.states import largest_file, point, same_bits, save, small_state
 
 INFO = TensorInfo(name="w", shape=(4, 8), dtype="float32")
 ARRAY = np.zeros((4, 8), np.float32)
@@ -209,17 +207,6 @@ def test_metadata_that_is_not_json_leaves_nothing(tmp_path: Path) -> None:
     assert (committed(tmp_path), leftovers(tmp_path)) == ((), ())
 
 
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """The operating system's own limit, which Python turns into an error of a write as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
     save(tmp_path, small_state(), step=5)
     array = np.ones(1 << 20, np.float32)
@@ -229,7 +216,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
         message = refused(tmp_path, lambda: save_checkpoint(tmp_path, point(), [info], owned))
     assert message == (
         f"{STEP}: this checkpoint could not be written: File too large. "
-        f"Free some space, or give a directory on another disk with --out. "
+        f"Free some space, then go on with --resume. "
         f"Nothing of it was kept, and earlier checkpoints are as they were."
     )
     assert verify(tmp_path)["ok"]
@@ -291,7 +278,7 @@ def test_whichever_call_of_a_save_fails_a_checkpoint_is_whole_or_absent(tmp_path
     assert len(outcomes) > 12
     could_not = (
         "this checkpoint could not be written: No space left on device. "
-        "Free some space, or give a directory on another disk with --out. "
+        "Free some space, then go on with --resume. "
         "Nothing of it was kept, and earlier checkpoints are as they were."
     )
     without_power = "the checkpoint is written, and might not survive a loss of power: No space left on device."

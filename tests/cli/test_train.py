@@ -69,7 +69,7 @@ def test_the_engine_gets_the_options_and_the_plan(calls, capsys):
 
 def test_every_option_reaches_the_engine(calls):
     arguments = ["--data", "text", "--warmup", "0", "--weight-decay", "0", "--clip", "0.5", "--seed", "7", "--resume"]
-    arguments += ["--checkpoint-every", "5", "--keep", "2", "--tensorboard", "--devices", "8"]
+    arguments += ["--checkpoint-every", "5", "--keep", "2", "--tensorboard", "--devices", "8", "--resume-from", "5"]
     assert main([*TRAIN, *arguments, "--json"]) == 0
     ((run, _),) = calls
     assert run == RunOptions(
@@ -83,6 +83,7 @@ def test_every_option_reaches_the_engine(calls):
         checkpoint_every=5,
         keep=2,
         resume=True,
+        resume_from=5,
         tensorboard=True,
         devices=8,
     )
@@ -99,6 +100,7 @@ def test_json_is_one_object_with_the_plan_and_the_end(calls, capsys):
         "loss": 2.5,
         "checkpoint": "runs/a/checkpoints/step-00000010",
         "metrics": "runs/a/metrics.jsonl",
+        "said": ["the engine speaks"],
     }
 
 
@@ -132,6 +134,7 @@ BOUNDS = {
     "--seed": "-1",
     "--checkpoint-every": "0",
     "--keep": "0",
+    "--resume-from": "0",
 }
 SAID = {
     "--steps": "--steps is 0, and must be at least 1.",
@@ -144,6 +147,7 @@ SAID = {
     "--seed": "--seed is -1, and must be from 0 to 2^63 - 1.",
     "--checkpoint-every": "--checkpoint-every is 0, and must be at least 1.",
     "--keep": "--keep is 0, and must be at least 1.",
+    "--resume-from": "--resume-from is 0, and must be at least 1.",
 }
 
 

@@ -42,11 +42,13 @@ RUN = {
     "--checkpoint-every",
     "--keep",
     "--resume",
+    "--resume-from",
     "--tensorboard",
     "--coordinator",
     "--processes",
     "--process",
     "--join-timeout",
+    "--stall-timeout",
 }
 OPTIONS = {
     "plan": {"--layout", *PLAN},

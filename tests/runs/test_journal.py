@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from itertools import accumulate
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,16 +15,20 @@ import pytest
 from shardwright.core.errors import InputError
 from shardwright.core.run import StepRecord
 from shardwright.runs.journal import Journal, board_writer, journal, require_folder
+from tests.checkpoint.states import largest_file
 
 
 def record(step: int) -> StepRecord:
     return StepRecord(step=step, loss=7.5 - step, grad_norm=1.25, tokens=96, tokens_per_s=960.0, step_s=0.1)
 
 
-def write(out: Path, first: int, last: int) -> None:
-    with journal(out, first_step=first, writer=None) as records:
+def write(out: Path, first: int, last: int, **options: bool) -> list[str]:
+    """What was said on the way."""
+    said: list[str] = []
+    with journal(out, first_step=first, writer=None, say=said.append, **options) as records:
         for step in range(first + 1, last + 1):
             records.write(record(step))
+    return said
 
 
 def steps(out: Path) -> list[int]:
@@ -36,7 +43,7 @@ def test_a_line_has_the_fields_of_the_contract(tmp_path: Path) -> None:
 
 
 def test_a_line_is_there_when_it_is_written(tmp_path: Path) -> None:
-    with journal(tmp_path, first_step=0, writer=None) as records:
+    with journal(tmp_path, first_step=0, writer=None, say=print) as records:
         records.write(record(1))
         assert steps(tmp_path) == [1]
 
@@ -50,13 +57,115 @@ def test_steps_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize("broken", ['{"step": 5, "lo', '{"step": 5}', "\xff\x00", "[]\n", '{"loss": 1}\n'])
-def test_a_line_that_was_cut_off_is_dropped(broken: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", ['{"step": 5, "lo', '{"step": 5}', "\xff\x00"])
+def test_a_line_that_was_cut_off_is_dropped_and_said(broken: str, tmp_path: Path) -> None:
     write(tmp_path, 0, 4)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(broken.encode("latin-1"))
-    write(tmp_path, 4, 6)
+    said = write(tmp_path, 4, 6)
+    assert said == [
+        f"{tmp_path}/metrics.jsonl: the last line was cut off, as a killed run leaves it; its step is done again"
+    ]
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+DAMAGED = {
+    "no JSON": b'{"step": 2, "lo\x13s": 5.5\n',
+    "no UTF-8": b'{"step": 2, "\xff": 5.5}\n',
+    "no mapping": b"[]\n",
+    "no step": b'{"stap": 2}\n',
+    "no number": b'{"step": "2"}\n',
+    "a later step": b'{"step": 20, "loss": 5.5}\n',
+    "two lines in one": b'{"step": 2, "loss": 5.5}\x0b{"step": 3, "loss": 4.5}\n',
+    "too deep": b"[" * 100_000 + b"\n",
+    "nothing": b"\n",
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
+def test_every_good_line_stays_beside_a_damaged_one(damaged: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(tmp_path, 0, 8)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = damaged
+    path.write_bytes(b"".join(lines))
+    said = write(tmp_path, 6, 7)
+    (beside,) = tmp_path.glob("metrics.jsonl.damaged-*")
+    assert beside.read_bytes() == damaged
+    assert said == [f"{path}: line 2 is damaged; what was there is kept in {beside}, and every other line stays"]
+    assert steps(tmp_path) == [1, 3, 4, 5, 6, 7]
+    assert path.read_bytes().splitlines(keepends=True)[:5] == [lines[0], *lines[2:6]]
+    assert write(tmp_path, 7, 8) == []
+
+
+def test_a_last_line_is_kept_that_lacks_its_end_alone_and_beside_where_its_step_is_not_done_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(tmp_path, 0, 4)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert write(tmp_path, 4, 4) == []
+    assert path.read_bytes() == whole
+    path.write_bytes(whole[:-9])
+    (said,) = write(tmp_path, 4, 5)
+    (beside,) = tmp_path.glob("metrics.jsonl.damaged-*")
+    assert said == f"{path}: line 4 is damaged; what was there is kept in {beside}, and every other line stays"
+    assert steps(tmp_path) == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_flipped_no_good_line_is_lost(seed: int, tmp_path: Path) -> None:
+    """Bits anywhere, and a cut: each line of the first steps that was not touched stays as it was, in its order."""
+    random = Random(seed)
+    path = tmp_path / "metrics.jsonl"
+    write(tmp_path, 0, 30)
+    lines, first = path.read_bytes().splitlines(keepends=True), random.randrange(1, 30)
+    data = bytearray(b"".join(lines))
+    ends = list(accumulate(map(len, lines)))
+    touched: set[int] = set()
+    for _ in range(random.randrange(1, 4)):
+        place = random.randrange(len(data))
+        data[place] ^= 1 << random.randrange(8)
+        touched |= {sum(end <= place for end in ends), sum(end <= place + 1 for end in ends)}
+    path.write_bytes(data)
+    said = write(tmp_path, first, 30)
+    after = path.read_bytes().splitlines(keepends=True)
+    untouched = [line for place, line in enumerate(lines[:first]) if place not in touched]
+    assert [line for line in after if line in untouched] == untouched
+    assert bool(said) == bool(list(tmp_path.glob("metrics.jsonl.damaged-*"))) or "cut off" in said[-1]
+
+
+def test_going_back_keeps_the_lines_of_later_steps_beside(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(tmp_path, 0, 5)
+    later = path.read_bytes().splitlines(keepends=True)[2:]
+    said = write(tmp_path, 2, 3, keep_later=True)
+    (beside,) = tmp_path.glob("metrics.jsonl.set-aside-*")
+    assert beside.read_bytes() == b"".join(later)
+    assert said == [f"{path}: the lines of the steps after 2 are kept in {beside}"]
+    assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_a_disk_without_room_is_said_and_the_lines_are_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(tmp_path, 0, 4)
+    broken = b"no record\n" + path.read_bytes()
+    path.write_bytes(broken)
+    with largest_file(4), pytest.raises(InputError) as error:
+        write(tmp_path, 4, 4)
+    message = str(error.value)
+    assert re.sub("damaged-[0-9a-f]{8}", "damaged-X", message) == (
+        f"{path} cannot be written: File too large. Free some space, then go on with --resume, from the newest "
+        f"checkpoint. Checkpoints are as they were, and so are the lines before this one."
+    )
+    assert [(left.name, left.read_bytes()) for left in tmp_path.iterdir()] == [("metrics.jsonl", broken)]
+    # Where only the end goes, no room is needed.
+    path.write_bytes(broken[len(b"no record\n") :])
+    with largest_file(4):
+        assert write(tmp_path, 2, 2) == []
+    assert steps(tmp_path) == [1, 2]
 
 
 class Board:
@@ -77,7 +186,7 @@ def test_a_board_is_told_what_a_person_looks_at_and_is_closed(tmp_path: Path) ->
         boards.append(Board(logdir, purge_step=purge_step))
         return boards[0]
 
-    with journal(tmp_path, first_step=4, writer=writer) as records:
+    with journal(tmp_path, first_step=4, writer=writer, say=print) as records:
         records.write(record(5))
     assert boards[0].told == [
         (str(tmp_path / "tensorboard"), 5),
@@ -89,7 +198,7 @@ def test_a_board_is_told_what_a_person_looks_at_and_is_closed(tmp_path: Path) ->
 
 
 def test_tensorboard_writes_events(tmp_path: Path) -> None:
-    with journal(tmp_path, first_step=0, writer=board_writer()) as records:
+    with journal(tmp_path, first_step=0, writer=board_writer(), say=print) as records:
         records.write(record(1))
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert events.name.startswith("events.out.tfevents.")
@@ -107,11 +216,10 @@ def test_a_missing_tensorboard_is_named(monkeypatch) -> None:
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(InputError) as error, journal(tmp_path, first_step=0, writer=None):
+    with pytest.raises(InputError) as error, journal(tmp_path, first_step=0, writer=None, say=print):
         pass
     assert str(error.value) == (
-        f"{tmp_path}/metrics.jsonl.partial cannot be written: Is a directory. "
-        "Give a folder that can be written with --out."
+        f"{tmp_path}/metrics.jsonl cannot be written: Is a directory. Give a folder that can be written with --out."
     )
 
 
@@ -122,7 +230,8 @@ def test_a_full_disk_is_said() -> None:
     with full.open("wb", buffering=0) as file, pytest.raises(InputError) as error:
         Journal(file, None).write(record(1))
     assert str(error.value) == (
-        "/dev/full cannot be written: No space left on device. Give a folder that can be written with --out."
+        "/dev/full cannot be written: No space left on device. Free some space, then go on with --resume, from the newest "
+        "checkpoint. Checkpoints are as they were, and so are the lines before this one."
     )
 
 

@@ -26,6 +26,11 @@ def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {str(path): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
 def metadata(out: Path) -> dict[str, object]:
     found = latest(out).checkpoint
     assert found is not None
@@ -95,7 +100,9 @@ def test_a_step_that_was_not_the_model_s_is_neither_recorded_nor_saved(tmp_path:
     assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
 
 
-def by_two(folder: Path, engines: list[Counting], connection: Connection) -> list[RunOutcome]:
+def by_two(
+    folder: Path, engines: list[Counting], connection: Connection = NOBODY, **changes: object
+) -> list[RunOutcome]:
     """How a run by two ended, with a thread for each process."""
     told, port = options(folder), free_port()
     where = [
@@ -105,7 +112,10 @@ def by_two(folder: Path, engines: list[Counting], connection: Connection) -> lis
 
     with ThreadPoolExecutor(2) as pool:
         return list(
-            pool.map(lambda index: go(engines[index], told, connection=connection, processes=where[index]), range(2))
+            pool.map(
+                lambda index: go(engines[index], told, connection=connection, processes=where[index], **changes),
+                range(2),
+            )
         )
 
 

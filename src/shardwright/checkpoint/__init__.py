@@ -9,8 +9,8 @@ The format has its page: docs/checkpoint.md.
 """
 
 from shardwright.checkpoint.data_file import OwnedBox
-from shardwright.checkpoint.directory import set_aside_after
-from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.directory import committed, set_aside, step_of
+from shardwright.checkpoint.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.inspection import describe, verify
 from shardwright.checkpoint.manifest import Manifest, RunPoint, StoredBox, StoredTensor, TensorInfo
 from shardwright.checkpoint.opened import Checkpoint, Latest, latest, open_checkpoint
@@ -20,6 +20,7 @@ from shardwright.checkpoint.save import Save, commit, join_save, save_checkpoint
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "DamagedError",
     "Latest",
     "Manifest",
     "OwnedBox",
@@ -30,6 +31,7 @@ __all__ = [
     "StoredTensor",
     "TensorInfo",
     "commit",
+    "committed",
     "describe",
     "join_save",
     "latest",
@@ -37,7 +39,8 @@ __all__ = [
     "reshard_plan",
     "save_checkpoint",
     "saving",
-    "set_aside_after",
+    "set_aside",
+    "step_of",
     "verify",
     "write_part",
 ]

@@ -3,23 +3,23 @@
 OUT/checkpoints/step-00000010                    a checkpoint: it got this name when it was whole
 OUT/checkpoints/step-00000020.saving-5f0c9a17    a save that is running, or was killed
 OUT/checkpoints/step-00000005.deleting-81d2e044  a checkpoint that is being deleted, or was when the run was killed
-OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint that was not whole and was passed over; nobody deletes it
+OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint that was proven damaged and was passed over; nobody deletes it
+OUT/checkpoints/step-00000020.set-aside-c1e80a3f a checkpoint of a later step than the one a person went on from; the same
 OUT/checkpoints/.lock                            held by the process that saves, and by the kernel's hand let go
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.file_lock import TakenError, let_go, note_of_this_process, take
 
 STEP = re.compile(r"step-(\d{8,})")
 LEFTOVER = re.compile(r"step-(\d{8,})\.(saving|deleting)-[0-9a-f]{8}")
@@ -63,23 +63,18 @@ def delete(directory: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def set_aside_after(out: Path, step: int) -> tuple[Path, ...]:
-    """Gives the checkpoints of later steps another name, so that a run which passed them over can save those steps again.
+def set_aside(directory: Path, why: str) -> Path:
+    """Gives a checkpoint another name, so that its step can be saved again; ``why`` is ``damaged`` or ``set-aside``.
 
-    Nothing of them is lost. Returns their new names. Raises CheckpointError where they cannot be renamed.
+    Nothing of it is lost. Returns the new name. Raises CheckpointError where it cannot be renamed.
     """
-    renamed = []
-    for directory in committed(out):
-        if (later := step_of(directory)) is not None and later > step:
-            aside = directory.with_name(f"{directory.name}.damaged-{secrets.token_hex(4)}")
-            try:
-                os.rename(directory, aside)
-            except OSError as error:
-                raise CheckpointError(f"{directory}: not whole, and cannot be renamed: {error.strerror}.") from error
-            renamed.append(aside)
-    if renamed:
-        make_durable(checkpoints_directory(out))
-    return tuple(renamed)
+    aside = directory.with_name(f"{directory.name}.{why}-{secrets.token_hex(4)}")
+    try:
+        os.rename(directory, aside)
+        make_durable(directory.parent)
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be renamed to {aside.name}: {error.strerror}.") from error
+    return aside
 
 
 def make_durable(directory: Path) -> None:
@@ -101,23 +96,25 @@ def only_writer(out: Path) -> Iterator[None]:
     if not directory.is_dir():
         directory.mkdir(parents=True, exist_ok=True)
         make_durable(directory.parent)
-    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    path, descriptor = directory / ".lock", None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+        descriptor = take(path)
+    except TakenError as error:
+        # Where there are no locks, the run that holds OUT is the only one to save there.
+        if error.by_lock:
             raise CheckpointError(
-                f"{directory}: {holder or 'another process'} is saving a checkpoint here. "
+                f"{directory}: {error.note} is saving a checkpoint here. "
                 f"Wait until it ends, or give this run a directory of its own with --out."
-            ) from error
+            ) from None
+    if descriptor is None:
+        yield
+        return
+    try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{note_of_this_process()}\n".encode(), 0)
         yield
     finally:
-        # Said and not left to close(): a process forked meanwhile shares the descriptor and would go on holding it.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def _entries(out: Path) -> tuple[Path, ...]:

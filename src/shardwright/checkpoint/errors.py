@@ -19,8 +19,15 @@ class CheckpointError(InputError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (self.message, self.code)
+        return _remake, (type(self), self.message, self.code)
 
 
-def _remake(message: str, code: str) -> CheckpointError:
-    return CheckpointError(message, code=code)
+class DamagedError(CheckpointError):
+    """A checkpoint that is proven not to be what was saved: a digest does not match, bytes or a file are missing.
+
+    What cannot be read now, or was written by another release, is not proven to be damaged.
+    """
+
+
+def _remake(kind: type[CheckpointError], message: str, code: str) -> CheckpointError:
+    return kind(message, code=code)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint.directory import STEP, committed, step_of
+from shardwright.checkpoint.directory import LEFTOVER, committed, step_of
 from shardwright.checkpoint.dtypes import DTYPES, numpy_dtype
-from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.expected import mismatches
 from shardwright.checkpoint.manifest import Manifest, RunPoint, StoredFile, StoredTensor, TensorInfo, digest_of
 from shardwright.checkpoint.read_manifest import read_manifest
@@ -55,7 +55,8 @@ class Checkpoint:
         out. The array is the caller's own, in the tensor's own dtype: nothing is ever cast. With ``raw`` the
         elements are opaque (``np.void`` of their width), for whoever moves them and need not understand them.
 
-        Raises CheckpointError for an unknown name (SW504) and for bytes that are not those that were saved (SW503).
+        Raises CheckpointError for an unknown name (SW504) and what cannot be read (SW503), DamagedError for bytes that are
+        not those that were saved (SW503).
         """
         stored = self.tensor(name)
         info, dtype = stored.info, DTYPES[stored.info.dtype]
@@ -96,12 +97,13 @@ def open_checkpoint(directory: Path | str) -> Checkpoint:
     """Opens the directory of one step, proving all but the elements themselves.
 
     The manifest is consistent in itself and has its digest, boxes cover each tensor once, every file is there
-    with its size and its header's digest. Raises CheckpointError, one message that names file and tensor.
+    with its size and its header's digest. Raises CheckpointError, one message that names file and tensor; DamagedError
+    where that proves that it is not what was saved.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
     step = step_of(directory)
-    if step is None and STEP.match(directory.name):
+    if LEFTOVER.fullmatch(directory.name):
         raise CheckpointError(
             f"{directory}: the save or the deletion of this checkpoint did not end. Give another one."
         )
@@ -126,7 +128,7 @@ def latest(out: Path | str) -> Latest:
 
 
 def _check_file(directory: Path, file: StoredFile, manifest: Manifest) -> None:
-    path = directory / file.name
+    path, kind = directory / file.name, DamagedError
     try:
         num_bytes = path.stat().st_size
         if num_bytes == file.num_bytes:
@@ -140,8 +142,8 @@ def _check_file(directory: Path, file: StoredFile, manifest: Manifest) -> None:
     except FileNotFoundError:
         problem = "the file is missing"
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    raise CheckpointError(
+        problem, kind = f"cannot be read: {error.strerror}", CheckpointError
+    raise kind(
         f"{path}: {problem}. It holds {_held(file, manifest)}. Restore it from a copy, or resume from another checkpoint."
     )
 

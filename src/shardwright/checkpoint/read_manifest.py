@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.checkpoint.dtypes import DTYPES
-from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.fields import Field, read_json
 from shardwright.checkpoint.manifest import (
     FILE_NAME,
@@ -33,19 +33,31 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint directory, proven consistent in itself. Looks at no data file.
 
     What names a tensor is checked first and the manifest's own digest last, so that a damaged or edited one is
-    refused in the most telling words. Raises CheckpointError with file, place, found and needed.
+    refused in the most telling words. Raises CheckpointError with file, place, found and needed; DamagedError where its
+    digest proves that it was not written so.
     """
     path = directory / FILE_NAME
     try:
         top = read_json(path)
     except FileNotFoundError as error:
-        raise CheckpointError(
+        raise DamagedError(
             f"{directory}: there is no {FILE_NAME}, so this is not a checkpoint. "
             f"Give the directory of one step, as in OUT/checkpoints/step-00000010."
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
-    _check_format(top)
+    except CheckpointError as error:
+        raise DamagedError(str(error)) from error
+    try:
+        _check_format(top)
+        return _believed(path, top)
+    except CheckpointError as error:
+        if _was_written_so(top):
+            raise
+        raise DamagedError(error.message, code=error.code) from error
+
+
+def _believed(path: Path, top: Field) -> Manifest:
     point = _point(top)
     files = tuple(read_file_field(item) for item in top["files"].items())
     sizes = {file.name: file for file in files}
@@ -59,12 +71,24 @@ def read_manifest(directory: Path) -> Manifest:
         check_cover(path, tensor)
         tensors[tensor.info.name] = tensor
     _check_bytes_of_files(path, files, tuple(tensors.values()))
-    if top["manifest_digest"].text() != content_digest(top.mapping()):
+    if not _has_its_digest(top):
         raise CheckpointError(
             f"{path}: its content does not match its own digest: it was damaged or edited after it was written. "
             f"Restore it from a copy, or resume from another checkpoint."
         )
     return Manifest(point=point, files=files, tensors=tensors)
+
+
+def _has_its_digest(top: Field) -> bool:
+    content = top.mapping()
+    return content.get("manifest_digest") == content_digest(content)
+
+
+def _was_written_so(top: Field) -> bool:
+    """Whether a manifest that cannot be believed may be as it was written: its digest is right, or another release's."""
+    if not isinstance(top.value, dict):
+        return False
+    return top.value.get("version") not in (None, VERSION) or _has_its_digest(top)
 
 
 def check_cover(place: Path, tensor: StoredTensor) -> None:

@@ -206,7 +206,7 @@ def _explained(final: Path) -> Iterator[None]:
         where = "" if hidden else f" ({named})"
         advice = ""
         if error.errno in NO_SPACE:
-            advice = " Free some space, or give a directory on another disk with --out."
+            advice = " Free some space, then go on with --resume."
         elif error.errno in NOT_ALLOWED:
             advice = " Give a directory that may be written with --out."
         raise CheckpointError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.checkpoint.data_file import CHUNK_BYTES
 from shardwright.checkpoint.dtypes import Dtype
-from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.manifest import StoredBox, digest_of
 
 CACHE_BYTES = 1 << 30
@@ -35,7 +35,7 @@ class VerifiedBoxes:
     def read(self, tensor: str, stored: StoredBox, dtype: Dtype) -> np.ndarray:
         """The elements of a stored box, as read-only unsigned integers of the dtype's width, in the box's shape.
 
-        Raises CheckpointError where the bytes are not those that were saved.
+        Raises DamagedError where the bytes are not those that were saved, CheckpointError where they cannot be read.
         """
         place = (stored.file, stored.offset)
         with self._lock:
@@ -50,9 +50,9 @@ class VerifiedBoxes:
         return data.view(dtype.bits).reshape(stored.box.shape)
 
 
-def digest_error(directory: Path, tensor: str, stored: StoredBox) -> CheckpointError:
+def digest_error(directory: Path, tensor: str, stored: StoredBox) -> DamagedError:
     """The error of a box whose bytes are not those that were saved."""
-    return CheckpointError(
+    return DamagedError(
         f"{directory / stored.file}: tensor '{tensor}', box [{stored.box}]: bytes {stored.offset} to "
         f"{stored.offset + stored.num_bytes} do not match their digest: the file was damaged after it was written. "
         f"Restore it from a copy, or resume from another checkpoint."

@@ -11,7 +11,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from shardwright.core.bounds import whole_of
 from shardwright.core.precision import TRAINED_IN, UNTRAINED
-from shardwright.core.processes import JOIN_TIMEOUT_S
+from shardwright.core.processes import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
 from shardwright.core.request import REMAT_POLICIES
 
 
@@ -163,7 +163,9 @@ class TrainOptions:
     keep: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: all)")] = None
     """How many checkpoints stay."""
     resume: Flag = False
-    """Go on from the newest checkpoint in --out, on any layout."""
+    """Go on from the newest whole checkpoint in --out, on any layout."""
+    resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
+    """Go on from the checkpoint of this step. Later ones stay beside, under another name."""
     tensorboard: Flag = False
     """Write TensorBoard events to --out too."""
     coordinator: Annotated[Text, arg(metavar="HOST:PORT", help_behavior_hint="(default: from the cluster)")] = None
@@ -174,6 +176,8 @@ class TrainOptions:
     """Which of them this one is, from 0."""
     join_timeout: Annotated[Whole, arg(metavar="SECONDS")] = JOIN_TIMEOUT_S
     """How long they wait for each other to start."""
+    stall_timeout: Annotated[Whole, arg(metavar="SECONDS")] = STALL_TIMEOUT_S
+    """How much longer than the longest step one may be silent, before the others end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

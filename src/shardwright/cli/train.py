@@ -17,7 +17,7 @@ from shardwright.cli.output import write_json, write_view
 from shardwright.cli.request import asked, planned
 from shardwright.core.errors import FindingsError
 from shardwright.core.processes import Processes, Said, find_processes
-from shardwright.core.run import RunOptions, RunOutcome
+from shardwright.core.run import RunOptions, RunOutcome, Silent
 
 WARMUP_SHARE = 10
 """Without --warmup, the learning rate rises for one step in so many."""
@@ -59,10 +59,11 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
             with run_progress() as shown:
                 outcome = train(run, plan, shown)
         else:
-            outcome = train(run, plan)
-        if verb.plan.json and prints:
-            write_json({"plan": plan.to_json(), "run": outcome.to_json()})
-        elif prints:
+            shown = Silent()
+            outcome = train(run, plan, shown)
+            if prints:
+                write_json({"plan": plan.to_json(), "run": {**outcome.to_json(), "said": shown.said}})
+        if views:
             sys.stdout.write(ended(outcome, run) + "\n")
     return 0
 
@@ -84,6 +85,7 @@ def _said(options: TrainOptions) -> Said:
         count=options.processes,
         index=options.process,
         join_timeout_s=options.join_timeout,
+        stall_timeout_s=options.stall_timeout,
     )
 
 
@@ -144,6 +146,7 @@ def run_options(
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
         resume=options.resume,
+        resume_from=options.resume_from,
         tensorboard=options.tensorboard,
         devices=devices,
         processes=processes,

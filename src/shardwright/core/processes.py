@@ -28,6 +28,7 @@ TPU_PORT = 8482
 """JAX's own choice for TPU hosts."""
 
 JOIN_TIMEOUT_S = 300
+STALL_TIMEOUT_S = 300
 
 TORCHRUN = "torchrun"
 """The launcher whose coordinator is a store and no place to meet."""
@@ -39,6 +40,7 @@ class Processes:
 
     ``found``: where all of it comes from, for a person to read. ``launcher``: where several processes share a host and
     all its devices, so that each must take those of its own number; what JAX calls the launcher that numbers them.
+    ``stall_timeout_s``: beyond the longest step seen, so long one may be silent, or all be without a step done.
     """
 
     count: int
@@ -47,6 +49,7 @@ class Processes:
     found: str
     launcher: str | None = None
     join_timeout_s: int = JOIN_TIMEOUT_S
+    stall_timeout_s: int = STALL_TIMEOUT_S
 
     @property
     def host(self) -> str:
@@ -65,6 +68,7 @@ class Said:
     count: int | None = None
     index: int | None = None
     join_timeout_s: int = JOIN_TIMEOUT_S
+    stall_timeout_s: int = STALL_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +167,7 @@ def _checked(count: int, index: int, address: str, found: str, launcher: str | N
             f"node0:12345."
         )
     processes = Processes(count=count, index=index, coordinator=address, found=found, launcher=launcher)
-    return replace(processes, join_timeout_s=said.join_timeout_s)
+    return replace(processes, join_timeout_s=said.join_timeout_s, stall_timeout_s=said.stall_timeout_s)
 
 
 def _check(said: Said) -> None:
@@ -171,6 +175,7 @@ def _check(said: Said) -> None:
         ("--processes", said.count, 1, "processes"),
         ("--process", said.index, 0, "processes"),
         ("--join-timeout", said.join_timeout_s, 1, "seconds"),
+        ("--stall-timeout", said.stall_timeout_s, 1, "seconds"),
     ):
         if number is not None and number < least:
             raise InputError(f"{option} is {number_text(number)}, and must be at least {least}.")

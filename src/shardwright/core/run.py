@@ -22,6 +22,7 @@ class RunOptions:
     of the schedule, in steps; ``stop_after``: the step after which this run saves and ends; None: at ``steps``.
     ``lr``: the highest learning rate, reached after ``warmup`` steps. ``clip``: the largest global norm of the
     gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints stay; None: all.
+    ``resume``: go on from the newest checkpoint; ``resume_from``: from that of this step.
     ``devices``: how many were asked for, in all processes; None: as many as the mesh has. ``processes``: this one and the
     others of the run; None: it is the only one.
 
@@ -41,6 +42,7 @@ class RunOptions:
     checkpoint_every: int | None = None
     keep: int | None = None
     resume: bool = False
+    resume_from: int | None = None
     tensorboard: bool = False
     devices: int | None = None
     processes: Processes | None = None
@@ -51,6 +53,7 @@ class RunOptions:
             "--stop-after": (self.stop_after, "steps"),
             "--checkpoint-every": (self.checkpoint_every, "steps"),
             "--keep": (self.keep, "checkpoints"),
+            "--resume-from": (self.resume_from, "steps"),
             "--devices": (self.devices, "devices"),
         }
         for option, (count, counted) in counts.items():
@@ -147,10 +150,13 @@ class Listener(Protocol):
 
 
 class Silent:
-    """A listener that tells nobody."""
+    """A listener that tells nobody, and keeps in ``said`` the lines that stay."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
 
     def say(self, text: str) -> None:
-        del text
+        self.said.append(text)
 
     def doing(self, text: str) -> None:
         del text

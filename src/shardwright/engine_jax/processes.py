@@ -8,8 +8,8 @@ from shardwright.core.errors import InputError
 from shardwright.core.processes import Processes
 from shardwright.runs.meeting import Connection
 
-HEARTBEAT_TIMEOUT_S = 100
-"""JAX's own. It ends a process that is there and does nothing; one that is gone is noticed at once, by its channel."""
+HEARTBEAT_TIMEOUT_S = 10_000_000
+"""JAX's own, which aborts all the others. Ours comes first: it says who has stopped, and ends them (``runs/pace.py``)."""
 
 
 def _connect(processes: Processes) -> None:

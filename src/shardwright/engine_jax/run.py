@@ -53,6 +53,8 @@ class JaxEngine:
         return self._feed.offsets
 
     def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
+        # One that another process found damaged is let go before the next one is read.
+        self._state = None
         if checkpoint is None:
             self._state = initial_state(self.plan, self._mesh, seed)
         else:

@@ -39,7 +39,7 @@ def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
 def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> State[jax.Array]:
     """The state of a checkpoint, placed as the plan says, whatever layout wrote it.
 
-    Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, and for damaged bytes.
+    Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
     checkpoint.expect({row.name: (row.shape, str(row.dtype)) for row in tensors_of(plan, mesh)})
 

@@ -1,11 +1,12 @@
 """Starting the ranks of a run on this machine, by the library behind torchrun, and waiting until all have ended.
 
-The ranks themselves notice when one of them is gone, and end with a message (``runs/hub.py``). What is added here is what
-only a parent knows: by which signal.
+The ranks themselves notice when one of them is gone or has stopped, and end with a message (``runs/hub.py``). What is added
+here is what only a parent knows and can: by which signal, and that one that has stopped does not stay.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -23,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessCo
 
 POLL_S = 0.05
 GRACE_S = 20
-"""So long the other ranks have to end by themselves, when one has failed. They hear of it at once."""
+"""So long the other ranks have to end by themselves, when one has failed. They hear of it at once, and are then killed."""
 HOST = "127.0.0.1"
 COMMAND = (
     "import sys; from shardwright.engine_torch.launch import end_with_parent; end_with_parent(); "
@@ -31,6 +32,8 @@ COMMAND = (
 )
 PARENT = "SHARDWRIGHT_PARENT"
 PARENT_POLL_S = 1.0
+PR_SET_PDEATHSIG = 1
+"""Of Linux: the signal that a process gets when its parent ends."""
 
 
 def launch(count: int, arguments: Sequence[str]) -> int:
@@ -61,13 +64,18 @@ def launch(count: int, arguments: Sequence[str]) -> int:
         assert isinstance(context, SubprocessContext)
         with _passing_on(context):
             codes = _ended(context)
-        context.close()
+        context.close(signal.SIGKILL)
     return _told(codes)
 
 
 def end_with_parent() -> None:
-    """End this rank when the command that started it is gone: nobody else would, and it would go on writing."""
+    """End this rank when the command that started it is gone: nobody else would, and it would go on writing.
+
+    Where the system can, it wakes a rank then that was stopped, so that it ends too.
+    """
     parent = int(os.environ[PARENT])
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -91,6 +99,9 @@ def _ended(context: SubprocessContext) -> dict[int, int | None]:
     while any(process.poll() is None for process in ranks.values()):
         if failed_at is None and any(process.poll() for process in ranks.values()):
             failed_at = time.monotonic()
+            for process in ranks.values():
+                # One that was stopped hears why the others are gone, and ends as they do.
+                process.send_signal(signal.SIGCONT)
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
             break
         time.sleep(POLL_S)

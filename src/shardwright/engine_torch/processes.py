@@ -26,6 +26,8 @@ from shardwright.runs.meeting import Connection
 
 MEETING = "shardwright/meeting"
 RETRY_S = 0.2
+COLLECTIVE_TIMEOUT_S = 1800
+"""PyTorch's own, after which it aborts; longer by ours, which says who has stopped and ends the others."""
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
@@ -147,7 +149,8 @@ def _no_store(processes: Processes, said: str) -> InputError:
 def _begin(processes: Processes, store: Store) -> None:
     device = device_of(processes.index)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=processes.index, world_size=processes.count)
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S + processes.stall_timeout_s)
+    dist.init_process_group(backend, store=store, rank=processes.index, world_size=processes.count, timeout=timeout)
 
 
 def _disconnect() -> None:

@@ -55,6 +55,7 @@ class TorchEngine:
         self.options, self.plan = options, plan
         self._device = device_of(dist.get_rank())
         self._feed = feed_of(plan, dist.get_rank(), self._device)
+        self._model: Model | None = None
         self._state: State | None = None
         self._step: Step = train_step(plan, optimizer_options(options))
 
@@ -67,9 +68,13 @@ class TorchEngine:
         return self._feed.offsets
 
     def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
-        ranks = ranks_of(self.plan, self._device)
-        model = Model(self.plan, links_of(self.plan, ranks), ranks)
-        self._state = initial_state(model, seed) if checkpoint is None else load_state(model, checkpoint)
+        # One that another rank found damaged is let go before the next one is read.
+        self._state = None
+        # Its groups are made by all ranks together, and once.
+        if self._model is None:
+            ranks = ranks_of(self.plan, self._device)
+            self._model = Model(self.plan, links_of(self.plan, ranks), ranks)
+        self._state = initial_state(self._model, seed) if checkpoint is None else load_state(self._model, checkpoint)
         return self._state.step
 
     def prepare(self) -> None:

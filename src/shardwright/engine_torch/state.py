@@ -73,7 +73,7 @@ def initial_state(model: Model, seed: int) -> State:
 def load_state(model: Model, checkpoint: Checkpoint) -> State:
     """The state of a checkpoint, placed as the plan says, whatever layout and engine wrote it.
 
-    Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, and for damaged bytes.
+    Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
     infos = {info.name: info for info in tensors_of(model.plan)}
     checkpoint.expect({name: (info.shape, info.dtype) for name, info in infos.items()})

@@ -30,8 +30,8 @@ class Engine(Protocol):
     """One plan, trained by one framework on the devices of this process; it holds the state of the run.
 
     Made before anything is read or allocated, by a function that raises InputError for a plan which the engine does not run
-    and for devices that are not there. Then ``begin``, ``prepare`` and the steps are called in this order, each once;
-    ``tensors`` and ``boxes`` between two steps.
+    and for devices that are not there. Then ``begin``, ``prepare`` and the steps are called in this order, each once, but for
+    ``begin`` where a checkpoint turns out to be damaged, in any process; ``tensors`` and ``boxes`` between two steps.
     """
 
     @property
@@ -47,7 +47,7 @@ class Engine(Protocol):
     def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
         """Make the initial values that ``seed`` gives, or read the state of a checkpoint; the number of steps done.
 
-        Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, and for damaged bytes.
+        Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
         """
         ...
 

@@ -6,11 +6,14 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from shardwright.core.errors import InputError, ShardwrightError
+from shardwright.core.processes import STALL_TIMEOUT_S
 from shardwright.runs.channel import Channel, Message
 from shardwright.runs.hub import GONE, Hub
+from shardwright.runs.pace import Pace, Watch, told
 
 EXCHANGE_TIMEOUT_S = 1800
 """For what takes as long as a checkpoint takes to write, or a text to read."""
@@ -65,6 +68,10 @@ class Group(Protocol):
         """
         ...
 
+    def stepping(self, number: int) -> AbstractContextManager[None]:
+        """Step ``number`` is under way while the block lasts, so that the others know how far this process is."""
+        ...
+
 
 class Alone:
     """A run of one process."""
@@ -79,14 +86,21 @@ class Alone:
     def stop_after(self, number: int, last: int, asked: str | None) -> Ending:
         return Ending(last) if asked is None else Ending(number, asked)
 
+    def stepping(self, number: int) -> AbstractContextManager[None]:
+        del number
+        return nullcontext()
+
 
 class Several:
-    """One of several processes. A thread hears the hub, and ends this process when another one is gone.
+    """One of several processes. A thread hears the hub, and ends this process when another one is gone or has stopped.
 
-    The main thread cannot do that: it waits in a collective for what will never come.
+    The main thread cannot do that: it waits in a collective for what will never come. A second thread tells the hub how far
+    this process is, and notices where the first process, with the hub, has stopped itself.
     """
 
-    def __init__(self, index: int, count: int, channel: Channel, hub: Hub | None) -> None:
+    def __init__(
+        self, index: int, count: int, channel: Channel, hub: Hub | None, stall_timeout_s: float = STALL_TIMEOUT_S
+    ) -> None:
         self.index, self.count = index, count
         self._channel, self._hub = channel, hub
         self._changed = threading.Condition()
@@ -95,6 +109,9 @@ class Several:
         self._frozen = False
         self._ending: Ending | None = None
         self._leaving = threading.Event()
+        self._pace, self._stall_timeout_s = Pace(), stall_timeout_s
+        self._watch = Watch(() if hub is not None else (0,), stall_timeout_s)
+        threading.Thread(target=self._tell_pace, name="shardwright pace", daemon=True).start()
         self._listener = threading.Thread(target=self._listen, name="shardwright group", daemon=True)
         self._listener.start()
 
@@ -119,12 +136,15 @@ class Several:
             self._begun = min(number + 1, last)
             return Ending(last)
 
+    def stepping(self, number: int) -> AbstractContextManager[None]:
+        return self._pace.stepping(number)
+
     def fail(self, error: BaseException) -> None:
         """Tell all others that this process ends with an error; process 0 stays until they have heard."""
         exit_code = error.exit_code if isinstance(error, ShardwrightError) else 1
-        told = str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"
         self._leaving.set()
-        self._channel.send({"failed": told, "exit_code": exit_code})
+        self._channel.send({"failed": said, "exit_code": exit_code})
         # Another process's channel stays open until its end: JAX, for one, aborts it if process 0 ends first.
         self._await_others()
 
@@ -137,12 +157,31 @@ class Several:
         self._await_others()
 
     def await_news(self) -> None:
-        """Give the news that another process is gone the time to come, where an error may be what follows from that."""
+        """Give the news that another process is gone the time to come, where an error may be what follows from that.
+
+        One that has stopped breaks no channel: so all are asked whether they are there.
+        """
+        self._channel.send({"lost": True})
         self._listener.join(FAREWELL_S)
+
+    def _tell_pace(self) -> None:
+        while not self._leaving.wait(self._watch.tick_s):
+            beat = self._pace.beat
+            self._channel.send({"beat": beat})
+            self._watch.heard(self.index, beat)
+            if self._hub is None and (stall := self._watch.tick()) is not None and stall.members:
+                said = told(stall, {0: f"process 0 of {self.count}"}, self.count, self._stall_timeout_s)
+                # For when it wakes up: then it is told why all others are gone.
+                self._channel.send({"failed": said, "exit_code": 1})
+                self._end(said, 1, 0)
+                return
 
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
-            if "gone" in message:
+            self._watch.heard(0)
+            if "ask" in message:
+                self._channel.send({"here": True})
+            elif "gone" in message:
                 self._end(message["gone"], message["exit_code"], GRACE_S if message["failed"] else 0)
                 return
             with self._changed:
@@ -159,12 +198,12 @@ class Several:
         elif "stop_after" in message:
             self._ending = Ending(message["stop_after"], message["why"])
 
-    def _end(self, told: str, exit_code: int, grace_s: float) -> None:
+    def _end(self, said: str, exit_code: int, grace_s: float) -> None:
         """End this process, where it does not by itself: a framework would wait for the others, whichever way it is left."""
         if self._leaving.wait(grace_s):
             return
         cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{cursor}shardwright: process {self.index} of {self.count}: {told}\n")
+        sys.stderr.write(f"{cursor}shardwright: process {self.index} of {self.count}: {said}\n")
         sys.stderr.flush()
         self._await_others()
         os._exit(exit_code)

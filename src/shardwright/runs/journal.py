@@ -5,17 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from shardwright.checkpoint.save import NO_SPACE
 from shardwright.core.errors import InputError
 from shardwright.core.run import StepRecord
+from shardwright.runs.earlier import earlier_lines
 
 FILE_NAME = "metrics.jsonl"
+
+Say = Callable[[str], None]
+"""Tells a person a line that stays."""
 
 
 class Board(Protocol):
@@ -69,19 +75,19 @@ def board_writer() -> BoardWriter:
 
 
 @contextmanager
-def journal(out: Path, *, first_step: int, writer: BoardWriter | None) -> Iterator[Journal]:
+def journal(
+    out: Path, *, first_step: int, writer: BoardWriter | None, say: Say, keep_later: bool = False
+) -> Iterator[Journal]:
     """The journal of a run under ``out`` that goes on after ``first_step`` steps.
 
-    Lines of later steps, which a run wrote after its last checkpoint, are dropped: those steps are done again.
+    Lines of later steps, which a run wrote after its last checkpoint, are dropped: those steps are done again. With
+    ``keep_later`` they are kept beside, as damaged lines always are. Whatever does not stay is told to ``say``.
     Raises InputError where ``out`` cannot be made or written.
     """
     path = out / FILE_NAME
     with _explained(path):
         out.mkdir(parents=True, exist_ok=True)
-        kept = _lines_until(path, first_step)
-        partial = path.with_suffix(".jsonl.partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(path)
+        _restore(path, first_step, say, keep_later)
         # Without a buffer: a line is there when it is written, and a full disk is met here and not when it is closed.
         file = path.open("ab", buffering=0)
     board = None if writer is None else writer(str(out / "tensorboard"), purge_step=first_step + 1)
@@ -93,19 +99,54 @@ def journal(out: Path, *, first_step: int, writer: BoardWriter | None) -> Iterat
                 board.close()
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
-    if not path.exists() or step == 0:
-        return []
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        try:
-            number = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
-            # Only a line that a killed run had begun to write can be broken, and its step is done again.
-            break
-        if number <= step and line.endswith("\n"):
-            kept.append(line)
-    return kept
+def _restore(path: Path, first_step: int, say: Say, keep_later: bool) -> None:
+    """Leave the file with the lines of the first steps alone; nothing else of it is lost but steps that are done again."""
+    data = path.read_bytes() if path.exists() else b""
+    found = earlier_lines(data, first_step)
+    if found.damaged:
+        beside = _beside(path, "damaged", [line for _, line in found.damaged])
+        numbers = ", ".join(str(number) for number, _ in found.damaged)
+        which = f"line {numbers} is" if len(found.damaged) == 1 else f"lines {numbers} are"
+        say(f"{path}: {which} damaged; what was there is kept in {beside}, and every other line stays")
+    if found.cut_off:
+        say(f"{path}: the last line was cut off, as a killed run leaves it; its step is done again")
+    if keep_later and found.later:
+        beside = _beside(path, "set-aside", found.later)
+        say(f"{path}: the lines of the steps after {first_step} are kept in {beside}")
+    kept = b"".join(found.kept)
+    if not data.startswith(kept):
+        _replace(path, kept)
+    elif kept != data:
+        # In place, where that is enough: it takes no room on a disk that may have none.
+        os.truncate(path, len(kept))
+
+
+def _beside(path: Path, why: str, lines: Sequence[bytes]) -> Path:
+    """A new file beside the metrics with these lines, made durable."""
+    beside = path.with_name(f"{path.name}.{why}-{secrets.token_hex(4)}")
+    _write(beside, b"".join(lines))
+    return beside
+
+
+def _replace(path: Path, data: bytes) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    with suppress(FileNotFoundError):
+        partial.unlink()
+    _write(partial, data)
+    partial.replace(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """A new file with ``data``, durable; none where it cannot be written whole."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
 
 
 @contextmanager
@@ -114,7 +155,10 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"{error.filename or path} cannot be written: {error.strerror or error}. "
-            f"Give a folder that can be written with --out."
-        ) from None
+        advice = "Give a folder that can be written with --out."
+        if error.errno in NO_SPACE:
+            advice = (
+                "Free some space, then go on with --resume, from the newest checkpoint. "
+                "Checkpoints are as they were, and so are the lines before this one."
+            )
+        raise InputError(f"{error.filename or path} cannot be written: {error.strerror or error}. {advice}") from None

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shardwright.checkpoint import RunPoint, set_aside_after
+from shardwright.checkpoint import RunPoint
 from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome
 from shardwright.runs.engine import Engine, StepMetrics
 from shardwright.runs.group import Ending, Group
 from shardwright.runs.journal import FILE_NAME, BoardWriter, Journal, journal
 from shardwright.runs.records import record_of, require_sound
+from shardwright.runs.resuming import clear_the_way
 from shardwright.runs.saving import save
 from shardwright.runs.signals import stop_on_signal
 from shardwright.runs.source import Source, batches
@@ -24,13 +25,17 @@ from shardwright.runs.source import Source, batches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """All that the steps need. ``told``: what makes this the same run when it goes on; saved with it."""
+    """All that the steps need. ``told``: what makes this the same run when it goes on; saved with it.
+
+    ``passed_over``: the checkpoints that are proven damaged, and by what.
+    """
 
     options: RunOptions
     plan: Plan
     engine: Engine
     source: Source
     told: Mapping[str, Any]
+    passed_over: Mapping[Path, str]
     shown: Listener
     writer: BoardWriter | None
     group: Group
@@ -55,8 +60,9 @@ class Loop:
                 self.shown.begin(first, last)
                 for number in range(first + 1, last + 1):
                     started = time.perf_counter()
-                    batch = next(ahead)
-                    metrics = self.engine.step(batch)
+                    with self.group.stepping(number):
+                        batch = next(ahead)
+                        metrics = self.engine.step(batch)
                     self._record(number, metrics, time.perf_counter() - started, records)
                     loss = metrics.loss
                     # Asked once: a signal that came between two questions would end the run without saving it.
@@ -76,12 +82,12 @@ class Loop:
             )
 
     def _journal(self, first: int) -> AbstractContextManager[Journal | None]:
-        """The journal, and what the run passed over set aside: by process 0 alone."""
+        """The journal, and the checkpoints in its way set aside: by process 0 alone, which holds the folder."""
         if self.group.index != 0:
             return nullcontext()
-        for aside in set_aside_after(self.options.out, first):
-            self.shown.say(f"kept beside, not whole: {aside}")
-        return journal(self.options.out, first_step=first, writer=self.writer)
+        clear_the_way(self.options, first, self.passed_over, self.shown)
+        back = self.options.resume_from is not None
+        return journal(self.options.out, first_step=first, writer=self.writer, say=self.shown.say, keep_later=back)
 
     def _record(self, number: int, metrics: StepMetrics, step_s: float, records: Journal | None) -> None:
         require_sound(number, metrics, self.options, self.plan)

@@ -35,16 +35,21 @@ class Connection:
 
 
 @contextmanager
-def joined(processes: Processes | None, connection: Connection) -> Iterator[Group]:
+def joined(processes: Processes | None, connection: Connection, refused: str | None = None) -> Iterator[Group]:
     """The processes of this run, met and connected, while the block lasts; None: this one alone.
 
+    ``refused``: why the run may not begin, where the first process knows a reason, which all of them then end with.
     What is raised in the block ends the others too, with its message. Raises InputError where not all come in time.
     """
     if processes is None:
         yield Alone()
         return
-    group = meet(processes)
     try:
+        group = meet(processes)
+    except InputError as error:
+        raise InputError(refused) if refused is not None else error from None
+    try:
+        _refuse(group, refused)
         connection.connect(processes)
         yield group
         group.exchange("the end of the run", None)
@@ -59,6 +64,13 @@ def joined(processes: Processes | None, connection: Connection) -> Iterator[Grou
     group.leave()
 
 
+def _refuse(group: Group, refused: str | None) -> None:
+    """Raises InputError in all processes, where the first was refused."""
+    first, *_ = group.exchange("whether the run may begin", refused if group.index == 0 else None)
+    if first.value is not None:
+        raise InputError(first.value)
+
+
 def _end_now(exit_code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
@@ -68,12 +80,13 @@ def _end_now(exit_code: int) -> None:
 def meet(processes: Processes) -> Several:
     """This process's group, when all are there. A framework's own wait would not say who is missing; JAX's aborts."""
     if processes.index != 0:
-        return Several(processes.index, processes.count, _reach_first(processes), None)
+        return Several(processes.index, processes.count, _reach_first(processes), None, processes.stall_timeout_s)
     connections = _gather(processes)
     ours, hubs = socket.socketpair()
     channels = {0: Channel(hubs), **{index: channel for index, (channel, _) in connections.items()}}
     hosts = {0: socket.gethostname(), **{index: host for index, (_, host) in connections.items()}}
-    return Several(0, processes.count, Channel(ours), Hub(channels, hosts))
+    hub = Hub(channels, hosts, processes.stall_timeout_s)
+    return Several(0, processes.count, Channel(ours), hub, processes.stall_timeout_s)
 
 
 def _gather(processes: Processes) -> dict[int, tuple[Channel, str]]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
 
+from shardwright.checkpoint import DamagedError
+from shardwright.core.errors import InputError
 from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome, Silent
 from shardwright.runs.engine import Engine
 from shardwright.runs.group import Group, must_agree
-from shardwright.runs.journal import board_writer, require_folder
+from shardwright.runs.hold import held
+from shardwright.runs.journal import board_writer
 from shardwright.runs.loop import Loop
 from shardwright.runs.meeting import Connection, joined
-from shardwright.runs.resuming import checkpoint_to_resume
+from shardwright.runs.resuming import Beginning, beginning, older
 from shardwright.runs.source import open_source
 from shardwright.runs.told import told, told_to_all
 
@@ -22,51 +28,86 @@ MakeEngine = Callable[[RunOptions, Plan], Engine]
 def run(
     options: RunOptions, plan: Plan, shown: Listener | None, *, connection: Connection, make_engine: MakeEngine
 ) -> RunOutcome:
-    """Train as the plan says, from the start or from the newest checkpoint under ``options.out``.
+    """Train as the plan says, from the start or from the newest checkpoint under ``options.out``, which it holds meanwhile.
 
-    Where it is one of several processes, it meets the others first; only process 0 tells ``shown`` and writes metrics.
+    Where it is one of several processes, it meets the others first; only process 0 holds the folder, tells ``shown`` and
+    writes metrics.
 
     Raises InputError, before anything is allocated or written, for text that cannot be used, too few devices, a folder
-    that holds another run, a checkpoint that this run cannot continue, or processes that were not told the same; RunError
-    for a loss that is not finite.
+    that another run holds or that has one, a checkpoint that this run cannot continue, or processes that were not told the
+    same; RunError for a loss that is not finite.
     """
     processes = options.processes
     if shown is None or (processes is not None and processes.index != 0):
         shown = Silent()
-    if processes is not None:
-        shown.say(f"{processes.count} processes meet at {processes.coordinator} ({processes.found})")
-        shown.doing("waiting for the others")
-    with joined(processes, connection) as group:
-        return _run(options, plan, shown, group, make_engine)
+    refused = None
+    with ExitStack() as folder:
+        try:
+            if processes is None or processes.index == 0:
+                folder.enter_context(held(options.out, shown))
+        except InputError as error:
+            if processes is None:
+                raise
+            refused = str(error)
+        if processes is not None:
+            shown.say(f"{processes.count} processes meet at {processes.coordinator} ({processes.found})")
+            shown.doing("waiting for the others")
+        with joined(processes, connection, refused) as group:
+            return _run(options, plan, shown, group, make_engine)
 
 
 def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_engine: MakeEngine) -> RunOutcome:
-    require_folder(options.out)
     writer = board_writer() if options.tensorboard else None
     engine = make_engine(options, plan)
     shown.doing(f"reading {options.data}")
     source = open_source(options, plan)
     same = told(options, plan, source)
-    checkpoint = checkpoint_to_resume(options, same, shown)
-    must_agree(group, {**same, **told_to_all(options, plan, checkpoint, engine.versions)}, "before the first step")
+    start = beginning(options, same, shown)
+    must_agree(group, {**same, **told_to_all(options, plan, start.step, engine.versions)}, "before the first step")
     shown.say(
         f"text: {source.corpus.num_tokens:,} tokens of {source.corpus.num_documents:,} documents "
         f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
     )
+    first, start = _begun(engine, options, start, same, group, shown)
     loop = Loop(
         options=options,
         plan=plan,
         engine=engine,
         source=source,
         told=same,
+        passed_over=start.passed_over,
         shown=shown,
         writer=writer,
         group=group,
     )
-    if checkpoint is None:
-        shown.doing("making initial values")
-        return loop.go(engine.begin(None, options.seed), 0, None)
-    shown.doing(f"reading {checkpoint.directory}")
-    first = engine.begin(checkpoint, options.seed)
-    shown.say(f"resumed from {checkpoint.directory} (layout {checkpoint.point.layout_name})")
-    return loop.go(first, checkpoint.point.data_position, checkpoint.directory)
+    if start.checkpoint is None:
+        return loop.go(first, 0, None)
+    return loop.go(first, start.checkpoint.point.data_position, start.checkpoint.directory)
+
+
+def _begun(
+    engine: Engine, options: RunOptions, start: Beginning, same: Mapping[str, Any], group: Group, shown: Listener
+) -> tuple[int, Beginning]:
+    """The steps that are done, and where the run really begins: before what any process finds damaged when it reads it.
+
+    Every element is held against its digest when it is read, by whichever process needs it; nothing is read for that alone.
+    """
+    for attempt in count(1):
+        if start.checkpoint is None:
+            shown.doing("making initial values")
+            return engine.begin(None, options.seed), start
+        shown.doing(f"reading {start.checkpoint.directory}")
+        first, damage = 0, None
+        try:
+            first = engine.begin(start.checkpoint, options.seed)
+        except DamagedError as error:
+            damage = str(error)
+        found = group.exchange(f"reading a checkpoint, try {attempt}", damage)
+        damage = next((held.value for held in found if held.value is not None), None)
+        if damage is None:
+            point = start.checkpoint.point
+            shown.say(f"resumed from {start.checkpoint.directory} (layout {point.layout_name})")
+            return first, start
+        start = older(options, start, damage, same, shown)
+        must_agree(group, {"goes on from": start.step}, f"after damage was found, try {attempt}")
+    raise AssertionError

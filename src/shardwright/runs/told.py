@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.checkpoint import Checkpoint
 from shardwright.core.plan import Plan
 from shardwright.core.run import RunOptions
 from shardwright.runs.source import Source
@@ -37,7 +36,7 @@ def told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
 
 
 def told_to_all(
-    options: RunOptions, plan: Plan, checkpoint: Checkpoint | None, versions: Mapping[str, str]
+    options: RunOptions, plan: Plan, goes_on_from: int | None, versions: Mapping[str, str]
 ) -> dict[str, Any]:
     """What may change from one run to the next, and must be the same for all processes of one."""
     return {
@@ -47,7 +46,7 @@ def told_to_all(
         "stop after": options.last_step,
         "checkpoint every": options.checkpoint_every,
         "keep": options.keep,
-        "goes on from": None if checkpoint is None else checkpoint.point.step,
+        "goes on from": goes_on_from,
         **versions,
     }
 

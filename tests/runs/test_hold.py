@@ -1,0 +1,210 @@
+"""A folder is one run's from its start to its end: whoever comes second is refused, and nothing is touched."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwright.core.errors import InputError
+from shardwright.core.run import RunOptions, Silent
+from shardwright.runs.hold import held
+from tests.conftest import ROOT
+from tests.runs.counting import Counting, counting, go, options, sums
+from tests.runs.processes import several
+from tests.runs.test_run import contents, losses
+
+OWN = (
+    f"process {os.getpid()} on {re.escape(socket.gethostname())}, since " + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: \S.*"
+)
+ADVICE = "Nothing was touched. Wait until that run ends, or end it; or give this one a folder of its own with --out."
+
+
+class During(Counting):
+    """While the fourth step of its run is under way, it has something done."""
+
+    def step(self, batch):
+        metrics = super().step(batch)
+        if metrics.tokens == 4 * 64:
+            self.do()
+        return metrics
+
+
+def during(do) -> During:
+    engine = During(range(4), {"counting": "1"})
+    engine.do = do
+    return engine
+
+
+def refusal(told: RunOptions, **changes: object) -> str:
+    before = contents(told.out)
+    with pytest.raises(InputError) as error:
+        go(counting(), told, **changes)
+    assert contents(told.out) == before
+    return str(error.value)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("every", [1, None])
+def test_the_second_run_is_refused_and_the_first_one_ends_as_alone(
+    resume: bool, every: int | None, tmp_path: Path
+) -> None:
+    told = options(tmp_path)
+    said: list[str] = []
+    ended = go(during(lambda: said.append(refusal(told, resume=resume))), told, checkpoint_every=every)
+    assert ended.ended == "finished"
+    assert losses(told.out) == sums(told, 6)
+    assert re.fullmatch(f"{re.escape(str(told.out))} is held by another run: {OWN}\\. {ADVICE}", said[0])
+    assert not (told.out / ".lock").exists()
+    assert not list(told.out.glob("**/*damaged*"))
+
+
+def test_a_folder_is_one_by_whatever_path(tmp_path: Path) -> None:
+    told, link = options(tmp_path), tmp_path / "link"
+    link.symlink_to(told.out)
+    said: list[str] = []
+    others = [link, tmp_path / "out" / ".." / "out", Path(os.path.relpath(told.out))]
+
+    def second() -> None:
+        for out in others:
+            with pytest.raises(InputError) as error:
+                go(counting(), told, out=out, resume=True)
+            said.append(str(error.value))
+
+    go(during(second), told)
+    assert [message.split(" is held by another run: ")[0] for message in said] == [str(out) for out in others]
+
+
+def test_of_several_processes_the_first_holds_the_folder_and_all_end(tmp_path: Path) -> None:
+    told = options(tmp_path)
+    ended, _ = several(tmp_path, "held")
+    holder = r"process \d+ on \S+, since [^:]+:\d\d:\d\d UTC: \S.*"
+    for process in ended:
+        assert process.code == 2
+        (said,) = process.said
+        assert re.fullmatch(
+            f"InputError: {re.escape(str(told.out))} is held by another run: {holder}\\. {ADVICE}", said
+        )
+    assert list(told.out.iterdir()) == []
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    told = options(tmp_path)
+    with pytest.raises(InputError):
+        go(counting(), told, out=tmp_path / "a" / "b" / "c", data=str(tmp_path / "nowhere"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
+
+
+def test_what_is_forked_meanwhile_does_not_hold_the_folder_for_longer(tmp_path: Path) -> None:
+    with held(tmp_path, Silent()):
+        ready, child = os.pipe(), os.fork()
+        if child == 0:
+            os.read(ready[0], 1)
+            os._exit(0)
+    with held(tmp_path, Silent()):
+        os.write(ready[1], b"x")
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_lock_that_is_a_link_to_nowhere_is_an_error_and_no_loop(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to("/nowhere/at/all")
+    with pytest.raises(InputError) as error, held(tmp_path, Silent()):
+        pass
+    assert str(error.value) == (
+        f"{tmp_path}/.lock cannot be written: No such file or directory. Give a folder that can be written with --out."
+    )
+
+
+def test_a_file_system_without_locks_is_said_and_the_file_itself_keeps_others_away(tmp_path: Path, monkeypatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    told, shown = options(tmp_path), Silent()
+    lock = told.out / ".lock"
+    said: list[str] = []
+    go(during(lambda: said.append(refusal(told, resume=True))), told, checkpoint_every=2)
+    assert losses(told.out) == sums(told, 6)
+    assert re.fullmatch(
+        f"{re.escape(str(told.out))} is held by another run, as {re.escape(str(lock))} says: {OWN}\\. Nothing was touched. The "
+        f"file system has no locks, which would tell whether that run is still there: if it is not, delete "
+        f"{re.escape(str(lock))}; if it is, wait until it ends, or give this one a folder of its own with --out\\.",
+        said[0],
+    )
+    with held(told.out, shown):
+        assert shown.said == [
+            f"the file system of {told.out} has no locks: another run is kept away by the file {lock} alone, and where this "
+            f"one is killed, that file has to be deleted by hand"
+        ]
+    assert not lock.exists()
+
+
+RUNS = """
+import os, signal, sys, time
+from pathlib import Path
+from random import Random
+from tests.runs.counting import counting, go, options
+from shardwright.core.errors import InputError
+
+folder, random, end = Path(sys.argv[1]), Random(int(sys.argv[2])), None
+told = options(folder)
+
+def run(steps, slow):
+    pid = os.fork()
+    if pid:
+        return pid
+    engine = counting()
+    step = engine.step
+    engine.step = lambda batch: (time.sleep(slow), step(batch))[1]
+    try:
+        go(engine, told, steps=60, stop_after=steps, checkpoint_every=1, keep=3, resume=True)
+        os._exit(0)
+    except InputError as error:
+        held = "is held by another run: " in str(error)
+        if not held:
+            print(error, flush=True)
+        os._exit(3 if held else 4)
+
+run_to = lambda step: os.waitstatus_to_exitcode(os.waitpid(run(step, 0), 0)[1])
+(told.out).mkdir()
+(told.out / "metrics.jsonl").touch()
+for number in range(int(sys.argv[3])):
+    both, codes = [run(60, 0.02), run(60, 0.02)], []
+    if number % 2:
+        # The one that came second has been refused by then.
+        ended, status = os.wait()
+        both.remove(ended)
+        codes.append(os.waitstatus_to_exitcode(status))
+    time.sleep(random.random() * 0.2)
+    for pid in both:
+        os.kill(pid, signal.SIGKILL)
+    codes += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in both]
+    print(*sorted(codes), flush=True)
+print("last", run_to(60), flush=True)
+"""
+
+
+def test_two_that_start_at_once_and_are_killed_at_random_moments(tmp_path: Path) -> None:
+    """Never do two train at once, nothing is moved, and the numbers at the end are those of a run that was never killed."""
+    seed, kills = "0", "8"
+    command = [sys.executable, "-c", RUNS, str(tmp_path), seed, kills]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    *codes, last = ended.stdout.splitlines()
+    assert last == "last 0", ended.stderr
+    killed = -int(signal.SIGKILL)
+    # Refused, or killed before it could be; never an error, and never both to the end.
+    assert set(codes) <= {f"{killed} {killed}", f"{killed} 3", f"{killed} 0", "0 3", "0 0"}, ended.stdout
+    assert f"{killed} 3" in codes
+    told = options(tmp_path)
+    out = tmp_path / "out"
+    assert losses(out) == sums(told, 60)
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "metrics.jsonl"]
+    assert not list((out / "checkpoints").glob("*damaged*"))
