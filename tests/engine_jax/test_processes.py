@@ -29,6 +29,7 @@ from tests.engine_jax.commands import (
     checkpoints,
     compiled_once,
     directory_of,
+    flip,
     metrics,
     results,
     saved,
@@ -65,8 +66,9 @@ def pair(
     devices: int = 2,
     own: tuple[list[str], list[str]] = ([], []),
     slurm: bool = False,
+    stopped: int | None = None,
 ) -> list[Ended]:
-    """How two processes of one run ended. ``own``: options of each beside those of both."""
+    """How two processes of one run ended. ``own``: options of each beside those of both; ``stopped``: is woken at the end."""
     port = free_port()
     where = ["--coordinator", f"localhost:{port}", "--processes", "2"]
     started = []
@@ -84,7 +86,11 @@ def pair(
                 text=True,
             )
         )
-    said = [process.communicate(timeout=WAIT_S) for process in started]
+    said = [("", "")] * 2
+    for index in (0, 1) if stopped is None else (1 - stopped, stopped):
+        if index == stopped:
+            started[index].send_signal(signal.SIGCONT)
+        said[index] = started[index].communicate(timeout=WAIT_S)
     return [Ended(process.returncode, *text) for process, text in zip(started, said, strict=True)]
 
 
@@ -178,9 +184,14 @@ def test_a_checkpoint_by_two_resumes_in_one(one: Path, two: tuple[Path, Path, li
 
 
 def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(one: Path, tmp_path: Path, environment) -> None:
-    out = only_until(3, one, tmp_path / "out")
+    """And both go back to what neither finds damaged: the newest step has a flipped bit, in a box that one of them reads."""
+    out = Path(shutil.copytree(one, tmp_path / "out"))
+    flip(directory_of(out, 6))
     told = {**environment, "SIGNAL": "5 1 SIGTERM"}
     first, second = pair(tmp_path, told, out, [*TWO, "--steps", "40", "--resume"])
+    (damaged,) = (out / "checkpoints").glob("step-00000006.damaged-*")
+    assert f"kept beside, not whole: {damaged}" in first.out
+    shutil.rmtree(damaged)
     assert [(first.code, first.err), (second.code, second.err)] == [(0, "")] * 2
     last = len(metrics(out))
     # The first had begun the sixth step, or not.
@@ -220,6 +231,24 @@ def test_a_killed_process_ends_the_other_with_a_message(killed: int, tmp_path: P
     assert said.endswith(
         "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
     )
+    found = latest(out)
+    assert found.checkpoint is not None
+    assert found.checkpoint.point.step in (2, 3)
+    assert found.passed_over == ()
+
+
+def test_a_stopped_process_is_named_by_the_other_which_ends(tmp_path: Path, environment) -> None:
+    out = tmp_path / "out"
+    told = {**environment, "SIGNAL": "3 1 SIGSTOP"}
+    options = [*TWO, "--steps", "40", "--checkpoint-every", "1", "--stall-timeout", "2"]
+    other, _ = pair(tmp_path, told, out, options, stopped=1)
+    assert other.code == 1
+    assert re.fullmatch(
+        r"shardwright: process 0 of 2: process 1 of 2 \(\S+, \S+\): no answer for \d+ s, since step [23]: stopped, or the "
+        r"machine hangs\. That is longer than --stall-timeout, 2 s, beyond the longest step, [\d.]+ s\. So all end\. Start all "
+        r"of them again, with --resume\.\n",
+        other.err,
+    ), other.err
     found = latest(out)
     assert found.checkpoint is not None
     assert found.checkpoint.point.step in (2, 3)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import open_checkpoint
+from tests.checkpoint.states import largest_file
 from tests.engine_jax.commands import (
     CP,
     DEEPSEEK3,
@@ -22,6 +23,7 @@ from tests.engine_jax.commands import (
     checkpoints,
     compiled_once,
     directory_of,
+    flip,
     losses,
     metrics,
     results,
@@ -156,13 +158,28 @@ def test_a_run_that_saved_nothing_begins_again_where_that_is_asked_for(dense: Pa
     assert results(tmp_path) == results(dense / "half")
 
 
-def test_a_damaged_checkpoint_is_passed_over(dense: Path, tmp_path: Path, capsys) -> None:
+def test_a_flipped_bit_in_the_newest_step_costs_that_step_alone(dense: Path, tmp_path: Path, capsys) -> None:
     out = Path(shutil.copytree(dense / "straight", tmp_path / "out"))
-    manifest = directory_of(out, 20) / "manifest.json"
-    manifest.write_text(manifest.read_text()[:-100])
-    assert train(LLAMA3, out, *FSDP, *STEPS, "--resume") == 0
-    said = capsys.readouterr().out
-    assert "passed over a checkpoint that is not whole" in said
-    assert f"resumed from {directory_of(out, 10)} (layout fsdp)" in said
+    flip(directory_of(out, 20))
+    assert train(LLAMA3, out, *FSDP, *STEPS, "--resume", "--json") == 0
+    said = json.loads(capsys.readouterr().out)["run"]["said"]
+    assert said[1].startswith(f"passed over a checkpoint that is not whole: {directory_of(out, 20)}/boxes-")
+    assert said[2] == f"resumed from {directory_of(out, 10)} (layout fsdp)"
+    (aside,) = (out / "checkpoints").glob("step-00000020.damaged-*")
+    assert said[3:] == [f"kept beside, not whole: {aside}"]
     assert results(out) == results(dense / "straight")
     assert_same_bits(saved(out, 20), saved(dense / "straight", 20))
+
+
+def test_a_disk_without_room_costs_the_step_that_is_saved_alone(dense: Path, tmp_path: Path, capsys) -> None:
+    out = copied(dense, tmp_path / "out")
+    before = saved(out, 10)
+    with compiled_once(), largest_file(50_000):
+        assert train(LLAMA3, out, *FSDP, *STEPS, "--resume", "--checkpoint-every", "2") == 2
+    assert capsys.readouterr().err == (
+        f"shardwright: {directory_of(out, 12)}: this checkpoint could not be written: File too large. Free some space, then "
+        f"go on with --resume. Nothing of it was kept, and earlier checkpoints are as they were.\n"
+    )
+    assert checkpoints(out) == ["step-00000010"]
+    assert_same_bits(saved(out, 10), before)
+    assert results(out) == results(dense / "straight")[:12]

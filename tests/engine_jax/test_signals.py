@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -113,9 +114,16 @@ def wait_for_lines(process: subprocess.Popen[str], path: Path, number: int) -> N
     raise AssertionError(f"{number} steps were not done: {process.communicate()}")
 
 
-def test_a_person_stops_a_run(straight: Path, tmp_path: Path, user_environment) -> None:
+def test_a_person_stops_a_run(straight: Path, tmp_path: Path, user_environment, capsys) -> None:
     process = started(tmp_path, user_environment)
     wait_for_lines(process, tmp_path / "metrics.jsonl", 2)
+    # Whoever comes second changes nothing, with --resume or without.
+    for more in ([], ["--resume"]):
+        assert train(LLAMA3, tmp_path, *FSDP, *STEPS, *more) == 2
+        assert re.match(
+            rf"shardwright: {tmp_path} is held by another run: process {process.pid} on \S+, since \S+ \S+ UTC: shardwright train ",
+            capsys.readouterr().err,
+        )
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err

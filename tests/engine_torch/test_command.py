@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_torch.commands import KILLED_WITHIN_S, losses, pid_of_rank, run, started
+from tests.engine_torch.commands import KILLED_WITHIN_S, flip, losses, pid_of_rank, run, started
 
 MODEL = ["mixtral-test", "--batch", "8", "--length", "16", "--steps", "6", "--set", "num_layers=1"]
 ON_JAX = [*MODEL, "--layout", "ep-as-cp", "--mesh", "fsdp=2,expert=2", "--devices", "4"]
@@ -50,9 +50,31 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
     assert "process 1 of 4" in said
     assert "Traceback" not in said
     before = len(losses(out))
+    # The newest step has a flipped bit, in a box that one of the ranks reads: all take the one before.
+    newest = sorted(out.glob("checkpoints/step-????????"))[-1]
+    flip(newest)
     done = run([*arguments, "--steps", "1000", "--resume", "--stop-after", str(before + 1)])
     assert done.returncode == 0, done.stderr
     assert len(losses(out)) == before + 1
+    assert f"kept beside, not whole: {newest}.damaged-" in done.stdout
+
+
+def test_a_stopped_rank_ends_the_run_by_name_and_does_not_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [*ON_TORCH, "--out", str(out), "--checkpoint-every", "1", "--steps", "1000", "--stall-timeout", "2"]
+    with started(arguments) as process:
+        wait_for(lambda: len(list(out.glob("checkpoints/step-*"))) >= 2, process)
+        ranks = [pid_of_rank(process, rank) for rank in range(4)]
+        os.kill(ranks[1], signal.SIGSTOP)
+        _, said = process.communicate(timeout=2 * KILLED_WITHIN_S)
+    assert process.returncode == 1
+    assert re.fullmatch(
+        r"shardwright: process 0 of 4: process 1 of 4 \(\S+, \S+\): no answer for \d+ s, since step \d+: stopped, or the "
+        r"machine hangs\. That is longer than --stall-timeout, 2 s, beyond the longest step, [\d.]+ s\. So all end\. Start all "
+        r"of them again, with --resume\.\n",
+        said,
+    ), said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
 def test_sigterm_saves_and_ends_all_ranks(tmp_path: Path) -> None:
@@ -99,6 +121,8 @@ def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
     with started([*ON_TORCH, "--steps", "1000", "--out", str(out)]) as process:
         wait_for(lambda: (out / "metrics.jsonl").exists(), process)
         ranks = [pid_of_rank(process, rank) for rank in range(4)]
+        # One that is stopped ends with it too.
+        os.kill(ranks[2], signal.SIGSTOP)
         process.kill()
         deadline = time.monotonic() + KILLED_WITHIN_S
         while any(Path(f"/proc/{pid}").exists() for pid in ranks):

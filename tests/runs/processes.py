@@ -14,8 +14,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Any, NamedTuple
 
 from shardwright.core.errors import ShardwrightError
@@ -23,10 +25,11 @@ from shardwright.core.processes import Processes
 from shardwright.core.run import Silent
 from shardwright.runs.hold import held
 from tests.conftest import ROOT
-from tests.runs.counting import Counting, go, options
+from tests.runs.counting import NOBODY, Counting, go, options
 from tests.runs.test_group import free_port
 
-COUNT, STALL_S = 3, 1.0
+COUNT, STALL_S = 3, 1
+GIVE_UP_S = 0.5
 AT = 4
 """The step in which it happens."""
 
@@ -48,10 +51,15 @@ def several(folder: Path, case: str) -> tuple[list[Ended], float]:
 class Together(Counting):
     """Its steps end together with those of the others; in step ``AT`` a process does what the case says."""
 
+    barrier: Any
+    do: Callable[[], None]
+    gives_up: bool
+
     def step(self, batch: Any):
         if self._step + 1 == AT:
             self.do()
-        self.barrier.wait()
+        # As Gloo does between CPUs, where a partner does not come.
+        self.barrier.wait(GIVE_UP_S if self.gives_up else None)
         return super().step(batch)
 
 
@@ -76,21 +84,28 @@ def all_stop(ours: int) -> None:
 CASES: dict[str, Callable[[int], None]] = {
     "the first stops": stopped(0),
     "another stops": stopped(1),
+    "a collective gives up": stopped(1),
     "one hangs": hangs,
     "all stop for a while": all_stop,
     "held": lambda _: None,
 }
 
 
-def one(folder: Path, index: int, port: int, barrier: Any, do: Callable[[int], None]) -> int:
+def one(folder: Path, index: int, port: int, barrier: Any, case: str) -> int:
     os.dup2(os.open(folder / f"said-{index}", os.O_WRONLY | os.O_CREAT), 2)
     engine = Together((index,) if index < COUNT - 1 else (COUNT - 1, COUNT), {"counting": "1"})
-    engine.barrier, engine.do = barrier, lambda: do(index)
+    engine.barrier, engine.do = barrier, lambda: CASES[case](index)
+    engine.gives_up = "gives up" in case
     processes = Processes(
-        count=COUNT, index=index, coordinator=f"localhost:{port}", found="a test", stall_timeout_s=STALL_S
+        count=COUNT,
+        index=index,
+        coordinator=f"localhost:{port}",
+        found="a test",
+        stall_timeout_s=300 if engine.gives_up else STALL_S,
     )
+    connection = replace(NOBODY, lost=(BrokenBarrierError,))
     try:
-        go(engine, options(folder), processes=processes, checkpoint_every=2, resume=True)
+        go(engine, options(folder), connection=connection, processes=processes, checkpoint_every=2, resume=True)
     except ShardwrightError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code
@@ -115,7 +130,7 @@ def main(folder: Path, case: str) -> None:
             if (pid := os.fork()) == 0:
                 code = 1
                 try:
-                    code = one(folder, index, port, barrier, CASES[case])
+                    code = one(folder, index, port, barrier, case)
                 finally:
                     sys.stderr.flush()
                     os._exit(code)

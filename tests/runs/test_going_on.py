@@ -17,6 +17,7 @@ from shardwright.core.errors import InputError
 from shardwright.core.run import RunOptions, Silent
 from shardwright.runs import run
 from shardwright.runs.run import _run
+from tests.checkpoint.states import largest_file
 from tests.runs.counting import NOBODY, counting, go, made, options, plan_of, sums
 from tests.runs.test_group import each, together
 from tests.runs.test_run import contents, losses
@@ -50,7 +51,7 @@ def flip(told: RunOptions, number: int, at: int = -1) -> Path:
     return path
 
 
-def goes_on(told: RunOptions, **changes: object) -> list[str]:
+def goes_on(told: RunOptions, **changes) -> list[str]:
     """What is said by a run that goes on to its end, which is as if it had never stopped."""
     shown = Silent()
     engine = counting()
@@ -248,3 +249,30 @@ def test_a_bit_anywhere_in_the_newest_step_costs_that_step_and_no_more(seed: int
     else:
         goes_on(told, resume_from=4)
         assert beside(told, "set-aside") == ["step-00000005.set-aside"]
+
+
+def test_a_disk_without_room_ends_a_run_that_goes_on_when_there_is_some(told: RunOptions) -> None:
+    shutil.rmtree(told.out)
+    go(counting(), told, checkpoint_every=1, stop_after=2)
+    before = contents(told.out / "checkpoints")
+    with largest_file(1000), pytest.raises(InputError) as error:
+        go(counting(), told, checkpoint_every=1, resume=True)
+    assert str(error.value) == (
+        f"{step(told, 3)}: this checkpoint could not be written: File too large. Free some space, then go on with --resume. "
+        f"Nothing of it was kept, and earlier checkpoints are as they were."
+    )
+    assert contents(told.out / "checkpoints") == before
+    size = (told.out / "metrics.jsonl").stat().st_size
+    # The step is done; of its line there is room for a part alone.
+    with largest_file(size - 10), pytest.raises(InputError) as error:
+        go(counting(), told, checkpoint_every=None, resume=True)
+    assert str(error.value) == (
+        f"{told.out}/metrics.jsonl cannot be written: No space left on device. Free some space, then go on with --resume, "
+        f"from the newest checkpoint. Checkpoints are as they were, and so are the lines before this one."
+    )
+    assert contents(told.out / "checkpoints") == before
+    said = goes_on(told)
+    assert (
+        f"{told.out}/metrics.jsonl: the last line was cut off, as a killed run leaves it; its step is done again"
+        in said
+    )

@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,8 @@ ADVICE = "Nothing was touched. Wait until that run ends, or end it; or give this
 class During(Counting):
     """While the fourth step of its run is under way, it has something done."""
 
+    do: Callable[[], None]
+
     def step(self, batch):
         metrics = super().step(batch)
         if metrics.tokens == 4 * 64:
@@ -38,13 +42,13 @@ class During(Counting):
         return metrics
 
 
-def during(do) -> During:
+def during(do: Callable[[], None]) -> During:
     engine = During(range(4), {"counting": "1"})
     engine.do = do
     return engine
 
 
-def refusal(told: RunOptions, **changes: object) -> str:
+def refusal(told: RunOptions, **changes: Any) -> str:
     before = contents(told.out)
     with pytest.raises(InputError) as error:
         go(counting(), told, **changes)

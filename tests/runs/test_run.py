@@ -100,9 +100,7 @@ def test_a_step_that_was_not_the_model_s_is_neither_recorded_nor_saved(tmp_path:
     assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
 
 
-def by_two(
-    folder: Path, engines: list[Counting], connection: Connection = NOBODY, **changes: object
-) -> list[RunOutcome]:
+def by_two(folder: Path, engines: list[Counting], connection: Connection = NOBODY, **changes) -> list[RunOutcome]:
     """How a run by two ended, with a thread for each process."""
     told, port = options(folder), free_port()
     where = [

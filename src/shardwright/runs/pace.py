@@ -117,6 +117,8 @@ def told(stall: Stall, named: Mapping[int, str], count: int, stall_timeout_s: fl
     since = f"since step {stall.since_step}" if stall.since_step else "since before the first step"
     limit = (
         f"That is longer than --stall-timeout, {stall_timeout_s:g} s, beyond the longest step, {stall.longest_s:.1f} s."
+        if stall.for_s > stall_timeout_s + stall.longest_s
+        else "An operation between the processes has failed for it."
     )
     ends = "So all end. Start all of them again, with --resume."
     if not stall.members:
