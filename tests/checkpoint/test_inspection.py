@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import CheckpointError, describe, saving, verify
+from shardwright.checkpoint.directory import delete
 from shardwright.checkpoint.dtypes import DTYPES
 from shardwright.checkpoint.manifest import manifest_value
 from shardwright.checkpoint.opened import open_checkpoint
@@ -69,6 +70,23 @@ def test_a_run_s_directory_means_all_of_its_checkpoints(tmp_path: Path) -> None:
         assert not checked["ok"]
         assert shown["leftovers"] == checked["leftovers"] == [under_way.directory.name]
         assert json.loads(json.dumps([shown, checked])) == [shown, checked]
+
+
+def test_a_step_that_a_run_deletes_meanwhile_is_not_called_damaged(tmp_path: Path, monkeypatch) -> None:
+    """`ckpt` beside a run with --keep, whose turn comes between the list of the steps and the look at one."""
+    first, second = save(tmp_path, small_state(), step=5), save(tmp_path, small_state(), step=10)
+
+    def opened(directory: Path):
+        if directory == first and first.exists():
+            delete(first)
+        return open_checkpoint(directory)
+
+    monkeypatch.setattr("shardwright.checkpoint.inspection.open_checkpoint", opened)
+    checked = verify(tmp_path)
+    assert (checked["ok"], [item["directory"] for item in checked["checkpoints"]]) == (True, [str(second)])
+    first = save(tmp_path, small_state(), step=6)
+    shown = describe(tmp_path)
+    assert (shown["damaged"], [item["directory"] for item in shown["checkpoints"]]) == ([], [str(second)])
 
 
 @pytest.mark.parametrize("look", [describe, verify])

@@ -28,7 +28,8 @@ def describe(directory: Path | str) -> dict[str, Any]:
         try:
             shown.append(_described(open_checkpoint(path)))
         except CheckpointError as error:
-            damaged.append(str(error))
+            if not _is_gone(path):
+                damaged.append(str(error))
     return {
         "directory": str(directory),
         "checkpoints": shown,
@@ -45,7 +46,8 @@ def verify(directory: Path | str) -> dict[str, Any]:
     """
     directory = Path(directory)
     paths, beside = _found_in(directory)
-    checked = [_verified(path) for path in paths]
+    # A run beside this deletes old ones, where it was told how many to keep.
+    checked = [found for path in paths if (found := _verified(path))["ok"] or not _is_gone(path)]
     return {
         "directory": str(directory),
         "ok": all(item["ok"] for item in checked),
@@ -66,6 +68,10 @@ def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
             f"as in OUT/checkpoints/step-00000010."
         )
     return found, leftovers(out)
+
+
+def _is_gone(path: Path) -> bool:
+    return step_of(path) is not None and not path.exists()
 
 
 def _described(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Loop:
         with stop_on_signal() as stop:
             self.shown.doing("compiling the step")
             self.engine.prepare()
+            # Gloo waits 30 s for its partners and no longer; one may compile for longer than another.
+            self.group.exchange("the step is compiled", None)
             loss, ending = math.nan, Ending(last)
             with (
                 self._journal(first) as records,
