@@ -115,6 +115,19 @@ def test_without_a_step_done_only_silence_counts() -> None:
     assert watch.tick() == Stall((), 63.0, 8, 2.0)
 
 
+def test_who_stopped_in_the_middle_of_a_step_is_named_and_not_all() -> None:
+    watch = Watch(range(2), 60)
+    for _ in range(30):
+        for member in range(2):
+            watch.heard(member, Beat(8, stepping=True, longest_s=2.0))
+        watch.tick()
+    for silent in range(1, 63):
+        watch.heard(0, Beat(8, stepping=True, longest_s=2.0))
+        assert watch.tick() is None, silent
+    watch.heard(0)
+    assert watch.tick() == Stall((1,), 63.0, 8, 2.0)
+
+
 def test_the_pace_is_that_of_the_longest_step(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 13.0, 20.0, 21.0])
     monkeypatch.setattr("shardwright.runs.pace.time.monotonic", lambda: next(times))

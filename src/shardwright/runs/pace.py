@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 TICKS = 60
 MAX_TICK_S = 5.0
+ANSWERS_TICKS = 6
+"""Who was heard within so many ticks answers. Of anyone else nothing is said before it is known that it is silent."""
 
 
 def tick_s(stall_timeout_s: float) -> float:
@@ -96,7 +98,9 @@ class Watch:
         if silent:
             return self.stall(silent)
         # The first step may compile or connect, and nothing is known of how long; and a checkpoint has a time of its own.
-        if longest_s > 0 and self._idle * self.tick_s > limit_s and any(beat.stepping for beat in self._beats.values()):
+        stepping = longest_s > 0 and any(beat.stepping for beat in self._beats.values())
+        answers = max(self._silent.values(), default=0) <= ANSWERS_TICKS
+        if stepping and answers and self._idle * self.tick_s > limit_s:
             return Stall((), self._idle * self.tick_s, self._done, longest_s)
         return None
 
