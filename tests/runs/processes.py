@@ -56,10 +56,11 @@ class Together(Counting):
     gives_up: bool
 
     def step(self, batch: Any):
-        if self._step + 1 == AT:
+        now = self._step + 1 == AT
+        if now:
             self.do()
         # As Gloo does between CPUs, where a partner does not come.
-        self.barrier.wait(GIVE_UP_S if self.gives_up else None)
+        self.barrier.wait(GIVE_UP_S if now and self.gives_up else None)
         return super().step(batch)
 
 
