@@ -257,6 +257,13 @@ CASES: tuple[Case, ...] = (
         where="exprt",
     ),
     Case(
+        name="SW111-key-of-the-command-line",
+        files=CLEAN_FILE,
+        asked={"given": ("steps=3", "capacity_facto=1.25")},
+        beside_asked={"given": ("steps=3", "capacity_factor=1.25")},
+        where="capacity_facto",
+    ),
+    Case(
         name="SW111-never-fires",
         files=mine((line("kv_head_dim"), line("kv_head_dim", "tensor"))),
         asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}},
@@ -359,6 +366,12 @@ CASES: tuple[Case, ...] = (
         files=mine((line("vocab", "tensor"), line("vocab", "tensor") + line("vocab", "data"))),
         asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "data": 2}, "model": "llama3-test", "dialect": "flax-nnx"},
         beside_asked={"dialect": "nnx"},
+    ),
+    Case(
+        name="SW123-layers-for-further-tokens",
+        files=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: 4\nmtp_num_layers: 1")),
+        beside=CLEAN_FILE,
+        where="mtp_num_layers",
     ),
     Case(
         name="SW123-stream-cut-along-its-width",

@@ -72,8 +72,14 @@ def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case: Cas
             continue
         assert finding.position is not None
         source = finding.position.source
-        text = typed(case.files[source], finding.fix, finding.position.line)
-        after = findings(replace(case, files={**case.files, source: text}), tmp_path)
+        if source == "--given":
+            given = list(case.asked["given"])
+            text = typed(given[finding.position.line - 1] + "\n", finding.fix, 1).strip()
+            given[finding.position.line - 1] = text
+            after = findings(replace(case, asked={**case.asked, "given": tuple(given)}), tmp_path)
+        else:
+            text = typed(case.files[source], finding.fix, finding.position.line)
+            after = findings(replace(case, files={**case.files, source: text}), tmp_path)
         assert key(finding) not in {key(each) for each in after}, text
         assert {key(each) for each in after if each.severity == "error"} <= errors, text
 

@@ -56,3 +56,14 @@ def test_a_size_of_the_users_for_an_axis_that_is_not_there():
     with pytest.raises(InputError) as refused:
         sizes_of("", Devices(sizes={"tensr": 2}))
     assert str(refused.value) == "--mesh: the mesh has no axis 'tensr'. Did you mean 'tensor'?"
+
+
+def test_axes_that_a_server_sets_have_size_1_and_no_key():
+    text = "mesh_axes: [data, attn_dp, model, expert, attn_dp_expert]\nlogical_axis_rules: [[exp, [attn_dp_expert, expert]]]\n"
+    served = merged([parse_rule_file(text + "ici_tensor_parallelism: 4\nici_attn_dp_parallelism: 2\n", "vllm.yml")])
+    found = sized(served, Devices(num=4, natural={"fsdp": 8}))
+    assert found.mesh.shape == {"data": 1, "attn_dp": 1, "model": 4, "expert": 1, "attn_dp_expert": 1}
+    assert [(each.code, each.where) for each in found.findings] == [("SW111", "'ici_attn_dp_parallelism'")]
+    with pytest.raises(InputError) as refused:
+        sized(served, Devices(sizes={"attn_dp": 2}))
+    assert str(refused.value) == "--mesh attn_dp is 2, and MaxText's meshes have it with size 1."

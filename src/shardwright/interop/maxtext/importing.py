@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardwright.core.finding import Finding, worst_first
 from shardwright.core.table import DTYPE_BYTES, ModelTable
+from shardwright.core.wording import count
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.checks import check
 from shardwright.interop.maxtext.comparison import Comparison, compared
@@ -84,7 +85,7 @@ def import_maxtext(asked: Asked) -> MaxTextImport:
     Raises InputError for files and values that cannot be read, and FindingsError (SW106) for sizes that give no mesh.
     """
     imported, sizes, chosen = placed_for(asked)
-    findings = [*sizes, *_misspelt(imported.configuration), *check(imported)]
+    findings = [*sizes, *_misspelt(imported.configuration), *_left_out(imported), *check(imported)]
     comparison = None
     layout = layout_of(imported, Path(asked.file).stem)
     if layout is not None:
@@ -125,16 +126,31 @@ def _misspelt(configuration: Configuration) -> Iterator[Finding]:
     """Keys of the command line that are not read, and nearly one that is."""
     axes = (SIZE_WORDS.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE)
     known = [*KINDS, *(f"{link}_{axis}_parallelism" for axis in axes for link in FILLS)]
-    for key in configuration.not_read:
+    for key, place in configuration.not_read.items():
         for meant in get_close_matches(key, known, n=1, cutoff=NEARLY):
             yield Finding(
                 code="SW111",
                 severity="error",
-                where=f"--given {key}",
+                where=f"'{key}'",
+                position=place,
                 found="a key that MaxText does not have, at which it ends with an error",
                 needed=f"'{meant}', or another of its keys",
                 fix=f"Write '{meant}'.",
             )
+
+
+def _left_out(imported: Imported) -> Iterator[Finding]:
+    """Layers of the model that our table has not; no weight of the table is another for them."""
+    word = imported.configuration.settings.get("mtp_num_layers")
+    if word is not None and int(word.value) > 0:
+        yield Finding(
+            code="SW123",
+            severity="info",
+            where="'mtp_num_layers'",
+            position=word.position,
+            found=f"{count(int(word.value), 'layer')} for predicting further tokens, which the table of {imported.table.name} leaves out",
+            needed="nothing: no weight of the table is another for it",
+        )
 
 
 def _with_rows_for_all(imported: Imported, chosen: dict[str, str]) -> Imported:

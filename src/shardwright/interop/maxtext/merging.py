@@ -53,7 +53,7 @@ class Configuration:
     hidden: tuple[Hidden, ...] = ()
     preset: RuleFile | None = None
     rules_from: Position | None = None
-    not_read: tuple[str, ...] = ()
+    not_read: Mapping[str, Position] = field(default_factory=dict)
     """Keys of the command line that change no layout."""
     subject: str = ""
     """The file that says what the model is: the model's own, or the one that is imported."""

@@ -50,8 +50,8 @@ class RuleFile:
     settings: Mapping[str, Word] = field(default_factory=dict)
     positions: Mapping[str, Position] = field(default_factory=dict)
     """Where each key stands."""
-    not_read: tuple[str, ...] = ()
-    """Keys of a command line that change no layout."""
+    not_read: Mapping[str, Position] = field(default_factory=dict)
+    """Keys of a command line that change no layout, and where each stands."""
 
 
 def read_rule_file(path: str | Path) -> RuleFile:
@@ -75,23 +75,22 @@ def parse_rule_file(text: str, source: str) -> RuleFile:
 def parse_given(texts: tuple[str, ...]) -> RuleFile:
     """What a command line says, as ``KEY=VALUE``; values that are read are YAML, as in a file.
 
-    Any key of MaxText's may stand here: those that change no layout are only named. Raises InputError for a text that is
-    no KEY=VALUE, for a key that stands twice, and for values as a file would.
+    Any key of MaxText's may stand here: those that change no layout are only named. A text's line is its place among all.
+    Raises InputError for a text that is no KEY=VALUE, for a key that stands twice, and for values as a file would.
     """
     lines: dict[str, str] = {}
-    not_read: list[str] = []
-    for text in texts:
+    not_read: dict[str, Position] = {}
+    for number, text in enumerate(texts, start=1):
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise InputError(f"--given '{text}' is not KEY=VALUE, as in ici_expert_parallelism=8.")
-        if key in lines or key in not_read:
+        if key in lines:
             raise InputError(f"--given {key}: it stands twice. Keep one.")
-        if _is_read(key):
-            lines[key] = f"{key}: {value}"
-        else:
-            not_read.append(key)
-    read = parse_rule_file("\n".join(lines.values()), "--given") if lines else RuleFile(source="--given")
-    return replace(read, not_read=tuple(not_read))
+        lines[key] = f"{key}: {value}" if _is_read(key) else ""
+        if not lines[key]:
+            not_read[key] = Position(source="--given", line=number, column=1)
+    read = parse_rule_file("\n".join(lines.values()), "--given") if any(lines.values()) else RuleFile(source="--given")
+    return replace(read, not_read=not_read)
 
 
 KINDS: Mapping[str, Kind] = {**SETTINGS, **MODEL_KEYS}

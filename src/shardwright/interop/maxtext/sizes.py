@@ -146,9 +146,10 @@ def _fault(place: Position | None, where: str, found: str, needed: str) -> Findi
 def _dropped(configuration: Configuration, axes: tuple[str, ...]) -> Iterator[Finding]:
     """Sizes of axes that the mesh does not have: MaxText reads them and does nothing with them."""
     for key, word in configuration.sizes.items():
-        axis = _axis_of(key)
-        if axis is None or axis in axes or word.value in (1, -1):
+        own = _axes_of(key)
+        if not own or set(own) & set(axes) or word.value in (1, -1):
             continue
+        axis = own[0]
         link = key[:3]
         fills = next((a for a in axes if _asked(configuration, link, a) == -1), None)
         taken = f", and '{fills}' takes the devices" if fills else ""
@@ -165,18 +166,17 @@ def _dropped(configuration: Configuration, axes: tuple[str, ...]) -> Iterator[Fi
         )
 
 
-def _axis_of(key: str) -> str | None:
-    """The axis whose size a key is; ``ici_tensor_parallelism`` is that of ``tensor``, and of a mesh's ``model`` too."""
+def _axes_of(key: str) -> tuple[str, ...]:
+    """The axes whose size a key is; ``ici_tensor_parallelism`` is that of ``tensor``, and of a mesh's ``model`` too."""
     match = SIZE_KEY.fullmatch(key)
     assert match is not None, key
-    sized = (axis for axis in AXES if axis not in ALWAYS_ONE)
-    return next((axis for axis in sized if SIZE_WORDS.get(axis, axis) == match["word"]), None)
+    return tuple(a for a in AXES if a not in ALWAYS_ONE and SIZE_WORDS.get(a, a) == match["word"])
 
 
 def _unknown_keys(configuration: Configuration) -> Iterator[Finding]:
     words = [SIZE_WORDS.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE]
     for key, word in configuration.sizes.items():
-        if _axis_of(key) is None:
+        if not _axes_of(key):
             match = SIZE_KEY.fullmatch(key)
             assert match is not None
             near = nearest(match["word"], words)
