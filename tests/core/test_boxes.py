@@ -14,6 +14,7 @@ from shardwright.core.boxes import (
     owned_boxes,
     pieces,
     received,
+    saves,
     shard_box,
 )
 from shardwright.core.coverage import coverage
@@ -137,7 +138,8 @@ def test_distinct_boxes_cover_the_tensor_once_and_their_holders_are_the_replica_
             assert coverage([one.box for one in held], shape).exact, (str(spec), str(mesh), shape)
             free = [axis for axis in mesh.names if axis not in spec.axes]
             for one in held:
-                assert one.devices == mesh.group(one.writer, free)
+                assert one.devices == mesh.group(one.devices[0], free)
+                assert [device for device in one.devices if saves(spec, mesh, device)] == [one.devices[0]]
 
 
 def cells(box: Box) -> set[tuple[int, ...]]:

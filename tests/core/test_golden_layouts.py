@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 from time import process_time
+from typing import get_args
 
 import pytest
 
 from shardwright import Plan, TensorPlan, make_plan, preset_names
 from shardwright.core.boxes import owned_boxes
 from shardwright.core.plan import layers_on_device
+from shardwright.core.resolve import Refusal
 from shardwright.core.roles import ROLES
 from shardwright.core.spec import Spec
 from shardwright.core.table import DTYPE_BYTES
@@ -73,7 +75,7 @@ def test_every_axis_asked_for_is_granted_or_the_reason_is_recorded(preset, model
                 continue
             one = asked[axis]
             if one.granted is None:
-                assert one.reason, (tensor.name, axis)
+                assert one.refused in get_args(Refusal), (tensor.name, axis)
                 assert axis not in tensor.rests.axes, (tensor.name, axis)
             else:
                 assert axis in tensor.rests.axes_of(one.granted), (tensor.name, axis)
@@ -85,7 +87,7 @@ def test_every_weight_that_no_dim_can_hold_is_counted_by_a_finding(preset):
     asked = request(preset, "deepseek3-test")
     sizes = {axis: 5 if axis == "fsdp" else 1 for axis in asked.layout.mesh}
     plan = make_plan(replace(asked, mesh_sizes=sizes, devices=5, batch=10))
-    whole = [tensor.name for tensor in plan.weights if any(one.reason == "no dim divides" for one in tensor.asked)]
+    whole = [tensor.name for tensor in plan.weights if any(one.refused == "none-divides" for one in tensor.asked)]
     named = [finding for finding in plan.errors if finding.code == "SW114"]
     more = [re.search(r"and (\d+) more weights?", finding.cost) for finding in named]
     assert len(whole) > 3

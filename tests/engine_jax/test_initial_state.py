@@ -14,7 +14,8 @@ from shardwright.core.boxes import held_boxes, owned_boxes
 from shardwright.core.planning import make_plan
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.shardings import resting_spec
-from shardwright.engine_jax.state import State, arrays_of, initial_state, make_state, tensors_of
+from shardwright.engine_jax.snapshot import own_boxes
+from shardwright.engine_jax.state import State, arrays_of, box_of, initial_state, make_state, tensors_of
 from shardwright.init import box_values
 from tests.engine_jax.steps import Case, plan_of
 
@@ -80,6 +81,15 @@ def test_no_box_is_asked_for_twice_nor_by_who_does_not_hold_it(layout: str, mesh
         for held in held_boxes(owned_boxes(specs[tensor.weight], plan.mesh, tensor.shape))
     )
     assert asked == expected
+    # Of replicas, the one that JAX counts as the first saves.
+    saved = Counter((one.name, one.box) for one in own_boxes(state, plan, devices))
+    firsts = {
+        (name, box_of(shard.index, array.shape))
+        for name, array in arrays_of(state).items()
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    }
+    assert saved == expected == Counter(firsts)
 
 
 def test_moments_and_weights_have_the_dtypes_they_were_given() -> None:

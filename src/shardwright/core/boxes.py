@@ -32,11 +32,6 @@ class HeldBox:
     box: Box
     devices: tuple[int, ...]
 
-    @property
-    def writer(self) -> int:
-        """The one of its holders that saves it."""
-        return self.devices[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -122,15 +117,25 @@ def held_boxes(owned: Owned) -> tuple[HeldBox, ...]:
 
     >>> mesh = Mesh.of(data=2, fsdp=2)
     >>> for held in held_boxes(owned_boxes(Spec.of(embed=["fsdp"]), mesh, (6,))):
-    ...     print(held.box, held.devices, held.writer)
-    0:3 (0, 2) 0
-    3:6 (1, 3) 1
+    ...     print(held.box, held.devices)
+    0:3 (0, 2)
+    3:6 (1, 3)
     """
     holders: dict[Box, list[int]] = {}
     for device, boxes in enumerate(owned):
         for box in boxes:
             holders.setdefault(box, []).append(device)
     return tuple(HeldBox(box, tuple(devices)) for box, devices in sorted(holders.items()))
+
+
+def saves(spec: Spec, mesh: Mesh, device: int) -> bool:
+    """Whether a device saves what it holds of a tensor: of replicas, the first one does.
+
+    >>> [saves(Spec.of(embed=["fsdp"]), Mesh.of(data=2, fsdp=2), device) for device in range(4)]
+    [True, True, False, False]
+    """
+    here = mesh.coordinates(device)
+    return not any(here[axis] for axis in mesh.names if axis not in spec.axes)
 
 
 def pieces(target: Box, stored: Iterable[Box]) -> tuple[Piece, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from shardwright.core.capacity import Traffic, row_capacity
 from shardwright.core.layout import Engine, Layout
@@ -16,19 +17,23 @@ from shardwright.core.spec import Spec
 from shardwright.core.storage import choose_storage
 from shardwright.core.table import Activation, ModelTable, Weight
 
-LEFT_OUT = "a rule leaves it out"
-"""Why an axis does not cut a weight that its role would."""
+Refusal = Literal["left-out", "kept-whole", "taken", "none-divides", "no-list"]
+"""Why an axis that is asked to cut a weight does not: a rule leaves it out; its entry says ``weights: whole``; it cuts
+another dim of the weight already; no dim of the storage list divides; the table gives no storage list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One axis that a layout asks to cut a tensor. ``granted`` None: it does not, for the reason given."""
+    """One axis that a layout asks to cut a tensor: the dim that it was ``granted``, or why it was ``refused`` one."""
 
     axis: str
     role: str
     tried: tuple[str, ...]
-    granted: str | None
-    reason: str = ""
+    granted: str | None = None
+    refused: Refusal | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.granted is None) != (self.refused is None), self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ def resolve_weight(
         if wanted:
             name = wanted[0]
             if name in ruled and axis not in ruled[name]:
-                asked.append(_refused(axis, role.name, wanted, LEFT_OUT))
+                asked.append(Asked(axis=axis, role=role.name, tried=wanted, refused="left-out"))
                 continue
             travels = role.name == "expert" and layout.move_moe == "weights"
             (leaves if travels else stays)[name].append(axis)
@@ -71,16 +76,21 @@ def resolve_weight(
         elif role.stores and layout.entries[axis].weights != "whole":
             storing.append(axis)
         elif role.stores:
-            asked.append(_refused(axis, role.name, (), "weights: whole"))
+            asked.append(Asked(axis=axis, role=role.name, tried=(), refused="kept-whole"))
     if ruled:
         storing = _apply_rules(ruled, layout, component, storing, stays, leaves, asked)
     already = {name: stays.get(name, []) + leaves[name] for name in weight.logical_axes}
     for choice in choose_storage(weight, layout, mesh, engine, storing, already):
-        reason = "" if choice.granted else ("no dim divides" if choice.tried else "rests whole")
         if choice.granted:
             leaves[choice.granted].extend(choice.axes)
         asked += [
-            Asked(axis=a, role=layout.role(a, component), tried=choice.tried, granted=choice.granted, reason=reason)
+            Asked(
+                axis=a,
+                role=layout.role(a, component),
+                tried=choice.tried,
+                granted=choice.granted,
+                refused=choice.refused,
+            )
             for a in choice.axes
         ]
     at_rest = Spec.build(weight.logical_axes, {n: ordered(mesh, stays[n], leaves[n]) for n in weight.logical_axes})
@@ -88,10 +98,6 @@ def resolve_weight(
     if stays["layers"]:
         at_rest, in_use = at_rest.prefixed("layers", stays["layers"]), in_use.prefixed("layers", stays["layers"])
     return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, asked=tuple(asked))
-
-
-def _refused(axis: str, role: str, tried: tuple[str, ...], reason: str) -> Asked:
-    return Asked(axis=axis, role=role, tried=tried, granted=None, reason=reason)
 
 
 def _apply_rules(
@@ -113,9 +119,9 @@ def _apply_rules(
                 leaves[name].append(axis)
                 asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
             elif placed[axis] != name:
-                asked.append(_refused(axis, layout.role(axis, component), (name,), f"it already cuts '{placed[axis]}'"))
+                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), refused="taken"))
     left = [axis for axis in storing if axis not in placed]
-    asked += [_refused(axis, layout.role(axis, component), (), LEFT_OUT) for axis in left]
+    asked += [Asked(axis=axis, role=layout.role(axis, component), tried=(), refused="left-out") for axis in left]
     return []
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from shardwright.core.layout import Engine, Layout
 from shardwright.core.mesh import Mesh
@@ -28,6 +29,13 @@ class StorageChoice:
     axes: tuple[str, ...]
     tried: tuple[str, ...]
     granted: str | None
+
+    @property
+    def refused(self) -> Literal["none-divides", "no-list"] | None:
+        """Why there is no dim."""
+        if self.granted is not None:
+            return None
+        return "none-divides" if self.tried else "no-list"
 
 
 def storage_list(weight: Weight, layout: Layout, axis: str) -> tuple[str, ...]:

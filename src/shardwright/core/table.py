@@ -124,6 +124,11 @@ class Move:
     ends_layer: bool = False
 
 
+Program = Literal["ours", "users"]
+"""Whose mathematics a table is for: that of the engines, which lists all activations, or that of a user's own program,
+which lists weights, and of activations those alone whose layout is asked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTable:
     """A model as data.
@@ -132,7 +137,7 @@ class ModelTable:
     the request and the layout give; an activation's own ``sizes`` come first. ``top_k`` experts per token, None
     without experts; ``capacity_factor`` None: no token is dropped.
     ``dtype``: what its computation runs in unless the request says otherwise.
-    ``architecture``: what the mathematics needs beyond shapes; None for a user's own program.
+    ``architecture``: what the mathematics of ``program`` needs beyond shapes; None where it is the user's.
 
     Raises InputError for more layers or a longer dim than are taken (``core/bounds.py``).
     """
@@ -147,6 +152,7 @@ class ModelTable:
     dtype: str = "bfloat16"
     top_k: int | None = None
     capacity_factor: float | None = None
+    program: Program = "users"
     architecture: Any = None
     natural_layout: str = "fsdp"
     natural_mesh: Mapping[str, int] | None = None
@@ -159,6 +165,7 @@ class ModelTable:
             within(f"{self.name}: the number of layers of '{weight.name}'", weight.num, "layers")
             for axis, size in zip(weight.logical_axes, weight.shape, strict=True):
                 within(f"{self.name}: '{axis}' of '{weight.name}'", size, "elements")
+        assert (self.program == "ours") == (self.architecture is not None), self.name
 
     @property
     def num_parameters(self) -> int:

@@ -79,4 +79,4 @@ class JaxEngine:
 
     def boxes(self) -> Iterator[OwnedBox]:
         assert self._state is not None
-        return own_boxes(self._state)
+        return own_boxes(self._state, self.plan, self._mesh)

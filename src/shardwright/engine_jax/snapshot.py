@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
 from shardwright.core.box import Box
+from shardwright.core.boxes import saves
 from shardwright.core.plan import Plan
 from shardwright.engine_jax.shardings import resting_spec
 from shardwright.engine_jax.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
@@ -24,12 +25,15 @@ def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
     ]
 
 
-def own_boxes(state: State[jax.Array]) -> Iterator[OwnedBox]:
+def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[OwnedBox]:
     """This process's boxes of a state, over all processes each distinct one once; copied from its device when asked for."""
-    for name, array in arrays_of(state).items():
+    rows, arrays = plan.by_name, arrays_of(state)
+    numbers = {device: number for number, device in enumerate(mesh.devices.flat)}
+    for tensor in tensors_of(plan, mesh):
+        spec, array = resting_spec(rows[tensor.weight]), arrays[tensor.name]
         for shard in array.addressable_shards:
-            if shard.replica_id == 0:
-                yield OwnedBox(name=name, box=box_of(shard.index, array.shape), array=_copy_of(shard))
+            if saves(spec, plan.mesh, numbers[shard.device]):
+                yield OwnedBox(name=tensor.name, box=box_of(shard.index, array.shape), array=_copy_of(shard))
 
 
 def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:

@@ -13,6 +13,7 @@ import torch
 
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
 from shardwright.core.box import Box
+from shardwright.core.boxes import saves
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.stored import StoredPiece, stored_pieces
 from shardwright.core.table import Weight
@@ -110,9 +111,8 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
     """
     model = state.model
     plan, ranks = model.plan, model.ranks
-    here = plan.mesh.coordinates(ranks.rank)
     for one, parameter in _each(model):
-        if any(here[axis] for axis in plan.mesh.names if axis not in one.at_rest.axes):
+        if not saves(one.at_rest, plan.mesh, ranks.rank):
             continue
         arrays = {"": local_of(parameter), FIRST: state.first[one.key], SECOND: state.second[one.key]}
         for prefix, array in arrays.items():
@@ -122,9 +122,11 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
                     box=_of_layer(piece.box, one),
                     array=partial(_on_host, array, piece, _of_layer(piece.box, one)),
                 )
-    if ranks.rank == 0:
-        for name, array in model.frozen.items():
-            yield OwnedBox(name=name, box=Box.whole(tuple(array.shape)), array=partial(_bits, array))
+    for row in _frozen(plan):
+        assert row.at_rest is not None
+        if saves(row.at_rest, plan.mesh, ranks.rank):
+            array = model.frozen[row.name]
+            yield OwnedBox(name=row.name, box=Box.whole(tuple(array.shape)), array=partial(_bits, array))
 
 
 def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks: Ranks, read: Read) -> torch.Tensor:

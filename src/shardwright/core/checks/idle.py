@@ -10,7 +10,6 @@ from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.notation import place_in
 from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.resolve import LEFT_OUT
 from shardwright.core.roles import COMPONENTS, SEQUENCE_PARALLEL
 from shardwright.core.wording import bytes_text, count, every, product
 
@@ -71,7 +70,7 @@ def _cuts_what_is_not_listed(plan: Plan, axis: str, component: str) -> bool:
     """Whether an axis cuts the rows or tokens of a component of which a user's own table lists weights alone: it has those
     activations only whose layout was asked for."""
     table = plan.request.table
-    listed = table.architecture is not None or any(row.component == component for row in table.activations)
+    listed = table.program == "ours" or any(row.component == component for row in table.activations)
     return not listed and not {"batch", "length"}.isdisjoint(plan.request.layout.cut_by(axis, component))
 
 
@@ -94,7 +93,7 @@ def _role_cuts_nothing(plan: Plan, axis: str, component: str, role: str) -> Draf
 def _rules_leave_it_out(plan: Plan, axis: str, component: str | None = None) -> bool:
     """Whether an axis would cut weights, of one component or of any, and rules alone keep it from that."""
     return any(
-        asked.axis == axis and asked.reason == LEFT_OUT
+        asked.axis == axis and asked.refused == "left-out"
         for tensor in plan.weights
         if component in (None, tensor.component)
         for asked in tensor.asked

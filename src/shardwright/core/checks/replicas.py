@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.core.checks.edits import entry, named_roles, resized, rule, without_rule
 from shardwright.core.checks.tensors import cuts, device_bytes, largest_first, state_factor, weight_rows, whole_bytes
@@ -13,30 +14,35 @@ from shardwright.core.finding import Finding
 from shardwright.core.notation import place_in
 from shardwright.core.plan import Plan, TensorPlan
 from shardwright.core.position import Position
-from shardwright.core.resolve import LEFT_OUT
+from shardwright.core.resolve import Refusal
 from shardwright.core.table import Weight
 from shardwright.core.wording import bytes_text, every, others, percent, product
 
-CAUSES = {
+Cause = Literal["data", "idle", "kept-whole", "no-axis", "left-out", "no-list", "no-dim"]
+
+CAUSES: Mapping[Cause, str] = {
     "data": "role 'data' makes it a replica",
     "idle": "the axis is idle there",
-    "whole": "'weights: whole' keeps it a replica",
-    "no axis": "a rule gives it no axis",
-    "rule": "a rule leaves the axis out",
-    "no dim": "the role has no dim to cut there, and stores nothing",
-    "no list": "the model's table gives no dim to cut at rest",
+    "kept-whole": "'weights: whole' keeps it a replica",
+    "no-axis": "a rule gives it no axis",
+    "left-out": "a rule leaves the axis out",
+    "no-list": "the model's table gives no dim to cut at rest",
+    "no-dim": "the role has no dim to cut there, and stores nothing",
 }
 """Why a mesh axis larger than 1 does not cut a weight at rest."""
 
-DECLARED: Mapping[str, str] = {
+DECLARED: Mapping[Cause, str] = {
     "data": "the role says so",
     "idle": "the role says so",
-    "whole": "the option says so",
-    "no axis": "the rule says so",
+    "kept-whole": "the option says so",
+    "no-axis": "the rule says so",
 }
 """What was asked for in words that mean nothing else: said with what it costs, and no fault."""
 
-AT_MOST_A_WARNING = ("rule",)
+ROLE_CAUSES: Mapping[str, Cause] = {"data": "data", "idle": "idle"}
+"""Roles that are a cause themselves; else it is why the axis was refused."""
+
+AT_MOST_A_WARNING = ("left-out",)
 """A rule that names axes and leaves one out may be meant, or have lost it."""
 
 
@@ -47,13 +53,13 @@ class Whole:
     tensor: TensorPlan
     weight: Weight
     axes: tuple[str, ...]
-    cause: str
+    cause: Cause
 
 
 def whole_weights(plan: Plan) -> Iterator[Draft]:
     """Weights by the axes that leave them whole and the reason, with their bytes and their share of all weights."""
     total = sum(whole_bytes(tensor) for tensor in plan.weights)
-    groups: dict[tuple[str, tuple[str, ...], bool], list[Whole]] = {}
+    groups: dict[tuple[Cause, tuple[str, ...], bool], list[Whole]] = {}
     for whole in _whole(plan):
         uncut = not plan.mesh.larger_than_one(whole.tensor.rests.axes)
         key = (whole.cause, whole.axes, uncut and whole.cause not in DECLARED)
@@ -65,7 +71,7 @@ def whole_weights(plan: Plan) -> Iterator[Draft]:
             yield _weights(plan, cause, axes, uncut, group, total, severity)
 
 
-def _severity(share: float, cause: str) -> Severity | None:
+def _severity(share: float, cause: Cause) -> Severity | None:
     if share < REPLICATED_WARNING_SHARE.value:
         return None
     if cause in DECLARED:
@@ -78,29 +84,22 @@ def _whole(plan: Plan) -> Iterator[Whole]:
     # Of an axis that does nothing at all SW103 speaks.
     at_work = [axis for axis in mesh.larger_than_one(mesh.names) if cuts(plan, axis)]
     for tensor, weight in weight_rows(plan):
-        reasons = {a.axis: a.reason for a in tensor.asked if a.granted is None}
-        causes: dict[str, list[str]] = {}
+        refusals: dict[str, Refusal | None] = {a.axis: a.refused for a in tensor.asked}
+        causes: dict[Cause, list[str]] = {}
         for axis in at_work:
             if axis in tensor.rests.axes:
                 continue
-            role, reason = layout.role(axis, tensor.component), reasons.get(axis, "")
-            if reason == "no dim divides" or reason.startswith("it already cuts"):
+            role, refused = layout.role(axis, tensor.component), refusals.get(axis)
+            if refused in ("none-divides", "taken") or (role == "idle" and axis not in _free(plan, tensor.component)):
                 continue
-            if role in ("data", "idle"):
-                if role == "idle" and axis not in _free(plan, tensor.component):
-                    continue
-                cause = role
-            elif reason in ("weights: whole", LEFT_OUT):
-                cause = "whole" if reason == "weights: whole" else _ruled(plan, tensor)
-            else:
-                cause = "no list" if reason == "rests whole" else "no dim"
+            cause = ROLE_CAUSES.get(role) or (_ruled(plan, tensor) if refused == "left-out" else refused or "no-dim")
             causes.setdefault(cause, []).append(axis)
         for cause, axes in causes.items():
             yield Whole(tensor=tensor, weight=weight, axes=tuple(axes), cause=cause)
 
 
 def _weights(
-    plan: Plan, cause: str, axes: tuple[str, ...], uncut: bool, group: list[Whole], total: int, severity: Severity
+    plan: Plan, cause: Cause, axes: tuple[str, ...], uncut: bool, group: list[Whole], total: int, severity: Severity
 ) -> Draft:
     tensors = largest_first(w.tensor for w in group)
     tensor = tensors[0]
@@ -125,14 +124,14 @@ def _weights(
     return Draft(finding=finding, candidates=tuple(_cures(plan, cause, axes, tensor, severity == "error")))
 
 
-def _ruled(plan: Plan, tensor: TensorPlan) -> str:
+def _ruled(plan: Plan, tensor: TensorPlan) -> Cause:
     """Whether the rules for a weight's dims name any axis at all."""
     rules = [
         r
         for r in plan.request.layout.rules
         if r.component == tensor.component and r.logical_axis in tensor.rests.logical_axes
     ]
-    return "rule" if any(rule.axes for rule in rules) else "no axis"
+    return "left-out" if any(rule.axes for rule in rules) else "no-axis"
 
 
 def _threshold_text() -> str:
@@ -140,9 +139,9 @@ def _threshold_text() -> str:
     return f"less than {percent(warning)} of the bytes (from {percent(error)} on it is an error)"
 
 
-def _position(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan) -> Position | None:
+def _position(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPlan) -> Position | None:
     layout = plan.request.layout
-    if cause in ("rule", "no axis"):
+    if cause in ("left-out", "no-axis"):
         return next((r.position for r in layout.rules if r.component == tensor.component), None)
     return layout.entries[axes[0]].position
 
@@ -154,11 +153,11 @@ def _could_be_cut(group: list[Whole], tensor: TensorPlan) -> tuple[int, int] | N
     return place_in(tensor.rests, tensor.rests.logical_axes.index(name))
 
 
-def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan, error: bool) -> Iterator[Candidate]:
+def _cures(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPlan, error: bool) -> Iterator[Candidate]:
     layout = plan.request.layout
-    if cause == "whole":
+    if cause == "kept-whole":
         yield entry(plan, axes[0], weights=None)
-    elif cause in ("rule", "no axis"):
+    elif cause in ("left-out", "no-axis"):
         for r in layout.rules:
             if r.component == tensor.component and r.logical_axis in tensor.rests.logical_axes:
                 yield rule(r.component, r.logical_axis, (*r.axes, *(a for a in axes if a not in r.axes)))
@@ -167,7 +166,7 @@ def _cures(plan: Plan, cause: str, axes: tuple[str, ...], tensor: TensorPlan, er
         if not layout.entries[axes[0]].declared:
             yield from resized(plan, axes[0], 1, absorbing=("fsdp",))
         yield entry(plan, axes[0], elsewhere="fsdp", named=named_roles(layout.entries[axes[0]], without="data"))
-    elif cause == "no dim" and error:
+    elif cause == "no-dim" and error:
         yield from resized(plan, axes[0], 1)
 
 

@@ -36,7 +36,7 @@ def stored_weights(plan: Plan) -> Iterator[Stored]:
     for tensor, weight in weight_rows(plan):
         lists: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
         for asked in tensor.asked:
-            chosen = asked.granted or asked.reason == "no dim divides"
+            chosen = asked.granted or asked.refused == "none-divides"
             if ROLES[asked.role].stores and asked.tried and chosen and plan.mesh.size(asked.axis) > 1:
                 lists.setdefault((asked.tried, asked.granted), []).append(asked.axis)
         for (tried, granted), axes in lists.items():

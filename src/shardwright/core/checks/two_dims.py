@@ -20,7 +20,7 @@ def two_dims(plan: Plan) -> Iterator[Draft]:
     groups: dict[tuple[str, str, str, str], list[TensorPlan]] = {}
     for tensor in plan.weights:
         for asked in tensor.asked:
-            if asked.granted is None and asked.reason.startswith("it already cuts"):
+            if asked.refused == "taken":
                 dim = tensor.rests.dim_of(asked.axis)
                 assert dim is not None
                 has = tensor.rests.dims[dim].logical_axis
