@@ -43,6 +43,7 @@ test-all: test
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.engine_torch.whole
 	$(MAKE) fuzz
+	$(BIN)/python -m tests.cli.drawn --count=200
 	$(BIN)/python -m tests.mutants --jobs=$(JOBS) --seed=$(SEED)
 
 # Other cases each day: the seed is printed, and each fault with the command that shows it again.

@@ -98,4 +98,4 @@ def test_the_fullest_stage_holds_its_share_of_the_layers_rounded_up() -> None:
     # 6 layers over 4 stages: no stage has one and a half. Norms are whole, and the ends are on every stage.
     assert plan.memory.weights_bytes == 4 * (2 * layer + 2 * VOCAB * EMBED // 2 + EMBED)
     assert plan.memory.gradients_bytes == plan.memory.weights_bytes
-    assert [finding.code for finding in plan.errors] == ["SW110"]
+    assert [finding.code for finding in plan.faults] == ["SW110"]

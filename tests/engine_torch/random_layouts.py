@@ -12,10 +12,8 @@ from dataclasses import replace
 
 # The environment of the tests.
 import tests.conftest  # noqa: F401
-from shardwright.core.errors import InputError
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.engine_torch.support import require_support
 from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.steps import Run, assert_same
 from tests.engine_torch.meeting import in_group
@@ -33,10 +31,6 @@ def torch_layout(seed: int) -> tuple[Plan, Model] | None:
         return None
     plan, of = found
     plan = make_plan(replace(plan.request, engine="torch"))
-    try:
-        require_support(plan)
-    except InputError:
-        return None
     return None if plan.errors else (plan, of)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.core.boxes import shard_box
-from shardwright.core.errors import InputError
+from shardwright.core.errors import FindingsError
 from shardwright.core.table import DTYPE_BYTES
 from shardwright.engine_torch import counting, dry_run
 from shardwright.engine_torch.counting import Seen
@@ -212,6 +212,6 @@ def test_a_plan_that_is_not_lowered_is_refused_before_there_is_a_group() -> None
         length=64,
         engine="torch",
     )
-    with pytest.raises(InputError, match="stage"):
+    with pytest.raises(FindingsError, match=r"SW415.*\n.*stage"):
         dry_run.dry_run(make_plan(request))
     assert not dist.is_initialized()

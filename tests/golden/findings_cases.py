@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.golden.compiled_cases import ON_PAGES
 from tests.golden.cost_cases import ON_COSTS
+from tests.golden.engine_cases import ON_ENGINES
 from tests.golden.findings_case import Case, mine
 from tests.golden.topology_cases import ON_CHIPS
 
@@ -357,6 +358,7 @@ CASES: tuple[Case, ...] = (
         neighbour={"layout": mine("expert: {elsewhere: idle, moe: expert, attention: fsdp}", "{expert: 4}")},
     ),
     *ON_CHIPS,
+    *ON_ENGINES,
     *ON_COSTS,
 )
 

@@ -69,3 +69,30 @@ def mutable_dataclasses(root: Path, files: Iterable[Path]) -> list[str]:
                 for needed in sorted({"frozen", "slots"} - given):
                     wrong.append(f"{path.relative_to(root).as_posix()}:{node.lineno}: {node.name} needs {needed}=True")
     return wrong
+
+
+REFUSING = {
+    "engine_jax/mesh.py": "devices that are there",
+    "engine_jax/own_program.py": "a user's own tree",
+    "engine_jax/processes.py": "processes that connect",
+    "engine_jax/target.py": "compilers that are installed",
+    "engine_torch/own_module.py": "a user's own module",
+    "engine_torch/own_units.py": "a user's own module",
+    "engine_torch/own_values.py": "a user's own module",
+    "engine_torch/run.py": "ranks that are there",
+}
+"""The files of the engines that may refuse what a user asks, and what only the machine or the user's program can tell them."""
+
+
+def refusing_engines(root: Path, files: Iterable[Path]) -> list[str]:
+    """Files of an engine that raise a user's error: what its engine does not run, a plan says."""
+    wrong = []
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        inside = name.removeprefix("src/shardwright/")
+        if inside.startswith("engine_") and inside not in REFUSING:
+            raised = re.findall(r"raise (?:InputError|FindingsError)\b", file.read_text(encoding="utf-8"))
+            wrong += [f"{name}: an engine refuses: make it a finding of the plan (core/checks/engines.py)"] * bool(
+                raised
+            )
+    return wrong

@@ -13,6 +13,7 @@ from tests.laws.sources import (
     mutable_dataclasses,
     named_after_nothing,
     python_files,
+    refusing_engines,
     too_long,
     without_docstring,
 )
@@ -24,7 +25,9 @@ def test_the_sources_are_found() -> None:
     assert {ROOT / "src" / "shardwright" / "core" / "mesh.py", Path(__file__)} <= set(FILES)
 
 
-@pytest.mark.parametrize("law", [too_long, named_after_nothing, without_docstring, mutable_dataclasses])
+@pytest.mark.parametrize(
+    "law", [too_long, named_after_nothing, without_docstring, mutable_dataclasses, refusing_engines]
+)
 def test_law_holds(law: Callable[[Path, Iterable[Path]], list[str]]) -> None:
     wrong = law(ROOT, FILES)
     assert not wrong, "\n".join(wrong)
@@ -83,4 +86,12 @@ def test_a_mutable_dataclass_is_noticed(tmp_path: Path) -> None:
         "a.py:2: A needs frozen=True",
         "a.py:2: A needs slots=True",
         "a.py:4: B needs slots=True",
+    ]
+
+
+def test_an_engine_that_refuses_is_noticed(tmp_path: Path) -> None:
+    names = ("engine_jax/support.py", "engine_torch/run.py", "core/checks/engines.py")
+    files = [write(tmp_path, f"src/shardwright/{name}", "raise InputError('no')\n") for name in names]
+    assert refusing_engines(tmp_path, files) == [
+        "src/shardwright/engine_jax/support.py: an engine refuses: make it a finding of the plan (core/checks/engines.py)"
     ]

@@ -94,7 +94,7 @@ def _compared(
     if lock.request.is_preset:
         # A preset's file is ours: whoever reads this cannot change a line of it.
         declared = tuple(replace(change, position=None) for change in declared)
-    findings = [*plan.errors, *skipped]
+    findings = [*plan.faults, *skipped]
     # What was not compiled again stays as it was, beside a plan that did not move.
     new = replace(now, compiled=lock.compiled).text() if skipped else now.text()
     written = update and new != text and not any(finding.severity == "error" for finding in findings)

@@ -24,10 +24,9 @@ from shardwright.compiled.rewrites import family
 from shardwright.compiled.tool_chain import is_wanted, pinned_tools
 from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.finding import Finding, worst_first
+from shardwright.core.gate import require_lowered
 from shardwright.core.plan import Plan
 from shardwright.cost.chips import CPU
-
-TOO_LARGE = "SW312"
 
 WITHOUT_HARDWARE = {
     # No look for a metadata server, no machine-wide lock, and no log folder.
@@ -43,15 +42,11 @@ WITHOUT_HARDWARE = {
 
 
 def run_compile(verb: CompileVerb) -> int:
-    """Compile and compare. 1 where the plan, or the program, has a finding of severity error.
-
-    Whether a program fits is for its compiler to say: an estimate that it does not stops nothing.
-    """
+    """Compile and compare. 1 where the plan, or the program, has a finding of severity error."""
     question = asked(verb.model, verb.layout, verb.plan)
     plan = planned(question)
     on_torch = question.request.engine == "torch"
-    if errors := tuple(finding for finding in plan.errors if finding.code != TOO_LARGE):
-        raise FindingsError(errors)
+    require_lowered(plan)
     try:
         if on_torch:
             compiled = walk_through(plan, keep_text=verb.hlo)

@@ -24,16 +24,11 @@ WHOLE_SCORES = "attention holds all scores, as on a CPU: a GPU's kernel for a la
 def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
     """The plan's step on rank 0 of its mesh, and the two held beside each other.
 
-    Raises InputError where the engine does not lower the plan, or more is asked for than there is.
+    Raises InputError where more is asked for than there is.
     """
     if keep_text is not None:
         raise InputError(
             "--hlo: PyTorch compiles no program, so there is no text. Leave --hlo out, or use --engine jax."
-        )
-    chip = plan.request.chip
-    if chip is not None and chip.turns_on_the_way:
-        raise InputError(
-            f"--chips: PyTorch does not train on {chip.name} here. Leave --chips out, give GPUs, as h100:8x8, or use --engine jax."
         )
     from shardwright.report.compile_progress import compile_progress
 

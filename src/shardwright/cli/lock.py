@@ -28,11 +28,11 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def run_lock(verb: LockVerb) -> int:
-    """Write the lock. Raises FindingsError where the plan has an error: a fault is not to be held fast."""
+    """Write the lock. Raises FindingsError where the layout has a fault, which is not to be held fast."""
     question = asked(verb.model, verb.layout, verb.plan)
     plan = planned(question)
-    if plan.errors:
-        raise FindingsError(plan.errors)
+    if plan.faults:
+        raise FindingsError(plan.faults)
     path = _path(verb.out, default_name(verb.model, question.request.layout.name))
     before = _before(path)
     request = request_of(question, verb.layout, verb.plan, verb.model, path)

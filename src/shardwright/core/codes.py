@@ -1,7 +1,7 @@
 """The catalogue of findings: every stable code with its severity and the law it speaks for.
 
 A code never changes its meaning. Each has a page in docs/findings/. SW1xx: the declaration. SW2xx: the topology.
-SW3xx: the compiled program and memory. SW5xx: checkpoints. SW6xx: review.
+SW3xx: the compiled program and memory. SW4xx: numbers and engines. SW5xx: checkpoints. SW6xx: review.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+NOT_RUN = "SW415"
+"""An error of the plan and its engine together, and no fault of the layout."""
+
+TOO_LARGE = "SW312"
+"""An estimate until the program is compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +255,13 @@ CODES: dict[str, Code] = {
             law="No token is dropped in silence, and no room is kept for one without saying so.",
         ),
         Code(
-            code="SW312",
+            code=NOT_RUN,
+            severity="error",
+            title="what the engine does not run",
+            law="A plan is one that its engine runs.",
+        ),
+        Code(
+            code=TOO_LARGE,
             severity="error",
             title="more memory than the chip has",
             law="What a device must hold fits in what the chip lets a program use.",

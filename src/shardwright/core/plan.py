@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
+from shardwright.core.codes import NOT_RUN
 from shardwright.core.finding import Finding, worst_first
 from shardwright.core.gradients import Reduction
 from shardwright.core.hops import Part
@@ -248,6 +249,11 @@ class Plan:
     @property
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The errors that a layout has whoever runs it: all but what the engine does not run."""
+        return tuple(finding for finding in self.errors if finding.code != NOT_RUN)
 
     def dump(self) -> str:
         """The resolved layout, one line a tensor in the notation: kind, name, at rest, and ``->`` in use for weights."""

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import jax
 
+from shardwright.core.gate import require_lowered
 from shardwright.core.plan import Plan
 from shardwright.core.training import OptimizerOptions
 from shardwright.cost import Machine
 from shardwright.engine_jax.state import abstract_state
 from shardwright.engine_jax.step import abstract_batch, train_step
-from shardwright.engine_jax.support import require_support
 from shardwright.engine_jax.target import target_mesh
 
 SCHEDULE = OptimizerOptions(lr=1e-3, warmup=100, steps=1000, weight_decay=0.1, clip=1.0)
@@ -56,9 +56,9 @@ class CannotBePrintedError(Exception):
 def lower_step(plan: Plan, machine: Machine) -> jax.stages.Lowered:
     """The engine's own train step, lowered for the machine.
 
-    Raises InputError for a plan that this engine does not run, and for a machine that cannot be compiled for.
+    Raises FindingsError for a plan with errors, and InputError for a machine that cannot be compiled for.
     """
-    require_support(plan)
+    require_lowered(plan)
     mesh = target_mesh(plan.mesh, machine)
     return train_step(plan, mesh, SCHEDULE).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
 

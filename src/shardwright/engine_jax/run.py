@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.core.gate import require_trained
 from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome
 from shardwright.core.training import optimizer_options
@@ -18,7 +19,6 @@ from shardwright.engine_jax.processes import CONNECTION
 from shardwright.engine_jax.snapshot import infos_of, load_state, own_boxes
 from shardwright.engine_jax.state import State, abstract_state, initial_state
 from shardwright.engine_jax.step import Metrics, abstract_batch, batch_sharding, train_step
-from shardwright.engine_jax.support import require_support
 from shardwright.runs import StepMetrics, run
 
 Arrays = State[jax.Array]
@@ -33,11 +33,11 @@ def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> Run
 class JaxEngine:
     """One plan, trained by JAX on the devices of this process; an ``Engine``.
 
-    Raises InputError for a plan that is not lowered, and for too few devices.
+    Raises FindingsError for a plan with errors, and InputError for too few devices.
     """
 
     def __init__(self, options: RunOptions, plan: Plan) -> None:
-        require_support(plan)
+        require_trained(plan)
         self.options, self.plan = options, plan
         self._mesh = device_mesh(plan.mesh)
         self._feed = feed_of(plan, batch_sharding(plan, self._mesh))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shardwright.core.boxes import shard_box
+from shardwright.core.gate import require_lowered
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.training import OptimizerOptions, decayed_names
@@ -24,7 +25,6 @@ from shardwright.engine_torch.parameters import local_of
 from shardwright.engine_torch.private import imagined_ranks, without_values
 from shardwright.engine_torch.state import State
 from shardwright.engine_torch.step import changed
-from shardwright.engine_torch.support import require_support
 from shardwright.models.parts.architecture import LatentAttention
 
 MICRO_STEPS = 2
@@ -55,9 +55,9 @@ class DryRun:
 def dry_run(plan: Plan) -> DryRun:
     """One step of ``plan`` on rank 0 of its mesh. No rank is there, and nothing is computed.
 
-    Raises InputError for a plan that this engine does not lower.
+    Raises FindingsError for a plan with errors.
     """
-    require_support(plan)
+    require_lowered(plan)
     num = plan.request.micro_steps
     walked = min(num, MICRO_STEPS)
     rows = plan.request.batch * walked // num

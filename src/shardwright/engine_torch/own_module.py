@@ -23,7 +23,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from shardwright.core.boxes import shard_box
 from shardwright.core.errors import InputError
-from shardwright.core.finding import raise_errors
+from shardwright.core.gate import require_trained
 from shardwright.core.nearest import did_you_mean
 from shardwright.core.placements import misnamed_dims
 from shardwright.core.plan import Plan
@@ -36,7 +36,6 @@ from shardwright.engine_torch.parameters import cutting_placements
 from shardwright.engine_torch.private import joined
 from shardwright.engine_torch.private import sum_gradients as sum_over_ranks
 from shardwright.engine_torch.processes import device_of
-from shardwright.engine_torch.support import require_support
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -77,8 +76,8 @@ def parallelize(
     weights of its own makes in parts (an embedding, a down-projection) is summed as it comes out.
 
     Raises FindingsError for a plan with errors, and InputError for a plan of another engine, module or number of ranks, for
-    weights that cannot be gathered in one unit, for values that are not the same on all ranks (on all of them alike), for a
-    convolution whose weight is cut in use, and for what this engine does not run. The module is then as it was.
+    weights that cannot be gathered in one unit, for values that are not the same on all ranks (on all of them alike), and for a
+    convolution whose weight is cut in use. The module is then as it was.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> from shardwright import Request, load_layout, make_plan, table_of
@@ -122,8 +121,7 @@ def _require_plan(plan: Plan) -> None:
             f"the plan is for '{plan.request.engine}', where weights rest on other dims. Make it of a Request with "
             f"engine='torch'."
         )
-    raise_errors(plan.findings)
-    require_support(plan)
+    require_trained(plan)
     for row in plan.weights:
         assert row.at_rest is not None
         if row.stack is not None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
 from shardwright.core.errors import InputError
+from shardwright.core.gate import require_trained
 from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome
 from shardwright.core.training import optimizer_options
@@ -23,7 +24,6 @@ from shardwright.engine_torch.model import Model
 from shardwright.engine_torch.processes import alone, connection_of, device_of
 from shardwright.engine_torch.state import State, boxes_of, initial_state, load_state, tensors_of
 from shardwright.engine_torch.step import train_step
-from shardwright.engine_torch.support import require_support
 from shardwright.runs import StepMetrics, run
 
 Step = Callable[[State, Params], StepMetrics]
@@ -34,7 +34,7 @@ def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> Run
 
     Each rank of the mesh is a process; ``options.processes`` says which this one is.
     """
-    require_support(plan)
+    require_trained(plan)
     count = 1 if options.processes is None else options.processes.count
     if count != plan.mesh.num_devices:
         raise InputError(
@@ -48,10 +48,10 @@ def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> Run
 
 
 class TorchEngine:
-    """One rank of a plan, trained by PyTorch; an ``Engine``. Raises InputError for a plan that is not lowered."""
+    """One rank of a plan, trained by PyTorch; an ``Engine``. Raises FindingsError for a plan with errors."""
 
     def __init__(self, options: RunOptions, plan: Plan) -> None:
-        require_support(plan)
+        require_trained(plan)
         self.options, self.plan = options, plan
         self._device = device_of(dist.get_rank())
         self._feed = feed_of(plan, dist.get_rank(), self._device)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from shardwright.core.checks.balance import balance
 from shardwright.core.checks.choices import choices
+from shardwright.core.checks.engines import not_run
 from shardwright.core.checks.idle import idle_axes
 from shardwright.core.checks.memory import memory
 from shardwright.core.checks.pays import pays
@@ -48,6 +49,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     another_dim,
     pays,
     memory,
+    not_run,
 )
 
 
