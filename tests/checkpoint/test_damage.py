@@ -14,7 +14,8 @@ import pytest
 
 from shardwright.checkpoint import CheckpointError, DamagedError, latest, open_checkpoint, set_aside, verify
 from shardwright.checkpoint.manifest import content_digest
-from tests.checkpoint.states import save, small_state
+from shardwright.core.box import Box
+from tests.checkpoint.states import State, save, small_state
 
 DATA = "boxes-00000-00000.safetensors"
 
@@ -94,6 +95,17 @@ def test_a_truncated_file(directory: Path) -> None:
         f"DIR/{DATA}: found 463 bytes, needed 464. It holds boxes of 'embed', 'scale', 'count'. "
         f"Restore it from a copy, or resume from another checkpoint."
     )
+
+
+@pytest.mark.parametrize(
+    ("num", "holds"),
+    [(3, "'a0', 'a1', 'a2'"), (4, "'a0', 'a1', 'a2' and 1 more tensor"), (6, "'a0', 'a1', 'a2' and 3 more tensors")],
+)
+def test_a_file_of_many_tensors_names_the_first_few(num: int, holds: str, tmp_path: Path) -> None:
+    arrays = {f"a{number}": np.arange(3, dtype=np.int32) for number in range(num)}
+    directory = save(tmp_path, State(arrays=arrays, boxes={name: [Box((0,), (3,))] for name in arrays}))
+    (directory / DATA).unlink()
+    assert f"the file is missing. It holds boxes of {holds}. " in refused(directory)
 
 
 def test_a_file_truncated_after_it_was_opened(directory: Path) -> None:

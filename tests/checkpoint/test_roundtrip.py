@@ -17,12 +17,14 @@ from shardwright.checkpoint import (
     OwnedBox,
     TensorInfo,
     commit,
+    data_file,
     join_save,
     latest,
     open_checkpoint,
     reshard_plan,
     save_checkpoint,
     saving,
+    verified,
     write_part,
 )
 from shardwright.checkpoint.data_file import grouped
@@ -61,6 +63,25 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
         assert same_bits(file.get_tensor("count"), state.arrays["count"])
         assert file.get_slice("scale").get_dtype() == "BF16"
         assert file.get_slice("scale").get_shape() == [6]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 8, 64, 65])
+def test_large_boxes_are_written_and_read_by_chunks(
+    num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedding's boxes have 64 bytes: chunks that divide them, do not, and are larger."""
+    monkeypatch.setattr(data_file, "CHUNK_BYTES", num_bytes)
+    monkeypatch.setattr(verified, "CHUNK_BYTES", num_bytes)
+    state = small_state()
+    directory = save(tmp_path, state)
+    [path] = directory.glob("*.safetensors")
+    theirs = load_file(path)
+    for name, boxes in state.boxes.items():
+        for box in boxes:
+            key = name if len(boxes) == 1 else f"{name}[{box}]"
+            assert same_bits(theirs[key], state.arrays[name][box.slices])
+    checkpoint = open_checkpoint(directory)
+    assert all(same_bits(np.asarray(checkpoint.read_box(name)), array) for name, array in state.arrays.items())
 
 
 @pytest.mark.parametrize("seed", range(3))

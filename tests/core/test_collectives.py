@@ -126,6 +126,12 @@ def test_kv_heads_that_a_rule_leaves_whole_are_whole_where_they_are_attended() -
     assert str(rows["attention.queries_attended"].in_use) == "batch/fsdp q_length heads/tensor/context head_dim"
 
 
+def test_a_rule_of_another_component_leaves_kv_heads_as_they_are() -> None:
+    rule = "rules: {mlp: {mlp: []}, attention: {heads: [tensor]}}\n"
+    rows = plan_of("llama3-test", ULYSSES.replace("ulysses", "gather") + rule, {}).by_name
+    assert str(rows["attention.keys"].in_use) == "batch/fsdp length/context kv_heads/tensor head_dim"
+
+
 def test_positions_and_segments_are_gathered_once_a_step_and_have_no_gradient() -> None:
     plan = plan_of("llama3-test", "cp", {"fsdp": 2, "context": 4}, micro_steps=2)
     integers = BATCH // 2 // 2 * LENGTH * 4

@@ -29,3 +29,23 @@ def test_a_devices_pieces_of_a_row_lie_in_its_own_part_of_it(axes: tuple[str, ..
         assert inside, (str(rows["router.input"].in_use), str(rows["router.grouped"].in_use))
         assert whole.size == 2 * part.size
     assert found(plan, component="router", phase="forward", tensors=("router.grouped",)) == []
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "cut"),
+    [
+        # Rows that are a device's own stay so, and its part of a row is a piece.
+        ("fsdp", "batch/expert groups"),
+        ("context", "batch groups/expert"),
+        # Of tokens that every device has, each takes its share.
+        ("tensor", "batch groups/expert"),
+    ],
+)
+def test_tokens_stay_where_the_experts_weights_travel(elsewhere: str, cut: str) -> None:
+    role = f"{{elsewhere: {elsewhere}, moe: expert}}"
+    text = f"name: mine\nmesh: {{expert: 4}}\nmove: {{moe: weights}}\nroles:\n  expert: {role}\n"
+    plan = plan_of("mixtral-test", text, {})
+    rows = plan.by_name
+    assert str(rows["router.grouped"].in_use) == f"{cut} tokens embed"
+    assert str(rows["moe.dispatched"].in_use) == f"experts {cut} slots embed"
+    assert found(plan, kind="all-to-all") == []

@@ -26,6 +26,22 @@ def test_weights_rest_as_those_of_our_own_models_do() -> None:
     }
 
 
+def test_the_usual_dims_carry_the_cut_at_rest_wherever_they_stand() -> None:
+    shapes = {"out": ((4, 16, 64), "float32"), "up": ((8, 32), "float32"), "other": ((16, 24), "float32")}
+    names = {
+        "out": "attention: heads head_dim embed",
+        "up": "attention: kv_heads kv_lora",
+        "other": "mlp: mlp embed_out",
+    }
+    plan = make_plan(Request(layout=load_layout("fsdp"), table=table_of(shapes, names), devices=4, batch=8, length=16))
+    assert {row.name: str(row.at_rest) for row in plan.weights} == {
+        "out": "heads head_dim embed/fsdp",
+        "up": "kv_heads kv_lora/fsdp",
+        # Of dims that are none of those, the first.
+        "other": "mlp/fsdp embed_out",
+    }
+
+
 def test_stacked_layers_are_one_row() -> None:
     table = table_of({"q": ((12, 64, 4, 16), "bfloat16")}, {"q": "attention: layers embed heads head_dim"})
     (weight,) = table.weights

@@ -112,6 +112,15 @@ def test_a_range_is_what_sources_dispute():
     assert all("2026" in constant.source for constant in disputed.constants)
 
 
+def test_the_constants_are_the_numbers_that_the_time_is_made_of():
+    wide, narrow = (priced("llama3-test", "fsdp", "v4:2x2x2", batch=16, dtype=d).step for d in ("float32", "bfloat16"))
+    assert wide is not None
+    assert narrow is not None
+    names = [{constant.name for constant in step.constants} for step in (wide, narrow)]
+    assert names[0] - names[1] == {"float32_share_of_bf16"}
+    assert {"bf16_flops_per_s", "hbm_bytes_per_s", "link_bytes_per_s", "hop_latency_s"} <= names[1] <= names[0]
+
+
 def test_stages_wait_for_each_other():
     one = priced("llama3-8b", "pp", "v5p:2x2x2", mesh_sizes={"stage": 2}, batch=32, micro_steps=4).step
     assert one is not None

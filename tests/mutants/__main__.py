@@ -28,8 +28,16 @@ from tests.mutants.forks import ROOT, SOURCES, Running, end_group, finished, pyt
 from tests.mutants.lines import Noted, Recorder, read_map, write_map
 
 AREAS = ("core", "cost", "checkpoint", "data", "engine_jax", "engine_torch")
-NOT_ASKED = ("tests/laws", "tests/targets", "tests/benchmarks", "tests/mutants")
-"""Tests of texts and tables, which say nothing of a fault in the code."""
+NOT_ASKED = (
+    "tests/benchmarks",
+    "tests/laws/test_documents",
+    "tests/laws/test_layers",
+    "tests/laws/test_setup",
+    "tests/laws/test_sources",
+    "tests/mutants",
+    "tests/targets",
+)
+"""Tests of texts and of other programs, which say nothing of a fault in the code, or take long to."""
 
 IN_OTHER_PROCESSES = {"engine_torch": ("tests/engine_torch/test_carry.py", "tests/engine_torch/test_layouts_agree.py")}
 """Tests whose lines run on ranks, where nobody notes them: asked about any fault of that area, after the others."""

@@ -18,6 +18,7 @@ from shardwright.checkpoint.reshard import copies_into
 from shardwright.checkpoint.verified import VerifiedBoxes
 from shardwright.core.box import Box
 from shardwright.core.nearest import did_you_mean
+from shardwright.core.wording import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,4 +155,4 @@ def _held(file: StoredFile, manifest: Manifest) -> str:
         name for name, tensor in manifest.tensors.items() if any(stored.file == file.name for stored in tensor.boxes)
     ]
     shown = ", ".join(f"'{name}'" for name in names[:3])
-    return f"boxes of {shown}" + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")
+    return f"boxes of {shown}" + (f" and {count(len(names) - 3, 'more tensor')}" if len(names) > 3 else "")

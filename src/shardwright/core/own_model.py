@@ -170,7 +170,7 @@ def _storage(axes: tuple[str, ...]) -> tuple[str, ...]:
     if len(axes) < 2:
         return ()
     free = [axis for axis in axes if not axis.startswith("_")]
-    return tuple(sorted(free, key=lambda axis: STORAGE_FIRST.index(axis) if axis in STORAGE_FIRST else len(axes)))
+    return tuple(sorted(free, key=lambda axis: (*STORAGE_FIRST, axis).index(axis)))
 
 
 def _contracted(component: str, axes: tuple[str, ...]) -> tuple[Contraction, ...]:
