@@ -76,6 +76,7 @@ golden:
 	$(BIN)/python -m tests.golden.regenerate
 	$(BIN)/python -m tests.golden.regenerate_findings
 	$(BIN)/python -m tests.interop.regenerate
+	$(BIN)/python -m tests.interop.maxtext_page
 
 # Results, with the machine named, are kept in benchmarks/results.
 bench: setup

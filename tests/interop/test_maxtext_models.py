@@ -223,7 +223,7 @@ def test_maxtexts_command_line_and_the_models_own_file(tmp_path: Path, monkeypat
         assert str(imported.rules[-1]) == "[norm, [fsdp]]"
     for key, found in (
         ("base_emb_dim=48", "48, and models/llama2-7b.yml:3:15 says 96"),
-        ("logical_axis_rules=[[norm, []]]", "1, and models/llama2-7b.yml:9:1 says others"),
+        ("logical_axis_rules=[[kv, []]]", "1, and models/llama2-7b.yml:9:1 says others"),
     ):
         with pytest.raises(InputError) as refused:
             placed_for(Asked(file="base.yml", given=(*named, key)))
@@ -233,6 +233,9 @@ def test_maxtexts_command_line_and_the_models_own_file(tmp_path: Path, monkeypat
         )
         imported, _, _ = placed_for(Asked(file="base.yml", given=(*named, key, "override_model_config=true")))
         assert imported.table.sizes["embed"] == (48 if "emb" in key else 96)
+        # A key that the command line has goes from the model's file as a whole: its rule for norms with the list.
+        norm = next(line for line in imported.rules if line.name == "norm")
+        assert norm.axes == (("fsdp",) if "emb" in key else ())
 
 
 def test_configs_that_name_each_other_in_a_circle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
