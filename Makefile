@@ -41,6 +41,7 @@ test: setup check
 
 test-all: test
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
+	$(BIN)/python -m tests.sameness.orders
 	$(BIN)/python -m tests.engine_torch.whole
 	$(MAKE) fuzz
 	$(BIN)/python -m tests.cli.drawn --count=200

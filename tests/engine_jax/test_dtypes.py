@@ -21,7 +21,7 @@ from shardwright.engine_jax.layer_io import alone
 from shardwright.engine_jax.links import links_of
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.state import abstract_state
-from shardwright.engine_jax.step import abstract_batch, gradient_function
+from shardwright.engine_jax.step import abstract_batch, gradient_function, mean_of
 from shardwright.models import build
 from tests.engine_jax.steps import Case, plan_of
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
@@ -111,3 +111,9 @@ def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest() -> None:
     spec = PartitionSpec(*(dim.axes or None for dim in row.at_rest.dims)) if row.at_rest else PartitionSpec()
     slope = jax.jit(jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     np.testing.assert_array_equal(slope(jnp.zeros(row.shape)), 4 * (1 + 1 / 1024))
+
+
+def test_a_mean_is_over_the_tokens_that_there_are() -> None:
+    """bfloat16 has no 257, nor any odd number above 256."""
+    mean = mean_of(jnp.asarray(256.0, jnp.bfloat16), jnp.asarray(257.0))
+    assert (mean.dtype, mean) == (jnp.bfloat16, jnp.asarray(256 / 257, jnp.bfloat16))

@@ -12,6 +12,7 @@ from shardwright.engine_torch.moe import choose_rows
 from shardwright.engine_torch.optimizer import apply_gradients
 from shardwright.engine_torch.product import product, weight_product
 from shardwright.engine_torch.scores import Running, Sight, attend, finished, with_keys
+from shardwright.engine_torch.step import mean_of
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import torch_plan
 from tests.engine_torch.training import tied_sums
@@ -114,3 +115,8 @@ def test_an_update_of_narrow_weights_is_that_of_wide_ones_rounded_once() -> None
         apply_gradients(*state, step=3, norm=norm, options=options, decayed=["w"])
     for ours, theirs in zip(narrow, wide, strict=True):
         assert torch.equal(ours["w"], theirs["w"].to(torch.bfloat16))
+
+
+def test_a_mean_is_over_the_tokens_that_there_are() -> None:
+    """bfloat16 has no 257, nor any odd number above 256."""
+    assert mean_of(torch.tensor(256.0, dtype=torch.bfloat16), torch.tensor(257.0)) == torch.tensor(256 / 257).bfloat16()

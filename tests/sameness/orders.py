@@ -1,6 +1,6 @@
 """Measures what bounds.py allows: how far orders of summing are from each other, and layouts and engines beside them.
 
-    python -m tests.sameness.orders [--seeds 12]
+    python -m tests.sameness.orders [--seeds 6]
 
 Writes docs/sameness-bfloat16.md; ends with an error where something is further apart than its bound.
 """
@@ -63,7 +63,7 @@ The covering set that `make test` trains on JAX beside one device, and one devic
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=6)
     given = parser.parse_args()
     models = sorted({(case.model, case.more) for case in CASES})
     lines, largest = [HEAD], 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from shardwright.cli.values import settings
@@ -17,7 +18,7 @@ from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH, tokens_of
-from tests.engine_jax.steps import Run, compile_plan, run_plan
+from tests.engine_jax.steps import Run, assert_same_gradients, compile_plan, run_plan
 from tests.sameness.bounds import EVERY_EXPERT, Bound, assert_within, bounded
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL
 
@@ -93,6 +94,11 @@ def one_device(model: str, more: str) -> tuple[Run, Run, Bound]:
     return trained(make_plan(request)), *bounded(request, BATCHES, SEED)
 
 
+@cache
+def run_of(case: Case) -> Run:
+    return trained(make_plan(request_of(case)))
+
+
 def trained(plan: Plan) -> Run:
     assert not plan.errors, plan.errors
     return run_plan(plan, compile_plan(plan, level=0), BATCHES, SEED)
@@ -101,7 +107,20 @@ def trained(plan: Plan) -> Run:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_layout_is_as_one_device(case: Case) -> None:
     alone, _, bound = one_device(case.model, case.more)
-    assert_within(bound, trained(make_plan(request_of(case))), alone)
+    assert_within(bound, run_of(case), alone)
+
+
+AGAIN = Case(model=MIXTRAL, layout="tp-as-ep", move=(("move_moe", "ring"),), sizes=(("fsdp", 2), ("tensor", 2)))
+LAST_BITS = 1e-6
+
+
+@pytest.mark.parametrize("remat", ["dots", "none"])
+def test_what_is_computed_again_changes_nothing(remat: str) -> None:
+    """But for last bits of float32, because XLA fuses other operations."""
+    full, other = run_of(AGAIN), trained(make_plan(replace(request_of(AGAIN), remat=remat)))
+    np.testing.assert_allclose(other.losses, full.losses, rtol=LAST_BITS)
+    for ours, theirs in zip(other.gradients, full.gradients, strict=True):
+        assert_same_gradients(ours, theirs, LAST_BITS)
 
 
 @pytest.mark.parametrize(("model", "more"), sorted({(case.model, case.more) for case in CASES}))

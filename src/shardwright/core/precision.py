@@ -65,8 +65,8 @@ PRECISION: Mapping[str, Precision] = {
         summed="computation",
     ),
     "hidden": Precision(
-        what="hidden units: the gate's silu times the other product",
-        computed="computation",
+        what="hidden units: the gate's silu, rounded, times the other product",
+        computed="float32",
         kept="computation",
     ),
     "scores": Precision(
@@ -75,7 +75,7 @@ PRECISION: Mapping[str, Precision] = {
         kept="float32",
     ),
     "shares": Precision(
-        what="a query's shares of the values, once they are numbers up to 1",
+        what="e to the scores less their maximum: a query's shares of values, before they are divided by their sum",
         computed="float32",
         kept="computation",
     ),

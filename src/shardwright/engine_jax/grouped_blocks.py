@@ -15,6 +15,7 @@ from jax import lax
 
 from shardwright.core.expert_kernels import ExpertProducts
 from shardwright.engine_jax.dtypes import computed
+from shardwright.engine_jax.mlp import silu
 
 
 class Matrices(NamedTuple):
@@ -43,7 +44,7 @@ def num_blocks(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
 
 def activated(gate: jax.Array, up: jax.Array) -> jax.Array:
     """SwiGLU's hidden units (arXiv:2002.05202)."""
-    return jax.nn.silu(gate) * up
+    return silu(gate) * up
 
 
 def in_blocks(

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from shardwright.engine_jax.blockwise import with_keys_in_blocks
-from shardwright.engine_jax.dtypes import kept
 from shardwright.engine_jax.hop import passed_on
 from shardwright.engine_jax.layer_io import Ring, index_of
-from shardwright.engine_jax.scores import Sight, with_keys
+from shardwright.engine_jax.scores import Sight, finished, with_keys
 
 KeysAndValues = Callable[[Any], tuple[jax.Array, jax.Array]]
 
@@ -53,9 +51,7 @@ def attend_around(
         else:
             running = with_keys_in_blocks(running, q_BTHD, k_BSKD, v_BSKE, seen, scale, block)
     assert running is not None
-    out_BKGTE = running.sum_BKGTE / running.weight_BKGT[..., None]
-    out_BTHE = jnp.moveaxis(out_BKGTE, 3, 1).reshape(*q_BTHD.shape[:3], out_BKGTE.shape[-1])
-    return out_BTHE.astype(kept("attended", q_BTHD.dtype))
+    return finished(running, q_BTHD.dtype)
 
 
 def _piece(sight: Sight, source: jax.Array | int, num: int) -> Sight:

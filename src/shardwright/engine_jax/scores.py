@@ -80,10 +80,7 @@ def scores_of(q_BTHD: jax.Array, k_BSKD: jax.Array, sight: Sight, scale: float) 
 
 def attend(q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float) -> jax.Array:
     """Softmax attention, BTHE."""
-    shares_BKGTS = jax.nn.softmax(scores_of(q_BTHD, k_BSKD, sight, scale), axis=-1)
-    shares_BKGTS = shares_BKGTS.astype(kept("shares", v_BSKE.dtype))
-    out_BTKGE = jnp.einsum("BKGTS,BSKE->BTKGE", shares_BKGTS, v_BSKE)
-    return out_BTKGE.reshape(*q_BTHD.shape[:3], v_BSKE.shape[-1])
+    return finished(with_keys(None, q_BTHD, k_BSKD, v_BSKE, sight, scale), q_BTHD.dtype)
 
 
 def with_keys(
@@ -103,3 +100,10 @@ def with_keys(
         weight_BKGT = before.weight_BKGT * kept_BKGT + weight_BKGT
         sum_BKGTE = before.sum_BKGTE * kept_BKGT[..., None] + sum_BKGTE
     return Running(largest_BKGT, weight_BKGT, sum_BKGTE)
+
+
+def finished(running: Running, dtype: jnp.dtype) -> jax.Array:
+    """What queries take of all keys that were run through, BTHE. ``dtype``: that of the computation."""
+    out_BKGTE = running.sum_BKGTE / running.weight_BKGT[..., None]
+    B, K, G, T, E = out_BKGTE.shape
+    return jnp.moveaxis(out_BKGTE, 3, 1).reshape(B, T, K * G, E).astype(kept("attended", dtype))

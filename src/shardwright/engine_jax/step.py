@@ -113,7 +113,7 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
         count = jnp.maximum(tokens, 1).astype(jnp.float32)
         return Gradients(
             loss=_summed(loss, _cutting(plan, "logits.targets")) / count,
-            by_weight={name: _mean(_whole(plan, name, g), count) for name, g in by_weight.items()},
+            by_weight={name: mean_of(_whole(plan, name, g), count) for name, g in by_weight.items()},
             tokens=tokens,
             counts=_summed(counts, _cutting(plan, "router.grouped")) if counts else counts,
         )
@@ -171,7 +171,8 @@ def _whole(plan: Plan, name: str, gradient: jax.Array) -> jax.Array:
         return _summed(gradient, late_sums(plan, name))
 
 
-def _mean(gradient: jax.Array, count: jax.Array) -> jax.Array:
+def mean_of(gradient: jax.Array, count: jax.Array) -> jax.Array:
+    """A gradient summed over tokens, over their ``count`` (float32), in its own dtype."""
     wide = gradient.astype(computed("mean", gradient.dtype))
     return (wide / count).astype(gradient.dtype)
 

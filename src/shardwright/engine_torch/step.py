@@ -58,7 +58,7 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
     by_key = {}
     for key, parameter in parameters.items():
         slope = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
-        by_key[key] = (slope.to(computed("mean", slope.dtype)) / count).to(slope.dtype)
+        by_key[key] = mean_of(slope, count)
         parameter.grad = None
     axes = plan.by_name["router.grouped"].in_use.axes if seen else ()
     return Gradients(
@@ -72,6 +72,11 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
             for stack, ones in seen.items()
         },
     )
+
+
+def mean_of(gradient: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """A gradient summed over tokens, over their ``count`` (float32), in its own dtype."""
+    return (gradient.to(computed("mean", gradient.dtype)) / count).to(gradient.dtype)
 
 
 def train_step(plan: Plan, options: OptimizerOptions) -> Callable[[State, Batch], StepMetrics]:
