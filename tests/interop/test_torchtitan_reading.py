@@ -108,6 +108,16 @@ def test_reading(text, source, config, values, places):
         ("x = " + "-" * 900 + "1\n", "a.py", "a.py: not readable: its expressions are nested too deeply."),
         ("x = " + "[" * 2000, "a.toml", "a.toml: not readable: the values are nested too deeply."),
         (
+            '{"parallelism": {"tensor_parallel_degree": null}}',
+            "a.json",
+            "a.json:1:18: 'tensor_parallel_degree' is a whole number; found nothing.",
+        ),
+        (
+            '{"parallelism": {}, "training": {"seq_len": null}}',
+            "a.json",
+            "a.json:1:34: 'seq_len' is a whole number; found nothing.",
+        ),
+        (
             "[parallelism]\n[training]\nlocal_batch_size = 0\n",
             "a.toml",
             "a.toml:3:1: 'local_batch_size' is at least 1; found 0.",

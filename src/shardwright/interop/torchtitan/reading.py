@@ -62,6 +62,8 @@ def parse_section(text: str, source: str, config: str | None = None) -> Section:
     texts = {source: text, **found.texts}
     for values, places in ((found.values, found.positions), (found.training, found.training_positions)):
         for name, place in places.items():
+            if values[name] is None and name in ROWS and source.endswith(".py"):
+                continue  # Only running it would tell, and nothing needs it.
             _check(name, values[name], texts.get(place.source, ""), place)
     return found
 
@@ -134,14 +136,9 @@ def _check(name: str, value: Any, text: str, position: Position) -> None:
     def refuse(needed: str) -> NoReturn:
         raise error_at(f"'{name}' is {needed}; found {shown(value)}.", text, position, len(name))
 
-    if name in (*NUMBERS, *ROWS) and value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+    if name in (*NUMBERS, *ROWS) and (not isinstance(value, int) or isinstance(value, bool)):
         refuse("a whole number")
     if name == SEQUENCE and not isinstance(value, bool):
         refuse("true or false")
-    if (
-        name in (*ROWS, MICROBATCHES, MICROBATCH_ROWS)
-        and value is not None
-        and value < 1
-        and not (value == -1 and name in OF_STEP)
-    ):
+    if name in (*ROWS, MICROBATCHES, MICROBATCH_ROWS) and value < 1 and not (value == -1 and name in OF_STEP):
         refuse("at least 1" + (", or -1 for one micro-batch of each rank" if name in OF_STEP else ""))
