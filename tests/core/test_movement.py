@@ -58,3 +58,12 @@ def test_a_collective_of_a_dim_that_does_not_divide_has_the_larger_part() -> Non
 def test_what_leaves_takes_no_other_along_that_still_cuts(before, after, kinds) -> None:
     found = steps(parse(before), parse(after), [], Mesh.of(a=2, b=2, c=2))
     assert [(step.kind, step.axes) for step in found] == kinds
+
+
+def test_a_sum_waits_until_its_axis_can_scatter_it() -> None:
+    """The axis is to cut a dim behind another that is not there yet: summed everywhere first, it would send twice as much."""
+    found = steps(parse("x y/b"), parse("x/b/a y"), ["a"], Mesh.of(a=2, b=2))
+    assert [(step.kind, step.axes) for step in found] == [("all-to-all", ("b",)), ("reduce-scatter", ("a",))]
+    # One that cuts nothing in the end is summed at once.
+    found = steps(parse("x y/b"), parse("x/b y"), ["a"], Mesh.of(a=2, b=2))
+    assert [(step.kind, step.axes) for step in found] == [("all-reduce", ("a",)), ("all-to-all", ("b",))]

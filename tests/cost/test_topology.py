@@ -24,6 +24,9 @@ def test_a_hot_axis_outside_its_node_is_named_with_its_time():
     assert found.fix.startswith("--mesh tensor=4")
     seconds = sum(one.seconds or 0 for one in plan.collectives if "tensor" in one.axes)
     assert found.cost.startswith(f"{seconds_text(seconds)} of ")
+    assert found.needed == "'tensor' within one node, which has 4 devices"
+    (found,) = of(priced("llama3-test", "fsdp-tp", "v5e:2x2*2", mesh_sizes={"tensor": 8}, batch=16), "SW201")
+    assert found.needed == "'tensor' within one slice, which has 4 devices"
 
 
 def test_weights_that_travel_can_wait():
