@@ -10,11 +10,9 @@ from shardwright.engine_jax.links import links_of
 from shardwright.layouts import load_layout
 
 
-def one_device_links(table: ModelTable, *, batch: int, length: int) -> Links:
-    """Those of a float32 step of so many rows and tokens a row."""
+def one_device_links(table: ModelTable, *, batch: int, length: int, dtype: str = "float32") -> Links:
+    """Those of a step of so many rows and tokens a row."""
     layout = load_layout("ddp")
     return links_of(
-        make_plan(
-            Request(layout=layout, table=table, batch=batch, length=length, dtype="float32", mesh_sizes={"data": 1})
-        )
+        make_plan(Request(layout=layout, table=table, batch=batch, length=length, dtype=dtype, mesh_sizes={"data": 1}))
     )

@@ -18,7 +18,6 @@ from shardwright.core.planning import make_plan
 from shardwright.core.request import Request
 from shardwright.core.table import ModelTable
 from shardwright.engine_jax.forward import forward
-from shardwright.engine_jax.layer_io import alone
 from shardwright.engine_torch import attention
 from shardwright.engine_torch.links import links_of
 from shardwright.engine_torch.mesh import ranks_of
@@ -27,6 +26,7 @@ from shardwright.engine_torch.scores import finished, with_keys
 from shardwright.engine_torch.state import make_state
 from shardwright.layouts import load_layout
 from shardwright.models import build
+from tests.engine_jax.one_device import one_device_links
 from tests.models.published import CASES, LENGTH, ROWS, TOLERANCE, one_document, packed, published_logits
 from tests.models.random_weights import random_weights
 
@@ -106,9 +106,10 @@ def test_in_bfloat16_both_engines_round_the_same_numbers(
     fields = {
         name: jnp.asarray(array, jnp.int32) for name, array in {**one_document(tokens.shape), "tokens": tokens}.items()
     }
+    links = one_device_links(table, batch=ROWS, length=LENGTH, dtype="bfloat16")
     theirs = np.asarray(
         jax.jit(
-            lambda params, batch: forward(params, batch, table, alone(table, "bfloat16"), remat="none").logits_BLV,
+            lambda params, batch: forward(params, batch, table, links, remat="none").logits_BLV,
             compiler_options={"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0},
         )(arrays, fields)
     )

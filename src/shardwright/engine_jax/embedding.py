@@ -26,13 +26,17 @@ def embed(tokens_BL: jax.Array, table_VM: jax.Array, links: Links) -> jax.Array:
         V = table_VM.shape[0]
         ids_BL = ids_BL - index_of(cut) * V
         ids_BL = jnp.where(ids_BL < 0, V, ids_BL)
-    x_BLM = cast(jax.Array, _rows(table_VM.shape[0], table_VM, ids_BL))
+    x_BLM = rows_of(table_VM, ids_BL)
     return links.move("embedding.output", "residual.stream", x_BLM)
+
+
+def rows_of(table_VM: jax.Array, ids_BL: jax.Array) -> jax.Array:
+    """The row of each token, BLM; zeros for an id that the table has no row for."""
+    return cast(jax.Array, _rows(table_VM.shape[0], table_VM, ids_BL))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rows(num: int, table_VM: jax.Array, ids_BL: jax.Array) -> jax.Array:
-    """The rows of the table's ``num``; zeros for an id that is none of them."""
     del num
     return table_VM.at[ids_BL].get(mode="fill", fill_value=0)
 
