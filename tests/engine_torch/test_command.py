@@ -39,7 +39,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
     out = tmp_path / "out"
     arguments = [*ON_TORCH, "--out", str(out), "--checkpoint-every", "1"]
     with started([*arguments, "--steps", "1000"]) as process:
-        wait_for(lambda: len(list(out.glob("checkpoints/step-*"))) >= 2, process)
+        wait_for(lambda: len(list(out.glob("checkpoints/step-????????"))) >= 2, process)
         killed = time.monotonic()
         os.kill(pid_of_rank(process, 1), signal.SIGKILL)
         _, said = process.communicate(timeout=2 * KILLED_WITHIN_S)
@@ -63,7 +63,7 @@ def test_a_stopped_rank_ends_the_run_by_name_and_does_not_stay(tmp_path: Path) -
     out = tmp_path / "out"
     arguments = [*ON_TORCH, "--out", str(out), "--checkpoint-every", "1", "--steps", "1000", "--stall-timeout", "2"]
     with started(arguments) as process:
-        wait_for(lambda: len(list(out.glob("checkpoints/step-*"))) >= 2, process)
+        wait_for(lambda: len(list(out.glob("checkpoints/step-????????"))) >= 2, process)
         ranks = [pid_of_rank(process, rank) for rank in range(4)]
         os.kill(ranks[1], signal.SIGSTOP)
         _, said = process.communicate(timeout=2 * KILLED_WITHIN_S)

@@ -108,8 +108,8 @@ def test_where_all_are_damaged_nothing_is_changed(told: RunOptions) -> None:
         goes_on(told)
     first, *rest = str(error.value).splitlines()
     assert first == (
-        f"--resume: there is no whole checkpoint under {told.out}. Give the --out of the run to go on with, or leave "
-        f"--resume out."
+        f"--resume: there is no whole checkpoint under {told.out}, and nothing was changed. Restore one from a copy, or "
+        f"begin anew with another --out."
     )
     assert len(rest) == 5
     assert contents(told.out) == before

@@ -95,11 +95,16 @@ def _newest(options: RunOptions, passed_over: Mapping[Path, str], shown: Listene
                 f"--resume: {error} Nothing proves that it is damaged, so it was not passed over. See why, or give the "
                 f"step to go on from with --resume-from."
             ) from None
-    if damaged or not (options.out / FILE_NAME).exists():
+    if damaged:
         lines = "".join(f"\n  {error}" for error in damaged.values())
         raise InputError(
+            f"--resume: there is no whole checkpoint under {options.out}, and nothing was changed. Restore one from a copy, or "
+            f"begin anew with another --out.{lines}"
+        )
+    if not (options.out / FILE_NAME).exists():
+        raise InputError(
             f"--resume: there is no whole checkpoint under {options.out}. "
-            f"Give the --out of the run to go on with, or leave --resume out.{lines}"
+            f"Give the --out of the run to go on with, or leave --resume out."
         )
     # So that a job that is started again with one command goes on, however early it was ended.
     shown.say(f"the run in {options.out} saved nothing: it begins again")
