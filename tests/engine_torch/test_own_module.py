@@ -142,6 +142,14 @@ def test_gradients_are_summed_where_asked(four: Ranks, case: str) -> None:
     assert_trained_alike(four.run(own_block.summing, make, plan), make, plan)
 
 
+@pytest.mark.parametrize("step", [train, own_block.summing])
+def test_what_ranks_make_alike_counts_once(four: Ranks, step: Callable[..., Trained]) -> None:
+    """A rule may store a weight over an axis that is idle there, along which all have the same tokens."""
+    rules = {"logits": {"vocab": ["fsdp", "spare"]}, "residual": {"norm": ["spare"]}}
+    plan = plan_of({"fsdp": "fsdp", "spare": "idle"}, {"fsdp": 2, "spare": 2}, rules=rules)
+    assert_trained_alike(four.run(step, dense, plan), dense, plan)
+
+
 def test_weights_travel_in_what_the_plan_computes_in(four: Ranks) -> None:
     make, roles, sizes = CASES["hsdp"]
     answers = four.run(train, make, plan_of(roles, sizes, dtype="bfloat16"))

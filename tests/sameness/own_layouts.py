@@ -28,6 +28,15 @@ roles:
 rules:
   attention: {kv_heads: []}
 """,
+    "stored-over-idle": """
+mesh: {fsdp: auto, spare: 2}
+roles:
+  fsdp:  fsdp
+  spare: idle
+rules:
+  attention: {kv_heads: [fsdp, spare]}
+  residual: {norm: [spare]}
+""",
     "ep-tp": """
 mesh: {fsdp: auto, expert: 2, tensor: 2}
 roles:

@@ -64,8 +64,9 @@ class WeightWay:
     """How one layer of a weight gets into use, and its gradient back.
 
     At rest, then ``whole``, which is gathered, then ``part``, which a device multiplies with: a slice of the other.
-    The gradient is reduce-scattered over ``scattered``; over ``alone`` this use makes it whole where another use has it
-    in parts, so that the first device's alone counts. ``gathered_in``, ``summed_in``: the dtypes of these (``core/precision.py``).
+    The gradient is reduce-scattered over ``scattered``. Over ``alone`` this use makes it whole and it is summed all the same, so
+    that the first device's alone counts: where another use has it in parts, and, under PyTorch, where a rule stores the weight
+    over an axis that is idle in the component, since ``fully_shard`` sums over all that it gathers over. ``gathered_in``, ``summed_in``: the dtypes of these (``core/precision.py``).
     """
 
     at_rest: Spec
@@ -92,12 +93,15 @@ def weight_ways(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str
         sliced = [axis for axis in part.axes if axis not in at_rest.axes]
         whole = part.without(sliced)
         parts = {*in_parts(stored, layout, part, second), *sliced}
+        summed = dict.fromkeys(reduced)
+        if request.engine == "torch":
+            summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in whole.axes)
         ways[component] = WeightWay(
             at_rest=at_rest,
             whole=whole,
             part=part,
             scattered=tuple(axis for axis, kind in reduced.items() if kind == "reduce-scatter"),
-            alone=tuple(axis for axis in reduced if axis not in parts and axis not in whole.axes),
+            alone=tuple(axis for axis in summed if axis not in parts and axis not in whole.axes),
             gathered_in=sent_dtype(weight, tensor.dtype, request.dtype),
             summed_in=summed_dtype(weight, tensor.dtype, request.dtype),
         )

@@ -26,8 +26,8 @@ class WeightOfLayer:
 
     ``key``: its name in the engine, ``layers.3.attention.q``; ``layer``: its number in the ``stack``. ``at_rest``: of one layer, as PyTorch stores it. ``cut``:
     what cuts it in use. ``gathered``: the axes that only store it, mesh order. ``summed``: those over which its gradient
-    is summed and not cut. ``gathered_in``: the dtype that travels; ``summed_in``: that of parts of its gradient.
-    ``num_uses``: 2 for a tied one.
+    is summed and not cut. ``alike``: those of ``gathered`` whose devices all make the same gradient. ``gathered_in``: the
+    dtype that travels; ``summed_in``: that of parts of its gradient. ``num_uses``: 2 for a tied one.
     """
 
     key: str
@@ -40,6 +40,7 @@ class WeightOfLayer:
     cut: Spec
     gathered: tuple[str, ...]
     summed: tuple[str, ...]
+    alike: tuple[str, ...]
     dtype: str
     gathered_in: str
     summed_in: str
@@ -105,6 +106,7 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         cut=way.whole,
         gathered=mesh.larger_than_one(mesh.in_mesh_order(leaves)),
         summed=mesh.in_mesh_order(summed),
+        alike=mesh.in_mesh_order(axis for axis in way.alone if axis in leaves),
         dtype=row.dtype,
         gathered_in=way.gathered_in,
         summed_in=way.summed_in,

@@ -124,10 +124,14 @@ class _Carried(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Use:
-    """A weight in one of its uses: of the one that is gathered a rank takes its slice, in the dtype of the use."""
+    """A weight in one of its uses: of the one that is gathered a rank takes its slice, in the dtype of the use.
+
+    ``counts``: whether this rank's gradient does, where several make the same one and it is summed.
+    """
 
     dims: tuple[str, ...]
     taken: tuple[Step, ...]
+    counts: bool
     dtype: torch.dtype
     summed_in: torch.dtype
     ranks: Ranks
@@ -141,6 +145,7 @@ class _Use:
         return cls(
             dims=way.whole.logical_axes,
             taken=steps(way.whole, way.part, (), plan.mesh),
+            counts=all(plan.mesh.coordinates(ranks.rank)[axis] == 0 for axis in way.alone),
             dtype=torch_dtype(in_use_dtype(weight, plan.request.dtype)),
             summed_in=torch_dtype(way.summed_in),
             ranks=ranks,
@@ -160,7 +165,8 @@ class _Use:
         slope = slope.to(self.summed_in)
         for dim, peers in reversed(self._slices()):
             slope = in_its_place(slope, dim, peers)
-        return slope
+        # Zeros, and not none at all: every rank is in its sums.
+        return slope if self.counts else torch.zeros_like(slope)
 
     def _slices(self) -> list[tuple[int, Peers]]:
         assert all(step.kind == "slice" for step in self.taken), self.taken

@@ -200,7 +200,8 @@ def _require_ranks(plan: Plan) -> None:
 
 def _way(one: WeightOfLayer, plan: Plan) -> Way:
     # Along axes where all have the same tokens, DTensor sums.
-    return Way(gathered=one.gathered, replicas=tuple(axis for axis in one.summed if axis in plan.loss_axes))
+    replicas = tuple(axis for axis in one.summed if axis in plan.loss_axes)
+    return Way(gathered=one.gathered, replicas=replicas, alike=one.alike)
 
 
 def _spread(weights: Iterable[WeightOfLayer], plan: Plan) -> dict[str, Axes]:
@@ -288,7 +289,8 @@ def _shard(unit: Unit, own: set[nn.Parameter], plan: Plan, ranks: Ranks, divisor
     assert isinstance(sharded, FSDPModule)
     sum_over_ranks(sharded)
     # Of experts, a rank has the sum over all whose tokens they saw: the ranks of the unit are not those to divide by.
-    sharded.set_gradient_divide_factor(float(divisor))
+    # And what ranks make alike is summed over them too.
+    sharded.set_gradient_divide_factor(float(divisor * plan.mesh.size(unit.way.alike)))
 
 
 def _reduce(parameter: nn.Parameter, replicas: Axes, ranks: Ranks, divisor: int) -> None:

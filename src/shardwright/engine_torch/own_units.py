@@ -21,10 +21,14 @@ IsUnit = Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What a weight is gathered over, mesh order, and over which replicas its gradient is summed besides."""
+    """What a weight is gathered over, mesh order, and over which replicas its gradient is summed besides.
+
+    ``alike``: those of ``gathered`` whose ranks all make the same gradient.
+    """
 
     gathered: Axes
     replicas: Axes
+    alike: Axes = ()
 
     def __str__(self) -> str:
         return f"{' and '.join(self.gathered)}{f' beside {self.replicas}' if self.replicas else ''}"
