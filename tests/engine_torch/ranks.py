@@ -34,59 +34,41 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """``num`` processes, started when they are first needed."""
+    """``num`` processes, each started when it is first needed. ``limit_s``: how long each function may take at most."""
 
-    def __init__(self, num: int, meeting: Meeting) -> None:
+    def __init__(self, num: int, meeting: Meeting, limit_s: float = LIMIT_S, pool: _Pool | None = None) -> None:
         self.num = num
-        self._meeting = meeting
-        self._processes: list[BaseProcess] = []
-        self._pipes: list[Connection] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._limit_s = limit_s
+        self._pool = pool or _Pool(meeting)
 
-    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = LIMIT_S) -> list[Any]:
+    def first(self, num: int) -> Ranks:
+        """The first ``num`` of them, as if there were no others."""
+        assert num <= self.num, (num, self.num)
+        return Ranks(num, self._pool.meeting, self._limit_s, self._pool)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> list[Any]:
         """What ``function(*arguments)`` returned, by rank. Raises RankError."""
-        if not self._processes:
-            self._start()
-        for pipe in self._pipes:
-            pipe.send((function, arguments))
+        self._pool.start(self.num)
+        meeting = next(self._pool.meetings)
+        for pipe in self._pool.pipes[: self.num]:
+            pipe.send((self.num, meeting, function, arguments))
         try:
-            return self._answers(limit_s)
+            return self._answers(limit_s or self._limit_s)
         except RankError:
             self.end()
             raise
 
     def end(self) -> None:
         """End the processes, wherever they are."""
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            pipe.close()
-            process.kill()
-            process.join()
-            process.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._processes, self._pipes, self._folder = [], [], None
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        for rank in range(self.num):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, self.num, self._meeting, Path(self._folder.name), theirs), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        self._pool.end()
 
     def _answers(self, limit_s: float) -> list[Any]:
+        num, pipes = self.num, self._pool.pipes
         answers: dict[int, Any] = {}
         failures: dict[int, str] = {}
         stop = time.monotonic() + limit_s
-        while len(answers) + len(failures) < self.num:
-            waiting = {
-                self._pipes[rank]: rank for rank in range(self.num) if rank not in answers and rank not in failures
-            }
+        while len(answers) + len(failures) < num:
+            waiting = {pipes[rank]: rank for rank in range(num) if rank not in answers and rank not in failures}
             ready = wait(list(waiting), timeout=max(0.0, stop - time.monotonic()))
             if not ready:
                 break
@@ -96,25 +78,62 @@ class Ranks:
                 try:
                     well, answer = pipe.recv()
                 except (EOFError, ConnectionResetError):
-                    self._processes[rank].join()
-                    well, answer = False, f"ended with exit code {self._processes[rank].exitcode}"
+                    process = self._pool.processes[rank]
+                    process.join()
+                    well, answer = False, f"ended with exit code {process.exitcode}"
                 (answers if well else failures)[rank] = answer
             if failures:
                 stop = min(stop, time.monotonic() + GRACE_S)
         if failures:
-            raise RankError("\n".join(f"rank {rank} of {self.num} {text}" for rank, text in sorted(failures.items())))
-        silent = [rank for rank in range(self.num) if rank not in answers]
+            raise RankError("\n".join(f"rank {rank} of {num} {text}" for rank, text in sorted(failures.items())))
+        silent = [rank for rank in range(num) if rank not in answers]
         if silent:
             names = ", ".join(map(str, silent))
-            raise RankError(f"not heard of in {limit_s:g} s: rank {names} of {self.num}")
-        return [answers[rank] for rank in range(self.num)]
+            raise RankError(f"not heard of in {limit_s:g} s: rank {names} of {num}")
+        return [answers[rank] for rank in range(num)]
 
 
-def _serve(rank: int, num: int, meeting: Meeting, folder: Path, pipe: Connection) -> None:
+class _Pool:
+    """Processes that wait to be told what to do, and their pipes, by rank."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+        self.meetings = count()
+        self.processes: list[BaseProcess] = []
+        self.pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self, num: int) -> None:
+        """As many as there are not yet."""
+        context = multiprocessing.get_context("spawn")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        for rank in range(len(self.processes), num):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, self.meeting, Path(self._folder.name), theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.pipes.append(ours)
+
+    def end(self) -> None:
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
+            pipe.close()
+            process.kill()
+            process.join()
+            process.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self.processes, self.pipes, self._folder = [], [], None
+
+
+def _serve(rank: int, meeting: Meeting, folder: Path, pipe: Connection) -> None:
     """Run what comes through the pipe, until it is closed."""
-    for number in count():
+    while True:
         try:
-            function, arguments = pipe.recv()
+            num, number, function, arguments = pipe.recv()
         except EOFError:
             return
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardwright.checkpoint import OwnedBox
 from shardwright.core.box import Box
 from shardwright.core.plan import Plan
 from shardwright.core.training import FIRST, OptimizerOptions
+from shardwright.engine_torch import step as engine_step
 from shardwright.engine_torch.feed import feed_of
 from shardwright.engine_torch.gathering import Gathered
 from shardwright.engine_torch.layer_io import Params
@@ -22,7 +24,7 @@ from shardwright.engine_torch.mesh import ranks_of
 from shardwright.engine_torch.model import Model
 from shardwright.engine_torch.parameters import local_of
 from shardwright.engine_torch.state import State, boxes_of, initial_state
-from shardwright.engine_torch.step import gradients_of, train_step
+from shardwright.engine_torch.step import train_step
 from shardwright.runs.engine import StepMetrics
 
 CPU = torch.device("cpu")
@@ -55,20 +57,37 @@ def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[di
     state = initial_state(model, seed)
     initial = _parts(state)
     feed, step = feed_of(plan, dist.get_rank(), CPU), train_step(plan, options)
-    gradients: list[tuple[Part, ...]] = []
     steps: list[StepMetrics] = []
-    for number, batch in enumerate(batches):
-        own = feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()})
-        if number < LOOKED_AT:
-            gradients.append(_gradients(model, own))
-        steps.append(step(state, own))
+    with _seen_gradients() as gradients:
+        for batch in batches:
+            own = feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()})
+            steps.append(step(state, own))
     return Told(initial=initial, gradients=tuple(gradients), steps=tuple(steps), digests=_digests(model))
 
 
-def _gradients(model: Model, batch: dict[str, torch.Tensor]) -> tuple[Part, ...]:
+@contextmanager
+def _seen_gradients() -> Iterator[list[tuple[Part, ...]]]:
+    """While steps are made: the gradients of the first of them, before clipping, of this rank."""
+    found: list[tuple[Part, ...]] = []
+    right = engine_step.gradients_of
+
+    def seen(model: Model, batch: Mapping[str, torch.Tensor]) -> engine_step.Gradients:
+        result = right(model, batch)
+        if len(found) < LOOKED_AT:
+            found.append(_gradients(model, result.by_key))
+        return result
+
+    engine_step.gradients_of = seen
+    try:
+        yield found
+    finally:
+        engine_step.gradients_of = right
+
+
+def _gradients(model: Model, by_key: Mapping[str, torch.Tensor]) -> tuple[Part, ...]:
     """The gradients of a rank, by weight: boxes as those of a moment."""
     shown = State(model, 0)
-    shown.first = shown.second = dict(gradients_of(model, batch).by_key)
+    shown.first = shown.second = dict(by_key)
     return tuple((name.removeprefix(FIRST), box, array) for name, box, array in _parts(shown) if name.startswith(FIRST))
 
 

@@ -40,7 +40,7 @@ class Here(Ranks):
     def __init__(self) -> None:
         super().__init__(1, lambda *_: imagined_ranks(1))
 
-    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 0.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> list[Any]:
         del limit_s
         with imagined_ranks(1):
             return [function(*arguments)]
