@@ -14,7 +14,7 @@ SOURCES := src tests benchmarks
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
-	@echo 'make test-all the same, every layout beside one device, and docs/sameness.md anew: about an hour'
+	@echo 'make test-all the same, every layout beside one device, and docs/sameness.md anew: about two hours'
 	@echo 'make fuzz     5,000 damaged and invented inputs for every command. Part of make test-all'
 	@echo 'make mutants  300 small faults, drawn and put into the code: is each seen by a test? Part of make test-all'
 	@echo 'make test-targets  the steps of real models, compiled for TPUs and GPUs without them (0.5 GB of compilers)'
@@ -43,6 +43,8 @@ test-all: test
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.sameness.orders
 	$(BIN)/python -m tests.engine_torch.whole
+	$(BIN)/python -m tests.sameness.random_whole --jobs=$(JOBS)
+	$(BIN)/python -m tests.sameness.random_whole --jobs=$(JOBS) --dtype=bfloat16
 	$(MAKE) fuzz
 	$(BIN)/python -m tests.cli.drawn --count=200
 	$(BIN)/python -m tests.mutants --jobs=$(JOBS) --seed=$(SEED)

@@ -1,23 +1,22 @@
-"""A few role tables that nobody wrote, on four ranks; ``random_layouts`` tries as many as one likes."""
+"""Layouts that nobody wrote, on ranks beside one rank: the others of those in ``tests/sameness/test_random_layouts.py``."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.engine_torch.random_layouts import Alone, assert_trains_as_alone, torch_layout
 from tests.engine_torch.ranks import Ranks
-
-SEEDS = range(60)
-ON_FOUR = [seed for seed in SEEDS if (found := torch_layout(seed)) and found[0].mesh.num_devices == 4]
+from tests.sameness.random_layouts import draw
+from tests.sameness.random_runs import BesideOneDevice, on_ranks
+from tests.sameness.test_random_layouts import MOST, SEED
 
 
 @pytest.fixture(scope="module")
-def alone(one: Ranks) -> Alone:
-    return Alone(one)
+def beside(eight: Ranks) -> BesideOneDevice:
+    return BesideOneDevice(torch=on_ranks(eight))
 
 
-@pytest.mark.parametrize("seed", ON_FOUR)
-def test_trains_as_one_device(seed: int, four: Ranks, alone: Alone) -> None:
-    found = torch_layout(seed)
-    assert found is not None
-    assert_trains_as_alone({4: four}, alone, *found)
+@pytest.mark.parametrize("number", range(1, 60, 2))
+def test_trains_as_one_device(number: int, beside: BesideOneDevice) -> None:
+    drawn = draw(SEED, number, most=MOST)
+    print(drawn.text)
+    beside.assert_same(drawn)

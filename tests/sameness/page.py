@@ -38,6 +38,23 @@ def page(results: Sequence[Measured], pairs: Sequence[tuple[Case, Case, Differen
     return "\n".join([HEAD, *(line for model in MODELS for line in _table(model, results)), *_pairs(pairs), *_left()])
 
 
+def with_section(text: str, title: str, body: str) -> str:
+    """The page with a section of its own under a title, in place of the one that it had."""
+    head = f"## {title}\n"
+    before, had, rest = text.partition(f"\n{head}")
+    if not had:
+        return f"{text.rstrip()}\n\n{head}\n{body.rstrip()}\n"
+    after = rest.partition("\n## ")
+    following = f"\n## {after[2]}" if after[1] else ""
+    return f"{before}\n{head}\n{body.rstrip()}\n{following}"
+
+
+def section_of(text: str, title: str) -> str | None:
+    """What the page has under a title, if it has it."""
+    _, had, rest = text.partition(f"\n## {title}\n")
+    return rest.partition("\n## ")[0].strip() if had else None
+
+
 def cells(case: Case) -> str:
     """The first cells of a case's row."""
     mark = " *" if case in COVERING else ""

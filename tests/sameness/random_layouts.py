@@ -1,164 +1,222 @@
-"""Role tables that nobody wrote, for models of the smallest sizes: each that the planner has no fault to find with is
-held against one device.
-
-    python -m tests.sameness.random_layouts [--first 0] [--count 100]
-"""
+"""Layouts that nobody wrote, for models of the smallest sizes: drawn by number, again where the planner refuses one."""
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-from functools import cache
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 import yaml
 
-# The simulated devices of the tests, and their environment.
-import tests.conftest  # noqa: F401
-from shardwright.cli.values import settings
 from shardwright.core.errors import ShardwrightError
-from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES
+from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES, Engine
 from shardwright.core.layout_reading import read_layout
 from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.roles import ROLES
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.state import State, initial_state
-from shardwright.engine_jax.step import batch_sharding, gradient_function
+from shardwright.core.request import REMAT_POLICIES, Request
+from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.core.table import ModelTable
 from shardwright.files import parse_yaml
 from shardwright.models import build
-from tests.engine_jax.made_rows import LENGTH, tokens_of
-from tests.engine_jax.steps import GRADIENTS, QUICKLY, gradient_differences, laid_out
+from tests.engine_jax.made_rows import LENGTH
 
-ROWS, VOCAB = 8, 256
-SMALLEST = {
-    "llama3-test": "num_layers=1,embed=32,num_heads=4,head_dim=8,mlp=32",
-    "mixtral-test": "num_layers=1,embed=32,num_heads=4,num_kv_heads=4,head_dim=8,mlp=32,num_experts=8",
-    "deepseek3-test": "num_layers=2,embed=32,q_lora=16,kv_lora=8,nope_dim=8,rope_dim=8,value_dim=8,mlp=32,"
-    "expert_mlp=16,num_experts=8,num_groups=2,num_chosen_groups=1,top_k=2",
+ROWS, VOCAB = 8, 128
+DTYPES = ("float32", "bfloat16")
+
+GROUPED = "num_layers=1,embed=32,num_heads=8,head_dim=4,mlp=32"
+MIXTRAL = f"{GROUPED},num_kv_heads=4,num_experts=8"
+DEEPSEEK = (
+    "num_layers=2,embed=32,num_heads=4,q_lora=16,kv_lora=8,nope_dim=8,rope_dim=8,value_dim=8,mlp=32,expert_mlp=16,"
+    "num_experts=8,num_groups=2,num_chosen_groups=1,top_k=2"
+)
+
+
+class Model(NamedTuple):
+    """A model of the smallest size, and the seed of its initial values: one under which no token of the steps is near to
+    a tie between two experts."""
+
+    name: str
+    dimensions: str
+    seed: int = 0
+
+    @property
+    def table(self) -> ModelTable:
+        given = dict(one.split("=") for one in self.dimensions.split(","))
+        return build(self.name, {**given, "vocab": str(VOCAB)})
+
+    def of(self, dtype: str) -> Model:
+        """The same with all experts chosen where a token near to a tie would be another token (``bounds.py``)."""
+        return self if dtype == DTYPES[0] else self._replace(dimensions=self.dimensions + EVERY_EXPERT[self.name])
+
+
+MODELS = {
+    "llama3": (
+        Model("llama3-test", f"{GROUPED},num_kv_heads=8"),
+        Model("llama3-test", f"{GROUPED},num_kv_heads=4,tied=true"),
+        Model("llama3-test", f"{GROUPED},num_kv_heads=2"),
+    ),
+    "mixtral": (Model("mixtral-test", MIXTRAL), Model("mixtral-test", f"{MIXTRAL},capacity_factor=1.0")),
+    "deepseek3": (Model("deepseek3-test", DEEPSEEK), Model("deepseek3-test", f"{DEEPSEEK},capacity_factor=1.0")),
 }
-OUTSIDE = ("data", "fsdp", "fsdp", "context", "context", "tensor", "tensor", "idle")
-COMPONENTS = ("input", "embedding", "residual", "attention", "mlp", "router", "moe", "logits")
+
+ENGINES: tuple[Engine, ...] = ("jax", "torch")
+
+EVERY_EXPERT = {
+    "llama3-test": "",
+    "mixtral-test": ",top_k=8",
+    "deepseek3-test": ",top_k=8,num_groups=1,num_chosen_groups=1",
+}
+
+AXES = ("a", "b", "c", "d")
+SIZES: dict[int, Sequence[tuple[int, ...]]] = {
+    2: ((2, 2), (2, 2), (2, 4), (4, 2), (8, 1), (2, 1)),
+    3: ((2, 2, 2), (2, 2, 2), (2, 2, 1), (2, 4, 1), (4, 2, 1)),
+    4: ((2, 2, 2, 1), (2, 2, 2, 2)),
+}
+"""Sizes of the axes by their number, in any order."""
+
+MOSTLY = ("data", "fsdp", "fsdp", "context", "context", "context", "tensor", "tensor", "idle")
 
 
-Model = tuple[str, tuple[tuple[str, str], ...]]
-"""A model, and its dimensions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The layout of a number. ``refused``: by what those that were drawn before it were refused."""
+
+    number: int
+    family: str
+    model: Model
+    plan: Plan
+    refused: Counter[str]
+
+    @property
+    def engine(self) -> Engine:
+        return self.plan.request.engine
+
+    @property
+    def dtype(self) -> str:
+        return self.plan.request.dtype
+
+    @property
+    def text(self) -> str:
+        """Everything that it takes to see it again."""
+        request, plan = self.plan.request, self.plan
+        layout = request.layout
+        entries = {
+            axis: {
+                "roles": dict(entry.roles),
+                "weights": entry.weights,
+                "sequence_parallel": entry.sequence_parallel,
+            }
+            for axis, entry in layout.entries.items()
+        }
+        return (
+            f"{self.engine} {self.model} {plan.mesh}, attention {layout.move_attention}, moe {layout.move_moe}, "
+            f"{request.micro_steps} micro-steps, remat {request.remat}, head-tail {request.load_balanced}, {entries}, "
+            f"rules {[(rule.component, rule.logical_axis, rule.axes) for rule in layout.rules]}"
+        )
+
+    @property
+    def in_another_order(self) -> bool:
+        """Whether a tensor has a dim whose axes do not stand in mesh order."""
+        mesh = self.plan.mesh
+        specs = [spec for row in self.plan.tensors for spec in (row.at_rest, row.in_use) if spec is not None]
+        every = [mesh.larger_than_one(dim.axes) for spec in specs for dim in spec.dims]
+        return any(axes != mesh.in_mesh_order(axes) for axes in every)
+
+    @property
+    def alone(self) -> Plan:
+        """The same model, rows and dtype on one device."""
+        layout = read_layout(parse_yaml("name: alone\nmesh: {a: 1}\nroles: {a: data}\n", "alone.yaml"))
+        one = replace(self.plan.request, layout=layout, micro_steps=1, load_balanced=False, remat="none")
+        plan = make_plan(one)
+        assert not plan.errors, plan.errors
+        return plan
 
 
-def random_request(seed: int) -> tuple[Request, Model] | None:
-    """A request by a seed, and the model that it is for; None where its layout cannot be."""
-    dice = random.Random(seed)
-    model = dice.choice(list(SMALLEST))
-    roles: dict[str, Any] = {}
-    for axis in ("a", "b", "c")[: dice.choice((1, 2, 2, 3, 3))]:
-        elsewhere = dice.choice(OUTSIDE)
-        entry: dict[str, Any] = {"elsewhere": elsewhere}
-        if model != "llama3-test" and dice.random() < 0.6:
-            entry["moe"] = "expert"
-        for component in COMPONENTS:
-            if dice.random() < 0.12 and component not in entry:
-                entry[component] = dice.choice([r for r in OUTSIDE if component in ROLES[r].components])
-        if entry.get("residual", elsewhere) == "tensor" and dice.random() < 0.6:
-            entry["sequence_parallel"] = True
-        if {"context", "fsdp"} & set(entry.values()) and dice.random() < 0.2:
-            entry["weights"] = "whole"
-        roles[axis] = entry
-    sizes = {axis: dice.choice((2, 2, 4) if len(roles) < 3 else (2,)) for axis in roles}
-    moves = {"attention": dice.choice(ATTENTION_MOVES), "moe": dice.choice([m for m in MOE_MOVES if m != "auto"])}
-    dimensions = {**settings([[SMALLEST[model]]]), "vocab": str(VOCAB)}
-    if model == "llama3-test":
-        dimensions |= {"num_kv_heads": dice.choice(("4", "2")), "tied": dice.choice(("true", "false"))}
-    elif dice.random() < 0.4:
-        dimensions["capacity_factor"] = "1.0"
-    text = yaml.safe_dump({"name": f"random-{seed}", "mesh": sizes, "roles": roles, "move": moves}, sort_keys=False)
+def draw(seed: int, number: int, *, most: Mapping[str, int], dtype: str = "float32") -> Drawn:
+    """The layout of a number under a seed. ``most``: devices, by the engines to draw for, in turn.
+
+    In bfloat16 the layout is the same, and all experts of its model are chosen.
+    """
+    dice = random.Random(f"{seed} {number}")
+    engine = ENGINES[number % 2]
+    refused: Counter[str] = Counter()
+    family = dice.choice(list(MODELS))
+    while True:
+        model = dice.choice(MODELS[family]).of(dtype)
+        found = _plan(dice, model, engine, most[engine], dtype)
+        if isinstance(found, Plan):
+            return Drawn(number=number, family=family, model=model, plan=found, refused=refused)
+        refused[found] += 1
+
+
+def _plan(dice: random.Random, model: Model, engine: Engine, most: int, dtype: str) -> Plan | str:
+    """A plan with no errors that the engine runs, or by what it was refused."""
+    table = model.table
+    text = yaml.safe_dump(_layout(dice, table, most), sort_keys=False)
+    micro_steps, balanced = dice.choice((1, 1, 2)), dice.random() < 0.3
+    remat = dice.choice(("none", "none", *REMAT_POLICIES))
     try:
+        layout = read_layout(parse_yaml(text, "random.yaml"))
         request = Request(
-            layout=read_layout(parse_yaml(text, f"random-{seed}.yaml")),
-            table=build(model, dimensions),
+            layout=layout,
+            table=table,
             batch=ROWS,
             length=LENGTH,
-            micro_steps=dice.choice((1, 2)),
-            load_balanced=dice.random() < 0.3,
+            engine=engine,
+            dtype=dtype,
+            remat=remat,
+            micro_steps=micro_steps,
+            load_balanced=balanced,
         )
-    except ShardwrightError:
-        return None
-    return request, (model, tuple(dimensions.items()))
+        plan = make_plan(request)
+    except ShardwrightError as error:
+        findings = getattr(error, "findings", ())
+        return findings[0].code if findings else str(error)
+    return plan.errors[0].code if plan.errors else plan
 
 
-def random_plan(seed: int) -> tuple[Plan, Model] | None:
-    """The plan of that request; None where there can be none."""
-    found = random_request(seed)
-    if found is None:
-        return None
-    try:
-        plan = make_plan(found[0])
-    except ShardwrightError:
-        return None
-    return None if plan.errors or plan.mesh.num_devices > 8 else (plan, found[1])
+def _layout(dice: random.Random, table: ModelTable, most: int) -> dict[str, Any]:
+    """A layout as a file would have it: axes and entries in any order."""
+    num = dice.choice((2, 2, 3, 3, 3, 4, 4))
+    shapes = [shape for shape in SIZES[num] if prod(shape) <= most]
+    names, sizes = dice.sample(AXES, num), dice.sample(shape := dice.choice(shapes), len(shape))
+    often = dice.choice((0.0, 0.1, 0.1, 0.3))
+    roles = {axis: _entry(dice, table, often) for axis in dice.sample(names, num)}
+    layout: dict[str, Any] = {
+        "name": "random",
+        "mesh": dict(zip(names, sizes, strict=True)),
+        "roles": roles,
+        "move": {
+            "attention": dice.choice(ATTENTION_MOVES),
+            "moe": dice.choice([move for move in MOE_MOVES if move != "auto"]),
+        },
+    }
+    if dice.random() < 0.25:
+        weight = dice.choice([one for one in table.weights if not one.frozen])
+        axes = dice.sample(names, dice.randint(0, num))
+        layout["rules"] = {weight.component: {dice.choice(weight.logical_axes): axes}}
+    return layout
 
 
-Outcome = tuple[float, dict[str, np.ndarray]]
-
-
-def gradients_of(plan: Plan) -> Outcome:
-    """Loss and gradients of one step from the initial values on: the second, half of whose rows are padding."""
-    mesh = device_mesh(plan.mesh)
-    sharding = batch_sharding(plan, mesh)
-    state: State = initial_state(plan, mesh, 0)
-    batch = {name: jax.device_put(array, sharding) for name, array in laid_out(tokens_of(2, ROWS, VOCAB), plan).items()}
-    given = (state.weights, state.buffers, batch)
-    options: dict[str, Any] = {**QUICKLY, "xla_backend_optimization_level": 0}
-    found = jax.jit(gradient_function(plan, mesh)).lower(*given).compile(compiler_options=options)(*given)
-    return float(found.loss), {name: np.asarray(array) for name, array in found.by_weight.items()}
-
-
-@cache
-def alone(of: Model) -> Outcome:
-    """The same on one device."""
-    model, dimensions = of
-    request = Request(
-        layout=read_layout(parse_yaml("name: alone\nmesh: {a: 1}\nroles: {a: data}\n", "alone.yaml")),
-        table=build(model, dict(dimensions)),
-        batch=ROWS,
-        length=LENGTH,
-    )
-    return gradients_of(make_plan(request))
-
-
-def assert_same(plan: Plan, of: Model) -> None:
-    """The loss and every gradient, as on one device."""
-    (loss, ours), (loss_alone, theirs) = gradients_of(plan), alone(of)
-    assert abs(loss - loss_alone) <= 1e-5 * loss_alone, f"loss: {loss}, and {loss_alone} on one device"
-    for name, difference in gradient_differences(ours, theirs).items():
-        assert difference <= GRADIENTS, f"{name}: off by {difference:.2e} of its norm"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100)
-    given = parser.parse_args()
-    held = failed = 0
-    for seed in range(given.first, given.first + given.count):
-        if (found := random_plan(seed)) is None:
-            continue
-        plan, of = found
-        held += 1
-        try:
-            assert_same(plan, of)
-        except Exception as error:  # Whatever it is, it is told and the next one tried.
-            failed += 1
-            request = plan.request
-            roles = {axis: dict(entry.roles) for axis, entry in request.layout.entries.items()}
-            print(f"seed {seed}: {type(error).__name__}: {error}\n  {of}\n  {plan.mesh} {roles}", flush=True)
-        jax.clear_caches()
-    print(f"{held} layouts, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _entry(dice: random.Random, table: ModelTable, often: float) -> dict[str, Any]:
+    """The roles of an axis; ``often``: of how many components it has another."""
+    elsewhere = dice.choice(MOSTLY)
+    entry: dict[str, Any] = {"elsewhere": elsewhere}
+    if "moe" in table.components and dice.random() < 0.6:
+        entry["moe"] = "expert"
+    for component in COMPONENTS:
+        if component not in entry and dice.random() < often:
+            entry[component] = dice.choice([role for role in MOSTLY if component in ROLES[role].components])
+    if entry.get("residual", elsewhere) == "tensor" and dice.random() < 0.6:
+        entry["sequence_parallel"] = True
+    if any(ROLES[role].stores for name, role in entry.items() if name != "sequence_parallel"):
+        kind = dice.random()
+        if kind < 0.15:
+            entry["weights"] = "whole"
+        elif kind < 0.25:
+            entry["weights"] = [dice.choice(dice.choice(table.weights).logical_axes)]
+    return entry

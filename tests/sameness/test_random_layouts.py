@@ -1,16 +1,50 @@
-"""A few role tables that nobody wrote, beside one device; ``random_layouts`` tries as many as one likes."""
+"""Layouts that nobody wrote, beside one device; ``random_whole`` tries 1,000 others of both engines each time."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.sameness.random_layouts import assert_same, random_plan
+from tests.sameness.page import section_of, with_section
+from tests.sameness.random_layouts import draw
+from tests.sameness.random_runs import BesideOneDevice, on_jax
 
-SEEDS = (1, 5, 9, 12)
+SEED, NUMBERS = 20261122, range(0, 60, 2)
+MOST = {"jax": 8, "torch": 8}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_trains_as_one_device(seed: int) -> None:
-    found = random_plan(seed)
-    assert found is not None
-    assert_same(*found)
+@pytest.fixture(scope="module")
+def beside() -> BesideOneDevice:
+    return BesideOneDevice(jax=on_jax)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_trains_as_one_device(number: int, beside: BesideOneDevice) -> None:
+    drawn = draw(SEED, number, most=MOST)
+    print(drawn.text)
+    beside.assert_same(drawn)
+
+
+def test_they_are_of_every_kind() -> None:
+    """Of both engines, with what the other sixty have: every movement, rules, options and orders."""
+    every = [draw(SEED, number, most=MOST) for number in range(60)]
+    layouts = [one.plan.request.layout for one in every]
+    for engine in MOST:
+        own = [one for one in every if one.engine == engine]
+        assert {one.family for one in own} == {"llama3", "mixtral", "deepseek3"}
+        moves = {one.plan.request.layout.move_attention for one in own if one.plan.cp}
+        assert moves == {"gather", "ring", "ulysses"}
+        assert sum(one.in_another_order for one in own) >= 5
+    assert {layout.move_moe for layout in layouts} == {"all-to-all", "ring", "weights"}
+    assert {len(one.plan.mesh.larger_than_one(one.plan.mesh.names)) for one in every} >= {2, 3}
+    assert any(layout.rules for layout in layouts)
+    entries = [entry for layout in layouts for entry in layout.entries.values()]
+    assert any(entry.sequence_parallel for entry in entries)
+    assert any(entry.weights == "whole" for entry in entries)
+
+
+def test_a_section_replaces_its_own_alone() -> None:
+    page = "# Page\n\n## A\n\none\n\n## B\n\ntwo\n"
+    assert with_section(page, "A", "new") == "# Page\n\n## A\n\nnew\n\n## B\n\ntwo\n"
+    assert with_section(page, "C", "new") == "# Page\n\n## A\n\none\n\n## B\n\ntwo\n\n## C\n\nnew\n"
+    assert section_of(page, "B") == "two"
+    assert section_of(page, "C") is None

@@ -21,7 +21,8 @@ import tests.conftest  # noqa: F401
 from tests.engine_jax.steps import Case, Difference, assert_same, difference
 from tests.sameness.cases import MODELS, PAIRS, WHOLE
 from tests.sameness.measure import Measured, measured, watched
-from tests.sameness.page import PAGE, page
+from tests.sameness.page import PAGE, page, section_of, with_section
+from tests.sameness.random_page import TITLES
 
 
 def main() -> int:
@@ -49,7 +50,12 @@ def main() -> int:
     for line in failed:
         print(f"not the same: {line}", file=sys.stderr)
     if not given.only and not failed:
-        PAGE.write_text(page([found[case] for case in WHOLE], pairs), encoding="utf-8")
+        before, text = PAGE.read_text(encoding="utf-8"), page([found[case] for case in WHOLE], pairs)
+        # What another command writes stays.
+        for title in TITLES.values():
+            if body := section_of(before, title):
+                text = with_section(text, title, body)
+        PAGE.write_text(text, encoding="utf-8")
         print(f"{PAGE}: {len(found)} cases")
     return 1 if failed else 0
 
