@@ -14,6 +14,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -56,6 +57,8 @@ class Verdict:
 
 def main() -> int:
     given = _arguments()
+    # Ended from outside it ends its forks too, as it does when it is interrupted.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     environment = warm_up(os.environ)
     kept = Path(given.kept).resolve()
     tests = _noted(kept / "lines", given, environment)
