@@ -76,10 +76,10 @@ def _digest(one: torch.Tensor) -> int:
     whole = (
         (one.detach().to_dense() if one.is_sparse else one.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
     )
-    return _number(told + b"\n", memoryview(whole.numpy()))
+    return _number(told + b"\n", whole.numpy().tobytes())
 
 
-def _number(*parts: bytes | memoryview) -> int:
+def _number(*parts: bytes) -> int:
     """63 bits of a digest, as an int64 holds them."""
     hasher = hashlib.blake2b(digest_size=8)
     for part in parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.spec import DimSpec
 from shardwright.core.wording import every, others
@@ -64,7 +65,7 @@ def dialects_differ(imported: Imported) -> Iterator[Drafted]:
 
 
 def _draft(imported: Imported, placed: Placed, names: list[str], found: str) -> Drafted:
-    return Drafted(
+    return Draft(
         finding=Finding(
             code="SW113",
             severity="error",

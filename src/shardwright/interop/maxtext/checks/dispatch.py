@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
 from shardwright.core.wording import bytes_text, product
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
@@ -32,7 +33,7 @@ def dispatched_by_batch(imported: Imported) -> Iterator[Drafted]:
     # Where the experts' dim has axes, others of the weights' are those of storage, unless a line asks for them too.
     lost = tuple(a for a in held if a in rows and a not in experts and (a in asked or not experts))
     if lost:
-        yield Drafted(finding=_finding(imported, placed, weights, lost), remedies=(_flag(), *_reordered(imported)))
+        yield Draft(finding=_finding(imported, placed, weights, lost), candidates=(_flag(), *_reordered(imported)))
 
 
 def _as_if_with_capacity(imported: Imported) -> Placed | None:
@@ -94,7 +95,7 @@ def _sent(imported: Imported, placed: Placed) -> float:
 
 
 def _flag() -> Remedy:
-    return Remedy(
+    return Candidate(
         text="Write 'moe_dispatch_no_expert_sharding: true'.",
         edit=lambda i: placed_under(i.configuration, i.mesh, i.table, replace(i.step, peel=True), i.dialect),
     )
@@ -108,7 +109,7 @@ def _reordered(imported: Imported) -> Iterator[Remedy]:
         taken = {axis for line in experts for axis in line.axes}
         narrow = Rule(name=ROWS, axes=tuple(a for a in rows[0].axes if a not in taken), position=rows[0].position)
         lines = [*experts, *rows, narrow]
-        yield Remedy(
+        yield Candidate(
             text=f"Write '{experts[0]}' above line {rows[0].position.line}, and '{narrow}' below it.",
             edit=lambda i: i.under(in_place(without(i.rules, EXPERTS), ROWS, *lines)),
         )

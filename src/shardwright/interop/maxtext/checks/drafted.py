@@ -1,38 +1,15 @@
-"""A finding on imported rules before its fix is chosen: remedies in order, of which the first that holds is printed."""
+"""A finding on imported rules before its fix is chosen, and what is done to a list of rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 
-from shardwright.core.finding import Finding
+from shardwright.core.draft import Candidate, Draft
 from shardwright.interop.maxtext.placing import Imported
 from shardwright.interop.maxtext.rules import Rule
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """What a person would write, and what that makes of a configuration."""
-
-    text: str
-    edit: Callable[[Imported], Imported]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
-    """A finding without a fix, and what might mend it, the best first."""
-
-    finding: Finding
-    remedies: tuple[Remedy, ...] = ()
-
-    @property
-    def key(self) -> tuple[str, str | None, str]:
-        return self.finding.code, self.finding.tensor, self.finding.where
-
-    def settled(self, holds: Callable[[Remedy], bool]) -> Finding:
-        """The finding with the first remedy that holds; as it is where none does."""
-        text = next((remedy.text for remedy in self.remedies if holds(remedy)), None)
-        return self.finding if text is None else replace(self.finding, fix=text)
+Remedy = Candidate[Imported]
+Drafted = Draft[Imported]
 
 
 def without(rules: Iterable[Rule], *names: str) -> list[Rule]:

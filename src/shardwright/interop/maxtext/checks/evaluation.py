@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.wording import every
 from shardwright.interop.maxtext.checks.drafted import Drafted
@@ -24,7 +25,7 @@ def evaluated_elsewhere(imported: Imported) -> Iterator[Drafted]:
         said.append(f"they name {every(map(repr, absent))}, which the mesh of training does not have")
     if left:
         said.append(f"{every(f'{axis!r} ({mesh.size(axis)})' for axis in left)} of that mesh cuts nothing under them")
-    yield Drafted(
+    yield Draft(
         finding=Finding(
             code="SW111",
             severity="error",

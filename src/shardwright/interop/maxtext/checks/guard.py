@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from shardwright.core.codes import REPLICATED_ERROR_SHARE
+from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.wording import bytes_text, every, others, percent
 from shardwright.interop.maxtext.checks.drafted import Drafted
@@ -34,7 +35,7 @@ def guard_lets_through(imported: Imported) -> Iterator[Drafted]:
         else f"it divides elements by bytes, finds {percent(as_it_counts)}, and tolerates {percent(tolerance)}"
     )
     word = imported.configuration.settings.get("sharding_tolerance")
-    yield Drafted(
+    yield Draft(
         finding=Finding(
             code="SW101",
             severity="error" if share >= REPLICATED_ERROR_SHARE.value else "warning",

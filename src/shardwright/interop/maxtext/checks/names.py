@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
 from shardwright.core.nearest import nearest
 from shardwright.core.wording import count, either
@@ -31,7 +32,7 @@ def names_unknown(imported: Imported) -> Iterator[Drafted]:
             else "a name that tensors carry",
         )
         remedies = (_renamed(name, near),) if near else ()
-        yield Drafted(finding=finding, remedies=remedies)
+        yield Draft(finding=finding, candidates=remedies)
 
 
 def _renamed(name: str, near: str) -> Remedy:
@@ -43,7 +44,7 @@ def _renamed(name: str, near: str) -> Remedy:
             ]
         )
 
-    return Remedy(text=f"Write '{near}'.", edit=edit)
+    return Candidate(text=f"Write '{near}'.", edit=edit)
 
 
 def axes_absent(imported: Imported) -> Iterator[Drafted]:
@@ -59,7 +60,7 @@ def axes_absent(imported: Imported) -> Iterator[Drafted]:
         known = axis in AXES
         names = ", ".join(f"'{name}'" for name in names_of(those)[:3])
         more = f" and {len(names_of(those)) - 3} more" if len(names_of(those)) > 3 else ""
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW111",
                 severity="warning" if known else "error",
@@ -69,7 +70,7 @@ def axes_absent(imported: Imported) -> Iterator[Drafted]:
                 + ("" if known else "; no mesh of MaxText's can have it"),
                 needed=f"an axis of the mesh, or '{axis}' among 'mesh_axes'" if known else "an axis of the mesh",
             ),
-            remedies=(_without_axis(axis), *((_axis_renamed(axis, near),) if near else ()))[:: -1 if near else 1],
+            candidates=(_without_axis(axis), *((_axis_renamed(axis, near),) if near else ()))[:: -1 if near else 1],
         )
 
 
@@ -77,7 +78,7 @@ def _without_axis(axis: str) -> Remedy:
     def edit(imported: Imported) -> Imported:
         return imported.under([_with_axes(r, tuple(a for a in r.axes if a != axis)) for r in imported.rules])
 
-    return Remedy(text=f"Take '{axis}' out.", edit=edit)
+    return Candidate(text=f"Take '{axis}' out.", edit=edit)
 
 
 def _axis_renamed(axis: str, near: str) -> Remedy:
@@ -86,7 +87,7 @@ def _axis_renamed(axis: str, near: str) -> Remedy:
             [_with_axes(r, tuple(dict.fromkeys(near if a == axis else a for a in r.axes))) for r in imported.rules]
         )
 
-    return Remedy(text=f"Write '{near}'.", edit=edit)
+    return Candidate(text=f"Write '{near}'.", edit=edit)
 
 
 def _with_axes(line: Rule, axes: tuple[str, ...]) -> Rule:
@@ -103,7 +104,7 @@ def names_without_a_rule(imported: Imported) -> Iterator[Drafted]:
                 carried.setdefault(name, []).append(placed.tensor.name)
     if carried:
         shown = "\n".join(f"{name}: {_some(tensors)}" for name, tensors in carried.items())
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW111",
                 severity="info",
@@ -128,7 +129,7 @@ def rules_unused(imported: Imported) -> Iterator[Drafted]:
     if idle:
         dead = [name for name in idle if name in UNUSED]
         told = f"; {', '.join(dead)}: no tensor of any model" if dead else ""
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW111",
                 severity="info",
@@ -144,7 +145,7 @@ def rules_unused(imported: Imported) -> Iterator[Drafted]:
         refused = [no for placed in imported.placed for no in placed.refused if no.rule is lines[0]]
         if name in carried and refused and not any(id(line) in obeyed for line in lines):
             axes = list(dict.fromkeys(axis for no in refused for axis in no.taken))
-            yield Drafted(
+            yield Draft(
                 finding=Finding(
                     code="SW111",
                     severity="warning",

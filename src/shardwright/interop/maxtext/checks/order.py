@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
 from shardwright.core.wording import count, every, others, product
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place
@@ -29,7 +30,7 @@ def free_axes_dropped(imported: Imported) -> Iterator[Drafted]:
         winner = placed.obeyed[dim]
         assert winner is not None
         small = not larger(no.taken, imported.mesh)
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="error",
@@ -44,7 +45,7 @@ def free_axes_dropped(imported: Imported) -> Iterator[Drafted]:
                 needed=f"{product(imported.mesh, free)} on a dim of {placed.tensor.name}",
                 cost=f"each device holds {imported.mesh.size(free)} times as much of {others(names, 'tensor')}",
             ),
-            remedies=(_narrower(no.rule, set(no.taken)),),
+            candidates=(_narrower(no.rule, set(no.taken)),),
         )
 
 
@@ -57,7 +58,7 @@ def _narrower(line: Rule, taken: set[str]) -> Remedy:
             in_place(imported.rules, line.name, *(r for r in imported.rules if r.name == line.name), narrow)
         )
 
-    return Remedy(text=f"Add '{narrow}' below line {line.position.line}.", edit=edit)
+    return Candidate(text=f"Add '{narrow}' below line {line.position.line}.", edit=edit)
 
 
 def moved_when_restated(imported: Imported) -> Iterator[Drafted]:
@@ -72,7 +73,7 @@ def moved_when_restated(imported: Imported) -> Iterator[Drafted]:
         dim = next(number for number, cut in enumerate(before.cuts) if cut != after.cuts[number])
         first = restated.new[0]
         old = restated.old[0].position
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="error",
@@ -86,7 +87,7 @@ def moved_when_restated(imported: Imported) -> Iterator[Drafted]:
                 f"{'changes' if len(moved) == 1 else 'change'}\n{after.tensor.name} would be {before.notation} in its old place",
                 needed="a rule that means the same wherever it is stated",
             ),
-            remedies=(_taken_out(restated.name, restated.kept),) if same else (),
+            candidates=(_taken_out(restated.name, restated.kept),) if same else (),
         )
 
 
@@ -96,7 +97,7 @@ def _taken_out(name: str, kept: Rules) -> Remedy:
         after = imported.under(kept)
         return replace(after, configuration=replace(after.configuration, restated=left))
 
-    return Remedy(text=f"Take the rule for '{name}' out, which the base has already.", edit=edit)
+    return Candidate(text=f"Take the rule for '{name}' out, which the base has already.", edit=edit)
 
 
 def order_decides(imported: Imported) -> Iterator[Drafted]:
@@ -113,7 +114,7 @@ def order_decides(imported: Imported) -> Iterator[Drafted]:
         return
     here, there = max(moved, key=lambda pair: pair[0].bytes_per_device(imported.mesh))
     dim = next(number for number, cut in enumerate(here.cuts) if cut != there.cuts[number])
-    yield Drafted(
+    yield Draft(
         finding=Finding(
             code="SW112",
             severity="warning",
@@ -143,7 +144,7 @@ def unreachable(imported: Imported) -> Iterator[Drafted]:
         seen.setdefault(line.name, []).append(line)
         if before is None:
             continue
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="warning",
@@ -153,8 +154,8 @@ def unreachable(imported: Imported) -> Iterator[Drafted]:
                 "taken this line's are too",
                 needed="one line, or a second that can do without an axis of the first",
             ),
-            remedies=(
-                Remedy(
+            candidates=(
+                Candidate(
                     text=f"Take line {line.position.line} out.",
                     edit=lambda i, gone=line: i.under([r for r in i.rules if r is not gone]),
                 ),

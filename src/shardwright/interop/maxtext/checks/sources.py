@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.wording import product
 from shardwright.interop.maxtext.checks.drafted import Drafted
@@ -14,7 +15,7 @@ from shardwright.interop.maxtext.placing import Imported, larger
 def rules_hidden(imported: Imported) -> Iterator[Drafted]:
     """Rules given together with a preset, which replaces the whole list."""
     for hidden in imported.configuration.hidden:
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="error",
@@ -32,7 +33,7 @@ def rules_overridden(imported: Imported) -> Iterator[Drafted]:
     """An override that leaves no rule at all."""
     word = imported.configuration.settings.get(OVERRIDE)
     if word is not None and word.value is True and not imported.rules:
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="error",
@@ -58,7 +59,7 @@ def context_axis_disagrees(imported: Imported) -> Iterator[Drafted]:
         return
     if preset is not None:
         if from_rules is not None and from_rules != word.value:
-            yield Drafted(
+            yield Draft(
                 finding=Finding(
                     code="SW112",
                     severity="error",
@@ -73,7 +74,7 @@ def context_axis_disagrees(imported: Imported) -> Iterator[Drafted]:
         return
     cuts = larger(line.axes, imported.mesh)
     if cuts and word.value not in cuts:
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="error",

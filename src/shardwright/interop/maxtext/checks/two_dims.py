@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
 from shardwright.core.wording import bytes_text, others, product
-from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
+from shardwright.interop.maxtext.checks.drafted import Drafted
 from shardwright.interop.maxtext.linen import Refused
 from shardwright.interop.maxtext.placing import Imported, Placed, larger
 from shardwright.interop.maxtext.rules import Rule
@@ -26,7 +27,7 @@ def axis_lost(imported: Imported) -> Iterator[Drafted]:
                 if not left_free(placed, no, imported) and not _spoken_of(placed, axis):
                     groups.setdefault((axis, id(winner), id(no.rule)), []).append((placed, no))
     for (axis, _, _), cases in groups.items():
-        yield Drafted(finding=_lost(imported, axis, cases))
+        yield Draft(finding=_lost(imported, axis, cases))
 
 
 def left_free(placed: Placed, no: Refused, imported: Imported) -> tuple[str, ...]:
@@ -67,7 +68,7 @@ def axis_twice(imported: Imported) -> Iterator[Drafted]:
         twice = next((axis for axis in line.axes if line.axes.count(axis) > 1), None)
         if twice is not None:
             once = Rule(name=line.name, axes=tuple(dict.fromkeys(line.axes)), position=line.position)
-            yield Drafted(
+            yield Draft(
                 finding=Finding(
                     code="SW102",
                     severity="error",
@@ -76,8 +77,8 @@ def axis_twice(imported: Imported) -> Iterator[Drafted]:
                     found=f"axis '{twice}' twice in {line}",
                     needed="each axis once",
                 ),
-                remedies=(
-                    Remedy(
+                candidates=(
+                    Candidate(
                         text=f"Write '{once}'.",
                         edit=lambda i, old=line, new=once: i.under([new if r is old else r for r in i.rules]),
                     ),

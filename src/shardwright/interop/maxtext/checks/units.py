@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.draft import Draft
 from shardwright.core.finding import Finding
 from shardwright.core.roles import UNIT_NAMES
 from shardwright.core.wording import count, others, product
@@ -26,7 +27,7 @@ def dims_indivisible(imported: Imported) -> Iterator[Drafted]:
         kept = kept_by_maxtext(size, cut, imported)
         unit = UNIT_NAMES.get(placed.tensor.dims[number], "element")
         left = f"over {product(mesh, kept)} alone" if kept else "over nothing"
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW107",
                 severity="error",
@@ -67,7 +68,7 @@ def rows_indivisible(imported: Imported) -> Iterator[Drafted]:
             if alone
             else ""
         )
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW108",
                 severity="error",

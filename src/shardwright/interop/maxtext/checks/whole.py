@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
+from shardwright.core.draft import Candidate, Draft
 from shardwright.core.finding import Finding
 from shardwright.core.wording import bytes_text, every, others, percent, product
 from shardwright.interop.maxtext.checks.dispatch import EXPERTS
@@ -36,7 +37,7 @@ def whole_weights(imported: Imported) -> Iterator[Drafted]:
         share = sum(placed.tensor.bytes for placed in group) / total
         if share >= REPLICATED_WARNING_SHARE.value:
             severity = "error" if uncut and share >= REPLICATED_ERROR_SHARE.value else "warning"
-            yield Drafted(finding=_weights(imported, missing, uncut, group, total, severity))
+            yield Draft(finding=_weights(imported, missing, uncut, group, total, severity))
 
 
 def _weights(
@@ -82,9 +83,9 @@ def whole_activations(imported: Imported) -> Iterator[Drafted]:
             axis for axis in cutting if axis not in placed.axes and not _cuts_in_parts(imported, axis, tensor.component)
         )
         if missing and set(TOKENS) & set(tensor.dims):
-            yield Drafted(
+            yield Draft(
                 finding=_activation(imported, placed, missing, total),
-                remedies=tuple(_length_rule(imported, placed, missing, stream)),
+                candidates=tuple(_length_rule(imported, placed, missing, stream)),
             )
 
 
@@ -136,17 +137,17 @@ def _length_rule(imported: Imported, placed: Placed, missing: tuple[str, ...], s
     length, rows = names.get("length"), names.get("batch") or names.get("tokens")
     if length and set(missing) <= set(stream.of("length")):
         line = Rule(name=length, axes=missing)
-        yield Remedy(text=f"Write '{line}'.", edit=lambda i: i.under(in_place(i.rules, str(line.name), line)))
+        yield Candidate(text=f"Write '{line}'.", edit=lambda i: i.under(in_place(i.rules, str(line.name), line)))
     lines = [line for line in imported.rules if line.name == rows]
     if rows and lines:
         wide = Rule(name=rows, axes=(*lines[0].axes, *missing), position=lines[0].position)
-        yield Remedy(
+        yield Candidate(
             text=f"Write '{wide}' in place of line {lines[0].position.line}.",
             edit=lambda i: i.under(in_place(i.rules, wide.name, wide)),
         )
         experts = [line for line in imported.rules if line.name == EXPERTS]
         if experts:
-            yield Remedy(
+            yield Candidate(
                 text=f"Write '{experts[0]}' and '{wide}' above line {lines[0].position.line}.",
                 edit=lambda i: i.under(in_place(without(i.rules, EXPERTS), wide.name, *experts, wide, *lines)),
             )
@@ -159,7 +160,7 @@ def idle_in_experts(imported: Imported) -> Iterator[Drafted]:
         return
     idle = tuple(axis for dim in TOKENS for axis in stream.of(dim) if axis not in hidden.axes)
     if idle:
-        yield Drafted(
+        yield Draft(
             finding=Finding(
                 code="SW103",
                 severity="error",
