@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,11 +19,17 @@ import torch.distributed as dist
 from tests.engine_torch.ranks import LIMIT_S
 
 
+@cache
+def _keep_what_was_imported() -> None:
+    """It is no garbage, and need not be looked through for any. Once: a later call would keep the groups of functions
+    that ran before, whose threads poll their sockets for as long as they live."""
+    gc.freeze()
+
+
 @contextmanager
 def in_group(rank: int, num: int, path: Path) -> Iterator[None]:
     torch.set_num_threads(1)
-    # What was imported is no garbage, and need not be looked through for any.
-    gc.freeze()
+    _keep_what_was_imported()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dist.init_process_group(
