@@ -31,10 +31,17 @@ from shardwright.core.precision import TRAINED_IN
 from shardwright.core.request import REMAT_POLICIES
 from shardwright.core.roles import COMPONENTS, ROLES
 from shardwright.layouts import FOLDER, preset_names
-from tests.sameness.random_layouts import OUTSIDE, SMALLEST
 
-DENSE = f"{SMALLEST['llama3-test']},num_kv_heads=4"
-MODELS = {**SMALLEST, "llama3-test": DENSE, "llama3-test tied": f"{DENSE},tied=true"}
+DENSE = "num_layers=1,embed=32,num_heads=4,num_kv_heads=4,head_dim=8,mlp=32"
+MODELS = {
+    "llama3-test": DENSE,
+    "llama3-test tied": f"{DENSE},tied=true",
+    "mixtral-test": f"{DENSE},num_experts=8",
+    "deepseek3-test": "num_layers=2,embed=32,q_lora=16,kv_lora=8,nope_dim=8,rope_dim=8,value_dim=8,mlp=32,expert_mlp=16,"
+    "num_experts=8,num_groups=2,num_chosen_groups=1,top_k=2",
+}
+OUTSIDE = ("data", "fsdp", "fsdp", "context", "context", "tensor", "tensor", "idle")
+"""Roles outside of the experts; those that stand twice are drawn as often."""
 RULED = {
     "attention": ("embed", "heads", "kv_heads", "q_lora", "kv_lora"),
     "mlp": ("embed", "mlp"),

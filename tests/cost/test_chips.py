@@ -83,5 +83,7 @@ def test_what_no_source_was_checked_for_is_not_there():
 
 
 def test_an_unknown_chip():
-    with pytest.raises(InputError, match=r"^--chips: no chip is called 'h10'\. Did you mean 'h100'\?$"):
+    with pytest.raises(InputError, match=r"^--chips: no chip is called 'hh100'\. Did you mean 'h100'\?$"):
+        chip_of("hh100")
+    with pytest.raises(InputError, match=r"^--chips: no chip is called 'h10'\. Known: cpu, .*, h100, h200, .*\.$"):
         chip_of("h10")

@@ -365,7 +365,7 @@ CASES: tuple[Case, ...] = (
 ELSEWHERE = {
     "SW109": "tests/interop/test_torchtitan.py",
     "SW112": "tests/golden/imports/SW112-restated.txt",
-    "SW113": "tests/golden/imports/SW113-read-by-nnx.txt",
+    "SW113": "tests/golden/imports/SW113-last-line.txt",
     "SW123": "tests/interop/test_torchtitan.py",
     **{code: f"tests/golden/compiled_findings/{case.path.name}" for code, case in ON_PAGES.items()},
     # The case of a program that could be read is a warning.

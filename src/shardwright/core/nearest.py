@@ -11,17 +11,25 @@ from difflib import get_close_matches
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name nearest to ``name``, or None when nothing is near.
 
-    A number says which one of a kind is meant, so a name with another number is another thing and no slip.
+    A number says which one of a kind is meant, so a name with another number is another thing and no slip; the same digits
+    in another order are one.
 
     >>> nearest("tensorr", ["data", "fsdp", "tensor"])
     'tensor'
     >>> nearest("llama-8b", ["llama3-8b", "llama3-70b"]), nearest("h200", ["h100"])
     ('llama3-8b', None)
+    >>> nearest("bfloat61", ["float32", "bfloat16"])
+    'bfloat16'
     """
-    numbers = Counter(re.findall(r"[0-9]+", name))
-    alike = [each for each in known if numbers <= Counter(re.findall(r"[0-9]+", each))]
+    numbers = _numbers(name)
+    alike = [each for each in known if numbers <= _numbers(each)]
     matches = get_close_matches(name, alike, n=1, cutoff=cutoff)
     return matches[0] if matches else None
+
+
+def _numbers(name: str) -> Counter[str]:
+    """The digits of each number in a name, sorted."""
+    return Counter("".join(sorted(digits)) for digits in re.findall(r"[0-9]+", name))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
