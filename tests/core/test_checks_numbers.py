@@ -18,8 +18,10 @@ from shardwright.core.codes import (
 )
 from shardwright.core.divisors import divisors, nearest_divisors, nearest_multiples
 from shardwright.core.finding import Finding
+from shardwright.core.layout_reading import read_layout
 from shardwright.core.plan import Plan
 from shardwright.core.planning import resolve
+from shardwright.core.position import located
 from shardwright.core.request import Chip, Request
 from shardwright.core.table import Initializer, ModelTable, Weight
 from shardwright.core.wording import bytes_text, percent, product
@@ -111,6 +113,26 @@ def test_a_storage_dim_with_one_element_left_is_a_warning(fsdp, warned):
     found = of(plan("deepseek3-671b", "fsdp", mesh_sizes={"fsdp": fsdp}, batch=fsdp), "SW114")
     assert [f.severity for f in found] == (["warning"] if warned else [])
     assert 512 / fsdp < OVERCUT_ELEMENTS.value if warned else 512 / fsdp >= OVERCUT_ELEMENTS.value
+
+
+@pytest.mark.parametrize(
+    ("embed", "mesh", "fix"),
+    [
+        # 24 is the most that divides 264 = 8 x 33: the largest axis gives way, to what the other leaves of it.
+        (264, {"fsdp": 8, "data": 8, "context": 12}, "--mesh context=3,data=32"),
+        (264, {"context": 8, "data": 8, "fsdp": 12}, "--mesh fsdp=3,data=32"),
+        # Without replicas to take the devices it is the largest size that does: 4 x 6, not 2 x 12.
+        (264, {"context": 4, "fsdp": 12}, "--mesh fsdp=6"),
+        # 12 and 6 do not divide 256.
+        (256, {"fsdp": 12}, "--mesh fsdp=4"),
+    ],
+)
+def test_the_largest_axis_gives_way_where_no_storage_dim_divides(embed, mesh, fix):
+    layout = {"name": "mine", "mesh": mesh, "roles": {axis: axis for axis in mesh}}
+    table = build("llama3-test", {"embed": str(embed)})
+    request = Request(layout=read_layout(located(layout)), table=table, batch=96 * 8, length=96)
+    (found,) = of(make_plan(request), "SW114")
+    assert (found.severity, found.fix) == ("error", fix)
 
 
 @pytest.mark.parametrize(("size", "severity"), [(65, "warning"), (71, "info"), (72, None)])

@@ -49,6 +49,13 @@ def test_a_fix_takes_its_fault_away_and_brings_no_other(declared, asked, devices
     assert fixes(request(declared, asked, devices)) == fix
 
 
+@pytest.mark.parametrize(("known", "left"), [(1, 8), (3, 2), (8, 1), (16, 1)])
+def test_without_devices_auto_takes_what_fits_on_the_models_own_and_at_least_one(known: int, left: int) -> None:
+    assert TABLE.natural_mesh == {"fsdp": 8}
+    mesh, _ = resolve_mesh(request({"a": "auto", "b": known}, {}, None))
+    assert (mesh.size("a"), mesh.size("b")) == (left, known)
+
+
 def typed(given: Request, fix: str) -> Request:
     option, value = fix.split()
     if option == "--devices":

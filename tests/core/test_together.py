@@ -77,8 +77,12 @@ def test_replicas_are_summed_once_a_step_behind_the_scatter() -> None:
     ]
 
 
-def test_replicas_alone_are_one_sum_of_everything() -> None:
-    plan = plan_of("llama3-test", "ddp", {"data": 8})
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_replicas_alone_are_one_sum_of_everything(dtype: str) -> None:
+    plan = plan_of("llama3-test", "ddp", {"data": 8}, dtype=dtype)
+    # What rests whole travels in no dtype, so that the norms, which are used in float32, are no group of their own.
+    (group,) = groups_of(one for one in weights_of(plan) if one.layer == 0)
+    assert len(group.weights) == 2 + 4 + 3
     assert counted(plan) == [
         ("update", "all-reduce", ("data",), plan.request.table.num_parameters * 4, 1),
     ]

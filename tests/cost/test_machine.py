@@ -71,6 +71,18 @@ def test_what_is_no_shape(text):
             "--chips: 'b200:2x8*2' is no shape of B200. "
             "Expected: b200:NODESxGPUS, as in b200:2x8, or b200:8 for one node.",
         ),
+        *(
+            (
+                text,
+                f"--chips: the number of devices of '{text}' is {number}, and must be at most 1,048,576. "
+                "Give fewer devices.",
+            )
+            for text, number in (
+                ("cpu:1048577", "1,048,577"),
+                ("h100:131073x8", "1,048,584"),
+                ("v5e:16x16*4097", "1,048,832"),
+            )
+        ),
     ],
 )
 def test_what_a_chip_does_not_come_in(text, message):

@@ -29,6 +29,20 @@ def test_a_hot_axis_outside_its_node_is_named_with_its_time():
     assert found.needed == "'tensor' within one slice, which has 4 devices"
 
 
+def test_an_axis_is_named_with_each_of_its_hot_roles():
+    (found,) = of(priced("mixtral-test", "tp-as-ep", "h100:2x4", mesh_sizes={"tensor": 8}), "SW201")
+    assert found.where == "axis 'tensor' as expert and tensor"
+    (found,) = of(priced("mixtral-test", "tp-as-ep", "h100:2x4", move_moe="weights", mesh_sizes={"tensor": 8}), "SW201")
+    assert found.where == "axis 'tensor' as tensor"
+
+
+@pytest.mark.parametrize(("batch", "fix"), [(4, "--mesh tensor=4"), (2, "")])
+def test_a_fix_that_leaves_devices_without_a_row_is_none(batch, fix):
+    # In nodes of 4 there are two of tensor=8 for the rows, and four of tensor=4.
+    (found,) = of(priced("llama3-test", "fsdp-tp", "h100:4x4", mesh_sizes={"tensor": 8}, batch=batch), "SW201")
+    assert found.fix == fix
+
+
 def test_weights_that_travel_can_wait():
     options = {"mesh_sizes": {"fsdp": 1, "expert": 16}, "batch": 16}
     assert of(priced("deepseek3-test", "ep", "h100:2x8", **options), "SW201")
@@ -51,6 +65,13 @@ def test_an_axis_that_only_cuts_rows_may_cross():
 def test_open_lines(chips, sizes, severity):
     found = of(priced("deepseek3-671b", "ep-as-cp", chips, mesh_sizes=sizes, batch=128), "SW202")
     assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+def test_the_smallest_whole_dim_that_mends_is_the_fix():
+    # Of rings of 8, 8 and 16 the 64 take the last and half of another. Of 8, 16 and 8 each has a ring of its own.
+    options = {"mesh_sizes": {"data": 8, "fsdp": 2, "tensor": 64}, "batch": 128}
+    (found,) = of(priced("llama3-8b", "fsdp-tp", "v5p:8x8x16", **options), "SW202")
+    assert (found.found, found.fix) == ("tensor 64: an open line of 4, a part of a ring", "--mesh tensor=8,fsdp=16")
 
 
 def test_an_open_line_costs_what_a_ring_would_not():

@@ -20,7 +20,7 @@ from shardwright.cost.machine import Machine
 from shardwright.cost.step import Times, seconds_of, timed
 from shardwright.cost.wording import rate_text, seconds_text
 
-HOT = ("tensor", "expert")
+HOT = ("expert", "tensor")
 """Roles whose collectives are on the way of every layer's tokens."""
 
 
@@ -109,9 +109,8 @@ def _hot_axes_outside(scene: Scene) -> Iterator[Draft]:
 
 def _hot_roles(plan: Plan, axis: str) -> list[str]:
     layout, present = plan.request.layout, plan.request.table.components
-    roles = {layout.role(axis, component) for component in present}
-    kept = {"tensor"} if layout.move_moe == "weights" else set(HOT)
-    return sorted(roles & kept)
+    hot = ("tensor",) if layout.move_moe == "weights" else HOT
+    return [role for role in hot if any(layout.role(axis, component) == role for component in present)]
 
 
 def _domain_devices(laid: Laid) -> int:
