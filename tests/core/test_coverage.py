@@ -104,6 +104,8 @@ def test_the_search_stops_at_its_limit_and_says_so() -> None:
     assert not found.exact
     assert found.problems()[-1] == "and more"
     assert not coverage([], (8,), limit=1).more
+    every_other = coverage([Box((row,), (row + 1,)) for row in range(1, 8, 2)], (8,), limit=2)
+    assert every_other.problems() == ("no box holds 0:1", "no box holds 2:3", "and more")
 
 
 def test_joining_keeps_the_indices() -> None:

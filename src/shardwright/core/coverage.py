@@ -48,7 +48,7 @@ def coverage(boxes: Sequence[Box], shape: Sequence[int], limit: int = 100) -> Co
 
     Takes the tensor apart at the corners of the boxes until each part is held by none, one or several of them, so the
     time grows with the number of boxes and not with their sizes: a few tenths of a second for ten thousand. It
-    stops once it has found ``limit`` faulty parts.
+    begins at low indices, and stops once it has found ``limit`` faulty parts.
 
     >>> coverage([Box((0, 0), (4, 8)), Box((4, 0), (8, 8))], (8, 8)).exact
     True
@@ -128,7 +128,7 @@ Parts = list[tuple[int, Box]]
 
 
 def _split(region: Box, parts: Parts, dim: int, at: int) -> tuple[tuple[Box, Parts], tuple[Box, Parts]]:
-    """``region`` and the boxes in it, below and above ``at`` along ``dim``."""
+    """``region`` and the boxes in it, above and below ``at`` along ``dim``: the last is looked at first."""
     below: Parts = []
     above: Parts = []
     for index, box in parts:
@@ -139,7 +139,7 @@ def _split(region: Box, parts: Parts, dim: int, at: int) -> tuple[tuple[Box, Par
         else:
             below.append((index, _with_stop(box, dim, at)))
             above.append((index, _with_start(box, dim, at)))
-    return (_with_stop(region, dim, at), below), (_with_start(region, dim, at), above)
+    return (_with_start(region, dim, at), above), (_with_stop(region, dim, at), below)
 
 
 def _with_start(box: Box, dim: int, at: int) -> Box:
