@@ -83,6 +83,18 @@ def test_replicas_cost_what_a_cut_would_save_with_gradients_and_moments(moments,
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "entry", "fix"),
+    [
+        ("llama3-test", "{elsewhere: data, mlp: data}", "fsdp"),
+        ("mixtral-test", "{elsewhere: idle, attention: idle, moe: expert}", "{elsewhere: fsdp, moe: expert}"),
+    ],
+)
+def test_a_role_that_keeps_tensors_whole_goes_out_by_name_too(model, entry, fix):
+    found = of(plan(model, f"name: m\nmesh: {{a: 4}}\nroles:\n  a: {entry}\n"), "SW101")
+    assert f"a: {fix} under 'roles'" in {finding.fix for finding in found}
+
+
 def test_memory_is_held_against_the_chip_on_both_sides_of_the_warning():
     total = plan("llama3-test", "fsdp", devices=8).memory.total_bytes_per_device
     warn = MEMORY_WARNING_SHARE.value

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
+from shardwright.core.crossing import weight_ways
 from shardwright.core.layout_reading import read_layout
 from shardwright.core.plan import PlannedCollective
 from shardwright.files import parse_yaml
@@ -268,6 +269,15 @@ def test_a_weight_whole_in_use_of_which_each_device_uses_a_slice_has_its_gradien
     tied = "name: mine\nmesh: {fsdp: 2, tensor: 4}\nroles: {fsdp: fsdp, tensor: {elsewhere: tensor, embedding: idle}}\n"
     rows = {row.name: row for row in plan_of("llama3-1b", tied, {}).weights}
     assert rows["embedding.tokens"].gradient == {"fsdp": "reduce-scatter", "tensor": "all-reduce"}
+
+
+@pytest.mark.parametrize("idle", ["embedding", "logits"])
+def test_a_use_in_which_an_axis_is_idle_makes_the_same_gradient_on_each_of_its_devices(idle: str) -> None:
+    """Of a tied weight: where the other use cuts the rows, the sum over the axis is to count this one once."""
+    roles = f"{{fsdp: fsdp, other: {{elsewhere: fsdp, {idle}: idle}}}}"
+    plan = plan_of("llama3-1b", f"name: mine\nmesh: {{fsdp: 4, other: 2}}\nroles: {roles}\n", {})
+    ways = weight_ways(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+    assert {use: way.alone for use, way in ways.items()} == {"embedding": (), "logits": (), idle: ("other",)}
 
 
 def test_a_routing_bias_is_a_buffer_that_every_rank_holds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from random import Random
@@ -18,7 +19,7 @@ from shardwright.files import parse_yaml
 TABLE = model_table("llama3-test")
 
 
-def request(declared: dict[str, object], asked: dict[str, int], devices: int | None) -> Request:
+def request(declared: Mapping[str, object], asked: dict[str, int], devices: int | None) -> Request:
     sizes = ", ".join(f"{axis}: {size}" for axis, size in declared.items())
     roles = "".join(f"  {axis}: data\n" for axis in declared)
     layout = read_layout(parse_yaml(f"name: mine\nmesh: {{{sizes}}}\nroles:\n{roles}", "mine.yaml"))
