@@ -6,8 +6,9 @@ import pytest
 
 from shardwright.core.finding import Finding
 from shardwright.core.plan import Plan
+from shardwright.cost import price, read_machine
 from shardwright.cost.wording import seconds_text
-from tests.cost.plans import priced
+from tests.cost.plans import plan_of, priced
 
 
 def of(plan: Plan, code: str) -> list[Finding]:
@@ -36,10 +37,21 @@ def test_an_axis_is_named_with_each_of_its_hot_roles():
     assert found.where == "axis 'tensor' as tensor"
 
 
-@pytest.mark.parametrize(("batch", "fix"), [(4, "--mesh tensor=4"), (2, "")])
-def test_a_fix_that_leaves_devices_without_a_row_is_none(batch, fix):
-    # In nodes of 4 there are two of tensor=8 for the rows, and four of tensor=4.
-    (found,) = of(priced("llama3-test", "fsdp-tp", "h100:4x4", mesh_sizes={"tensor": 8}, batch=batch), "SW201")
+@pytest.mark.parametrize(
+    ("chips", "tensor", "batch", "fix"),
+    [
+        # In nodes of 4 there are two of tensor=8 for the rows, and four of tensor=4.
+        ("h100:4x4", 8, 4, "--mesh tensor=4,fsdp=4"),
+        ("h100:4x4", 8, 2, ""),
+        ("h100:2x1", 2, 2, "--mesh tensor=1,fsdp=2"),
+    ],
+)
+def test_an_axis_as_large_as_a_node_is_the_fix_where_each_device_has_a_row(chips, tensor, batch, fix):
+    # Nobody says how many devices there are, and those of the chips stay as many.
+    machine = read_machine(chips)
+    sizes = {"data": 1, "fsdp": machine.num_devices // tensor, "tensor": tensor}
+    plan = plan_of("llama3-test", "fsdp-tp", chip=machine.chip, mesh_sizes=sizes, batch=batch)
+    (found,) = of(price(plan, machine), "SW201")
     assert found.fix == fix
 
 

@@ -114,9 +114,8 @@ def lay(mesh: Mesh, machine: Machine) -> Laid:
     assert machine.numbers is not None
     assert mesh.num_devices == machine.num_devices, (str(mesh), machine)
     torus = machine.numbers.network == "torus"
-    in_domain = prod(machine.shape) * machine.devices_per_chip if torus else machine.shape[1]
-    inside, domains = _parted(_in_device_order(mesh), in_domain)
-    orders = _orders(machine) if torus else ((Dim(number=None, size=in_domain, wraps=False),),)
+    inside, domains = _parted(_in_device_order(mesh), machine.domain_devices)
+    orders = _orders(machine) if torus else ((Dim(number=None, size=machine.domain_devices, wraps=False),),)
     found = ((dims, _pieces(inside, dims)) for dims in orders)
     dims, pieces = min(found, key=lambda one: _broken(*one))
     return Laid(machine=machine, dims=dims if torus else (), pieces=pieces, domains=domains)

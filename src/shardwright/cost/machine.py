@@ -31,6 +31,12 @@ class Machine:
         return prod(self.shape) * self.slices * self.devices_per_chip
 
     @property
+    def domain_devices(self) -> int:
+        """Of one torus, or one node: those that links join."""
+        is_node = self.numbers is not None and self.numbers.network != "torus"
+        return self.shape[1] if is_node else prod(self.shape) * self.devices_per_chip
+
+    @property
     def devices_per_chip(self) -> int:
         return 1 if self.numbers is None else self.numbers.whole("devices_per_chip")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from shardwright.core.checks import drafts as core_drafts
 from shardwright.core.checks.edits import mesh_order, resized
 from shardwright.core.codes import LATENCY_INFO_SHARE
+from shardwright.core.divisors import divisors
 from shardwright.core.draft import Candidate, Draft, Key
 from shardwright.core.errors import FindingsError
 from shardwright.core.finding import Finding
@@ -100,10 +101,11 @@ def _hot_axes_outside(scene: Scene) -> Iterator[Draft]:
             position=plan.request.layout.mesh[axis].position,
             found=f"{product(plan.mesh, [axis])} lies over {count(spans, domain)}: {out} out of a device, "
             f"in place of {rate_text(rates.link_bytes_per_s)} {inside}",
-            needed=f"'{axis}' within one {domain}, which has {count(_domain_devices(laid), 'device')}",
+            needed=f"'{axis}' within one {domain}, which has {count(laid.machine.domain_devices, 'device')}",
             cost=f"{seconds_text(seconds)} of {seconds_text(total)} of communication a step" if seconds else "",
         )
-        candidates = (*_orders(plan, axis), *(c for s in _smaller(size) for c in resized(plan, axis, s)))
+        smaller = reversed(divisors(size)[:-1])
+        candidates = (*_orders(plan, axis), *(c for s in smaller for c in resized(plan, axis, s)))
         yield Draft(finding=finding, candidates=candidates)
 
 
@@ -111,11 +113,6 @@ def _hot_roles(plan: Plan, axis: str) -> list[str]:
     layout, present = plan.request.layout, plan.request.table.components
     hot = ("tensor",) if layout.move_moe == "weights" else HOT
     return [role for role in hot if any(layout.role(axis, component) == role for component in present)]
-
-
-def _domain_devices(laid: Laid) -> int:
-    machine = laid.machine
-    return machine.num_devices // machine.slices if laid.dims else machine.shape[1]
 
 
 def _orders(plan: Plan, axis: str) -> Iterator[Candidate]:
@@ -126,10 +123,6 @@ def _orders(plan: Plan, axis: str) -> Iterator[Candidate]:
         order = [name for name in names if name not in last] + last
         if order != list(names):
             yield mesh_order(plan, order)
-
-
-def _smaller(size: int) -> list[int]:
-    return [divisor for divisor in range(size - 1, 0, -1) if size % divisor == 0]
 
 
 def _open_lines(scene: Scene) -> Iterator[Draft]:
