@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright import make_plan
 from shardwright.core.finding import Finding
+from shardwright.core.layout_reading import read_layout
 from shardwright.core.plan import Plan
+from shardwright.core.position import located
+from shardwright.core.request import Request
+from shardwright.core.wording import bytes_text
 from shardwright.cost import price, read_machine
 from shardwright.cost.wording import seconds_text
+from shardwright.models import build
 from tests.cost.plans import plan_of, priced
 
 
@@ -55,6 +61,23 @@ def test_an_axis_as_large_as_a_node_is_the_fix_where_each_device_has_a_row(chips
     assert found.fix == fix
 
 
+@pytest.mark.parametrize(
+    ("mesh", "fix"),
+    [
+        # Nodes of 8. Of two orders that mend, the one that moves the axis alone; expert, were it first, would be outside.
+        ({"tensor": 2, "fsdp": 4, "expert": 2}, "mesh: {fsdp: 4, expert: 2, tensor: 2}"),
+        ({"tensor": 2, "expert": 4, "fsdp": 2}, "mesh: {fsdp: 2, tensor: 2, expert: 4}"),
+    ],
+)
+def test_an_order_that_brings_an_axis_into_its_node_takes_no_other_out(mesh, fix):
+    roles = {"tensor": "tensor", "fsdp": "fsdp", "expert": {"elsewhere": "fsdp", "moe": "expert"}}
+    layout = read_layout(located({"name": "mine", "mesh": mesh, "roles": {axis: roles[axis] for axis in mesh}}))
+    machine = read_machine("h100:2x8")
+    given = Request(layout=layout, table=build("mixtral-test"), batch=16, length=128, devices=16, chip=machine.chip)
+    (found,) = of(price(make_plan(given), machine), "SW201")
+    assert (found.where, found.fix) == ("axis 'tensor' as tensor", fix)
+
+
 def test_weights_that_travel_can_wait():
     options = {"mesh_sizes": {"fsdp": 1, "expert": 16}, "batch": 16}
     assert of(priced("deepseek3-test", "ep", "h100:2x8", **options), "SW201")
@@ -95,3 +118,17 @@ def test_an_open_line_costs_what_a_ring_would_not():
 def test_small_messages_are_named_where_they_are_most_of_the_time():
     assert of(priced("llama3-test", "fsdp", "v5e:2x4"), "SW204")
     assert not of(priced("llama3-8b", "fsdp", "v5p:2x2x2", batch=8), "SW204")
+
+
+@pytest.mark.parametrize(
+    ("chips", "num_bytes"),
+    [
+        # Lines of 2 and 4: a microsecond for each of 1 + 3 hops, and 45 GB/s times 2/1 and 4/3 to send.
+        ("v5e:2x4", 4e-6 * 45e9 * (2 + 4 / 3)),
+        # An all-gather in one node: 8.4 microseconds to begin, and 7/8 of the bytes come from the others at 370 GB/s.
+        ("h100:8", 8.4e-6 * 370e9 * 8 / 7),
+    ],
+)
+def test_a_message_worth_sending_takes_as_long_as_it_takes_to_begin(chips, num_bytes):
+    (found,) = of(priced("llama3-test", "fsdp", chips), "SW204")
+    assert found.needed == f"messages of {bytes_text(num_bytes)} or more there"
