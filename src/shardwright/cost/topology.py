@@ -197,8 +197,8 @@ def _small_messages(scene: Scene) -> Iterator[Draft]:
 
 def _worth_sending(scene: Scene, kind: str, axes: Iterable[str], latency_s: float) -> float:
     """The bytes that take as long as it takes to begin."""
+    # So many that what it takes to begin is nothing beside them.
     large = 10**15
     time = time_of(kind, large, scene.laid.group(axes), scene.rates)
     assert time is not None
-    sent_s = time.seconds if scene.rates.is_torus else time.seconds - latency_s
-    return large * latency_s / sent_s
+    return large * latency_s / time.seconds
