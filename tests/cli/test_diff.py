@@ -177,6 +177,7 @@ HOW = "Write one with: shardwright plan MODEL --json > plan.json"
         (lambda plan: {**plan, "mesh": {"fsdp": "2"}}, "'fsdp' of 'mesh' is not a whole number"),
         (lambda plan: {**plan, "mesh": None}, "'mesh' is not an object"),
         (lambda plan: {**plan, "memory": {}}, "'memory' has no 'weights_bytes'"),
+        (lambda plan: {**plan, "links": {"fsdp": "wifi"}}, "'fsdp' of 'links' is not one of ici, dcn"),
         (lambda plan: {**plan, "batch": True}, "'batch' of the plan is not a whole number"),
         (lambda plan: {**plan, "tensors": [5]}, "'tensors' 0 is not an object"),
         (lambda plan: {**plan, "tensors": [{**plan["tensors"][0], "name": 1}]}, "'name' of 'tensors' 0 is not a text"),
