@@ -105,18 +105,18 @@ def rows_of(case: Case, vocab: int) -> Mapping[str, np.ndarray]:
     }
 
 
-def ours(case: Case, compiler_options: Mapping[str, Any] | None = None) -> Running:
-    """Shardwright's step; without options compiled as ``shardwright train`` compiles it."""
+def ours(case: Case) -> Running:
+    """Shardwright's step, compiled as ``shardwright train`` compiles it."""
     plan = plan_of(case)
     mesh = device_mesh(plan.mesh)
     step = train_step(plan, mesh, OptimizerOptions(**OPTIONS._asdict()))
-    compiled = step.lower(abstract_state(plan, mesh), abstract_batch(plan, mesh)).compile(compiler_options)
+    compiled = step.lower(abstract_state(plan, mesh), abstract_batch(plan, mesh)).compile()
     sharding = batch_sharding(plan, mesh)
     rows = rows_of(case, plan.request.table.sizes["vocab"])
     return Running(compiled, initial_state(plan, mesh, SEED), jax.device_put(dict(rows), sharding))
 
 
-def handwritten(case: Case, compiler_options: Mapping[str, Any] | None = None) -> Running:
+def handwritten(case: Case) -> Running:
     """The handwritten step. It is given initial values and shapes, and puts them where its own specs say.
 
     These specs must be the plan's, so that the two steps are of the same layout.
@@ -139,7 +139,7 @@ def handwritten(case: Case, compiler_options: Mapping[str, Any] | None = None) -
     state = by_hand.TrainState(weights, kept, biases)
     step = by_hand.train_step(loss_by_hand(table, case, layout), optimizer, state_places, layout)
     batch = jax.device_put(dict(rows_of(case, table.sizes["vocab"])), layout.place(layout.batch, ()))
-    return Running(step.lower(state, batch).compile(compiler_options), state, batch)
+    return Running(step.lower(state, batch).compile(), state, batch)
 
 
 def loss_by_hand(table: ModelTable, case: Case, layout: Any):

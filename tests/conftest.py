@@ -19,12 +19,17 @@ _AS_STARTED = dict(os.environ)
 
 ROOT = Path(__file__).parent.parent
 
+# These programs run for seconds: half the time to make machine code of them is what counts. How they are partitioned,
+# and so what they compute and move, stays as it is.
+_QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+
 # JAX reads these when it is imported. Eight devices share two cores here, where an all-reduce may wait long for its
 # last device; a hang is still ended.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
+        _QUICKLY,
         "--xla_force_host_platform_device_count=8",
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=60",
         "--xla_cpu_collective_call_terminate_timeout_seconds=300",
@@ -82,11 +87,12 @@ def _dots(name: str) -> list[int]:
     return [index for index, char in enumerate(name) if char == "."] + [len(name)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def user_environment() -> dict[str, str]:
     """The environment of a person who types a command: that of the tests without what is set above for JAX.
 
-    `shardwright` and `python` are those of the environment that the tests run in.
+    `shardwright` and `python` are those of the environment that the tests run in, and machine code is made quickly.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), _AS_STARTED.get("PATH", "")])
-    return {**_AS_STARTED, **_OFFLINE, "PATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    flags = f"{_AS_STARTED.get('XLA_FLAGS', '')} {_QUICKLY}".strip()
+    return {**_AS_STARTED, **_OFFLINE, "PATH": path, "TOKENIZERS_PARALLELISM": "false", "XLA_FLAGS": flags}

@@ -8,7 +8,6 @@ from benchmarks.agreement import disagreement
 from benchmarks.cases import Case, handwritten, ours
 from benchmarks.timing import ratio, take_turns
 
-QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
 TINY = "num_layers=1,embed=32,vocab=64"
 CASES = [
     Case(
@@ -35,7 +34,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
 def test_both_steps_lose_alike(case: Case) -> None:
-    assert disagreement(ours(case, QUICKLY), handwritten(case, QUICKLY)) <= 1e-5
+    assert disagreement(ours(case), handwritten(case)) <= 1e-5
 
 
 def test_a_ratio_is_taken_block_by_block() -> None:

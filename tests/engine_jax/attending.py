@@ -33,9 +33,6 @@ from tests.models.random_weights import random_weights
 
 ROWS, LENGTH, EMBED = 2, 32, 32
 
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""These programs run once: what counts is how fast machine code of them is made."""
-
 MODELS = {
     "grouped": ("llama3-test", {"num_layers": "1", "num_heads": "8", "num_kv_heads": "4", "head_dim": "8"}),
     "uneven KV heads": ("llama3-test", {"num_layers": "1", "num_heads": "6", "num_kv_heads": "3", "head_dim": "8"}),
@@ -137,10 +134,7 @@ def on_one_device(model: str, longer: int = 1):
     table, arrays = table_of(model), batch(longer)
     rows, length = arrays["positions"].shape
     links = one_device_links(table, batch=rows, length=length)
-    run = jax.jit(
-        lambda weights, arrays: added_and_slopes(weights, arrays, table, links),
-        compiler_options=QUICKLY,
-    )
+    run = jax.jit(lambda weights, arrays: added_and_slopes(weights, arrays, table, links))
     return jax.tree.map(np.asarray, run(weights_of(model), arrays))
 
 
@@ -168,8 +162,7 @@ def program_of(case: Case):
             in_specs=(specs, fields),
             out_specs=(stream, (stream, specs)),
             check_vma=False,
-        ),
-        compiler_options=QUICKLY,
+        )
     )
 
 

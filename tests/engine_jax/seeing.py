@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.engine_jax.scores import Sight
-from tests.engine_jax.attending import QUICKLY
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Sight, float], jax.Array]
 
@@ -90,7 +88,7 @@ def made(shape: Shape, *, seed: int = 0, num_documents: int = 4, shuffled: bool 
 def with_slopes(attend: Attend, made: Made, scale: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """What an attention gives, and the gradients of its weighed sum: of queries, keys and values."""
 
-    @partial(jax.jit, compiler_options=QUICKLY)
+    @jax.jit
     def run(made: Made) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         out_BTHE, pull = jax.vjp(lambda q, k, v: attend(q, k, v, made.sight, scale), *made[:3])
         return out_BTHE, pull(made.weighed_BTHE.astype(out_BTHE.dtype))

@@ -29,7 +29,10 @@ from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.sameness.own_layouts import own_layout
 
-STEPS = 20
+STEPS, FEW_STEPS = 20, 4
+"""Of a run, and of most runs of the tests: the first, one behind each step of the warm-up, and one at the full rate. The
+tables of ``docs/`` are of all 20."""
+
 OPTIONS = OptimizerOptions(lr=1e-3, warmup=2, steps=STEPS, weight_decay=0.1, clip=0.5)
 """The norms of all these gradients are above 0.5, so that every step is clipped."""
 
@@ -41,10 +44,6 @@ SIZES = {
     "mixtral-test": {"num_layers": "2"},
     "deepseek3-test": {"num_layers": "3", "expert_mlp": "96", "value_dim": "64"},
 }
-
-QUICKLY = {"xla_cpu_use_fusion_emitters": False}
-"""These programs run for seconds: half the time to make machine code of them is what counts. How they are partitioned,
-and so what they compute and move, stays as it is."""
 
 SEEDS: Mapping[tuple[str, int, str], int] = {
     ("deepseek3-test", 8, ""): 3,
@@ -160,39 +159,29 @@ def plan_of(case: Case) -> Plan:
     return plan
 
 
+@cache
 def compiled_step(case: Case) -> jax.stages.Compiled:
     """The training step of a case."""
-    return _compiled(case, 1)
+    return compile_plan(plan_of(case))
 
 
-def unoptimised_step(case: Case) -> jax.stages.Compiled:
-    """The same, to be looked at and not run: the same partitions in poor machine code, which is made in a third of the
-    time."""
-    return _compiled(case, 0)
-
-
-@cache
-def _compiled(case: Case, level: int) -> jax.stages.Compiled:
-    return compile_plan(plan_of(case), level)
-
-
-def compile_plan(plan: Plan, level: int = 1) -> jax.stages.Compiled:
-    """The training step of a plan, at one of XLA's levels of optimisation."""
+def compile_plan(plan: Plan, level: int = 0) -> jax.stages.Compiled:
+    """The training step of a plan, at one of XLA's levels of optimisation: 0 for few steps, 1 for many."""
     mesh = device_mesh(plan.mesh)
     lowered = train_step(plan, mesh, OPTIONS).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
-    options: dict[str, Any] = {**QUICKLY, "xla_backend_optimization_level": level}
+    options: dict[str, Any] = {"xla_backend_optimization_level": level}
     return lowered.compile(compiler_options=options)
 
 
 @cache
-def run_of(case: Case) -> Run:
-    """``STEPS`` steps of a case from the initial values on."""
-    return run_on(case, batches_of(case))
+def run_of(case: Case, num_steps: int = FEW_STEPS) -> Run:
+    """The first steps of a case from the initial values on."""
+    return run_on(case, batches_of(case, num_steps))
 
 
-def batches_of(case: Case) -> list[Batch]:
-    """The rows of the steps of a case, as they are written."""
-    return [tokens_of(number, case.rows) for number in range(STEPS)]
+def batches_of(case: Case, num_steps: int = STEPS) -> list[Batch]:
+    """The rows of the first steps of a case, as they are written."""
+    return [tokens_of(number, case.rows) for number in range(num_steps)]
 
 
 def run_on(case: Case, batches: Sequence[Batch]) -> Run:
@@ -255,9 +244,9 @@ def _gradients(moments: Sequence[Gradients], norms: np.ndarray) -> tuple[Gradien
     return tuple(gradients)
 
 
-def assert_trains_as(case: Case, other: Case) -> None:
-    """Losses of every step and gradients of steps 1 and 2, held against those of another case."""
-    assert_same(run_of(case), run_of(other), case.tolerance)
+def assert_trains_as(case: Case, other: Case, num_steps: int = FEW_STEPS) -> None:
+    """Losses of the first steps and gradients of steps 1 and 2, held against those of another case."""
+    assert_same(run_of(case, num_steps), run_of(other, num_steps), case.tolerance)
 
 
 def assert_same(ours: Run, theirs: Run, tolerance: float) -> None:

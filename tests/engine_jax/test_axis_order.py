@@ -21,7 +21,6 @@ from shardwright.core.mesh import Mesh
 from shardwright.core.movement import Step
 from shardwright.engine_jax import hop
 from shardwright.engine_jax.layer_io import Ring, index_of, size_of
-from tests.engine_jax.steps import QUICKLY
 
 MESHES = ({"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 4})
 ORDERS = [(sizes, axes) for sizes in MESHES for num in range(1, len(sizes) + 1) for axes in permutations(sizes, num)]
@@ -93,7 +92,7 @@ def on_devices(function: Callable[[jax.Array], object], sizes: Mapping[str, int]
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     every = PartitionSpec(tuple(sizes))
     program = jax.shard_map(function, mesh=mesh, in_specs=every, out_specs=every, check_vma=False)
-    return jax.jit(program, compiler_options={**QUICKLY, "xla_backend_optimization_level": 0})
+    return jax.jit(program)
 
 
 @pytest.mark.parametrize(("sizes", "axes"), ORDERS, ids=lambda value: " ".join(value))

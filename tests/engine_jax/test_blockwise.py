@@ -15,7 +15,6 @@ import pytest
 
 from shardwright.engine_jax.blockwise import attend_in_blocks, with_keys_in_blocks
 from shardwright.engine_jax.scores import Sight, attend, with_keys
-from tests.engine_jax.attending import QUICKLY
 from tests.engine_jax.seeing import Attend, Shape, far, made, plainly, with_slopes
 
 SCALE, BLOCK = 0.3, 16
@@ -114,7 +113,7 @@ def test_no_pass_holds_a_score_for_every_pair(way: Attend, remat: bool) -> None:
         one = jax.checkpoint(layer, prevent_cse=False) if remat else layer
         return jnp.sum(jax.lax.scan(lambda x_BTHD, _: (one(x_BTHD, sight), None), x_BTHD, length=3)[0])
 
-    program = jax.jit(jax.grad(loss), compiler_options=QUICKLY).lower(case.q_BTHD, case.sight).compile()
+    program = jax.jit(jax.grad(loss)).lower(case.q_BTHD, case.sight).compile()
     memory = program.memory_analysis()
     assert memory is not None
     scores = shape.heads * shape.keys**2 * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine_jax.places import assert_places_are_the_plans
-from tests.engine_jax.steps import Case, assert_trains_as, compiled_step, plan_of, unoptimised_step
+from tests.engine_jax.steps import Case, assert_trains_as, compiled_step, plan_of
 from tests.sameness.cases import CP_2, DEEPSEEK3, EP_AS_CP_2, covering
 from tests.sameness.measure import assert_same_choices
 
@@ -32,5 +32,4 @@ def test_tokens_choose_as_on_one_device() -> None:
 
 @pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)
 def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    step = unoptimised_step(case) if case in PLACED else compiled_step(case)
-    assert_places_are_the_plans(step, plan_of(case))
+    assert_places_are_the_plans(compiled_step(case), plan_of(case))

@@ -21,7 +21,6 @@ from tests.engine_jax.steps import (
     plan_of,
     run_of,
     run_on,
-    unoptimised_step,
 )
 from tests.sameness.cases import FSDP_8, HSDP_2_4, HSDP_4_2, LLAMA3, covering
 
@@ -45,8 +44,7 @@ def test_hybrid_shards_train_as_full_ones(hybrid: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES + PLACED, ids=str)
 def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    step = unoptimised_step(case) if case in PLACED else compiled_step(case)
-    assert_places_are_the_plans(step, plan_of(case))
+    assert_places_are_the_plans(compiled_step(case), plan_of(case))
 
 
 def test_arrays_elsewhere_are_seen() -> None:

@@ -35,11 +35,7 @@ def our_logits(table: ModelTable, weights: dict[str, np.ndarray], batch: dict[st
     arrays = {name: jnp.asarray(array, jnp.int32) for name, array in fields.items()}
     rows, length = batch["tokens"].shape
     links = one_device_links(table, batch=rows, length=length)
-    # A program that runs once: half the time to compile it is what counts.
-    compiled = jax.jit(
-        lambda p, b: forward(p, b, table, links, remat="none").logits_BLV,
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+    compiled = jax.jit(lambda p, b: forward(p, b, table, links, remat="none").logits_BLV)
     return np.asarray(compiled(params, arrays))
 
 

@@ -236,7 +236,7 @@ def lowered_layer(case: Case) -> tuple[Any, Plan]:
 
 def compiled_layer(case: Case) -> tuple[Any, Plan]:
     lowered, plan = lowered_layer(case)
-    return lowered.compile(compiler_options={"xla_backend_optimization_level": 0}), plan
+    return lowered.compile(), plan
 
 
 def result_of(case: Case) -> Result:

@@ -115,9 +115,9 @@ def one_compilation() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> dict[str, str]:
+def environment(tmp_path_factory, user_environment) -> dict[str, str]:
     """Of the processes: no simulated devices but those they ask for, and what one has compiled the next ones have."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    kept = {**os.environ, "XLA_FLAGS": user_environment["XLA_FLAGS"]}
     compiled = str(tmp_path_factory.mktemp("compiled"))
     return {**kept, "JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from tests.engine_torch.ranks import LIMIT_S
 
@@ -41,5 +42,7 @@ def in_group(rank: int, num: int, path: Path) -> Iterator[None]:
             timeout=timedelta(seconds=8 * LIMIT_S),
         )
         yield
+        # What DTensor remembers of operations names their meshes, which keep their groups.
+        _clear_sharding_prop_cache()
         gc.collect()
         dist.destroy_process_group()

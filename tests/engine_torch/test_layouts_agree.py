@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine_jax.made_rows import head_tail
-from tests.engine_jax.steps import STEPS, Case, assert_same
+from tests.engine_jax.steps import FEW_STEPS, Case, assert_same
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words, torch_plan, trained
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, SHARED_HEADS, case
@@ -24,9 +24,9 @@ def few_rows(model: str, layout: str, mesh: str) -> Case:
 
 
 def test_hybrid_shards_train_as_full_ones(four: Ranks) -> None:
-    """All steps: what replicas sum behind the last micro-step is what a scatter sums in each."""
-    hybrid = trained(four, case(LLAMA3, "hsdp", "data=2,fsdp=2"), STEPS)
-    full = trained(four, case(LLAMA3, "fsdp", "fsdp=4"), STEPS)
+    """What replicas sum behind the last micro-step is what a scatter sums in each."""
+    hybrid = trained(four, case(LLAMA3, "hsdp", "data=2,fsdp=2"), FEW_STEPS)
+    full = trained(four, case(LLAMA3, "fsdp", "fsdp=4"), FEW_STEPS)
     assert_same(hybrid.run, full.run, 1e-5)
 
 

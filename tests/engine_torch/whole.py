@@ -47,7 +47,7 @@ def main() -> int:
     ranks = Ranks(4, in_group)
     try:
         for number, case in enumerate(cases, 1):
-            ours, theirs = trained(ranks, case, STEPS).run, run_of(case.alone)
+            ours, theirs = trained(ranks, case, STEPS).run, run_of(case.alone, STEPS)
             apart = difference(ours, theirs)
             found.append(line(case, apart))
             try:

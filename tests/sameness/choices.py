@@ -28,7 +28,6 @@ from shardwright.engine_jax.shardings import weight_shardings
 from shardwright.engine_jax.state import State
 from shardwright.engine_jax.step import batch_sharding
 from tests.engine_jax.made_rows import Batch
-from tests.engine_jax.steps import QUICKLY
 
 Arrays = Mapping[str, jax.Array]
 
@@ -59,8 +58,6 @@ def choices_of(plan: Plan) -> Callable[[State, Batch], Chosen]:
     params = {name: sharding.spec for name, sharding in weight_shardings(plan, mesh).items()}
     sharding = batch_sharding(plan, mesh)
     fields = ("tokens", "targets", "positions", "segments", "valid")
-    # Run for a few batches: the time to make machine code of it is what counts.
-    options: dict[str, Any] = {**QUICKLY, "xla_backend_optimization_level": 0}
     compiled = jax.jit(
         jax.shard_map(
             chosen,
@@ -68,8 +65,7 @@ def choices_of(plan: Plan) -> Callable[[State, Batch], Chosen]:
             in_specs=(params, dict.fromkeys(fields, sharding.spec)),
             out_specs=(by_token, by_token),
             check_vma=False,
-        ),
-        compiler_options=options,
+        )
     )
 
     def choose(state: State, batch: Batch) -> Chosen:

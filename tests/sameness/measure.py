@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.engine_jax.state import State
 from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import (
+    FEW_STEPS,
     Case,
     Difference,
     Run,
@@ -53,12 +54,16 @@ class Measured:
     routing: Routing | None
 
 
-def watched(case: Case, step: jax.stages.Compiled | None = None) -> Watched:
-    """The run of a case, rows as they are written; ``step``: where it is compiled already."""
+def watched(case: Case) -> Watched:
+    """All steps of a case, rows as they are written."""
+    return watched_on(case, compile_plan(plan_of(case), level=1), batches_of(case))
+
+
+def watched_on(case: Case, step: jax.stages.Compiled, batches: Sequence[Batch]) -> Watched:
+    """A step of a case on each of the batches."""
     plan = plan_of(case)
-    step = step or compile_plan(plan)
     if not case.experts:
-        return Watched(run=run_plan(plan, step, batches_of(case), case.seed))
+        return Watched(run=run_plan(plan, step, batches, case.seed))
     choose, in_text = choices_of(plan), np.argsort(lying_order(plan))
     chosen: list[Chosen] = []
 
@@ -66,7 +71,7 @@ def watched(case: Case, step: jax.stages.Compiled | None = None) -> Watched:
         experts_NBLK, margins_NBL = choose(state, batch)
         chosen.append(Chosen(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
 
-    return Watched(run=run_plan(plan, step, batches_of(case), case.seed, watch), chosen=tuple(chosen))
+    return Watched(run=run_plan(plan, step, batches, case.seed, watch), chosen=tuple(chosen))
 
 
 @lru_cache(maxsize=2)
@@ -78,25 +83,26 @@ def watched_alone(case: Case) -> Watched:
 def measured(case: Case) -> tuple[Measured, Watched, Watched]:
     """A case beside one device, and both runs."""
     ours, theirs = watched(case), watched_alone(case.alone)
-    routing = routing_of(case, ours.chosen, theirs.chosen) if case.experts else None
+    routing = routing_of(batches_of(case), ours.chosen, theirs.chosen) if case.experts else None
     return Measured(case=case, difference=difference(ours.run, theirs.run), routing=routing), ours, theirs
 
 
 def assert_same_choices(case: Case) -> None:
-    """Every token of a document chooses the experts that it chooses on one device, in every step; the smallest margin
-    of a choice is printed."""
-    ours, theirs = (watched(one, compiled_step(one)).chosen for one in (case, case.alone))
-    routing = routing_of(case, ours, theirs)
+    """Every token of a document chooses the experts that it chooses on one device, in the first steps; the smallest
+    margin of a choice is printed."""
+    batches = batches_of(case, FEW_STEPS)
+    ours, theirs = (watched_on(one, compiled_step(one), batches).chosen for one in (case, case.alone))
+    routing = routing_of(batches, ours, theirs)
     print(f"{case}: smallest margin {routing.margin:.1e}, {routing.flipped} of {routing.choices} choices flipped")
     # The seed was chosen so that no token is too near to a tie: a flipped choice is a fault.
     assert routing.margin > 1e-6
     assert routing.flipped == 0
 
 
-def routing_of(case: Case, ours: Sequence[Chosen], theirs: Sequence[Chosen]) -> Routing:
+def routing_of(batches: Sequence[Batch], ours: Sequence[Chosen], theirs: Sequence[Chosen]) -> Routing:
     """What the tokens of documents chose; padding goes to no expert."""
     margin, choices, flipped = np.inf, 0, 0
-    for batch, our, their in zip(batches_of(case), ours, theirs, strict=True):
+    for batch, our, their in zip(batches, ours, theirs, strict=True):
         of_text = np.broadcast_to(batch["segments"] > 0, their.margins_NBL.shape)
         our_NK, their_NK = our.experts_NBLK[of_text], their.experts_NBLK[of_text]
         margin = min(margin, float(their.margins_NBL[of_text].min()))

@@ -36,7 +36,7 @@ def plan_of(layout: str) -> Plan:
 def two_steps(layout: str) -> Run:
     plan = plan_of(layout)
     assert not plan.errors, plan.errors
-    return run_plan(plan, compile_plan(plan, level=0), [tokens_of(number, 8, 256) for number in range(2)], seed=0)
+    return run_plan(plan, compile_plan(plan), [tokens_of(number, 8, 256) for number in range(2)], seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -97,7 +98,7 @@ class _Crossing:
             return self.there(array)
         if not self.forward and not self.backward:
             return array
-        return _Carried.apply(array, self)  # pyright: ignore[reportReturnType]
+        return _Taken.apply(array, self)  # pyright: ignore[reportReturnType]
 
     def there(self, array: torch.Tensor) -> torch.Tensor:
         with moving(self.component, self.target):
@@ -106,20 +107,6 @@ class _Crossing:
     def back(self, slope: torch.Tensor) -> torch.Tensor:
         with moving(self.component, self.source):
             return carry(slope, self.backward, self.dims, self.ranks)
-
-
-class _Carried(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, array: torch.Tensor, crossing: _Crossing) -> torch.Tensor:
-        ctx.crossing = crossing
-        moved = crossing.there(array)
-        # Autograd wants a tensor of its own, and what only changes on the way back is the same one.
-        return moved.view_as(moved) if moved is array else moved
-
-    @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        crossing: _Crossing = ctx.crossing
-        return crossing.back(slopes[0]), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +140,7 @@ class _Use:
 
     def bring(self, weight: torch.Tensor) -> torch.Tensor:
         local = weight.to_local() if isinstance(weight, DTensor) else weight
-        return _Brought.apply(local, self)  # pyright: ignore[reportReturnType]
+        return _Taken.apply(local, self)  # pyright: ignore[reportReturnType]
 
     def there(self, weight: torch.Tensor) -> torch.Tensor:
         for dim, peers in self._slices():
@@ -173,17 +160,26 @@ class _Use:
         return [(self.dims.index(step.target or ""), self.ranks.peers(step.axes)) for step in self.taken]
 
 
-class _Brought(torch.autograd.Function):
+class _Way(Protocol):
+    """There, and the way back of the slope."""
+
+    def there(self, tensor: torch.Tensor, /) -> torch.Tensor: ...
+
+    def back(self, slope: torch.Tensor, /) -> torch.Tensor: ...
+
+
+class _Taken(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight: torch.Tensor, use: _Use) -> torch.Tensor:
-        ctx.use = use
-        brought = use.there(weight)
-        return brought.view_as(brought) if brought is weight else brought
+    def forward(ctx, tensor: torch.Tensor, way: _Way) -> torch.Tensor:
+        ctx.way = way
+        moved = way.there(tensor)
+        # Autograd wants a tensor of its own, and what only changes on the way back is the same one.
+        return moved.view_as(moved) if moved is tensor else moved
 
     @staticmethod
     def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        use: _Use = ctx.use
-        return use.back(slopes[0]), None
+        way: _Way = ctx.way
+        return way.back(slopes[0]), None
 
 
 def _part(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:

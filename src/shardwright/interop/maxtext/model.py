@@ -167,30 +167,28 @@ def _not_ours(name: str, block: str) -> str:
 
 
 def _llama(configuration: Configuration) -> Llama3Config:
-    return Llama3Config(
-        num_layers=_dim(configuration, "base_num_decoder_layers"),
-        embed=_dim(configuration, "base_emb_dim"),
-        num_heads=_dim(configuration, "base_num_query_heads"),
-        num_kv_heads=_dim(configuration, "base_num_kv_heads"),
-        head_dim=_dim(configuration, "head_dim"),
-        mlp=_dim(configuration, "base_mlp_dim"),
-        vocab=_dim(configuration, "vocab_size"),
-        tied=bool(_choice(configuration, "logits_via_embedding")),
-    )
+    return Llama3Config(**_decoder(configuration), tied=bool(_choice(configuration, "logits_via_embedding")))
 
 
 def _mixtral(configuration: Configuration) -> MixtralConfig:
     return MixtralConfig(
-        num_layers=_dim(configuration, "base_num_decoder_layers"),
-        embed=_dim(configuration, "base_emb_dim"),
-        num_heads=_dim(configuration, "base_num_query_heads"),
-        num_kv_heads=_dim(configuration, "base_num_kv_heads"),
-        head_dim=_dim(configuration, "head_dim"),
-        mlp=_dim(configuration, "base_mlp_dim"),
+        **_decoder(configuration),
         num_experts=_dim(configuration, "num_experts"),
         top_k=_dim(configuration, "num_experts_per_tok"),
-        vocab=_dim(configuration, "vocab_size"),
     )
+
+
+def _decoder(configuration: Configuration) -> dict[str, int]:
+    """The dims of a decoder whose heads are all of one size, by our names."""
+    return {
+        "num_layers": _dim(configuration, "base_num_decoder_layers"),
+        "embed": _dim(configuration, "base_emb_dim"),
+        "num_heads": _dim(configuration, "base_num_query_heads"),
+        "num_kv_heads": _dim(configuration, "base_num_kv_heads"),
+        "head_dim": _dim(configuration, "head_dim"),
+        "mlp": _dim(configuration, "base_mlp_dim"),
+        "vocab": _dim(configuration, "vocab_size"),
+    }
 
 
 def _deepseek(configuration: Configuration) -> DeepSeek3Config:
