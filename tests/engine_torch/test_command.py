@@ -17,6 +17,7 @@ from tests.engine_torch.commands import KILLED_WITHIN_S, flip, losses, pid_of_ra
 MODEL = ["mixtral-test", "--batch", "8", "--length", "16", "--steps", "6", "--set", "num_layers=1"]
 ON_JAX = [*MODEL, "--layout", "ep-as-cp", "--mesh", "fsdp=2,expert=2", "--devices", "4"]
 ON_TORCH = [*MODEL, "--engine", "torch", "--layout", "fsdp-tp", "--mesh", "data=2,fsdp=1,tensor=2"]
+ON_TWO = [*MODEL, "--engine", "torch", "--layout", "fsdp-tp", "--mesh", "fsdp=1,tensor=2"]
 TOLERANCE = 1e-4
 
 
@@ -37,7 +38,7 @@ def test_each_engine_goes_on_where_the_other_stopped(tmp_path: Path) -> None:
 
 def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = [*ON_TORCH, "--out", str(out), "--checkpoint-every", "1"]
+    arguments = [*ON_TWO, "--out", str(out), "--checkpoint-every", "1"]
     with started([*arguments, "--steps", "1000"]) as process:
         wait_for(lambda: len(list(out.glob("checkpoints/step-????????"))) >= 2, process)
         killed = time.monotonic()
@@ -46,8 +47,8 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
         took = time.monotonic() - killed
     assert took < KILLED_WITHIN_S
     assert process.returncode == 1
-    assert "shardwright: rank 1 of 4 was ended by SIGKILL." in said
-    assert "process 1 of 4" in said
+    assert "shardwright: rank 1 of 2 was ended by SIGKILL." in said
+    assert "process 1 of 2" in said
     assert "Traceback" not in said
     before = len(losses(out))
     # The newest step has a flipped bit, in a box that one of the ranks reads: all take the one before.
@@ -61,15 +62,15 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
 
 def test_a_stopped_rank_ends_the_run_by_name_and_does_not_stay(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = [*ON_TORCH, "--out", str(out), "--checkpoint-every", "1", "--steps", "1000", "--stall-timeout", "2"]
+    arguments = [*ON_TWO, "--out", str(out), "--checkpoint-every", "1", "--steps", "1000", "--stall-timeout", "2"]
     with started(arguments) as process:
         wait_for(lambda: len(list(out.glob("checkpoints/step-????????"))) >= 2, process)
-        ranks = [pid_of_rank(process, rank) for rank in range(4)]
+        ranks = [pid_of_rank(process, rank) for rank in range(2)]
         os.kill(ranks[1], signal.SIGSTOP)
         _, said = process.communicate(timeout=2 * KILLED_WITHIN_S)
     assert process.returncode == 1
     assert re.fullmatch(
-        r"shardwright: process 0 of 4: process 1 of 4 \(\S+, \S+\): no answer for \d+ s, since step \d+: stopped, or the "
+        r"shardwright: process 0 of 2: process 1 of 2 \(\S+, \S+\): no answer for \d+ s, since step \d+: stopped, or the "
         r"machine hangs\. That is longer than --stall-timeout, 2 s, beyond the longest step, [\d.]+ s\. So all end\. Start all "
         r"of them again, with --resume\.\n",
         said,
@@ -79,7 +80,7 @@ def test_a_stopped_rank_ends_the_run_by_name_and_does_not_stay(tmp_path: Path) -
 
 def test_sigterm_saves_and_ends_all_ranks(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with started([*ON_TORCH, "--steps", "1000", "--out", str(out)]) as process:
+    with started([*ON_TWO, "--steps", "1000", "--out", str(out)]) as process:
         wait_for(lambda: (out / "metrics.jsonl").exists() and len(losses(out)) >= 1, process)
         process.terminate()
         told, said = process.communicate(timeout=2 * KILLED_WITHIN_S)
@@ -92,11 +93,11 @@ def test_sigterm_saves_and_ends_all_ranks(tmp_path: Path) -> None:
     ("more", "message"),
     [
         (["--data", "/nowhere/at/all"], "/nowhere/at/all"),
-        (["--set", "num_layers=3", "--mesh", "data=2,fsdp=1,tensor=3"], ""),
+        (["--set", "num_layers=3", "--mesh", "data=1,fsdp=1,tensor=3"], ""),
     ],
 )
 def test_what_a_user_can_mend_is_said_once(tmp_path: Path, more: list[str], message: str) -> None:
-    done = run([*ON_TORCH, "--out", str(tmp_path / "out"), *more])
+    done = run([*ON_TWO, "--out", str(tmp_path / "out"), *more])
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert done.stderr.count(message) == 1 if message else True
@@ -104,10 +105,10 @@ def test_what_a_user_can_mend_is_said_once(tmp_path: Path, more: list[str], mess
 
 
 def test_a_mesh_of_another_size_than_the_ranks_is_said_with_both_numbers(tmp_path: Path) -> None:
-    under_torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
-    done = run([*ON_TORCH, "--out", str(tmp_path / "out")], under_torchrun)
+    under_torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+    done = run([*ON_TWO, "--out", str(tmp_path / "out")], under_torchrun)
     assert done.returncode == 2
-    assert "has 4 devices, and there are 2 processes" in done.stderr
+    assert "has 2 devices, and there are 4 processes" in done.stderr
 
 
 def wait_for(happened, process: subprocess.Popen) -> None:
@@ -118,11 +119,11 @@ def wait_for(happened, process: subprocess.Popen) -> None:
 
 def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with started([*ON_TORCH, "--steps", "1000", "--out", str(out)]) as process:
+    with started([*ON_TWO, "--steps", "1000", "--out", str(out)]) as process:
         wait_for(lambda: (out / "metrics.jsonl").exists(), process)
-        ranks = [pid_of_rank(process, rank) for rank in range(4)]
+        ranks = [pid_of_rank(process, rank) for rank in range(2)]
         # One that is stopped ends with it too.
-        os.kill(ranks[2], signal.SIGSTOP)
+        os.kill(ranks[1], signal.SIGSTOP)
         process.kill()
         deadline = time.monotonic() + KILLED_WITHIN_S
         while any(Path(f"/proc/{pid}").exists() for pid in ranks):
@@ -140,7 +141,7 @@ def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
     ],
 )
 def test_half_of_torchruns_variables_are_said(tmp_path: Path, variables: dict[str, str], message: str) -> None:
-    done = run([*ON_TORCH, "--out", str(tmp_path / "out")], variables)
+    done = run([*ON_TWO, "--out", str(tmp_path / "out")], variables)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
@@ -153,8 +154,8 @@ def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(tmp_path: P
         port = listener.getsockname()[1]
         if not listens:
             listener.close()
-        variables = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        done = run([*ON_TORCH, "--out", str(tmp_path / "out"), "--join-timeout", "2"], variables)
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        done = run([*ON_TWO, "--out", str(tmp_path / "out"), "--join-timeout", "2"], variables)
     assert done.returncode == 2
     assert f"has no store at 127.0.0.1:{port}" in done.stderr
     assert "--join-timeout" in done.stderr

@@ -83,6 +83,8 @@ def end_with_parent() -> None:
         with suppress(OSError):
             sys.stderr.write("shardwright: the command that started the ranks is gone, so they end too.\n")
             sys.stderr.flush()
+        # The others notice in that time: a rank that missed this one would say that it is gone, and not why.
+        time.sleep(2 * PARENT_POLL_S)
         os._exit(1)
 
     threading.Thread(target=watch, name="shardwright parent", daemon=True).start()
