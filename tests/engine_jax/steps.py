@@ -29,9 +29,9 @@ from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.sameness.own_layouts import own_layout
 
-STEPS, FEW_STEPS = 20, 4
-"""Of a run, and of most runs of the tests: the first, one behind each step of the warm-up, and one at the full rate. The
-tables of ``docs/`` are of all 20."""
+STEPS, FEW_STEPS = 20, 3
+"""Of a run, and of most runs of the tests: the last of them comes behind an update at the full rate. The tables of
+``docs/`` are of all 20."""
 
 OPTIONS = OptimizerOptions(lr=1e-3, warmup=2, steps=STEPS, weight_decay=0.1, clip=0.5)
 """The norms of all these gradients are above 0.5, so that every step is clipped."""

@@ -64,17 +64,17 @@ class Mesh:
     def size(self, axes: str | Iterable[str]) -> int:
         """Product of the sizes of the named axes (1 for none)."""
         shape = self.shape
-        return shape[axes] if isinstance(axes, str) else prod(shape[name] for name in axes)
+        return shape[axes] if isinstance(axes, str) else prod([shape[name] for name in axes])
 
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The given axes, sorted as the mesh has them."""
         wanted = set(axes)
-        return tuple(name for name in self.names if name in wanted)
+        return tuple([name for name in self.names if name in wanted])
 
     def larger_than_one(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The given axes without those of size 1, in the order given."""
         shape = self.shape
-        return tuple(name for name in axes if shape[name] > 1)
+        return tuple([name for name in axes if shape[name] > 1])
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Index of ``device`` along each axis."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,18 @@ class Spec:
     """
 
     dims: tuple[DimSpec, ...]
+    logical_axes: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    axes: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Every mesh axis that cuts this tensor, dim after dim."""
 
     def __post_init__(self) -> None:
-        names = [dim.logical_axis for dim in self.dims]
+        # Both are asked for many thousand times in a plan.
+        names = tuple([dim.logical_axis for dim in self.dims])
         assert len(set(names)) == len(names), f"a logical axis stands twice in one tensor: {self}"
-        axes = self.axes
+        axes = tuple([axis for dim in self.dims for axis in dim.axes])
         assert len(set(axes)) == len(axes), f"an axis cuts at most one dim of any tensor: {self}"
+        object.__setattr__(self, "logical_axes", names)
+        object.__setattr__(self, "axes", axes)
 
     @classmethod
     def of(cls, **axes: Iterable[str]) -> Spec:
@@ -48,15 +54,6 @@ class Spec:
     def build(cls, logical_axes: Iterable[str], cuts: Mapping[str, Iterable[str]]) -> Spec:
         """A spec for the named dims, each cut as ``cuts`` says and whole where it says nothing."""
         return cls(tuple(DimSpec(name, tuple(cuts.get(name, ()))) for name in logical_axes))
-
-    @property
-    def logical_axes(self) -> tuple[str, ...]:
-        return tuple(dim.logical_axis for dim in self.dims)
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Every mesh axis that cuts this tensor, dim after dim."""
-        return tuple(axis for dim in self.dims for axis in dim.axes)
 
     def dim_of(self, axis: str) -> int | None:
         """Number of the dim that the mesh axis cuts, or None."""

@@ -28,6 +28,13 @@ def stages(plan: Plan) -> Iterator[Draft]:
             yield _uneven(plan, axes, num, tensor, common)
     micro_steps = plan.request.micro_steps
     if micro_steps < num_stages:
+        readers = plan.mesh.size(plan.dp)
+        # Those that leave a device without a row need not be planned.
+        filling = [
+            steps
+            for steps in (4 * num_stages, 2 * num_stages, num_stages)
+            if plan.request.batch % (readers * steps) == 0
+        ]
         yield Draft(
             finding=Finding(
                 code="SW110",
@@ -39,11 +46,8 @@ def stages(plan: Plan) -> Iterator[Draft]:
                 cost=f"stages stand idle for {percent((num_stages - 1) / (micro_steps + num_stages - 1))} of the time",
             ),
             candidates=(
-                *(option("micro-steps", steps) for steps in (4 * num_stages, 2 * num_stages, num_stages)),
-                both(
-                    option("batch", plan.mesh.size(plan.dp) * num_stages),
-                    option("micro-steps", num_stages),
-                ),
+                *(option("micro-steps", steps) for steps in filling),
+                both(option("batch", readers * num_stages), option("micro-steps", num_stages)),
             ),
         )
 
