@@ -8,7 +8,7 @@ from tests.sameness.page import section_of, with_section
 from tests.sameness.random_layouts import draw
 from tests.sameness.random_runs import BesideOneDevice, on_jax
 
-SEED, NUMBERS = 20261122, range(24)
+SEED, NUMBERS = 20261122, range(60)
 MOST = {"jax": 8, "torch": 8}
 
 
@@ -25,8 +25,8 @@ def test_trains_as_one_device(number: int, beside: BesideOneDevice) -> None:
 
 
 def test_they_are_of_every_kind() -> None:
-    """Of both engines, with what the first sixty have: every movement, rules, options and orders."""
-    every = [draw(SEED, number, most=MOST) for number in range(60)]
+    """Of both engines, with all that there is: every movement, rules, options and orders."""
+    every = [draw(SEED, number, most=MOST) for number in NUMBERS]
     layouts = [one.plan.request.layout for one in every]
     for engine in MOST:
         own = [one for one in every if one.engine == engine]
