@@ -7,7 +7,7 @@ import pytest
 from shardwright.cost.flops import step_flops
 from shardwright.layouts import preset_names
 from tests.engine_jax.program import Program, assert_program_is_the_plan
-from tests.engine_jax.steps import Case, plan_of, unoptimised_step
+from tests.engine_jax.steps import Case, compiled_step, plan_of
 
 MESHES = {"ddp": "data=8", "hsdp": "data=2,fsdp=4", "fsdp": "fsdp=8", "tp": "data=2,tensor=4", "cp": "fsdp=2,context=4"}
 WITH_EXPERTS = {"cp-as-ep": "fsdp=2,context=2,expert=2", "fsdp-tp": "fsdp=4,tensor=2", "tp-as-ep": "fsdp=4,tensor=2"}
@@ -32,13 +32,13 @@ CASES |= {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_step_moves_what_the_plan_lists(case: Case) -> None:
-    assert_program_is_the_plan(unoptimised_step(case).as_text(), plan_of(case))
+    assert_program_is_the_plan(compiled_step(case).as_text(), plan_of(case))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if not case.experts], ids=str)
 def test_each_device_multiplies_its_share_and_no_more(case: Case) -> None:
     plan = plan_of(case)
-    assert Program(unoptimised_step(case).as_text()).flops() == sum(step_flops(plan).values())
+    assert Program(compiled_step(case).as_text()).flops() == sum(step_flops(plan).values())
     table, tokens = plan.request.table, case.rows * plan.request.length
     if case.layout == "fsdp":
         # By hand: each weight that tokens are multiplied with, three times over, and again what a layer recomputes.
@@ -51,7 +51,7 @@ def test_each_device_multiplies_its_share_and_no_more(case: Case) -> None:
 def test_replicas_are_summed_once_however_many_micro_steps() -> None:
     case = CASES["micro-steps"]
     plan = plan_of(case)
-    moved = Program(unoptimised_step(case).as_text()).collectives(plan.mesh)
+    moved = Program(compiled_step(case).as_text()).collectives(plan.mesh)
     replicas = [one for one in moved if (one.kind, one.axes) == ("all-reduce", ("data",))]
     weights = sum(w.bytes_per_device * w.num for w in plan.weights if w.gradient.get("fsdp") == "reduce-scatter")
     assert sum(one.bytes_per_device * one.count_per_step for one in replicas) == weights

@@ -10,7 +10,7 @@ from shardwright.core.plan import Plan
 from shardwright.cost.flops import step_flops
 from shardwright.engine_jax.links import links_of
 from tests.engine_jax.program import Program, assert_program_is_the_plan
-from tests.engine_jax.steps import Case, plan_of, unoptimised_step
+from tests.engine_jax.steps import Case, compiled_step, plan_of
 
 MODEL = "mixtral-test"
 CASES = [
@@ -33,10 +33,10 @@ def blocks_of(plan: Plan) -> Fraction:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_step_moves_what_the_plan_lists(case: Case) -> None:
-    assert_program_is_the_plan(unoptimised_step(case).as_text(), plan_of(case))
+    assert_program_is_the_plan(compiled_step(case).as_text(), plan_of(case))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_step_multiplies_what_the_model_needs_and_no_axis_repeats_it(case: Case) -> None:
     plan = plan_of(case)
-    assert Program(unoptimised_step(case).as_text()).flops(blocks_of(plan)) == sum(step_flops(plan).values())
+    assert Program(compiled_step(case).as_text()).flops(blocks_of(plan)) == sum(step_flops(plan).values())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from tests.engine_torch.ranks import LIMIT_S
@@ -42,7 +43,14 @@ def in_group(rank: int, num: int, path: Path) -> Iterator[None]:
             timeout=timedelta(seconds=8 * LIMIT_S),
         )
         yield
-        # What DTensor remembers of operations names their meshes, which keep their groups.
-        _clear_sharding_prop_cache()
-        gc.collect()
+        _forget_groups()
         dist.destroy_process_group()
+
+
+def _forget_groups() -> None:
+    """DTensor remembers operations, with their meshes, and a mesh keeps its groups."""
+    _clear_sharding_prop_cache()
+    gc.collect()
+    for mesh in gc.get_objects():
+        if type(mesh) is DeviceMesh:
+            getattr(mesh, "_pg_registry", {}).clear()

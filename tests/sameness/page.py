@@ -16,7 +16,7 @@ HEAD = f"""# How far layouts are apart
 
 Every layout trains the same model: only the order in which numbers are added differs. This page is how much that is.
 `make test-all` trains each of the cases below on simulated CPU devices, holds it against one device, and writes this
-page anew; `make test` does so with those marked *.
+page anew; `make test` takes the first steps of those marked *.
 
 Each case: float32, {STEPS} steps of {MICRO_STEPS} micro-steps, AdamW, rows of {LENGTH} tokens of which very unequal
 numbers are valid (in every fourth step half of the rows have none), gradients clipped to a norm of {OPTIONS.clip} in
