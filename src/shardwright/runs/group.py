@@ -161,6 +161,8 @@ class Several:
 
         One that has stopped breaks no channel: so all are asked whether they are there.
         """
+        # How far this one is may not be known yet: what is said names the last step.
+        self._channel.send({"beat": self._pace.beat})
         self._channel.send({"lost": True})
         self._listener.join(FAREWELL_S)
 
