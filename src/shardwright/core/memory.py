@@ -127,7 +127,9 @@ def _weights_in_use(request: Request, mesh: Mesh, weights: Sequence[TensorPlan])
 
 
 def _turns(request: Request) -> bool:
-    return request.chip is not None and request.chip.turns_on_the_way
+    """A TPU's products read a matrix along either dim, and a kernel adds experts' gradients up in memory of its own;
+    others hold what is turned, and the sums, beside it."""
+    return request.chip is not None and request.chip.accelerator == "TPU"
 
 
 def _kept(request: Request, mesh: Mesh, activations: Sequence[TensorPlan]) -> int:

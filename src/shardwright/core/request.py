@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import get_args
+from typing import Literal, get_args
 
 from shardwright.core.bounds import is_number, is_whole, shown_number, within
 from shardwright.core.errors import InputError
@@ -26,15 +26,13 @@ FLOATS = ("float32", "bfloat16", "float16")
 class Chip:
     """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program have.
 
-    ``turns_on_the_way``: its products read a matrix along either dim, and a kernel adds experts' gradients up in memory
-    of its own (TPU); others hold what is turned, and the sums, beside it. ``whole_slice``: how its compiler's collectives
-    over a whole slice go, where all devices are one.
+    ``whole_slice``: how its compiler's collectives over a whole slice go, where all devices are one.
     """
 
     name: str
     usable_bytes: int
     source: str
-    turns_on_the_way: bool = False
+    accelerator: Literal["TPU", "GPU"] = "GPU"
     whole_slice: WholeSlice | None = None
 
 

@@ -80,7 +80,7 @@ class ChipNumbers:
             name=self.name,
             usable_bytes=int(size),
             source=f"{usable.source} {usable.date}",
-            turns_on_the_way=self.network == "torus",
+            accelerator="TPU" if self.network == "torus" else "GPU",
         )
 
 

@@ -86,7 +86,7 @@ def _whole_runs(one: Rule, cutting: tuple[str, ...]) -> Iterator[Candidate]:
 
 def _chips(plan: Plan) -> Iterator[Draft]:
     chip = plan.request.chip
-    if chip is not None and chip.turns_on_the_way:
+    if chip is not None and chip.accelerator == "TPU":
         finding = Finding(
             code=NOT_RUN,
             severity="error",
