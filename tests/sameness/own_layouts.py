@@ -37,6 +37,14 @@ rules:
   attention: {kv_heads: [fsdp, spare]}
   residual: {norm: [spare]}
 """,
+    "stored-by-rule": """
+mesh: {fsdp: auto, expert: 2}
+roles:
+  fsdp:   fsdp
+  expert: {elsewhere: context, moe: expert}
+rules:
+  router: {scores: [expert]}
+""",
     "ep-tp": """
 mesh: {fsdp: auto, expert: 2, tensor: 2}
 roles:

@@ -78,7 +78,9 @@ def resolve_weight(
         elif role.stores:
             asked.append(Asked(axis=axis, role=role.name, tried=(), refused="kept-whole"))
     if ruled:
-        storing = _apply_rules(ruled, layout, component, storing, stays, leaves, asked)
+        # PyTorch gathers parameters for use, and no buffer: it rests as it is used.
+        gathers = engine == "jax" or not weight.frozen
+        storing = _apply_rules(ruled, layout, component, gathers, storing, stays, leaves, asked)
     already = {name: stays.get(name, []) + leaves[name] for name in weight.logical_axes}
     for choice in choose_storage(weight, layout, mesh, engine, storing, already):
         if choice.granted:
@@ -104,17 +106,23 @@ def _apply_rules(
     ruled: Mapping[str, tuple[str, ...]],
     layout: Layout,
     component: str,
+    gathers: bool,
     storing: list[str],
     stays: dict[str, list[str]],
     leaves: dict[str, list[str]],
     asked: list[Asked],
 ) -> list[str]:
-    """Give the ruled dims exactly their axes; a storing axis that no rule names becomes a replica here."""
+    """Give the ruled dims exactly their axes; a storing axis that no rule names becomes a replica here.
+
+    ``gathers``: whether what only a rule puts on a dim can be gathered for use.
+    """
     placed: dict[str, str] = {axis: name for cuts in (stays, leaves) for name, axes in cuts.items() for axis in axes}
     for name, axes in ruled.items():
         for axis in axes:
             # A second dim for one axis is left out here and reported as SW102.
-            if axis not in placed:
+            if axis not in placed and not gathers:
+                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), refused="no-list"))
+            elif axis not in placed:
                 placed[axis] = name
                 leaves[name].append(axis)
                 asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
