@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sameness.page import section_of, with_section
+from tests.sameness.page import PAGE, section_of, with_section
 from tests.sameness.random_layouts import draw
+from tests.sameness.random_page import TITLES
 from tests.sameness.random_runs import BesideOneDevice, on_jax
 
 SEED, NUMBERS = 20261122, range(60)
@@ -40,6 +41,12 @@ def test_they_are_of_every_kind() -> None:
     entries = [entry for layout in layouts for entry in layout.entries.values()]
     assert any(entry.sequence_parallel for entry in entries)
     assert any(entry.weights == "whole" for entry in entries)
+
+
+def test_the_page_has_a_thousand() -> None:
+    found = section_of(PAGE.read_text(encoding="utf-8"), TITLES["float32"])
+    assert found is not None
+    assert found.startswith("1,000 layouts of seed ")
 
 
 def test_a_section_replaces_its_own_alone() -> None:
