@@ -7,7 +7,7 @@ import pytest
 from tests.engine_torch.ranks import Ranks
 from tests.sameness.random_layouts import draw
 from tests.sameness.random_runs import BesideOneDevice, on_ranks
-from tests.sameness.test_random_layouts import MOST, NUMBERS, SEED
+from tests.sameness.test_random_layouts import MOST, ON_TORCH, SEED
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def beside(eight: Ranks) -> BesideOneDevice:
     return BesideOneDevice(torch=on_ranks(eight))
 
 
-@pytest.mark.parametrize("number", NUMBERS[1::2])
+@pytest.mark.parametrize("number", ON_TORCH)
 def test_trains_as_one_device(number: int, beside: BesideOneDevice) -> None:
     drawn = draw(SEED, number, most=MOST)
     print(drawn.text)
