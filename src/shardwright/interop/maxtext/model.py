@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 from shardwright.core.errors import InputError
 from shardwright.core.layout_faults import shown
@@ -178,19 +178,8 @@ def _mixtral(configuration: Configuration) -> MixtralConfig:
     )
 
 
-class _Decoder(TypedDict):
+def _decoder(configuration: Configuration) -> dict[str, Any]:
     """The dims of a decoder whose heads are all of one size, by our names."""
-
-    num_layers: int
-    embed: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp: int
-    vocab: int
-
-
-def _decoder(configuration: Configuration) -> _Decoder:
     return {
         "num_layers": _dim(configuration, "base_num_decoder_layers"),
         "embed": _dim(configuration, "base_emb_dim"),
