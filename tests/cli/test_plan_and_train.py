@@ -16,7 +16,6 @@ import pytest
 import shardwright.engine_jax.compiling as jax_compiling
 import shardwright.engine_jax.run as jax_run
 import shardwright.engine_torch.dry_run as torch_dry_run
-import shardwright.engine_torch.launch as torch_launch
 import shardwright.engine_torch.run as torch_run
 from shardwright import FindingsError, Plan, ShardwrightError, make_plan
 from shardwright.cli import plan as plan_verb
@@ -66,7 +65,7 @@ def _engines_that_only_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(jax_run, "run", begin)
     monkeypatch.setattr(torch_run, "run", begin)
-    monkeypatch.setattr(torch_launch, "launch", begin)
+    monkeypatch.setattr(train_verb, "launch", begin)
 
 
 def said_by_plan(question: Question, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[dict], Plan]:

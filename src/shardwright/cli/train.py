@@ -14,6 +14,7 @@ from shardwright.cli.devices import simulate_devices
 from shardwright.cli.extras import needing_extra
 from shardwright.cli.options import TrainOptions, TrainVerb
 from shardwright.cli.output import write_json, write_view
+from shardwright.cli.ranks import launch
 from shardwright.cli.request import asked, planned
 from shardwright.core.errors import FindingsError
 from shardwright.core.processes import Processes, Said, find_processes
@@ -37,8 +38,6 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     plan = planned(question)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
         # Each rank plans for itself, and the first of them prints.
-        with needing_extra("torch", "training on PyTorch"):
-            launch = import_module("shardwright.engine_torch.launch").launch
         return launch(plan.mesh.num_devices, arguments)
     if views:
         from shardwright.report.plan_view import plan_view

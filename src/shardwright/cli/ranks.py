@@ -1,33 +1,30 @@
-"""Starting the ranks of a run on this machine, by the library behind torchrun, and waiting until all have ended.
+"""Starting the ranks of a run on this machine, and waiting until all have ended.
 
 The ranks themselves notice when one of them is gone or has stopped, and end with a message (``runs/hub.py``). What is added
-here is what only a parent knows and can: by which signal, and that one that has stopped does not stay.
+here is what only a parent knows and can: by which signal, and that one that has stopped does not stay. It loads no
+framework, so that ranks start at once.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
-from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
-
 POLL_S = 0.05
 GRACE_S = 20
 """So long the other ranks have to end by themselves, when one has failed. They hear of it at once, and are then killed."""
 HOST = "127.0.0.1"
 COMMAND = (
-    "import sys; from shardwright.engine_torch.launch import end_with_parent; end_with_parent(); "
+    "import sys; from shardwright.cli.ranks import end_with_parent; end_with_parent(); "
     "from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 PARENT = "SHARDWRIGHT_PARENT"
@@ -39,10 +36,11 @@ PR_SET_PDEATHSIG = 1
 def launch(count: int, arguments: Sequence[str]) -> int:
     """Run ``shardwright`` with ``arguments`` as ``count`` ranks; the exit code of the first that failed, else 0.
 
-    The first rank has this process's terminal, and tells what another one failed with. SIGTERM and SIGINT are passed on: the ranks save and end, in their own time.
+    The first rank has this process's terminal, and tells what another one failed with. SIGTERM and SIGINT are passed on:
+    the ranks save and end, in their own time.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     common = {
+        **os.environ,
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         PARENT: str(os.getpid()),
@@ -51,20 +49,28 @@ def launch(count: int, arguments: Sequence[str]) -> int:
         # As many ranks as there are cores would each start as many threads.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    with tempfile.TemporaryDirectory(prefix="shardwright-ranks-") as logs:
-        context = start_processes(
-            name="shardwright",
-            entrypoint=sys.executable,
-            args=dict.fromkeys(range(count), ("-c", COMMAND, *arguments)),
-            envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)},
-            logs_specs=DefaultLogsSpecs(
-                log_dir=logs, redirects={rank: Std.NONE if rank == 0 else Std.ALL for rank in range(count)}
-            ),
-        )
-        assert isinstance(context, SubprocessContext)
-        with _passing_on(context):
-            codes = _ended(context)
-        context.close(signal.SIGKILL)
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        with _passing_on(ranks):
+            for rank in range(count):
+                # Each in a session of its own: a terminal's Ctrl-C reaches it from here, once.
+                ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", COMMAND, *arguments],
+                        env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdout=None if rank == 0 else subprocess.DEVNULL,
+                        stderr=None if rank == 0 else subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                )
+            codes = _ended(ranks)
+    finally:
+        late = [process for process in ranks if process.poll() is None]
+        for process in late:
+            # With what it has started.
+            os.killpg(process.pid, signal.SIGKILL)
+        for process in late:
+            process.wait()
     return _told(codes)
 
 
@@ -90,52 +96,47 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="shardwright parent", daemon=True).start()
 
 
-def _ended(context: SubprocessContext) -> dict[int, int | None]:
+def _ended(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     """The exit code of each rank, when all have ended; None of those that did not, though another one failed.
 
-    The library's own waiting ends all as soon as one has failed. They end by themselves, and say why: only what has not
-    after ``GRACE_S`` is left to it.
+    They end by themselves, and say why: what has not after ``GRACE_S`` is not waited for.
     """
-    ranks = {rank: handler.proc for rank, handler in context.subprocess_handlers.items()}
     failed_at = None
-    while any(process.poll() is None for process in ranks.values()):
-        if failed_at is None and any(process.poll() for process in ranks.values()):
+    while any(process.poll() is None for process in ranks):
+        if failed_at is None and any(process.poll() for process in ranks):
             failed_at = time.monotonic()
-            for process in ranks.values():
+            for process in ranks:
                 # One that was stopped hears why the others are gone, and ends as they do.
                 process.send_signal(signal.SIGCONT)
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
             break
         time.sleep(POLL_S)
-    return {rank: process.poll() for rank, process in ranks.items()}
+    return [process.poll() for process in ranks]
 
 
-def _told(codes: dict[int, int | None]) -> int:
+def _told(codes: Sequence[int | None]) -> int:
     """Say which ranks were killed; the exit code that stands for all."""
-    killed = {rank: -code for rank, code in codes.items() if code is not None and code < 0}
+    killed = {rank: -code for rank, code in enumerate(codes) if code is not None and code < 0}
     for rank, number in killed.items():
         sys.stderr.write(
             f"shardwright: rank {rank} of {len(codes)} was ended by {signal.Signals(number).name}. The others were ended "
             f"too. Go on with --resume, from the newest checkpoint.\n"
         )
-    if killed or None in codes.values():
+    if killed or None in codes:
         return 1
-    return next((code for code in codes.values() if code), 0)
+    return next((code for code in codes if code), 0)
 
 
 @contextmanager
-def _passing_on(context: PContext) -> Iterator[None]:
+def _passing_on(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Signals go to the ranks while they run. Only the main thread may ask for them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        for pid in context.pids().values():
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+        for process in ranks:
+            process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
