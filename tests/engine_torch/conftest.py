@@ -12,26 +12,22 @@ from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import RunAlone, trained
 
 
-def _ranks(num: int) -> Iterator[Ranks]:
-    ranks = Ranks(num, in_group)
+@pytest.fixture(scope="session")
+def eight() -> Iterator[Ranks]:
+    ranks = Ranks(8, in_group)
     yield ranks
     ranks.end()
 
 
 @pytest.fixture(scope="session")
-def one() -> Iterator[Ranks]:
+def four(eight: Ranks) -> Ranks:
+    return eight.first(4)
+
+
+@pytest.fixture(scope="session")
+def one(eight: Ranks) -> Ranks:
     """A single device, in a process of its own."""
-    yield from _ranks(1)
-
-
-@pytest.fixture(scope="session")
-def four() -> Iterator[Ranks]:
-    yield from _ranks(4)
-
-
-@pytest.fixture(scope="session")
-def eight() -> Iterator[Ranks]:
-    yield from _ranks(8)
+    return eight.first(1)
 
 
 @pytest.fixture(scope="session")

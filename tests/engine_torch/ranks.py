@@ -25,6 +25,9 @@ yet."""
 LIMIT_S = 120.0
 """How long a test waits for its ranks. Four of them share two cores."""
 
+PRELOADED = ["torch._dynamo", "tests.engine_torch.training", "tests.engine_torch.meeting"]
+"""What all ranks import: once, in a process that they are forked from."""
+
 GRACE_S = 1.0
 """How long the other ranks are listened to when one has failed: most often they wait for it, or fail of it."""
 
@@ -105,7 +108,8 @@ class _Pool:
 
     def start(self, num: int) -> None:
         """As many as there are not yet."""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         for rank in range(len(self.processes), num):

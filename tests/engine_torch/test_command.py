@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from shardwright.cli.main import main
 from tests.engine_torch.commands import KILLED_WITHIN_S, flip, losses, pid_of_rank, run, started
 
 MODEL = ["mixtral-test", "--batch", "8", "--length", "16", "--steps", "6", "--set", "num_layers=1"]
@@ -23,15 +25,12 @@ TOLERANCE = 1e-4
 
 def test_each_engine_goes_on_where_the_other_stopped(tmp_path: Path) -> None:
     out, whole = tmp_path / "out", tmp_path / "whole"
-    for arguments in (
-        [*ON_JAX, "--stop-after", "2"],
-        [*ON_TORCH, "--resume", "--stop-after", "4"],
-        [*ON_JAX, "--resume"],
-    ):
-        done = run([*arguments, "--out", str(out)])
-        assert done.returncode == 0, done.stderr
-    done = run([*MODEL, "--layout", "fsdp", "--mesh", "fsdp=1", "--devices", "1", "--out", str(whole)])
+    assert main(["train", *ON_JAX, "--stop-after", "2", "--out", str(out)]) == 0
+    done = run([*ON_TORCH, "--resume", "--stop-after", "4", "--out", str(out)])
     assert done.returncode == 0, done.stderr
+    assert main(["train", *ON_JAX, "--resume", "--out", str(out)]) == 0
+    alone = ["--layout", "fsdp", "--mesh", "fsdp=1", "--devices", "1"]
+    assert main(["train", *MODEL, *alone, "--out", str(whole)]) == 0
     assert len(losses(out)) == 6
     assert losses(out) == pytest.approx(losses(whole), abs=TOLERANCE)
 
@@ -104,11 +103,27 @@ def test_what_a_user_can_mend_is_said_once(tmp_path: Path, more: list[str], mess
     assert not (tmp_path / "out").exists()
 
 
-def test_a_mesh_of_another_size_than_the_ranks_is_said_with_both_numbers(tmp_path: Path) -> None:
+def test_a_mesh_of_another_size_than_the_ranks_is_said_with_both_numbers(refused: Refused) -> None:
     under_torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
-    done = run([*ON_TWO, "--out", str(tmp_path / "out")], under_torchrun)
-    assert done.returncode == 2
-    assert "has 2 devices, and there are 4 processes" in done.stderr
+    assert "has 2 devices, and there are 4 processes" in refused(under_torchrun)
+
+
+Refused = Callable[[Mapping[str, str]], str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refused:
+    """The one line that a rank of these variables says, and all that it says on standard error, when it does not begin."""
+
+    def refused(variables: Mapping[str, str]) -> str:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert main(["train", *ON_TWO, "--out", str(tmp_path / "out")]) == 2
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1, said
+        return said
+
+    return refused
 
 
 def wait_for(happened, process: subprocess.Popen) -> None:
@@ -140,16 +155,13 @@ def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
         ({"RANK": "0", "WORLD_SIZE": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "WORLD_SIZE is 0, and must be"),
     ],
 )
-def test_half_of_torchruns_variables_are_said(tmp_path: Path, variables: dict[str, str], message: str) -> None:
-    done = run([*ON_TWO, "--out", str(tmp_path / "out")], variables)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_half_of_torchruns_variables_are_said(refused: Refused, variables: dict[str, str], message: str) -> None:
+    assert message in refused(variables)
 
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(tmp_path: Path, listens: bool) -> None:
-    """Nobody at the port, and somebody who never answers."""
+    """Nobody at the port, and somebody who never answers. In a process of its own, in which PyTorch tries on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         if not listens:

@@ -95,7 +95,8 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
             loss = summed_cross_entropy(result.logits_BLV, targets, valid, links.vocab.get("logits", ()))
         return loss, result.counts
 
-    slope = jax.value_and_grad(summed_loss, has_aux=True)
+    # Traced once, though micro-steps ask twice; inlined, it is not seen in the program.
+    slope = jax.jit(jax.value_and_grad(summed_loss, has_aux=True), inline=True)
 
     def gradients(weights: Arrays, buffers: Arrays, batch: Arrays) -> Gradients[jax.Array]:
         tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _cutting(plan, "input.valid"))

@@ -109,7 +109,7 @@ class Counting(TorchDispatchMode):
             phase=where.phase(kind),
             tensors=moving[1] if isinstance(moving[1], tuple) else (moving[1],),
             source=where.source,
-            ragged=kind == "all-to-all" and any(isinstance(one, list | tuple) and one for one in arguments[3:]),
+            ragged=kind == "all-to-all" and any(isinstance(one, list | tuple) and one for one in arguments),
             group_size=group.size(),
         )
         self.seen[one] = self.seen.get(one, 0) + 1

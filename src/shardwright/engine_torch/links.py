@@ -150,12 +150,13 @@ class _Use:
     def back(self, slope: torch.Tensor) -> torch.Tensor:
         # Cast before it is summed, with that of another use and over ranks.
         slope = slope.to(self.summed_in)
-        for dim, peers in reversed(self._slices()):
+        for dim, peers in self._slices():
             slope = in_its_place(slope, dim, peers)
         # Zeros, and not none at all: every rank is in its sums.
         return slope if self.counts else torch.zeros_like(slope)
 
     def _slices(self) -> list[tuple[int, Peers]]:
+        """Of each dim that is cut in use, one; their order says nothing."""
         assert all(step.kind == "slice" for step in self.taken), self.taken
         return [(self.dims.index(step.target or ""), self.ranks.peers(step.axes)) for step in self.taken]
 
