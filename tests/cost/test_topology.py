@@ -12,6 +12,7 @@ from shardwright.core.position import located
 from shardwright.core.request import Request
 from shardwright.core.wording import bytes_text
 from shardwright.cost import price, read_machine
+from shardwright.cost.topology import Scene, _seconds_if_closed
 from shardwright.cost.wording import seconds_text
 from shardwright.models import build
 from tests.cost.plans import plan_of, priced
@@ -34,6 +35,18 @@ def test_a_hot_axis_outside_its_node_is_named_with_its_time():
     assert found.needed == "'tensor' within one node, which has 4 devices"
     (found,) = of(priced("llama3-test", "fsdp-tp", "v5e:2x2*2", mesh_sizes={"tensor": 8}, batch=16), "SW201")
     assert found.needed == "'tensor' within one slice, which has 4 devices"
+
+
+def test_links_without_a_figure_are_said_to_have_none_and_cost_nothing():
+    (found,) = of(priced("llama3-test", "fsdp-tp", "b300:2x4", mesh_sizes={"tensor": 8}, batch=16), "SW201")
+    assert found.found == "tensor 8 lies over 2 nodes: no figure out of a device, in place of 900 GB/s inside one"
+    assert found.cost == ""
+    # Of the collectives the gathers over both nodes have no time, and those of tokens in a node wait.
+    plan = priced("mixtral-test", "ep", "b300:2x4", mesh_sizes={"fsdp": 4, "expert": 2}, batch=16)
+    (found,) = of(plan, "SW204")
+    seconds = sum(one.seconds for one in plan.collectives if one.seconds is not None)
+    assert any(one.seconds is None for one in plan.collectives)
+    assert found.cost == f"{seconds_text(seconds)} of {seconds_text(seconds)} of communication a step, 100%"
 
 
 def test_an_axis_is_named_with_each_of_its_hot_roles():
@@ -113,6 +126,15 @@ def test_an_open_line_costs_what_a_ring_would_not():
     (found,) = of(priced("mixtral-8x7b", "ep", "v5e:8x16", mesh_sizes={"fsdp": 16, "expert": 8}, batch=128), "SW202")
     now, closed = found.cost.split(" of communication a step, where rings would take ")
     assert now != closed
+
+
+def test_a_line_of_two_is_closed_as_it_is():
+    machine = read_machine("v5p:2x2x2")
+    options = {"mesh_sizes": {"fsdp": 4, "expert": 2}, "devices": 8, "batch": 8, "chip": machine.chip}
+    scene = Scene.of(plan_of("mixtral-test", "ep", **options), machine)
+    assert {one.kind for one in scene.plan.collectives if "expert" in one.axes} >= {"all-gather", "all-to-all"}
+    assert _seconds_if_closed(scene, {"expert"}) == scene.seconds({"expert"}) > 0
+    assert not of(price(scene.plan, machine), "SW202")
 
 
 def test_small_messages_are_named_where_they_are_most_of_the_time():
