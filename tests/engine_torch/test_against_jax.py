@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+from shardwright.core.planning import make_plan
 from shardwright.core.training import FIRST, SECOND
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.state import initial_state
-from tests.engine_jax.steps import FEW_STEPS, Case, assert_same, plan_of, run_of
+from shardwright.engine_jax.step import batch_sharding
+from tests.engine_jax.steps import FEW_STEPS, OPTIONS, Case, assert_same, batches_of, compile_plan, plan_of, run_of
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import in_words, trained
+from tests.engine_torch.training import train
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 
 DENSE = (("hsdp", "data=2,fsdp=2"), ("fsdp-tp", "fsdp=2,tensor=2"), ("cp", "fsdp=2,context=2"))
@@ -37,6 +41,21 @@ def test_trains_as_the_other_engine(case: Case, four: Ranks) -> None:
     assert_same_bits(ours.initial, case)
     assert_same(ours.run, theirs, case.tolerance)
     np.testing.assert_allclose(ours.run.norms, theirs.norms, rtol=1e-3)
+
+
+def test_choices_without_room_are_counted_as_on_the_other_engine(four: Ranks) -> None:
+    """JAX leaves them out, PyTorch takes them: both say how many."""
+    # A single layer: what one leaves out the next does not see, and chooses otherwise.
+    small = case(MIXTRAL, "ep", "fsdp=2,expert=2", settings="num_layers=1")
+    request = replace(plan_of(small).request, expert_buffer=1.0)
+    (batch,) = batches_of(small, 1)
+    plan = make_plan(request)
+    step = compile_plan(plan)
+    placed = jax.device_put(dict(batch), batch_sharding(plan, device_mesh(plan.mesh)))
+    _, theirs = step(initial_state(plan, device_mesh(plan.mesh), small.seed), placed)
+    told = four.run(train, make_plan(replace(request, engine="torch")), small.seed, OPTIONS, [batch])
+    assert [one.steps[0].overflow for one in told] == [int(theirs.overflow)] * 4
+    assert theirs.overflow > 0
 
 
 def assert_same_bits(ours: Mapping[str, np.ndarray], case: Case) -> None:

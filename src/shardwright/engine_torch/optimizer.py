@@ -6,7 +6,7 @@ root of the second, both as if they had begun full, plus the decay times the wei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.distributed as dist
@@ -48,11 +48,11 @@ def apply_gradients(
     step: int,
     norm: torch.Tensor,
     options: OptimizerOptions,
-    decayed: Iterable[str],
+    decayed: Collection[str],
 ) -> None:
     """One step, in place. ``step``: those done before. Moments and weights are kept in their own dtypes."""
     factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
-    rate, count, decayed = learning_rate(options, step), step + 1, frozenset(decayed)
+    rate, count = learning_rate(options, step), step + 1
     full_1, full_2 = 1 - BETA_1**count, 1 - BETA_2**count
     for key, weight in weights.items():
         slope = gradients[key].to(computed("clipping", gradients[key].dtype)) * factor

@@ -110,7 +110,7 @@ def changed(
         step=state.step,
         norm=norm,
         options=options,
-        decayed=[one.key for one in model.weights if one.weight in decayed],
+        decayed={one.key for one in model.weights if one.weight in decayed},
     )
     for name, bias_NE in model.frozen.items():
         stack = model.plan.by_name[name].stack

@@ -1,0 +1,34 @@
+"""Which device a rank takes on its host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardwright.engine_torch.processes import device_of
+
+
+@pytest.mark.parametrize(
+    ("rank", "environment", "number"),
+    [
+        (6, {}, 2),
+        (6, {"LOCAL_RANK": "1"}, 1),
+        (6, {"SLURM_LOCALID": "3"}, 3),
+        (6, {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 0),
+        # Each rank was shown one GPU of its own, or several share one.
+        (6, {"LOCAL_RANK": "5"}, 1),
+    ],
+)
+def test_a_rank_takes_the_gpu_of_its_number_on_its_host(
+    rank: int, environment: dict[str, str], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert device_of(rank, environment) == torch.device("cuda", number)
+    assert taken == [torch.device("cuda", number)]
+
+
+def test_without_gpus_it_is_the_processor() -> None:
+    assert device_of(3, {"LOCAL_RANK": "1"}) == torch.device("cpu")
