@@ -39,6 +39,8 @@ ON_FOUR = [
     case(LLAMA3, "fsdp", "fsdp=4", settings="mlp=510"),
     case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings="tied=true"),
     case(LLAMA3, "tp-whole-keys", "fsdp=1,tensor=4", settings="num_kv_heads=2"),
+    # Six query heads of a rank meet two KV heads, four and two of them.
+    case(LLAMA3, "tp-whole-keys", "fsdp=2,tensor=2", settings="num_heads=12,num_kv_heads=3"),
     # FSDP sums over all that it gathers over, ranks that make the same gradient too.
     case(LLAMA3, "stored-over-idle", "fsdp=2,spare=2"),
     case(LLAMA3, "cp", "fsdp=1,context=4", "attention=ring", SHARED_HEADS, balanced=True),
