@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from shardwright.engine_torch.processes import device_of
+from shardwright.engine_torch.processes import alone, device_of
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,17 @@ def test_a_rank_takes_the_gpu_of_its_number_on_its_host(
 
 def test_without_gpus_it_is_the_processor() -> None:
     assert device_of(3, {"LOCAL_RANK": "1"}) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(True, "cpu:gloo,cuda:nccl"), (False, "gloo")])
+def test_tensors_of_the_processor_and_of_gpus_have_a_backend_each(
+    gpus: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: begun.append(backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    with alone():
+        assert begun == [backend]
