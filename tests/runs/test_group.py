@@ -21,6 +21,7 @@ from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorIn
 from shardwright.core.box import Box
 from shardwright.core.errors import InputError
 from shardwright.core.processes import Processes
+from shardwright.core.run import Silent
 from shardwright.runs import saving
 from shardwright.runs.channel import Channel
 from shardwright.runs.group import Alone, Ending, Held, Several, must_agree
@@ -47,7 +48,7 @@ def meet_all(who: list[Processes]) -> list[Any]:
 
     def met(one: Processes) -> Several | InputError:
         try:
-            return meet(one)
+            return meet(one, Silent())
         except InputError as error:
             return error
 
@@ -169,7 +170,7 @@ def test_who_is_gone_ends_the_others_and_is_named(ended: list[tuple[str, int]], 
 
 def test_the_first_is_gone_with_its_hub(ended: list[tuple[str, int]], capsys) -> None:
     ours, theirs = socket.socketpair()
-    Several(1, 2, Channel(ours), None)
+    Several(1, 2, Channel(ours), None, Silent())
     theirs.close()
     wait_for(lambda: len(ended) == 1)
     assert ended == [("shardwright group", 1)]

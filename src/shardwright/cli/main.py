@@ -26,13 +26,12 @@ from shardwright.cli.options import (
     TrainVerb,
 )
 from shardwright.cli.output import write_json, write_view
-from shardwright.core.errors import FindingsError, ShardwrightError
+from shardwright.core.errors import INTERRUPTED, NOBODY_READS, FindingsError, ShardwrightError
 
 ABOUT = (
     "Where every tensor of a large model lives and what crosses the links: declared once, checked, costed, and run "
     "unchanged. `shardwright --version` prints the version."
 )
-INTERRUPTED, NOBODY_READS = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:

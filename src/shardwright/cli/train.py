@@ -14,7 +14,7 @@ from shardwright.cli.devices import simulate_devices
 from shardwright.cli.extras import needing_extra
 from shardwright.cli.options import TrainOptions, TrainVerb
 from shardwright.cli.output import write_json, write_view
-from shardwright.cli.ranks import launch
+from shardwright.cli.ranks import is_rank, launch
 from shardwright.cli.request import asked, planned
 from shardwright.core.errors import FindingsError
 from shardwright.core.processes import Processes, Said, find_processes
@@ -30,7 +30,9 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     Of several processes, only the first prints. ``arguments``: the command line, for ranks that are started with it.
     """
     engine = "torch" if verb.plan.engine == "torch" else "jax"
-    processes, note = find_processes(_said(verb.run), os.environ, socket.getfqdn, engine)
+    # What was said of processes was said to the command, which has numbered its ranks.
+    said = _said(verb.run) if not is_rank(os.environ) else Said(**_timeouts(verb.run))
+    processes, note = find_processes(said, os.environ, socket.getfqdn, engine)
     run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
@@ -38,7 +40,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     plan = planned(question)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
         # Each rank plans for itself, and the first of them prints.
-        return launch(plan.mesh.num_devices, arguments)
+        return launch(plan.mesh.num_devices, arguments, verb.run.out)
     if views:
         from shardwright.report.plan_view import plan_view
 
@@ -58,7 +60,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
             with run_progress() as shown:
                 outcome = train(run, plan, shown)
         else:
-            shown = Silent()
+            shown = _AsJson() if prints else Silent()
             outcome = train(run, plan, shown)
             if prints:
                 write_json({"plan": plan.to_json(), "run": {**outcome.to_json(), "said": shown.said}})
@@ -83,9 +85,21 @@ def _said(options: TrainOptions) -> Said:
         coordinator=options.coordinator,
         count=options.processes,
         index=options.process,
-        join_timeout_s=options.join_timeout,
-        stall_timeout_s=options.stall_timeout,
+        **_timeouts(options),
     )
+
+
+def _timeouts(options: TrainOptions) -> dict[str, int]:
+    return {"join_timeout_s": options.join_timeout, "stall_timeout_s": options.stall_timeout}
+
+
+class _AsJson(Silent):
+    """The one object that --json promises, where the run has no outcome."""
+
+    def end(self, why: str, exit_code: int) -> None:
+        super().end(why, exit_code)
+        write_json({"error": {"exit_code": exit_code, "message": why}})
+        sys.stdout.flush()
 
 
 @contextmanager

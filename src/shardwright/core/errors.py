@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from shardwright.core.finding import Finding
 
 
+INTERRUPTED, NOBODY_READS = 130, 141
+"""Exit codes of a program that was interrupted, and of one whose output nobody reads."""
+
+
 class ShardwrightError(Exception):
     """Base of every error that a user can mend."""
 
@@ -54,6 +58,13 @@ class FindingsError(ShardwrightError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.findings,)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that a program ends with for an error; 1 for a fault of its own."""
+    if isinstance(error, ShardwrightError):
+        return error.exit_code
+    return {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: NOBODY_READS}.get(type(error), 1)
 
 
 def caret(text: str, start: int, stop: int, indent: str = "    ") -> str:

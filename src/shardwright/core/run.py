@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -148,6 +149,10 @@ class Listener(Protocol):
         """One more step is done."""
         ...
 
+    def end(self, why: str, exit_code: int) -> None:
+        """This process ends here and now, because of another one: nothing more is told."""
+        ...
+
 
 class Silent:
     """A listener that tells nobody, and keeps in ``said`` the lines that stay."""
@@ -166,3 +171,13 @@ class Silent:
 
     def step(self, record: StepRecord) -> None:
         del record
+
+    def end(self, why: str, exit_code: int) -> None:
+        del exit_code
+        write_why(why)
+
+
+def write_why(why: str) -> None:
+    """Why a process ends, on standard error."""
+    sys.stderr.write(f"shardwright: {why}\n")
+    sys.stderr.flush()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shardwright.core.run import Listener, StepRecord
+from shardwright.core.run import Listener, StepRecord, write_why
 
 LINES = 10
 """Without a terminal, so many lines over a run."""
@@ -34,6 +34,11 @@ class Bar:
     def step(self, record: StepRecord) -> None:
         self._progress.update(self._task, completed=record.step, told=told(record))
 
+    def end(self, why: str, exit_code: int) -> None:
+        del exit_code
+        self._progress.console.show_cursor()
+        write_why(why)
+
 
 class Lines:
     """Lines in a file or a pipe."""
@@ -53,6 +58,10 @@ class Lines:
     def step(self, record: StepRecord) -> None:
         if record.step % self._every == 0 or record.step in (1, self._last):
             print(f"step {record.step:>{len(str(self._last))}}/{self._last}  {told(record)}", flush=True)
+
+    def end(self, why: str, exit_code: int) -> None:
+        del exit_code
+        write_why(why)
 
 
 def told(record: StepRecord) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from shardwright.core.errors import InputError, ShardwrightError
+from shardwright.core.errors import InputError, ShardwrightError, exit_code_of
 from shardwright.core.processes import STALL_TIMEOUT_S
+from shardwright.core.run import Listener
 from shardwright.runs.channel import Channel, Message
 from shardwright.runs.hub import GONE, Hub
 from shardwright.runs.pace import Pace, Watch, told
@@ -23,8 +23,6 @@ GRACE_S = 3
 
 FAREWELL_S = 6
 """Process 0 stays so long after a failure, so that all hear of it; and so long an error waits for its cause."""
-
-SHOW_CURSOR = "\x1b[?25h"
 
 
 class Held(NamedTuple):
@@ -99,9 +97,15 @@ class Several:
     """
 
     def __init__(
-        self, index: int, count: int, channel: Channel, hub: Hub | None, stall_timeout_s: float = STALL_TIMEOUT_S
+        self,
+        index: int,
+        count: int,
+        channel: Channel,
+        hub: Hub | None,
+        shown: Listener,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
-        self.index, self.count = index, count
+        self.index, self.count, self._shown = index, count, shown
         self._channel, self._hub = channel, hub
         self._changed = threading.Condition()
         self._exchanged: dict[str, Sequence[Held]] = {}
@@ -141,10 +145,9 @@ class Several:
 
     def fail(self, error: BaseException) -> None:
         """Tell all others that this process ends with an error; process 0 stays until they have heard."""
-        exit_code = error.exit_code if isinstance(error, ShardwrightError) else 1
         said = str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"
         self._leaving.set()
-        self._channel.send({"failed": said, "exit_code": exit_code})
+        self._channel.send({"failed": said, "exit_code": exit_code_of(error)})
         # Another process's channel stays open until its end: JAX, for one, aborts it if process 0 ends first.
         self._await_others()
 
@@ -204,9 +207,7 @@ class Several:
         """End this process, where it does not by itself: a framework would wait for the others, whichever way it is left."""
         if self._leaving.wait(grace_s):
             return
-        cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{cursor}shardwright: process {self.index} of {self.count}: {said}\n")
-        sys.stderr.flush()
+        self._shown.end(f"process {self.index} of {self.count}: {said}", exit_code)
         self._await_others()
         os._exit(exit_code)
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from shardwright.core.errors import InputError, ShardwrightError
+from shardwright.core.errors import InputError, exit_code_of
 from shardwright.core.processes import Processes
+from shardwright.core.run import Listener
 from shardwright.runs.channel import Channel, watched
 from shardwright.runs.group import Alone, Group, Several
 from shardwright.runs.hub import Hub
@@ -35,7 +36,9 @@ class Connection:
 
 
 @contextmanager
-def joined(processes: Processes | None, connection: Connection, refused: str | None = None) -> Iterator[Group]:
+def joined(
+    processes: Processes | None, connection: Connection, shown: Listener, refused: str | None = None
+) -> Iterator[Group]:
     """The processes of this run, met and connected, while the block lasts; None: this one alone.
 
     ``refused``: why the run may not begin, where the first process knows a reason, which all of them then end with.
@@ -45,7 +48,7 @@ def joined(processes: Processes | None, connection: Connection, refused: str | N
         yield Alone()
         return
     try:
-        group = meet(processes)
+        group = meet(processes, shown)
     except InputError as error:
         raise InputError(refused) if refused is not None else error from None
     try:
@@ -59,7 +62,7 @@ def joined(processes: Processes | None, connection: Connection, refused: str | N
             group.await_news()
         group.fail(error)
         # A framework may wait for the other processes when Python ends, and they are ending too: JAX for a minute and more.
-        atexit.register(_end_now, error.exit_code if isinstance(error, ShardwrightError) else 1)
+        atexit.register(_end_now, exit_code_of(error))
         raise
     group.leave()
 
@@ -77,16 +80,21 @@ def _end_now(exit_code: int) -> None:
     os._exit(exit_code)
 
 
-def meet(processes: Processes) -> Several:
-    """This process's group, when all are there. A framework's own wait would not say who is missing; JAX's aborts."""
+def meet(processes: Processes, shown: Listener) -> Several:
+    """This process's group, when all are there. A framework's own wait would not say who is missing; JAX's aborts.
+
+    ``shown`` is told why this process ends, where that is because of another one.
+    """
     if processes.index != 0:
-        return Several(processes.index, processes.count, _reach_first(processes), None, processes.stall_timeout_s)
+        return Several(
+            processes.index, processes.count, _reach_first(processes), None, shown, processes.stall_timeout_s
+        )
     connections = _gather(processes)
     ours, hubs = socket.socketpair()
     channels = {0: Channel(hubs), **{index: channel for index, (channel, _) in connections.items()}}
     hosts = {0: socket.gethostname(), **{index: host for index, (_, host) in connections.items()}}
     hub = Hub(channels, hosts, processes.stall_timeout_s)
-    return Several(0, processes.count, Channel(ours), hub, processes.stall_timeout_s)
+    return Several(0, processes.count, Channel(ours), hub, shown, processes.stall_timeout_s)
 
 
 def _gather(processes: Processes) -> dict[int, tuple[Channel, str]]:

@@ -52,7 +52,7 @@ def run(
         if processes is not None:
             shown.say(f"{processes.count} processes meet at {processes.coordinator} ({processes.found})")
             shown.doing("waiting for the others")
-        with joined(processes, connection, refused) as group:
+        with joined(processes, connection, shown, refused) as group:
             return _run(options, plan, shown, group, make_engine)
 
 

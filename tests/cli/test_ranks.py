@@ -1,0 +1,157 @@
+"""What becomes of ranks that one command starts, whatever they do. They are the smallest of programs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.cli import ranks as ranks_of_a_command
+from shardwright.cli import train
+from shardwright.cli.main import main
+from shardwright.cli.ranks import PARENT, RanksError, is_rank, launch
+from shardwright.core.errors import InputError
+
+RANK = "import os, sys, signal, time; rank = os.environ['RANK']; "
+WAITS = "time.sleep(60)"
+ON_TWO = ["mixtral-test", "--engine", "torch", "--layout", "fsdp-tp", "--mesh", "fsdp=1,tensor=2", "--batch", "8"]
+
+
+@pytest.fixture
+def do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The outcome of two ranks that run a program."""
+
+    def do(program: str, count: int = 2) -> int:
+        monkeypatch.setattr(ranks_of_a_command, "COMMAND", RANK + program)
+        return launch(count, ["an argument"], tmp_path)
+
+    monkeypatch.setattr(ranks_of_a_command, "GRACE_S", 0.2)
+    return do
+
+
+def test_ranks_that_end_well_know_their_number_and_arguments(do, capfd: pytest.CaptureFixture[str]) -> None:
+    checked = "assert os.environ['WORLD_SIZE'] == '3' and sys.argv[1:] == ['an argument']; "
+    assert do(checked + "print('rank', rank, os.environ['LOCAL_RANK'])", count=3) == 0
+    assert capfd.readouterr() == ("rank 0 0\n", "")
+
+
+def test_what_the_first_rank_says_is_all_that_is_said(do, capfd: pytest.CaptureFixture[str]) -> None:
+    assert do("sys.stderr.write(f'said by {rank}\\n'); sys.exit(2)") == 2
+    assert capfd.readouterr().err == "said by 0\n"
+
+
+@pytest.mark.parametrize("first", ["time.sleep(60)", "sys.exit(0)"])
+def test_a_rank_that_fails_before_the_others_know_is_heard(
+    do, first: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = f"{first} if rank == '0' else (sys.stderr.write('no memory left\\n'), sys.exit(3))"
+    said = "rank 1 of 2 ended with exit code 3. The others were ended too.\n  no memory left"
+    if "sleep" in first:
+        with pytest.raises(RanksError) as caught:
+            do(program)
+        assert (str(caught.value), caught.value.exit_code) == (f"{said}\nNothing was trained: start it again.", 1)
+        (tmp_path / "metrics.jsonl").touch()
+        with pytest.raises(RanksError, match=r"Go on with --resume, from the newest checkpoint[.]$"):
+            do(program)
+    else:
+        assert do(program) == 3
+        assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, None)])
+def test_a_killed_rank_is_named_with_its_signal(do, number: int, name: str | None) -> None:
+    with pytest.raises(RanksError, match=f"^rank 1 of 2 was ended by {name or f'signal {int(number)}'}[.] The others"):
+        do(f"{WAITS} if rank == '0' else os.kill(os.getpid(), {int(number)})")
+
+
+@pytest.mark.parametrize(
+    ("number", "raised", "exit_code"), [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, RanksError, 143)]
+)
+def test_a_signal_ends_ranks_that_have_not_begun(do, number: int, raised: Any, exit_code: int | None) -> None:
+    # The first that is there sends it, at whatever moment: the other one may not have been started.
+    with pytest.raises(raised) as caught:
+        do(
+            f"signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getppid(), {int(number)}) if rank == '0' else None; {WAITS}"
+        )
+    assert getattr(caught.value, "exit_code", None) == exit_code
+
+
+def test_ranks_that_save_when_they_are_asked_to_end_end_well(do) -> None:
+    handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+    assert do(handled + f"os.kill(os.getppid(), signal.SIGTERM) if rank == '1' else None; {WAITS}") == 0
+
+
+def test_a_rank_that_cannot_be_started_ends_those_that_were(do, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Few(subprocess.Popen):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if started:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Few)
+    with pytest.raises(InputError, match=r"^rank 1 of 2 could not be started: Resource temporarily unavailable[.]"):
+        do(WAITS)
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_ranks_import_nothing_from_the_folder_they_are_started_in(
+    do, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "yaml.py").write_text("raise RuntimeError('not the library')")
+    monkeypatch.chdir(tmp_path)
+    assert do("import yaml") == 0
+
+
+def test_off_the_main_thread_signals_stay_with_who_has_them(do) -> None:
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(do("sys.exit(0)")))
+    thread.start()
+    thread.join()
+    assert codes == [0]
+
+
+def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not where the command was told to be by itself either, which its ranks are told too."""
+    assert not is_rank({PARENT: "1" if os.getppid() != 1 else "2"})
+    numbered = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {PARENT: str(os.getppid()), **numbered}.items():
+        monkeypatch.setenv(name, value)
+    trained = []
+    monkeypatch.setattr(train, "_engine", lambda *_: lambda run, *_: trained.append(run.processes.index) or Ended())
+    monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("a rank starts ranks"))
+    more = ["--steps", "1", "--length", "16", "--processes", "1", "--out", str(tmp_path / "out")]
+    assert main(["train", *ON_TWO, *more]) == 0
+    assert trained == [1]
+    with pytest.raises(AssertionError, match="a rank starts no ranks"):
+        launch(2, [], tmp_path)
+
+
+class Ended:
+    def to_json(self) -> dict[str, object]:
+        return {}
+
+
+def test_with_json_there_is_an_object_whoever_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks_of_a_command, "COMMAND", f"{RANK} {WAITS} if rank == '0' else os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(ranks_of_a_command, "GRACE_S", 0.2)
+    more = ["--steps", "1", "--length", "16", "--out", str(tmp_path / "out"), "--json"]
+    assert main(["train", *ON_TWO, *more]) == 1
+    said = capfd.readouterr()
+    assert json.loads(said.out)["error"]["message"].startswith("rank 1 of 2 was ended by SIGKILL.")
+    assert said.err.startswith("shardwright: rank 1 of 2 was ended by SIGKILL.")
+    # And by the first rank, which hears of another one from beside its main thread.
+    train._AsJson().end("process 0 of 2: process 1 is gone", 1)
+    said = capfd.readouterr()
+    assert json.loads(said.out) == {"error": {"exit_code": 1, "message": "process 0 of 2: process 1 is gone"}}
+    assert said.err == "shardwright: process 0 of 2: process 1 is gone\n"
