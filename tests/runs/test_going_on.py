@@ -15,7 +15,7 @@ import shardwright.checkpoint.verified as verified
 from shardwright.checkpoint import DamagedError, open_checkpoint, verify
 from shardwright.core.errors import InputError
 from shardwright.core.run import RunOptions, Silent
-from shardwright.runs import run
+from shardwright.runs import loop, run
 from shardwright.runs.run import _run
 from tests.checkpoint.states import largest_file
 from tests.runs.counting import NOBODY, counting, go, made, options, plan_of, sums
@@ -173,7 +173,29 @@ def test_a_step_that_is_asked_for_is_taken_and_what_is_later_is_kept_beside(told
         assert verify(aside)["ok"]
     (rest,) = told.out.glob("metrics.jsonl.set-aside-*")
     assert rest.read_bytes() == b"".join(lines[3:])
-    assert said[-1] == f"{told.out}/metrics.jsonl: the lines of the steps after 3 are kept in {rest}"
+    assert f"{told.out}/metrics.jsonl: the lines of the steps after 3 are kept in {rest}" in said
+
+
+def test_going_back_without_room_for_the_lines_changes_nothing(told: RunOptions) -> None:
+    before = contents(told.out)
+    with largest_file(4), pytest.raises(InputError, match=r"metrics[.]jsonl cannot be written: File too large[.]"):
+        goes_on(told, resume_from=3)
+    assert contents(told.out) == before
+
+
+def test_going_back_that_is_ended_before_its_first_step_loses_no_line(
+    told: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes on from there: also without being told to go back."""
+    lines = (told.out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    with monkeypatch.context() as ended:
+        ended.setattr(loop, "journal", None)
+        with pytest.raises(TypeError):
+            goes_on(told, resume_from=3)
+    assert (told.out / "metrics.jsonl").read_bytes() == b"".join(lines)
+    goes_on(told)
+    (rest,) = told.out.glob("metrics.jsonl.set-aside-*")
+    assert rest.read_bytes() == b"".join(lines[3:])
 
 
 def test_a_step_that_is_asked_for_and_is_not_there(told: RunOptions) -> None:
@@ -268,7 +290,7 @@ def test_a_disk_without_room_ends_a_run_that_goes_on_when_there_is_some(told: Ru
         go(counting(), told, checkpoint_every=None, resume=True)
     assert str(error.value) == (
         f"{told.out}/metrics.jsonl cannot be written: No space left on device. Free some space, then go on with --resume, "
-        f"from the newest checkpoint. Checkpoints are as they were, and so are the lines before this one."
+        f"from the newest checkpoint. No checkpoint is lost, and no line before this one."
     )
     assert contents(told.out / "checkpoints") == before
     said = goes_on(told)

@@ -269,11 +269,11 @@ def test_a_stranger_at_the_port_is_no_process() -> None:
     stopped = threading.Event()
     stranger = threading.Thread(target=stray)
     stranger.start()
-    first = threading.Thread(target=lambda: groups.append(meet(one_of(0, 2, port))))
+    first = threading.Thread(target=lambda: groups.append(meet(one_of(0, 2, port), Silent())))
     groups: list[Several] = []
     first.start()
     time.sleep(0.1)
-    groups.append(meet(one_of(1, 2, port)))
+    groups.append(meet(one_of(1, 2, port), Silent()))
     first.join()
     stopped.set()
     stranger.join()

@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.core.errors import InputError
 from shardwright.core.run import StepRecord
-from shardwright.runs.journal import Journal, board_writer, journal, require_folder
+from shardwright.runs.journal import Journal, board_writer, journal, keep_later_lines, require_folder
 from tests.checkpoint.states import largest_file
 
 
@@ -141,7 +141,10 @@ def test_going_back_keeps_the_lines_of_later_steps_beside(tmp_path: Path) -> Non
     path = tmp_path / "metrics.jsonl"
     write(tmp_path, 0, 5)
     later = path.read_bytes().splitlines(keepends=True)[2:]
-    said = write(tmp_path, 2, 3, keep_later=True)
+    said: list[str] = []
+    keep_later_lines(tmp_path, 2, said.append)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
+    assert write(tmp_path, 2, 3) == []
     (beside,) = tmp_path.glob("metrics.jsonl.set-aside-*")
     assert beside.read_bytes() == b"".join(later)
     assert said == [f"{path}: the lines of the steps after 2 are kept in {beside}"]
@@ -158,7 +161,7 @@ def test_a_disk_without_room_is_said_and_the_lines_are_as_they_were(tmp_path: Pa
     message = str(error.value)
     assert re.sub("damaged-[0-9a-f]{8}", "damaged-X", message) == (
         f"{path} cannot be written: File too large. Free some space, then go on with --resume, from the newest "
-        f"checkpoint. Checkpoints are as they were, and so are the lines before this one."
+        f"checkpoint. No checkpoint is lost, and no line before this one."
     )
     assert [(left.name, left.read_bytes()) for left in tmp_path.iterdir()] == [("metrics.jsonl", broken)]
     # Where only the end goes, no room is needed.
@@ -231,7 +234,7 @@ def test_a_full_disk_is_said() -> None:
         Journal(file, None).write(record(1))
     assert str(error.value) == (
         "/dev/full cannot be written: No space left on device. Free some space, then go on with --resume, from the newest "
-        "checkpoint. Checkpoints are as they were, and so are the lines before this one."
+        "checkpoint. No checkpoint is lost, and no line before this one."
     )
 
 

@@ -74,20 +74,30 @@ def board_writer() -> BoardWriter:
     return SummaryWriter
 
 
+def keep_later_lines(out: Path, first_step: int, say: Say) -> None:
+    """Copy the lines of the steps after ``first_step`` to a file beside, where a person asked to go back to that step.
+
+    Before anything else is changed: a run that is killed from there on goes on, and may drop them. Raises InputError where
+    it cannot be written.
+    """
+    path = out / FILE_NAME
+    with _explained(path):
+        later = earlier_lines(path.read_bytes() if path.exists() else b"", first_step).later
+        if later:
+            say(f"{path}: the lines of the steps after {first_step} are kept in {_beside(path, 'set-aside', later)}")
+
+
 @contextmanager
-def journal(
-    out: Path, *, first_step: int, writer: BoardWriter | None, say: Say, keep_later: bool = False
-) -> Iterator[Journal]:
+def journal(out: Path, *, first_step: int, writer: BoardWriter | None, say: Say) -> Iterator[Journal]:
     """The journal of a run under ``out`` that goes on after ``first_step`` steps.
 
-    Lines of later steps, which a run wrote after its last checkpoint, are dropped: those steps are done again. With
-    ``keep_later`` they are kept beside, as damaged lines always are. Whatever does not stay is told to ``say``.
-    Raises InputError where ``out`` cannot be made or written.
+    Lines of later steps, which a run wrote after its last checkpoint, are dropped: those steps are done again. Damaged ones
+    are kept beside. Whatever does not stay is told to ``say``. Raises InputError where ``out`` cannot be made or written.
     """
     path = out / FILE_NAME
     with _explained(path):
         out.mkdir(parents=True, exist_ok=True)
-        _restore(path, first_step, say, keep_later)
+        _restore(path, first_step, say)
         # Without a buffer: a line is there when it is written, and a full disk is met here and not when it is closed.
         file = path.open("ab", buffering=0)
     board = None if writer is None else writer(str(out / "tensorboard"), purge_step=first_step + 1)
@@ -99,7 +109,7 @@ def journal(
                 board.close()
 
 
-def _restore(path: Path, first_step: int, say: Say, keep_later: bool) -> None:
+def _restore(path: Path, first_step: int, say: Say) -> None:
     """Leave the file with the lines of the first steps alone; nothing else of it is lost but steps that are done again."""
     data = path.read_bytes() if path.exists() else b""
     found = earlier_lines(data, first_step)
@@ -110,9 +120,6 @@ def _restore(path: Path, first_step: int, say: Say, keep_later: bool) -> None:
         say(f"{path}: {which} damaged; what was there is kept in {beside}, and every other line stays")
     if found.cut_off:
         say(f"{path}: the last line was cut off, as a killed run leaves it; its step is done again")
-    if keep_later and found.later:
-        beside = _beside(path, "set-aside", found.later)
-        say(f"{path}: the lines of the steps after {first_step} are kept in {beside}")
     kept = b"".join(found.kept)
     if not data.startswith(kept):
         _replace(path, kept)
@@ -159,6 +166,6 @@ def _explained(path: Path) -> Iterator[None]:
         if error.errno in NO_SPACE:
             advice = (
                 "Free some space, then go on with --resume, from the newest checkpoint. "
-                "Checkpoints are as they were, and so are the lines before this one."
+                "No checkpoint is lost, and no line before this one."
             )
         raise InputError(f"{error.filename or path} cannot be written: {error.strerror or error}. {advice}") from None

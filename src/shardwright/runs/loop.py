@@ -15,7 +15,7 @@ from shardwright.core.plan import Plan
 from shardwright.core.run import Listener, RunOptions, RunOutcome
 from shardwright.runs.engine import Engine, StepMetrics
 from shardwright.runs.group import Ending, Group
-from shardwright.runs.journal import FILE_NAME, BoardWriter, Journal, journal
+from shardwright.runs.journal import FILE_NAME, BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.records import record_of, require_sound
 from shardwright.runs.resuming import clear_the_way
 from shardwright.runs.saving import save
@@ -87,9 +87,10 @@ class Loop:
         """The journal, and the checkpoints in its way set aside: by process 0 alone, which holds the folder."""
         if self.group.index != 0:
             return nullcontext()
+        if self.options.resume_from is not None:
+            keep_later_lines(self.options.out, first, self.shown.say)
         clear_the_way(self.options, first, self.passed_over, self.shown)
-        back = self.options.resume_from is not None
-        return journal(self.options.out, first_step=first, writer=self.writer, say=self.shown.say, keep_later=back)
+        return journal(self.options.out, first_step=first, writer=self.writer, say=self.shown.say)
 
     def _record(self, number: int, metrics: StepMetrics, step_s: float, records: Journal | None) -> None:
         require_sound(number, metrics, self.options, self.plan)
