@@ -43,6 +43,7 @@ ON_FOUR = [
     case(LLAMA3, "tp-whole-keys", "fsdp=2,tensor=2", settings="num_heads=12,num_kv_heads=3"),
     # FSDP sums over all that it gathers over, ranks that make the same gradient too.
     case(LLAMA3, "stored-over-idle", "fsdp=2,spare=2"),
+    case(LLAMA3, "stored-over-idle", "fsdp=1,spare=4"),
     case(LLAMA3, "cp", "fsdp=1,context=4", "attention=ring", SHARED_HEADS, balanced=True),
     case(LLAMA3, "cp", "fsdp=2,context=2", "attention=ulysses", SHARED_HEADS),
     case(LLAMA3, "cp", "fsdp=2,context=2", settings=SHARED_HEADS, balanced=True),

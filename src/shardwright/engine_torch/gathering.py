@@ -68,13 +68,13 @@ def build(
     again: bool,
     called: nn.Module | None = None,
 ) -> Gathered:
-    """Modules of the groups, one inside the other, around ``compute(weights, *arguments)``.
+    """Modules of the groups, one inside the other in any order, around ``compute(weights, *arguments)``.
 
     Those of axes are cut by ``fully_shard``. ``again``: gathered anew for the backward pass. ``called``: what ``compute``
     calls that has groups of its own.
     """
     inside: nn.Module | None = called
-    for group in reversed(groups):
+    for group in groups:
         own = {one.key: parameters[one.key] for one in group.weights}
         tied = group.axes and any(one.num_uses > 1 for one in group.weights)
         inside = Gathered(own, inside, compute, torch_dtype(group.weights[0].summed_in) if tied else None)

@@ -91,7 +91,7 @@ def _way_of(name: str, module: nn.Module, ways: Mapping[nn.Parameter, Way], is_u
     """That of a module's own weights, or else what most of the elements have that are left to it, or inside of it."""
     own = {ways[one]: key for key, one in module.named_parameters(recurse=False) if one in ways}
     if len(own) > 1:
-        (first, one), (second, other) = list(own.items())[:2]
+        (first, one), (second, other), *_ = own.items()
         raise InputError(
             f"{_said(name)} has itself '{one}', which is gathered over {first}, and '{other}', which is over {second}: "
             f"`fully_shard` gathers a module's weights over one set of axes. Give one of them a module of its own."

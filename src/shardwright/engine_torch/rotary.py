@@ -34,7 +34,7 @@ def rotate(x_BLHD: torch.Tensor, turned_by: Angles, interleaved: bool) -> torch.
     """
     wide = x_BLHD.to(computed("rotation", x_BLHD.dtype))
     if interleaved:
-        first, second = wide[..., 0::2], wide[..., 1::2]
+        first, second = wide[..., ::2], wide[..., 1::2]
     else:
         first, second = wide.chunk(2, dim=-1)
     cos, sin = turned_by.cos_BLP[:, :, None, :], turned_by.sin_BLP[:, :, None, :]

@@ -137,7 +137,8 @@ def _sum_late(model: Model) -> None:
                     parameter.grad = torch.zeros_like(parameter)
                 slope = local_of(parameter.grad)
                 waiting.setdefault((axes, slope.dtype), []).append(slope)
-    for (axes, _), slopes in sorted(waiting.items(), key=lambda item: (item[0][0], str(item[0][1]))):
+    # In the order of the weights, which is that of all ranks.
+    for (axes, _), slopes in waiting.items():
         flat = torch.cat([slope.flatten() for slope in slopes])
         dist.all_reduce(flat, group=model.ranks.peers(axes).group)
         for slope, part in zip(slopes, flat.split([slope.numel() for slope in slopes]), strict=True):

@@ -1,0 +1,31 @@
+"""An embedding whose entries are shared by ranks: each token's row comes from the one that has it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from shardwright.engine_torch.embedding import embed
+from shardwright.engine_torch.layer_io import Links
+from shardwright.engine_torch.mesh import Peers
+
+
+def links_of_rank(index: int, num: int) -> Links:
+    """A rank's links where nothing moves."""
+    group = dist.ProcessGroup(index, num)
+    peers = Peers(axes=("tensor",), size=num, index=index, group=group, order=tuple(range(num)))
+    return Links(
+        move=lambda _source, _target, array: array,
+        use=lambda _name, weight, _component=None: weight,
+        vocab={"embedding": peers},
+    )
+
+
+def test_each_entry_is_given_once_by_the_rank_that_has_it() -> None:
+    table_VM = torch.arange(1.0, 25.0).view(8, 3)
+    tokens_BL = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]])
+    parts = [
+        embed(tokens_BL, {"embedding.tokens": part}, links_of_rank(index, 4))
+        for index, part in enumerate(table_VM.chunk(4))
+    ]
+    assert torch.equal(torch.stack(parts).sum(dim=0), table_VM[tokens_BL])
