@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sameness.page import PAGE, section_of, with_section
-from tests.sameness.random_layouts import draw
+from tests.sameness.random_layouts import DTYPES, draw
 from tests.sameness.random_page import TITLES
 from tests.sameness.random_runs import BesideOneDevice, on_jax
 
@@ -45,8 +45,9 @@ def test_they_are_of_every_kind() -> None:
     assert any(entry.weights == "whole" for entry in entries)
 
 
-def test_the_page_has_a_thousand() -> None:
-    found = section_of(PAGE.read_text(encoding="utf-8"), TITLES["float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_page_has_a_thousand(dtype: str) -> None:
+    found = section_of(PAGE.read_text(encoding="utf-8"), TITLES[dtype])
     assert found is not None
     assert found.startswith("1,000 layouts of seed ")
 
