@@ -24,7 +24,11 @@ from tests.engine_jax.steps import (
 )
 from tests.sameness.cases import FSDP_8, HSDP_2_4, HSDP_4_2, LLAMA3, covering
 
-CASES = covering(LLAMA3)
+CASES = [
+    *covering(LLAMA3),
+    # Six query heads of a device meet two KV heads, four and two of them.
+    Case(model=LLAMA3, layout="tp-whole-keys", mesh="fsdp=2,tensor=2", settings="num_heads=12,num_kv_heads=3"),
+]
 PLACED = [
     Case(model=LLAMA3, layout="ep", mesh="fsdp=2,expert=4"),
     Case(model=LLAMA3, layout="ep-as-cp", mesh="fsdp=2,expert=4"),
