@@ -327,3 +327,42 @@ def test_styles_and_modules_that_nobody_knows(tmp_path):
         ("SW111", "Write 'self_attn.k_proj'."),
     ]
     assert found.layout is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "hidden_size",
+            10**13,
+            "'hidden_size' is 10,000,000,000,000, and must be at most 4,294,967,296. Give a smaller dim.",
+        ),
+        ("num_hidden_layers", 16385, "'num_hidden_layers' is 16,385, and must be at most 16,384. Give fewer layers."),
+    ],
+)
+def test_a_number_that_nobody_means_is_refused_where_it_stands(key, value, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = {
+        "num_attention_heads": 4,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+    }
+    lines = ",\n".join(f'"{name}": {number}' for name, number in {**sizes, key: value}.items())
+    (tmp_path / "config.json").write_text(f'{{"model_type": "llama",\n{lines}}}')
+    with pytest.raises(InputError) as refused:
+        import_hugging_face(Asked(file="config.json"))
+    assert str(refused.value).splitlines()[0] == f"config.json:{2 + list(sizes).index(key)}:1: {message}"
+
+
+@pytest.mark.parametrize(("key", "place"), [("tp_plan", "plan.json:2:1"), (None, "plan.json:1:1")])
+def test_a_layout_from_a_plan_has_its_place_in_the_users_file(key, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    styles = (
+        '{"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}'
+    )
+    (tmp_path / "plan.json").write_text(styles if key is None else f'{{\n"{key}": {styles}}}')
+    layout = import_hugging_face(Asked(file="plan.json", model="llama3-test")).layout
+    assert layout is not None
+    assert str(layout.mesh["tensor"].position) == place

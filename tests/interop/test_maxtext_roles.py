@@ -167,7 +167,7 @@ def test_a_mesh_of_one_device_has_no_layout(tmp_path):
 @pytest.mark.parametrize("name", preset_names())
 def test_a_layout_reads_back_from_its_text(name):
     layout = load_layout(name)
-    again = same_layout(layout, "again.yaml")
+    again = same_layout(layout, "again.yaml", {})
     assert {axis: entry.roles for axis, entry in again.entries.items()} == {
         axis: entry.roles for axis, entry in layout.entries.items()
     }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright import InputError
+from shardwright import FindingsError, InputError
+from shardwright.interop.maxtext.importing import import_maxtext
 from shardwright.interop.maxtext.merging import merged
 from shardwright.interop.maxtext.reading import parse_rule_file
 from shardwright.interop.maxtext.sizes import Devices, sized
+from shardwright.interop.maxtext.sources import Asked
+from tests.interop.rule_files import CLEAN, edited
 
 AXES = "mesh_axes: [data, stage, fsdp, tensor, expert]\nlogical_axis_rules: []\n"
 
@@ -67,3 +70,56 @@ def test_axes_that_a_server_sets_have_size_1_and_no_key():
     with pytest.raises(InputError) as refused:
         sized(served, Devices(sizes={"attn_dp": 2}))
     assert str(refused.value) == "--mesh attn_dp is 2, and MaxText's meshes have it with size 1."
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "place", "number"),
+    [
+        ("10_000_000_000_000", (), "mine.yml:4:23: 'ici_fsdp_parallelism'", "10,000,000,000,000"),
+        ("2", ("dcn_data_parallelism=1048577",), "--given:1:23: 'dcn_data_parallelism'", "1,048,577"),
+    ],
+)
+def test_a_size_that_nobody_means_is_refused_where_it_stands(size, given, place, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yml").write_text(edited(CLEAN, ("parallelism: 2", f"parallelism: {size.replace('_', '')}")))
+    with pytest.raises(InputError) as refused:
+        import_maxtext(Asked(file="mine.yml", model="llama3-test", given=given))
+    assert (
+        str(refused.value).splitlines()[0] == f"{place} is {number}, and must be at most 1,048,576. Give fewer devices."
+    )
+
+
+def test_a_dimension_that_nobody_means_is_refused_where_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yml").write_text(f"{CLEAN}base_num_decoder_layers: 16385\n")
+    with pytest.raises(InputError) as refused:
+        import_maxtext(Asked(file="mine.yml"))
+    assert str(refused.value).splitlines()[0] == (
+        "mine.yml:45:26: 'base_num_decoder_layers' is 16,385, and must be at most 16,384. Give fewer layers."
+    )
+
+
+@pytest.mark.parametrize(("given", "place"), [(None, "mine.yml:4:23: "), ({"fsdp": 1 << 18}, "")])
+def test_sizes_that_are_too_many_together_are_a_finding_in_the_users_file(given, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yml").write_text(edited(CLEAN, ("fsdp_parallelism: 2", f"fsdp_parallelism: {1 << 20}")))
+    with pytest.raises(FindingsError) as refused:
+        import_maxtext(
+            Asked(file="mine.yml", model="llama3-test", mesh_sizes={"expert": 32, **(given or {})} if given else None)
+        )
+    size, other, all_of_them = (1 << 18, 32, "8,388,608") if given else (1 << 20, 4, "4,194,304")
+    (finding,) = refused.value.findings
+    assert finding.text().splitlines()[1:] == [
+        f"  where  {place}sizes of the mesh",
+        f"  found  fsdp {size} x expert {other} = {all_of_them} devices",
+        "  needed at most 1,048,576",
+        "  fix    Give fewer devices.",
+    ]
+
+
+def test_a_name_that_our_notation_cannot_write_has_its_place_in_the_users_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yml").write_text(edited(CLEAN, ("mesh_axes: [data", "mesh_axes: ['my axis', data")))
+    with pytest.raises(FindingsError) as refused:
+        import_maxtext(Asked(file="mine.yml", model="llama3-test", mesh_sizes={"my axis": 2}))
+    assert {str(finding.position) for finding in refused.value.findings} == {"mine.yml:1:13"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from shardwright.core.layout import Layout, RoleEntry
 from shardwright.core.layout_reading import read_layout
+from shardwright.core.position import Located, Position
 from shardwright.core.role_reading import roles_everywhere
 from shardwright.core.roles import COMPONENTS
 from shardwright.files.scalar import plain_value
@@ -41,9 +43,33 @@ def layout_text(layout: Layout) -> str:
     return "\n".join(lines) + "\n"
 
 
-def same_layout(layout: Layout, source: str) -> Layout:
-    """The layout as its own text reads: what a user will have, with places."""
-    return read_layout(parse_yaml(layout_text(layout), source))
+def same_layout(layout: Layout, source: str, places: Mapping[str, Position | None]) -> Layout:
+    """The layout as its own text reads: what a user will have.
+
+    Nobody has that text in a file yet, so each axis has the place where ``source``, the file that is imported, speaks of
+    it (``places``), and all else the start of that file.
+    """
+    start = Position(source=source, line=1, column=1)
+    top = parse_yaml(layout_text(layout), source)
+    assert isinstance(top.value, Mapping)
+    homes = {axis: place or start for axis, place in places.items()}
+    return read_layout(_at(top, start, dict.fromkeys(("mesh", "roles"), homes)))
+
+
+def _at(node: Located, place: Position, inside: Mapping[str, Any]) -> Located:
+    """A value with its places replaced. ``inside``: by key the place of what stands there, or the same a level below."""
+    value = node.value
+    if isinstance(value, tuple):
+        return Located(value=tuple(_at(item, place, {}) for item in value), position=place)
+    if not isinstance(value, Mapping):
+        return Located(value=value, position=place)
+    keys = {key: inside[key] if isinstance(inside.get(key), Position) else place for key in value}
+    below = {key: inside[key] if isinstance(inside.get(key), Mapping) else {} for key in value}
+    return Located(
+        value={key: _at(item, keys[key], below[key]) for key, item in value.items()},
+        position=place,
+        key_positions=keys,
+    )
 
 
 def entry_of(roles: Mapping[str, str], *, sequence_parallel: bool = False, weights=None) -> RoleEntry:

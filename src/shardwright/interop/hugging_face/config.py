@@ -13,6 +13,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any, NoReturn
 
+from shardwright.core.bounds import BOUNDS, number_text
 from shardwright.core.errors import InputError
 from shardwright.core.finding import Finding
 from shardwright.core.layout_faults import shown
@@ -31,6 +32,7 @@ from shardwright.models.parts.size import Natural, Size
 FAMILY = {"llama": "llama3", "mixtral": "mixtral", "deepseek_v3": "deepseek3", "deepseek_v2": "deepseek3"}
 """``model_type``, and our family with the same tensors."""
 
+LAYERS = ("num_hidden_layers", "first_k_dense_replace")
 BIASES = ("attention_bias", "mlp_bias")
 ROPE_KINDS = {"default": "default", "llama3": "llama3", "yarn": "yarn", None: "default"}
 
@@ -60,6 +62,9 @@ class Published:
             self.refuse(key, f"no '{key}', which a model of type '{self.values.get('model_type')}' needs.")
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             self.refuse(key, f"'{key}' is a whole number; found {shown(value)}.")
+        bound = BOUNDS["layers" if key in LAYERS else "elements"]
+        if value > bound.most:
+            self.refuse(key, f"'{key}' is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
         return value
 
     def number(self, key: str, default: float) -> float:

@@ -14,7 +14,7 @@ from shardwright.core.request import Request
 from shardwright.core.table import ModelTable
 from shardwright.interop.hugging_face.command import command
 from shardwright.interop.hugging_face.config import Model, is_config, model_of, read_config
-from shardwright.interop.hugging_face.tp_plan import layout_of, plan_in, read_plan
+from shardwright.interop.hugging_face.tp_plan import layout_of, plan_in, plan_place, read_plan
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.models import build
 
@@ -88,7 +88,7 @@ def import_hugging_face(asked: Asked) -> HuggingFaceImport:
         findings += read.findings
         if not any(finding.severity == "error" for finding in read.findings):
             layout, torn = layout_of(published, read, table)
-            layout = same_layout(layout, "tp-plan.yaml")
+            layout = same_layout(layout, asked.file, {"tensor": plan_place(published)})
             findings += torn
             plan = _planned(layout, table, asked.devices, findings)
     return HuggingFaceImport(table=table, model=model, layout=layout, plan=plan, findings=worst_first(findings))

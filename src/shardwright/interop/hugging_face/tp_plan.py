@@ -15,6 +15,7 @@ from shardwright.core.finding import Finding
 from shardwright.core.layout import Layout, MeshEntry
 from shardwright.core.layout_faults import shown
 from shardwright.core.nearest import nearest
+from shardwright.core.position import Position
 from shardwright.core.roles import COMPONENTS, ROLES
 from shardwright.core.table import ModelTable, Weight
 from shardwright.core.wording import every
@@ -112,6 +113,11 @@ def plan_in(published: Published) -> Mapping[str, Any] | None:
     if merged or "model_type" in published.values:
         return merged or None
     return published.values
+
+
+def plan_place(published: Published) -> Position | None:
+    """Where the plan stands; None where the whole file is one."""
+    return next((place for key in (*PLAN_KEYS, *EP_KEYS) if (place := published.place(key)) is not None), None)
 
 
 def read_plan(published: Published, plan: Mapping[str, Any]) -> TensorPlan:

@@ -89,7 +89,8 @@ def import_maxtext(asked: Asked) -> MaxTextImport:
     comparison = None
     layout = layout_of(imported, Path(asked.file).stem)
     if layout is not None:
-        comparison = compared(imported, same_layout(layout, f"{layout.name}.yaml"))
+        places = {str(word.value): word.position for word in imported.configuration.mesh_axes}
+        comparison = compared(imported, same_layout(layout, asked.file, places))
         if comparison.finding is not None:
             findings.append(comparison.finding)
     return MaxTextImport(imported=imported, comparison=comparison, findings=worst_first(findings), chosen=chosen)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from shardwright.core.bounds import BOUNDS, is_whole, number_text
 from shardwright.core.errors import InputError
 from shardwright.core.layout_faults import shown
 from shardwright.core.position import Located, Position
 from shardwright.files.text import error_at, read_text
 from shardwright.files.yaml_text import parse_yaml
-from shardwright.interop.maxtext.model_words import MODEL_KEYS
+from shardwright.interop.maxtext.model_words import DIMS, MODEL_KEYS
 from shardwright.interop.maxtext.rules import Rule
 from shardwright.interop.maxtext.words import SETTINGS, Kind
 
@@ -179,7 +180,14 @@ class _Reading:
         value = node.value
         if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and value != -1):
             self.refuse(node, f"'{key}' is a whole number of at least 1, or -1 for what is left; found {shown(value)}.")
+        self.bounded(key, node, value, "devices")
         return Word(value=value, position=node.position)
+
+    def bounded(self, key: str, node: Located, value: int, counted: str) -> None:
+        """Refuse a number above what is taken, here, where its place is known."""
+        bound = BOUNDS[counted]
+        if value > bound.most:
+            self.refuse(node, f"'{key}' is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
 
     def unsaid(self, key: str, node: Located) -> bool:
         """Whether a dimension is left open, as MaxText does where it works it out by itself."""
@@ -205,4 +213,6 @@ class _Reading:
         }[kind]
         if not fits or isinstance(value, tuple | Mapping) or value is None:
             self.refuse(node, f"'{key}' is {'a ' if kind == 'text' else ''}{kind}; found {shown(value)}.")
+        if key in DIMS and is_whole(value):
+            self.bounded(key, node, value, "layers" if key.endswith("layers") else "elements")
         return Word(value=value, position=node.position)

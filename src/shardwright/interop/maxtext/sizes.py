@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from shardwright.core.bounds import BOUNDS, number_text
 from shardwright.core.errors import FindingsError, InputError
 from shardwright.core.finding import Finding
 from shardwright.core.mesh import Axis, Mesh
@@ -82,6 +83,8 @@ def sized(configuration: Configuration, devices: Devices) -> Sizing:
     if num is not None and num % devices.slices:
         raise InputError(f"{count(num, 'device')} do not make {count(devices.slices, 'slice')} of one size.")
     inside = _filled(configuration, "ici", within, None if num is None else num // devices.slices, faults)
+    if not faults:
+        faults += _too_many(configuration, {axis: slices[axis] * inside[axis] for axis in axes}, given)
     if faults:
         raise FindingsError([*faults, *notes])
     return Sizing(mesh=_mesh(axes, {axis: slices[axis] * inside[axis] for axis in axes}), findings=notes, chosen=chosen)
@@ -139,8 +142,18 @@ def _filled(
     return sizes
 
 
-def _fault(place: Position | None, where: str, found: str, needed: str) -> Finding:
-    return Finding(code="SW106", severity="error", where=where, found=found, needed=needed, position=place)
+def _too_many(configuration: Configuration, sizes: Mapping[str, int], given: Mapping[str, int]) -> Iterator[Finding]:
+    """Sizes that each may be, and not all together: nothing is worked out on such a mesh, which would take all memory."""
+    most = BOUNDS["devices"].most
+    if prod(sizes.values()) > most:
+        own = None if given else next((w.position for w in configuration.sizes.values() if int(w.value) > 1), None)
+        product = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        found = f"{product} = {number_text(prod(sizes.values()))} devices"
+        yield _fault(own, "sizes of the mesh", found, f"at most {number_text(most)}", BOUNDS["devices"].fix)
+
+
+def _fault(place: Position | None, where: str, found: str, needed: str, fix: str = "") -> Finding:
+    return Finding(code="SW106", severity="error", where=where, found=found, needed=needed, fix=fix, position=place)
 
 
 def _dropped(configuration: Configuration, axes: tuple[str, ...]) -> Iterator[Finding]:

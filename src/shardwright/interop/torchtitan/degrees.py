@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd, prod
 
+from shardwright.core.bounds import BOUNDS, number_text
 from shardwright.core.codes import Severity
 from shardwright.core.errors import FindingsError
 from shardwright.core.finding import Finding
@@ -24,6 +25,7 @@ from shardwright.interop.torchtitan.words import AXES, DEGREES, GONE, KNOWN
 
 EP = "expert_parallel_degree"
 SHARD = "data_parallel_shard_degree"
+MOST = BOUNDS["devices"].most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +54,19 @@ def degrees_of(section: Section, devices: int | None, natural: int | None) -> tu
     """
     chosen: dict[str, str] = {}
     given = {axis: section.degree(name) for name, axis in AXES.items()}
-    faults = list(_below_one(section))
+    faults = [*_below_one(section), *_too_large(section)]
     known = prod(size for axis, size in given.items() if axis != "dp_shard" or size != -1)
     if not faults and given["dp_shard"] == -1:
-        if devices is None:
+        if devices is None and known <= MOST:
             devices = _ranks_that_fit(section, given, known, natural or 1)
             chosen["--devices"] = str(devices)
-        if devices % known:
+        if devices is None or (devices > MOST and "--devices" in chosen):
+            faults.append(_too_many(section, given, known if devices is None else devices))
+        elif devices % known:
             faults.append(_product(section, given, known, devices))
-        given["dp_shard"] = devices // known
+        given["dp_shard"] = 1 if devices is None else devices // known
+    elif not faults and known > MOST:
+        faults.append(_too_many(section, given, known))
     elif not faults and devices is not None and known != devices:
         faults.append(_product(section, given, known, devices))
     if faults:
@@ -87,6 +93,37 @@ def _below_one(section: Section) -> Iterator[Finding]:
                 found=f"degree {size}",
                 needed="a degree of at least 1" + (", or -1 for what is left" if name == SHARD else ""),
             )
+
+
+def _too_large(section: Section) -> Iterator[Finding]:
+    """Degrees above the ranks that there may be: nothing is worked out with one, which would take all memory."""
+    for name in DEGREES:
+        size = section.degree(name)
+        if size > MOST:
+            yield Finding(
+                code="SW106",
+                severity="error",
+                where=f"'{name}'",
+                position=section.positions.get(name),
+                found=f"degree {number_text(size)}",
+                needed=f"at most {number_text(MOST)}",
+                fix="Give a smaller degree.",
+            )
+
+
+def _too_many(section: Section, given: Mapping[str, int], ranks: int) -> Finding:
+    large = [f"{axis} {size}" for axis, size in given.items() if size > 1]
+    ep = section.degree(EP)
+    whole = f", with dp_shard as it takes for ep {ep}" if given["dp_shard"] == -1 and ep > 1 else ""
+    return Finding(
+        code="SW106",
+        severity="error",
+        where="the degrees that multiply to the world",
+        position=next((section.positions[name] for name in (*AXES, EP) if name in section.positions), None),
+        found=f"{' x '.join(large) or '1'}{whole} = {number_text(ranks)} ranks",
+        needed=f"at most {number_text(MOST)}",
+        fix=BOUNDS["devices"].fix.replace("devices", "ranks"),
+    )
 
 
 def _product(section: Section, given: Mapping[str, int], known: int, devices: int) -> Finding:

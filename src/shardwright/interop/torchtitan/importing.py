@@ -21,7 +21,7 @@ from shardwright.interop.torchtitan.layout import layout_of, mesh_of, no_box, pa
 from shardwright.interop.torchtitan.reading import read_section
 from shardwright.interop.torchtitan.rows import StepRows, rows_of
 from shardwright.interop.torchtitan.section import Section
-from shardwright.interop.torchtitan.words import MODELS
+from shardwright.interop.torchtitan.words import AXES, MODELS
 from shardwright.models import build
 
 
@@ -103,7 +103,9 @@ def import_torchtitan(asked: Asked) -> TorchTitanImport:
             findings=worst_first(findings),
             chosen=chosen,
         )
-    layout = same_layout(layout_of(degrees, parts, asked.name), f"{asked.name}.yaml")
+    degree_of = {axis: name for name, axis in AXES.items()}
+    places = {part.name: section.positions.get(degree_of[part.of]) for part in parts}
+    layout = same_layout(layout_of(degrees, parts, asked.name), asked.file, places)
     mesh = mesh_of(parts)
     plan = None
     if table is not None:
