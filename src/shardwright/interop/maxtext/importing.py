@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.core.finding import Finding, worst_first
+from shardwright.core.layout_faults import shown
 from shardwright.core.table import DTYPE_BYTES, ModelTable
 from shardwright.core.wording import count
 from shardwright.interop.layout_text import layout_text, same_layout
@@ -85,7 +86,13 @@ def import_maxtext(asked: Asked) -> MaxTextImport:
     Raises InputError for files and values that cannot be read, and FindingsError (SW106) for sizes that give no mesh.
     """
     imported, sizes, chosen = placed_for(asked)
-    findings = [*sizes, *_misspelt(imported.configuration), *_left_out(imported), *check(imported)]
+    findings = [
+        *sizes,
+        *_misspelt(imported.configuration),
+        *_replaced(imported),
+        *_left_out(imported),
+        *check(imported),
+    ]
     comparison = None
     layout = layout_of(imported, Path(asked.file).stem)
     if layout is not None:
@@ -120,7 +127,7 @@ def placed_for(asked: Asked) -> tuple[Imported, tuple[Finding, ...], dict[str, s
     imported = placed_under(configuration, mesh, table, step, asked.dialect)
     if "--batch" in chosen:
         imported = _with_rows_for_all(imported, chosen)
-    return imported, sizing.findings, chosen
+    return imported, (*sizing.findings, *model.findings), chosen
 
 
 def _misspelt(configuration: Configuration) -> Iterator[Finding]:
@@ -138,6 +145,21 @@ def _misspelt(configuration: Configuration) -> Iterator[Finding]:
                 needed=f"'{meant}', or another of its keys",
                 fix=f"Write '{meant}'.",
             )
+
+
+def _replaced(imported: Imported) -> Iterator[Finding]:
+    """Dimensions beside the name of a model, whose own file MaxText reads after them."""
+    for key, (old, new) in imported.configuration.replaced.items():
+        yield Finding(
+            code="SW112",
+            severity="warning",
+            where=f"'{key}' beside 'model_name'",
+            position=old.position,
+            found=f"{shown(old.value)}, and {new.position.source}:{new.position.line}, which MaxText reads after this file, "
+            f"says {shown(new.value)}",
+            needed=f"{shown(new.value)}, or '{key}' on the command line",
+            fix=f"Take '{key}' out.",
+        )
 
 
 def _left_out(imported: Imported) -> Iterator[Finding]:

@@ -59,6 +59,8 @@ class Configuration:
     """The file that says what the model is: the model's own, or the one that is imported."""
     model_file: str | None = None
     """MaxText's own file of the model, where it is among the sources."""
+    replaced: Mapping[str, tuple[Word, Word]] = field(default_factory=dict)
+    """What files say of the model and the model's own file replaces, unsaid: by key, the old word and the new."""
     base: str | None = None
     """What this was merged into though nobody gave it: the ``base.yml`` of the configs folder."""
 

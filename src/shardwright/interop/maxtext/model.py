@@ -5,23 +5,26 @@
 | nothing, and ``--model`` does | that one |
 | a decoder of ours and its dimensions | ours where all weights are the same, else a table of its own |
 | a ``model_name`` of MaxText's, whose file is not there | ours where that model has the same weights, else refused |
+| that, and other dimensions beside it | what MaxText makes of both, which has the file: refused, or a table of its own |
 | a decoder that is not ours, or what gives one other weights | refused, with what it has |
 | none of these | refused: nobody said it |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 from typing import Any, NoReturn
 
 from shardwright.core.errors import InputError
+from shardwright.core.finding import Finding
 from shardwright.core.layout_faults import shown
 from shardwright.core.nearest import did_you_mean, nearest
 from shardwright.core.table import ModelTable
 from shardwright.interop.maxtext.merging import Configuration
+from shardwright.interop.maxtext.model_files import BASE, FILES, meant
 from shardwright.interop.maxtext.model_words import (
     CHOICES,
     DECODERS,
@@ -30,7 +33,11 @@ from shardwright.interop.maxtext.model_words import (
     MODEL_NAMES,
     OTHER_DECODERS,
     PLAIN,
+    READ_BY,
+    UNREAD,
 )
+from shardwright.interop.maxtext.reading import GIVEN, Word
+from shardwright.interop.maxtext.sources import OVERRIDES, refuse_twice
 from shardwright.interop.maxtext.words import MODELS
 from shardwright.models import FAMILIES, build, names
 from shardwright.models.deepseek3.sizes import DeepSeek3Config
@@ -48,6 +55,7 @@ class Model:
 
     table: ModelTable
     why: str | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 def model_of(asked: str | None, settings: Mapping[str, str], configuration: Configuration) -> Model:
@@ -82,19 +90,29 @@ def model_of(asked: str | None, settings: Mapping[str, str], configuration: Conf
             f"'decoder_block' with dimensions. Say it: {SAY}."
         )
     name = name or Path(configuration.subject).stem
+    return _by_dimensions(configuration, name, settings, f"by the dimensions of {configuration.subject}")
+
+
+def _by_dimensions(configuration: Configuration, name: str, settings: Mapping[str, str], said: str) -> Model:
+    """A decoder of ours with its dimensions. ``said``: where they stand."""
     size = _size(configuration, name)
-    family = DECODERS[str(configuration.says("decoder_block"))]
+    family = _family(configuration)
     if settings:
         size = replace(size, config=overridden(name, size.config, settings))
     table = FAMILIES[family][1](name, size)
-    ours = next((each for each in _names_of(family) if _same_weights(build(each), table)), None)
+    ours = next((each for each in _names_of(family) if _same(build(each), table)), None)
     if ours is not None:
         same = f"{ours}, which has the weights of {name}" if ours != name else ours
-        return Model(table=build(ours), why=f"{same}, by the dimensions of {configuration.subject}")
+        return Model(table=build(ours), why=f"{same}, {said}", findings=tuple(_without_effect(configuration)))
     if name in names():
         # A model of theirs with the name of another of ours.
         table = replace(table, name=f"maxtext-{name}")
-    return Model(table=table, why=f"{table.name}, a {family} by the dimensions of {configuration.subject}")
+    why = f"{table.name}, a {family} {said}"
+    return Model(table=table, why=why, findings=tuple(_without_effect(configuration)))
+
+
+def _family(configuration: Configuration) -> str:
+    return DECODERS[str(configuration.says("decoder_block"))]
 
 
 def _named(configuration: Configuration) -> str | None:
@@ -104,7 +122,8 @@ def _named(configuration: Configuration) -> str | None:
 
 def _by_name(configuration: Configuration, name: str, block: str, settings: Mapping[str, str]) -> Model:
     """A model of which only the name is there: MaxText has its dimensions in a file of that name."""
-    if block in OTHER_DECODERS:
+    replaced = _is_given(configuration, "decoder_block") and configuration.says("decoder_block") in DECODERS
+    if block in OTHER_DECODERS and not replaced:
         _refuse(configuration, "model_name", _not_ours(name, block))
     if name not in MODELS:
         _refuse(
@@ -113,15 +132,77 @@ def _by_name(configuration: Configuration, name: str, block: str, settings: Mapp
             f"the dimensions of {name} are in MaxText's models/{name}.yml, which lies neither beside this file nor in a "
             "configs folder above it. Import that file, or lay it there.",
         )
-    return Model(table=build(MODELS[name], settings), why=f"{MODELS[name]}, for model_name {name}")
+    merged = _with_its_file(configuration, name)
+    size = _size(merged, name)
+    if not _same(build(MODELS[name]), FAMILIES[_family(merged)][1](name, size)):
+        return _by_dimensions(merged, name, settings, f"by the dimensions of {name} and {GIVEN}")
+    why = f"{MODELS[name]}, for model_name {name}"
+    return Model(table=build(MODELS[name], settings), why=why, findings=tuple(_without_effect(merged)))
+
+
+def _with_its_file(configuration: Configuration, name: str) -> Configuration:
+    """The configuration with what MaxText's own file of a model says, as MaxText merges it: after all files.
+
+    Raises InputError for a value of a file that it would replace, whose writer has not that file before them, and for one
+    of the command line, which MaxText takes only where it is told to.
+    """
+    said = configuration.settings
+    place = said["model_name"].position
+    settled = dict(said)
+    for key, theirs in FILES[name].items():
+        word = said.get(key)
+        if word is None or word.value == theirs or not (_is_given(configuration, key) or meant(key, word.value, said)):
+            settled[key] = Word(value=theirs, position=place)
+        elif not _is_given(configuration, key):
+            raise InputError(
+                f"{word.position}: '{key}' is {shown(word.value)}, and {name} has {shown(theirs)}: MaxText reads its "
+                f"models/{name}.yml after this file, and takes that. Leave '{key}' out, lay models/{name}.yml there, or "
+                f"have it on the command line: {GIVEN} {OVERRIDES}=true {key}={shown(word.value, quote=False)}."
+            )
+        elif configuration.says(OVERRIDES) is not True:
+            refuse_twice(key, f"{shown(word.value, quote=False)}, and {name} has {shown(theirs, quote=False)}")
+    return replace(configuration, settings=settled)
+
+
+def _is_given(configuration: Configuration, key: str) -> bool:
+    """Whether the command line says it."""
+    word = configuration.settings.get(key)
+    return word is not None and word.position.source == GIVEN
+
+
+def _without_effect(configuration: Configuration) -> Iterator[Finding]:
+    """What gives weights to other decoders, and is not read by this one."""
+    block, family = str(configuration.says("decoder_block")), _family(configuration)
+    of_others = {key: "a dimension of other decoders" for key in DIMS if key not in READ_BY[family]}
+    plain = {**{key: DIMS[key] for key in of_others}, **{key: value for key, (_, value, _) in UNREAD.items()}}
+    plain.update(dict.fromkeys(EXPERTS_ONLY, False))
+    makes = {**of_others, **{key: what for key, (_, _, what) in UNREAD.items()}, **EXPERTS_ONLY}
+    for key, value in plain.items():
+        word = configuration.settings.get(key)
+        if word is None or value is None or key == "mtp_num_layers" or word.value in (value, BASE.get(key, value)):
+            continue
+        if family == "deepseek3" and key == "routed_bias":
+            continue
+        yield Finding(
+            code="SW111",
+            severity="warning",
+            where=f"'{key}'",
+            position=word.position,
+            found=f"{shown(word.value)} ({makes[key]}), which MaxText's decoder '{block}' does not read: no weight is another "
+            "for it",
+            needed="a key that this decoder reads",
+            fix=f"Take '{key}' out.",
+        )
 
 
 def _names_of(family: str) -> tuple[str, ...]:
     return tuple(f"{family}-{size}" for size in FAMILIES[family][0])
 
 
-def _same_weights(one: ModelTable, other: ModelTable) -> bool:
-    return [(w.name, w.shape, w.num) for w in one.weights] == [(w.name, w.shape, w.num) for w in other.weights]
+def _same(one: ModelTable, other: ModelTable) -> bool:
+    """Whether two have the same weights, and send a token to as many experts."""
+    weights = ([(w.name, w.shape, w.num) for w in table.weights] for table in (one, other))
+    return next(weights) == next(weights) and one.top_k == other.top_k
 
 
 def _size(configuration: Configuration, name: str) -> Size[Any]:
@@ -148,6 +229,21 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
             configuration,
             "attention_type",
             f"{name}: 'attention_type' is {kind}, where decoder '{block}' of ours has {needed}.",
+        )
+    experts, dense = configuration.says("base_moe_mlp_dim"), configuration.says("base_mlp_dim")
+    if family == "llama3" and _dim(configuration, "num_experts") > 1:
+        _refuse(
+            configuration,
+            "num_experts",
+            f"{name}: 'num_experts' is {configuration.says('num_experts')}, and decoder '{block}' has no experts. Leave it "
+            "out, or name a decoder that has them, as mixtral.",
+        )
+    if family == "mixtral" and experts is not None and int(experts) > 0 and experts != dense:
+        _refuse(
+            configuration,
+            "base_moe_mlp_dim",
+            f"{name}: 'base_moe_mlp_dim' is {experts} and 'base_mlp_dim' is {dense}: MaxText ends with an error where all "
+            "layers have experts and the two differ. Give both the same.",
         )
     if family != "llama3" and _choice(configuration, "logits_via_embedding"):
         _refuse(

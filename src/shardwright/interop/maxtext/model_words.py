@@ -206,15 +206,44 @@ PLAIN: dict[str, tuple[Kind, str | int | bool, str]] = {
     "padded_base_moe_mlp_dim": (WHOLE, -1, "padded experts"),
     "use_multimodal": (FLAG, False, "an encoder of images"),
     "use_audio": (FLAG, False, "an encoder of sound"),
+    "lora.enable_lora": (FLAG, False, "adapters beside the weights"),
 }
 """What gives a decoder of ours other weights than our family has, the value at which it does not, and what it makes."""
 
 EXPERTS_ONLY: dict[str, str] = {"mlp_bias": "biases of the experts", "routed_bias": "a bias of the router"}
 """What only a decoder with experts reads of flags that add weights; a DeepSeek router has its bias."""
 
+READ_BY: dict[str, tuple[str, ...]] = {
+    "llama3": ("head_dim",),
+    "mixtral": ("head_dim", "base_moe_mlp_dim", "num_experts", "num_experts_per_tok"),
+    "deepseek3": tuple(key for key in DIMS if key != "head_dim"),
+}
+"""The dimensions with a default that MaxText's decoders of a family read; those without one are read by all."""
+
+UNREAD: dict[str, tuple[Kind, int | bool | str, str]] = {
+    "attention_bias": (FLAG, False, "biases of queries, keys and values"),
+    "use_qk_norm": (FLAG, False, "norms of queries and keys"),
+    "use_post_attn_norm": (FLAG, False, "norms behind attention"),
+    "use_post_ffw_norm": (FLAG, False, "norms behind feed-forward layers"),
+    "share_kv_projections": (FLAG, False, "keys and values from one weight"),
+    "attention_output_dim": (WHOLE, -1, "attention of another width than the stream"),
+    "global_head_dim": (WHOLE, 0, "heads of two sizes"),
+    "global_num_kv_heads": (WHOLE, 0, "layers with other KV heads"),
+    "num_kv_shared_layers": (WHOLE, 0, "layers that share keys and values"),
+    "use_double_wide_mlp": (FLAG, False, "feed-forward layers of two widths"),
+    "hidden_size_per_layer_input": (WHOLE, 0, "embeddings for each layer"),
+    "vocab_size_per_layer_input": (WHOLE, 0, "embeddings for each layer"),
+    "interleave_moe_layer_step": (WHOLE, 1, "layers with and without experts in turn"),
+    "first_num_hash_layers": (WHOLE, 0, "layers that choose experts by hash"),
+    "o_lora_rank": (WHOLE, 0, "attention's output through a lower rank"),
+    "o_groups": (WHOLE, 0, "attention's output in groups"),
+}
+"""What gives weights to other decoders of MaxText's and is read by none of ours: ``base.yml``'s value, and what it makes."""
+
 MODEL_KEYS: dict[str, Kind] = {
     **dict.fromkeys(DIMS, WHOLE),
     **{key: kind for key, (kind, _) in CHOICES.items()},
     **{key: kind for key, (kind, _, _) in PLAIN.items()},
+    **{key: kind for key, (kind, _, _) in UNREAD.items()},
     "mlp_bias": FLAG,
 }

@@ -26,6 +26,8 @@ RULES, EVAL_RULES, MESH, DATA = "logical_axis_rules", "logical_axis_rules_for_ev
 SIZE_KEY = re.compile(r"(?P<link>ici|dcn)_(?P<word>\w+)_parallelism")
 GROUPED = re.compile(r"[-+]?[0-9]+(_[0-9]+)+")
 """Digits in groups, as ``32_000``: a number to MaxText's reader of YAML."""
+GIVEN = "--given"
+"""The source of what a command line says."""
 RULE_FORM = "a rule is [name, axis], [name, [axis, axis]] or [name, []]"
 
 
@@ -89,13 +91,24 @@ def parse_given(texts: tuple[str, ...]) -> RuleFile:
             raise InputError(f"--given {key}: it stands twice. Keep one.")
         lines[key] = f"{key}: {value}" if _is_read(key) else ""
         if not lines[key]:
-            not_read[key] = Position(source="--given", line=number, column=1)
-    read = parse_rule_file("\n".join(lines.values()), "--given") if any(lines.values()) else RuleFile(source="--given")
+            not_read[key] = Position(source=GIVEN, line=number, column=1)
+    read = parse_rule_file("\n".join(lines.values()), GIVEN) if any(lines.values()) else RuleFile(source=GIVEN)
     return replace(read, not_read=not_read)
 
 
 KINDS: Mapping[str, Kind] = {**SETTINGS, **MODEL_KEYS}
 """The keys that are read beside mesh, rules and sizes, and what their values are."""
+
+
+def _flat(values: Mapping[str, Located]) -> dict[str, Located]:
+    """Keys and those of their blocks, as a command line has them: ``lora.enable_lora``."""
+    inside = {
+        f"{key}.{inner}": value
+        for key, node in values.items()
+        if isinstance(node.value, Mapping)
+        for inner, value in node.value.items()
+    }
+    return {**inside, **values}
 
 
 def _is_read(key: str) -> bool:
@@ -112,7 +125,7 @@ class _Reading:
         top = parse_yaml(self.text, self.source)
         if not isinstance(top.value, Mapping):
             self.refuse(top, f"a configuration is a mapping of keys to values; this is {shown(top.value)}.")
-        given = {key: value for key, value in top.value.items() if _is_read(key)}
+        given = {key: value for key, value in _flat(top.value).items() if _is_read(key)}
         return RuleFile(
             source=self.source,
             mesh_axes=self.names(given[MESH], MESH) if MESH in given else None,

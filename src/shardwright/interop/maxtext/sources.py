@@ -11,6 +11,8 @@ from typing import NoReturn
 from shardwright.core.errors import InputError
 from shardwright.core.nearest import did_you_mean
 from shardwright.interop.maxtext.merging import Configuration, extended, merged
+from shardwright.interop.maxtext.model_files import meant
+from shardwright.interop.maxtext.model_words import MODEL_KEYS
 from shardwright.interop.maxtext.placing import Dialect
 from shardwright.interop.maxtext.reading import RULES, RuleFile, Word, parse_given, read_rule_file
 
@@ -56,10 +58,12 @@ def read_configuration(asked: Asked) -> Configuration:
         layers.insert(0, _with_its_base(read_rule_file(base), asked))
     given = parse_given(asked.given)
     model_file = asked.file if _is_a_models(asked.file) else None
+    replaced: dict[str, tuple[Word, Word]] = {}
     if model_file is None:
         model = _model_file(layers if not given.positions else [*layers, given], asked)
         if model is not None:
             model_file = model.source
+            replaced = _replaced(layers, model, given)
             layers.append(model)
     if given.positions or given.not_read:
         layers = [*(_beside(layer, layers, given) if layer.source == model_file else layer for layer in layers), given]
@@ -78,6 +82,7 @@ def read_configuration(asked: Asked) -> Configuration:
         configuration,
         subject=model_file or asked.file,
         model_file=model_file,
+        replaced=replaced,
         base=base if asked.base is None else None,
     )
 
@@ -127,6 +132,19 @@ def _model_file(layers: Sequence[RuleFile], asked: Asked) -> RuleFile | None:
     return None
 
 
+def _replaced(layers: Sequence[RuleFile], model: RuleFile, given: RuleFile) -> dict[str, tuple[Word, Word]]:
+    """What a model's own file, which comes last, replaces of what files say of the model's weights; old and new."""
+    said = {key: word for layer in layers for key, word in layer.settings.items() if key in MODEL_KEYS}
+    return {
+        key: (word, model.settings[key])
+        for key, word in said.items()
+        if key in model.settings
+        and key not in given.settings
+        and word.value != model.settings[key].value
+        and meant(key, word.value, said)
+    }
+
+
 def _beside(model: RuleFile, layers: Sequence[RuleFile], given: RuleFile) -> RuleFile:
     """A model's own file beside a command line: MaxText takes no key from both, unless it is told that the latter has it."""
     override = next((w.value for layer in (given, *reversed(layers)) if (w := layer.settings.get(OVERRIDES))), False)
@@ -135,17 +153,18 @@ def _beside(model: RuleFile, layers: Sequence[RuleFile], given: RuleFile) -> Rul
     said = {**model.settings, **model.sizes}
     for key, word in {**given.settings, **given.sizes}.items():
         if key in said and said[key].value != word.value:
-            _refuse_twice(key, f"{word.value}, and {said[key].position} says {said[key].value}")
+            refuse_twice(key, f"{word.value}, and {said[key].position} says {said[key].value}")
     if (
         model.rules is not None
         and given.rules is not None
         and list(map(str, model.rules)) != list(map(str, given.rules))
     ):
-        _refuse_twice(RULES, f"{len(given.rules)}, and {model.positions[RULES]} says others")
+        refuse_twice(RULES, f"{len(given.rules)}, and {model.positions[RULES]} says others")
     return model
 
 
-def _refuse_twice(key: str, found: str) -> NoReturn:
+def refuse_twice(key: str, found: str) -> NoReturn:
+    """Of a key that the command line and the model's own file have, with different values."""
     raise InputError(
         f"--given {key}: {found}: MaxText takes neither. Add {OVERRIDES}=true, which lets the command line have it, or "
         "take it out."
