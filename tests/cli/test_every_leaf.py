@@ -1,4 +1,4 @@
-"""Every leaf of a lock and of a plan, edited one at a time: `check` and `diff` say so, or refuse the file."""
+"""Every leaf of a lock and of a plan, edited one at a time, or taken away: `check` and `diff` say so, or refuse the file."""
 
 from __future__ import annotations
 
@@ -72,6 +72,25 @@ MEANS_THE_SAME: Mapping[str, str] = {
     "declaration.rules": "the same axes of a dim, by a role or by a rule: it is said to be declared in other words",
 }
 """Places where a value can ask for what another asks for. `check` plans it, and it is the same."""
+
+MAY_LACK: Mapping[str, str] = {
+    **SILENT,
+    **dict.fromkeys(("dtype", "load_balanced", "num_parameters"), "a file of an older version may lack it"),
+    "request.set.capacity_factor": "the model's own value, given or not",
+    "request.devices": "none were given, as it says",
+    "request.expert_buffer": "room for all that may come, however it is written",
+    "request.by_default": "what `lock` writes where the option is given, with the value that it has by default",
+    "declaration.name": "a name",
+    "declaration.roles.fsdp.weights": "the dims that rest cut without it: it is said to be declared in other words",
+    "compiled": "what `lock` writes without --compiled",
+}
+"""Parts of a lock that can be taken away and nothing is said, and why."""
+
+MAY_HAVE: Mapping[str, str] = {
+    "mesh": "an axis of size 1 cuts nothing",
+    "compiled.versions": "what compiled the same program",
+}
+"""Where something can stand beside what `lock` wrote and nothing is said, and why."""
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -178,6 +197,100 @@ def test_every_leaf_of_a_lock(locked, monkeypatch) -> None:
     same = {name for name in silent if any(name.startswith(known) for known in MEANS_THE_SAME)}
     assert set(silent) - same <= set(SILENT), silent
     assert all(silent[name][2] for name in same if name.startswith("declaration")), silent
+
+
+def parts(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Everything in a lock, leaf or not: of each field one, and of rows of tensors one for weights and one for activations."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*path, key)
+        yield from parts(item, (*path, key))
+
+
+def one_of_each(value: Any) -> list[tuple[str | int, ...]]:
+    found: dict[tuple[object, ...], tuple[str | int, ...]] = {}
+    for path in parts(value):
+        kind = at(value, (*path[:2], "kind")) if path[0] == "tensors" and len(path) > 1 else None
+        # The last of them, so that what is found is not what the first row alone is asked for.
+        found[tuple(key if isinstance(key, str) else 0 for key in path), kind] = path
+    return list(found.values())
+
+
+@pytest.mark.usefixtures("planned_once")
+def test_everything_in_a_lock_taken_away(locked, monkeypatch) -> None:
+    silent: dict[str, Any] = {}
+    for path in one_of_each(locked):
+        less = deepcopy(locked)
+        *above, last = path
+        del at(less, tuple(above))[last]
+        code, said = told(less, monkeypatch)
+        if code == 0 and not said:
+            silent[place(path)] = path
+    assert set(silent) <= set(MAY_LACK), silent
+
+
+@pytest.mark.usefixtures("planned_once")
+def test_everything_in_a_lock_with_something_beside_it(locked, monkeypatch) -> None:
+    silent: dict[str, Any] = {}
+    for path in ((), *one_of_each(locked)):
+        if not isinstance(at(locked, path), dict):
+            continue
+        for name, value in (
+            ("foo", "x"),
+            ("foo", 1),
+            ("seconds", 1.0),
+            ("asked", 1),
+            ("costs", {"a": 1}),
+            ("shard_group", ["x"]),
+        ):
+            more = deepcopy(locked)
+            at(more, path)[name] = value
+            code, said = told(more, monkeypatch)
+            if code == 0 and not said:
+                silent[place(path)] = (path, name, value)
+    assert set(silent) <= set(MAY_HAVE), silent
+
+
+def test_what_a_person_sees_of_a_row_that_was_never_written(locked, capsys) -> None:
+    del locked
+    whole = json.loads(LOCK.read_text(encoding="utf-8"))
+    rows = whole["tensors"]
+    activations = [number for number, row in enumerate(rows) if row["kind"] == "activation"]
+    name = whole["collectives"][2]["tensors"][0]
+
+    def without_shape(lock: Any) -> None:
+        del lock["tensors"][activations[3]]["shape"]
+
+    cases = {
+        f"'tensors' {activations[3]} has no 'shape', and 'tensors' {activations[0]} has one": without_shape,
+        "'tensors' 4 has 'foo', which no lock holds": lambda lock: lock["tensors"][4].update(foo=1),
+        f"'tensors' of 'collectives' 2 has '{name}' 2 times, and may have it once": lambda lock: lock["collectives"][2][
+            "tensors"
+        ].append(name),
+        "'move' of 'declaration' has 'foo', which no layout declares": lambda lock: lock["declaration"]["move"].update(
+            foo="ring"
+        ),
+    }
+    for why, change in cases.items():
+        edited_lock = deepcopy(whole)
+        change(edited_lock)
+        LOCK.write_text(json.dumps(edited_lock), encoding="utf-8")
+        assert main(["check", str(LOCK)]) == 2
+        assert capsys.readouterr() == (
+            "",
+            f"shardwright: a.lock.json: this is not a lock: {why}. "
+            f"Write one with: shardwright lock MODEL --layout NAME|FILE --out FILE\n",
+        )
+    LOCK.write_text(json.dumps({key: value for key, value in whole.items() if key != "choices"}), encoding="utf-8")
+    assert main(["check", str(LOCK)]) == 1
+    assert 'choices is [{"chosen": "ring", "what": "move.moe"}], and was []' in " ".join(
+        capsys.readouterr().out.split()
+    )
+    roles = deepcopy(whole)
+    del roles["declaration"]["roles"]["context"]
+    LOCK.write_text(json.dumps(roles), encoding="utf-8")
+    assert main(["check", str(LOCK)]) == 2
+    assert "a.lock.json: this lock disagrees with itself: " in capsys.readouterr().err
 
 
 def some_leaves(value: Any, draw: random.Random) -> list[tuple[str | int, ...]]:

@@ -13,6 +13,9 @@ from shardwright.core.wording import every
 OPTIONS = ("weights", "sequence_parallel")
 """Of an axis, beside its roles."""
 
+MOVED = ("attention", "moe")
+"""What a layout says the movement of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredChange:
@@ -47,7 +50,7 @@ def declared_changes(before: Mapping[str, Any], layout: Layout) -> tuple[Declare
     now = declaration(layout)
     return (
         *_mesh_changes(before["mesh"], now["mesh"], layout),
-        *_role_changes(before["roles"], now["roles"], layout),
+        *_role_changes(before, now, layout),
         *(
             DeclaredChange(
                 where=f"move of '{what}'",
@@ -101,10 +104,14 @@ def _mesh_changes(before: Mapping[str, Any], now: Mapping[str, Any], layout: Lay
 
 def _role_changes(before: Mapping[str, Any], now: Mapping[str, Any], layout: Layout) -> Iterator[DeclaredChange]:
     """Components that change in the same way are one statement. Axes that are only on one side, the mesh has told of."""
-    for axis in (axis for axis in now if axis in before):
+    sides = (before["roles"], now["roles"])
+    for axis in dict.fromkeys((*now["roles"], *before["roles"])):
+        if (axis in before["mesh"]) != (axis in now["mesh"]):
+            continue
+        old_roles, new_roles = (side.get(axis, {}) for side in sides)
         changed: dict[tuple[str, str], list[str]] = {}
-        for what in dict.fromkeys((*now[axis], *before[axis])):
-            pair = (_shown(before[axis].get(what)), _shown(now[axis].get(what)))
+        for what in dict.fromkeys((*new_roles, *old_roles)):
+            pair = (_shown(old_roles.get(what)), _shown(new_roles.get(what)))
             if pair[0] != pair[1]:
                 changed.setdefault(pair, []).append(what)
         for (old, new), whats in changed.items():
@@ -113,8 +120,9 @@ def _role_changes(before: Mapping[str, Any], now: Mapping[str, Any], layout: Lay
             named = [f"option '{option}' of '{axis}'" for option in options]
             if components:
                 named.append(f"the role of '{axis}' in {every(components)}")
+            entry = layout.entries.get(axis)
             for where in named:
-                yield DeclaredChange(where=where, before=old, now=new, position=layout.entries[axis].position)
+                yield DeclaredChange(where=where, before=old, now=new, position=entry.position if entry else None)
 
 
 def _rule_changes(before: Mapping[str, Any], now: Mapping[str, Any], layout: Layout) -> Iterator[DeclaredChange]:

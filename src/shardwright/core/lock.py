@@ -11,12 +11,13 @@ beside a tensor, so that `git diff` of two locks is a list of what moved.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.core.bounds import is_whole
-from shardwright.core.declaration import declaration
+from shardwright.core.declaration import MOVED, declaration
 from shardwright.core.difference import Difference, difference
 from shardwright.core.errors import InputError
 from shardwright.core.layout import Layout
@@ -25,7 +26,11 @@ from shardwright.core.plan import Plan
 from shardwright.core.plan_fields import without_size_one
 from shardwright.core.saved_plan import (
     ANYTHING,
+    CHOICE,
+    COLLECTIVE,
+    COMPILED_COLLECTIVE,
     COMPILED_MEMORY,
+    TENSOR,
     TEXT,
     TEXTS,
     Fields,
@@ -77,7 +82,9 @@ class Lock:
     @property
     def rows(self) -> Mapping[str, Any]:
         """What ``difference`` compares. A lock is only written of a plan without errors."""
-        return {**self.plan, "findings": [], "compiled": self.compiled, "request": self.request.to_json()}
+        # As one that holds no choice, so that a plan in which something is chosen is another.
+        plan = {"choices": [], **self.plan}
+        return {**plan, "findings": [], "compiled": self.compiled, "request": self.request.to_json()}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -164,11 +171,15 @@ def read_lock(value: object, source: str) -> Lock:
             if name not in (*NOT_OF_THE_PLAN, *HELD, *LISTS):
                 raise NotSavedError(f"it has '{name}', which no lock holds")
         compiled = found.get("compiled")
+        plan = check_plan({key: found[key] for key in found if key not in NOT_OF_THE_PLAN}, findings=False)
+        _check_rows(plan)
+        if compiled is not None:
+            _only_held(check_compiled(compiled)["collectives"], "collectives", COMPILED_COLLECTIVE, " of 'compiled'")
         return Lock(
             request=LockRequest.from_json(found.get("request")),
             declared=_check_declaration(found.get("declaration")),
-            plan=check_plan({key: found[key] for key in found if key not in NOT_OF_THE_PLAN}, findings=False),
-            compiled=None if compiled is None else check_compiled(compiled),
+            plan=plan,
+            compiled=compiled,
         )
     except NotSavedError as why:
         raise why.within(source, "a lock", HOW) from None
@@ -176,6 +187,13 @@ def read_lock(value: object, source: str) -> Lock:
 
 NOT_OF_THE_PLAN = (MARK, "request", "declaration", "compiled")
 LISTS = ("choices", "tensors", "collectives", "memory")
+
+IN_ROWS: Mapping[str, Sequence[str]] = {
+    "choices": [name for name in CHOICE if name not in ("costs", "wire_bytes")],
+    "tensors": [name for name in TENSOR if name not in ("shard_group", "replica_group")],
+    "collectives": [name for name in COLLECTIVE if name != "seconds"],
+}
+"""What a lock holds of each row of a plan. `_held_tensor` and `_held_collective` leave the rest out."""
 
 DECLARATION: Fields = {
     "name": maybe(TEXT),
@@ -208,7 +226,38 @@ def _check_declaration(value: object) -> Mapping[str, Any]:
     for name in found:
         if name not in DECLARATION:
             raise NotSavedError(f"'declaration' has '{name}', which no layout declares")
+    for name in found["move"]:
+        if name not in MOVED:
+            raise NotSavedError(f"'move' of 'declaration' has '{name}', which no layout declares")
     return found
+
+
+def _check_rows(plan: Mapping[str, Any]) -> None:
+    """Refuse what `lock` never wrote into a row, and a comparison would not see. Raises NotSavedError."""
+    for key, names in IN_ROWS.items():
+        _only_held(plan.get(key, ()), key, names)
+    for number, row in enumerate(plan["collectives"]):
+        for name, times in Counter(row.get("tensors", ())).items():
+            if times > 1:
+                raise NotSavedError(
+                    f"'tensors' of 'collectives' {number} has '{name}' {times} times, and may have it once"
+                )
+    first: dict[tuple[str, str], int] = {}
+    for number, row in enumerate(plan["tensors"]):
+        for name in row:
+            first.setdefault((row["kind"], name), number)
+    # An older shardwright may have left a field out, but then of every row.
+    for number, row in enumerate(plan["tensors"]):
+        for kind, name in first:
+            if kind == row["kind"] and name not in row:
+                raise NotSavedError(f"'tensors' {number} has no '{name}', and 'tensors' {first[kind, name]} has one")
+
+
+def _only_held(rows: Iterable[Mapping[str, Any]], key: str, names: Container[str], of: str = "") -> None:
+    for number, row in enumerate(rows):
+        for name in row:
+            if name not in names:
+                raise NotSavedError(f"'{key}' {number}{of} has '{name}', which no lock holds")
 
 
 def _held_tensor(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
