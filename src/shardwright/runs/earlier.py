@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,8 +13,8 @@ class Earlier:
     """What a file holds for a run that goes on after some step, in bytes as they are there.
 
     ``kept``: the lines of the steps until then. ``later``: those of steps that are done again. ``damaged``: lines that are
-    no record of a step, or of a later step among earlier ones, by their number from 1. ``cut_off``: a last line that
-    was not written to its end, as a killed run leaves it; its step is done again.
+    no record of a step, or of a step that is not between those around it, by their number from 1. ``cut_off``: a last
+    line that was not written to its end, as a killed run leaves it; its step is done again.
     """
 
     kept: Sequence[bytes]
@@ -37,18 +38,92 @@ def earlier_lines(data: bytes, first_step: int) -> Earlier:
     # A last line that only lacks its end is as good as any; any other one is of a step after the line before it.
     if (step := _step_of(last)) is not None and step <= first_step:
         lines, steps, last = [*lines, last], [*steps, step], b""
+    steps = _ascending(steps)
     until = max((place for place, step in enumerate(steps, 1) if step is not None and step <= first_step), default=0)
+    if (place := _read_wrong(steps, until, first_step)) is not None:
+        steps[place - 1] = None
     if last and until == len(lines) and max((step or 0 for step in steps), default=0) < first_step:
         lines, steps, last = [*lines, last], [*steps, None], b""
     whole = [line + b"\n" for line in lines]
-    kept = [line for line, step in zip(whole, steps, strict=True) if step is not None and step <= first_step]
-    later = [line for line, step in zip(whole[until:], steps[until:], strict=True) if step is not None]
-    damaged = [
-        (place, line)
-        for place, (line, step) in enumerate(zip(whole, steps, strict=True), 1)
-        if step is None or (step > first_step and place <= until)
-    ]
-    return Earlier(kept=kept, later=later, damaged=damaged, cut_off=last)
+    return Earlier(
+        kept=[line for line, step in zip(whole[:until], steps[:until], strict=True) if step is not None],
+        later=[line for line, step in zip(whole[until:], steps[until:], strict=True) if step is not None],
+        damaged=[(place, line) for place, (line, step) in enumerate(zip(whole, steps, strict=True), 1) if step is None],
+        cut_off=last,
+    )
+
+
+def _ascending(steps: Sequence[int | None]) -> list[int | None]:
+    """The steps with None in place of as few of them as leave each above the one before it.
+
+    Where two choices leave as many, that one is taken in which more steps are as far from the one before as their lines
+    are: a run writes a line for every step, so of two lines of one step that one is right which stands where it belongs.
+
+    >>> _ascending([1, 2, 1, 4, 5]), _ascending([1, 2, 4, 4, 5])
+    ([1, 2, None, 4, 5], [1, 2, None, 4, 5])
+    """
+    # Before all lines, what a run begins after.
+    found = [(0, 0), *((place, step) for place, step in enumerate(steps, 1) if step is not None)]
+    if all(before[1] < after[1] for before, after in pairwise(found)):
+        return list(steps)
+    heights = {step: height for height, step in enumerate(sorted({step for _, step in found}))}
+    lowest = _Best(len(heights))
+    # For each line the best row of lines that ends with it: how many, how many of them as far apart as their lines are,
+    # and the number of the last one before it.
+    rows: list[_Row] = []
+    at_distance: dict[int, _Row] = {}
+    for number, (place, step) in enumerate(found):
+        near = at_distance.get(step - place, _NONE)
+        row = max(_longer(lowest.below(heights[step]), 0), _longer(near, 1))
+        rows.append(row)
+        here = (row[0], row[1], number)
+        lowest.put(heights[step], here)
+        at_distance[step - place] = max(near, here)
+    kept: list[int | None] = [None] * len(steps)
+    number = max((*row[:2], number) for number, row in enumerate(rows))[2]
+    while number > 0:
+        place, step = found[number]
+        kept[place - 1] = step
+        number = rows[number][2]
+    return kept
+
+
+_Row = tuple[int, int, int]
+_NONE: _Row = (0, 0, -1)
+
+
+def _longer(row: _Row, as_far: int) -> _Row:
+    return row[0] + 1, row[1] + as_far, row[2]
+
+
+class _Best:
+    """The largest row of those that were put at a lower height, in logarithmic time (a Fenwick tree of maxima)."""
+
+    def __init__(self, heights: int) -> None:
+        self._rows = [_NONE] * (heights + 1)
+
+    def put(self, height: int, row: _Row) -> None:
+        height += 1
+        while height < len(self._rows):
+            self._rows[height] = max(self._rows[height], row)
+            height += height & -height
+
+    def below(self, height: int) -> _Row:
+        found = _NONE
+        while height > 0:
+            found = max(found, self._rows[height])
+            height -= height & -height
+        return found
+
+
+def _read_wrong(steps: Sequence[int | None], until: int, first_step: int) -> int | None:
+    """The place of a last line that reads as of a later step, and stands where that of one of the first steps belongs."""
+    later = [(place, step) for place, step in enumerate(steps[until:], until + 1) if step is not None]
+    if len(later) != 1:
+        return None
+    ((place, _),) = later
+    last = (steps[until - 1] if until else 0) or 0
+    return place if last + place - until <= first_step else None
 
 
 def _step_of(line: bytes) -> int | None:
