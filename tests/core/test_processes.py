@@ -172,6 +172,30 @@ REFUSED = {
         {},
         "the coordinator is 'a' (told by options), and must be HOST:PORT with a port from 1 to 65535, as node0:12345.",
     ),
+    "nothing between two dots": (
+        Said(coordinator="node..0:1234", count=2, index=1),
+        {},
+        "the coordinator is 'node..0:1234' (told by options), and its host has a dot in its name with nothing before it. "
+        "Give HOST:PORT with the host's name, as node0:12345.",
+    ),
+    "a dot at the start": (
+        Said(coordinator=".node:1234", count=2, index=1),
+        {},
+        "the coordinator is '.node:1234' (told by options), and its host has a dot in its name with nothing before it. "
+        "Give HOST:PORT with the host's name, as node0:12345.",
+    ),
+    "a long host": (
+        Said(count=2, index=1),
+        {"JAX_COORDINATOR_ADDRESS": f"a.{'b' * 70}.c:1"},
+        f"the coordinator is 'a.{'b' * 70}.c:1' (told by options), and its host has 70 characters between two dots of its "
+        f"name, and may have 63. Give HOST:PORT with the host's name, as node0:12345.",
+    ),
+    "a host that is not UTF-8": (
+        Said(coordinator="\udcff:1", count=2, index=1),
+        {},
+        "the coordinator is '\udcff:1' (told by options), and its host has a name that cannot be looked up. "
+        "Give HOST:PORT with the host's name, as node0:12345.",
+    ),
     "alone with an index": (
         Said(count=1, index=1),
         {},
@@ -186,6 +210,15 @@ def test_refused(said: Said, environment: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as error:
         found(said, environment, lambda: "no-domain")
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "host", ["node0", "node0.", "a" * 63, "::1", "[fe80::1%eth0]", "10.0.0.1", "k\xf6ln.example", "a_b"]
+)
+def test_a_host_that_can_be_looked_up(host: str) -> None:
+    processes = found(Said(coordinator=f"{host}:99", count=2, index=1), {})
+    assert processes is not None
+    assert (processes.host, processes.port) == (host.strip("[]"), 99)
 
 
 def test_jax_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,8 +166,32 @@ def _checked(count: int, index: int, address: str, found: str, launcher: str | N
             f"the coordinator is '{address}' ({found}), and must be HOST:PORT with a port from 1 to 65535, as "
             f"node0:12345."
         )
+    if (fault := _host_fault(host)) is not None:
+        raise InputError(
+            f"the coordinator is '{address}' ({found}), and its host {fault}. Give HOST:PORT with the host's name, as "
+            f"node0:12345."
+        )
     processes = Processes(count=count, index=index, coordinator=address, found=found, launcher=launcher)
     return replace(processes, join_timeout_s=said.join_timeout_s, stall_timeout_s=said.stall_timeout_s)
+
+
+LABEL_CHARACTERS = 63
+"""What a part of a host's name has at most (RFC 1035)."""
+
+
+def _host_fault(host: str) -> str | None:
+    """Why a name cannot even be looked up. Python raises no OSError for it, as for a host that is not there."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        parts = host.removesuffix(".").split(".")
+        longest = max(len(part) for part in parts)
+        if "" in parts:
+            return "has a dot in its name with nothing before it"
+        if longest > LABEL_CHARACTERS:
+            return f"has {longest} characters between two dots of its name, and may have {LABEL_CHARACTERS}"
+        return "has a name that cannot be looked up"
+    return None
 
 
 def _check(said: Said) -> None:
