@@ -163,6 +163,96 @@ def test_a_reader_that_leaves_early_gets_no_traceback(options, user_environment)
     assert process.returncode == 141
 
 
+FULL = (
+    "shardwright: the output cannot be written: {}. The command ended there, and the files that it wrote before stay. Send "
+    "its output to a place that takes it.\n"
+)
+NO_SPACE, BAD = FULL.format("No space left on device"), FULL.format("Bad file descriptor")
+STREAMS = {
+    "a full disk": ("plan llama3-test > /dev/full", 2, "", NO_SPACE),
+    "a full disk with --json": ("plan llama3-test --json > /dev/full", 2, "", NO_SPACE),
+    "more than is buffered": ("plan deepseek3-671b --json > /dev/full", 2, "", NO_SPACE),
+    "few words": ("--version > /dev/full", 2, "", NO_SPACE),
+    "help": ("plan --help > /dev/full", 2, "", NO_SPACE),
+    "open for reading": ("plan llama3-test 1< /dev/null", 2, "", BAD),
+    "no message either": ("plan llama3-test > /dev/full 2>&1", 2, "", ""),
+    "a message alone": ("plan nosuch 2> /dev/full", 2, "", ""),
+    "usage alone": ("plan 2> /dev/full", 2, "", ""),
+    "closed": ("plan llama3-test >&-", 0, "", ""),
+    "closed with --json": ("plan llama3-test --json >&-", 0, "", ""),
+    "no messages": ("plan nosuch 2>&-", 2, "", ""),
+    "all closed": ("plan nosuch <&- >&- 2>&-", 2, "", ""),
+}
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_output_that_cannot_be_written_is_one_message(case, user_environment):
+    words, code, out, err = STREAMS[case]
+    done = subprocess.run(
+        ["sh", "-c", f"exec shardwright {words}"], capture_output=True, text=True, env=user_environment, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
+NUMBERS = """
+import os, sys
+from shardwright.cli.main import main
+assert main(["--version"]) == 0
+with open(sys.argv[1], "w") as file:
+    print(file.fileno() > 2, sys.stdout.name, sys.stderr.name, os.get_inheritable(1), file=file)
+"""
+
+
+def test_no_file_gets_the_number_of_a_stream_that_was_closed(tmp_path, user_environment):
+    words = [sys.executable, "-c", NUMBERS, str(tmp_path / "seen")]
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words], env=user_environment, check=True)
+    assert (tmp_path / "seen").read_text(encoding="utf-8") == "True /dev/null /dev/null True\n"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device", "a/file"), OSError(13, "Permission denied"), OSError("no number")]
+)
+def test_an_error_of_a_file_is_no_error_of_the_output(error, monkeypatch):
+    def broken(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(plan_verb, "planned", broken)
+    with pytest.raises(OSError) as raised:  # noqa: PT011 - which one is what is asked
+        main(SMALL)
+    assert raised.value is error
+
+
+def test_an_interrupt_that_nobody_reads_of_has_its_exit_code(capsys, monkeypatch):
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    def full(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plan_verb, "planned", interrupted)
+    monkeypatch.setattr(sys.stderr, "write", full)
+    assert main(SMALL) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+NUL = {
+    "read": (["ckpt", "show", "\0"], 3, "'\\x00'"),
+    "written": (["export", "maxtext", "--model", "mixtral-8x7b", "--out", "a\0b"], 6, "'a\\x00b'"),
+    "trained": (["train", "llama3-test", "--steps", "1", "--out", "a\0b"], 6, "'a\\x00b'"),
+    "in an option": ([*SMALL, "--layout=\0"], 3, "'--layout=\\x00'"),
+}
+
+
+@pytest.mark.parametrize("case", NUL)
+def test_a_nul_character_is_refused_wherever_it_stands(case, capsys):
+    arguments, number, shown = NUL[case]
+    assert main(arguments) == 2
+    said = f"argument {number} is {shown}, and may have no NUL character. Leave it out."
+    assert capsys.readouterr() == ("", f"shardwright: {said}\n")
+    assert main([*arguments, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == {"error": {"exit_code": 2, "message": said}}
+
+
 def test_a_terminal_without_our_characters_gets_others(user_environment):
     environment = {**user_environment, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run(["shardwright", "plan", "--help"], capture_output=True, env=environment, check=False)

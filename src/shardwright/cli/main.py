@@ -1,12 +1,13 @@
 """The entry point: which verb, and how it ends.
 
-Exit codes: 0 done; 1 findings of severity error; 2 bad usage or input; 130 interrupted; 141 nobody reads the output.
-Any other exception is a fault of ours and keeps its traceback.
+Exit codes: 0 done; 1 findings of severity error; 2 bad usage or input, or no room for the output; 130 interrupted; 141 nobody
+reads the output. Any other exception is a fault of ours and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -26,17 +27,21 @@ from shardwright.cli.options import (
     TrainVerb,
 )
 from shardwright.cli.output import write_json, write_view
-from shardwright.core.errors import INTERRUPTED, NOBODY_READS, FindingsError, ShardwrightError
+from shardwright.core.errors import INTERRUPTED, NOBODY_READS, FindingsError, InputError, ShardwrightError
 
 ABOUT = (
     "Where every tensor of a large model lives and what crosses the links: declared once, checked, costed, and run "
     "unchanged. `shardwright --version` prints the version."
 )
 
+UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
+"""What is said of a stream that is open and takes nothing. Of a file, the error would have its name."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (None: that of this process) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal cannot show must not end the program.
         if isinstance(stream, io.TextIOWrapper):
@@ -46,13 +51,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        sys.stderr.write("shardwright: interrupted\n")
+        _last_words("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more when it ends: give it a place that takes it.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_output()
         return NOBODY_READS
+    except OSError as error:
+        if error.filename is not None or error.errno not in UNWRITABLE:
+            raise
+        _last_words(
+            f"the output cannot be written: {error.strerror}. The command ended there, and the files that it wrote before "
+            f"stay. Send its output to a place that takes it."
+        )
+        return ShardwrightError.exit_code
+
+
+def _open_what_is_closed() -> None:
+    """Let a standard stream that was closed be one that nobody reads.
+
+    Its number too: the next file that is opened would have it, and get what libraries print.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+
+
+def _last_words(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"shardwright: {text}\n")
+    _let_go_of_output()
+
+
+def _let_go_of_output() -> None:
+    """Python flushes both streams once more when it ends: give what takes nothing a place that takes it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _answer(arguments: list[str]) -> int:
@@ -63,11 +105,19 @@ def _answer(arguments: list[str]) -> int:
         return 0
     as_json = "--json" in arguments
     try:
+        _refuse_nul(arguments)
         return _run(_read(arguments, as_json), arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except ShardwrightError as error:
         return _refuse(error, as_json)
+
+
+def _refuse_nul(arguments: Sequence[str]) -> None:
+    """No shell passes one on, but a program that calls ``main`` may: each path would have to be asked where it is opened."""
+    for number, argument in enumerate(arguments, 1):
+        if "\0" in argument:
+            raise InputError(f"argument {number} is {argument!r}, and may have no NUL character. Leave it out.")
 
 
 def _read(arguments: list[str], as_json: bool) -> EveryVerb:
