@@ -7,7 +7,6 @@ reads the output. Any other exception is a fault of ours and keeps its traceback
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import sys
@@ -27,15 +26,19 @@ from shardwright.cli.options import (
     TrainVerb,
 )
 from shardwright.cli.output import write_json, write_view
-from shardwright.core.errors import INTERRUPTED, NOBODY_READS, FindingsError, InputError, ShardwrightError
+from shardwright.core.errors import (
+    INTERRUPTED,
+    NOBODY_READS,
+    FindingsError,
+    InputError,
+    ShardwrightError,
+    is_about_output,
+)
 
 ABOUT = (
     "Where every tensor of a large model lives and what crosses the links: declared once, checked, costed, and run "
     "unchanged. `shardwright --version` prints the version."
 )
-
-UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
-"""What is said of a stream that is open and takes nothing. Of a file, the error would have its name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _let_go_of_output()
         return NOBODY_READS
     except OSError as error:
-        if error.filename is not None or error.errno not in UNWRITABLE:
+        if not is_about_output(error):
             raise
         _last_words(
             f"the output cannot be written: {error.strerror}. The command ended there, and the files that it wrote before "

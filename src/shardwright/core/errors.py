@@ -8,6 +8,7 @@ ShardwrightError
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +61,21 @@ class FindingsError(ShardwrightError):
         return type(self), (self.findings,)
 
 
+UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
+"""What is said of a stream that is open and takes nothing. Of a file, the error would have its name."""
+
+
+def is_about_output(error: BaseException) -> bool:
+    """Whether an error is that of a standard stream which takes nothing more."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
+
+
 def exit_code_of(error: BaseException) -> int:
     """The exit code that a program ends with for an error; 1 for a fault of its own."""
     if isinstance(error, ShardwrightError):
         return error.exit_code
+    if is_about_output(error):
+        return ShardwrightError.exit_code
     return {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: NOBODY_READS}.get(type(error), 1)
 
 
