@@ -82,6 +82,12 @@ def test_a_signal_ends_ranks_that_have_not_begun(do, number: int, raised: Any, e
     assert getattr(caught.value, "exit_code", None) == exit_code
 
 
+def test_an_interrupt_that_is_lost_on_the_first_rank_is_one(do) -> None:
+    lost = "signal.signal(signal.SIGINT, signal.SIG_IGN if rank == '0' else lambda *_: sys.exit(130)); "
+    with pytest.raises(KeyboardInterrupt):
+        do(lost + f"os.kill(os.getppid(), signal.SIGINT) if rank == '1' else None; {WAITS}")
+
+
 def test_ranks_that_save_when_they_are_asked_to_end_end_well(do) -> None:
     handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
     assert do(handled + f"os.kill(os.getppid(), signal.SIGTERM) if rank == '1' else None; {WAITS}") == 0

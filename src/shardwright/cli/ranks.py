@@ -190,14 +190,14 @@ def _ended(ranks: Sequence[subprocess.Popen[bytes]], caught: _Caught) -> list[in
 def _outcome(codes: Sequence[int | None], signals: set[int], told: Sequence[IO[bytes] | None], *, resumes: bool) -> int:
     """The exit code that stands for all, when it is said what the first rank did not say."""
     first = codes[0]
-    passed_on = {number for number in signals if -number in codes}
-    if passed_on and (first is None or first < 0):
-        if signal.SIGINT in passed_on:
+    # A signal that comes while a library is loaded may be lost on a rank, which then waits for the others.
+    if signals and (first is None or -first in signals):
+        if signal.SIGINT in signals:
             raise KeyboardInterrupt
         raise RanksError("SIGTERM ended the ranks before the run began. Start it again.", 128 + signal.SIGTERM)
     lines = []
     for rank, code in enumerate(codes):
-        if code is not None and code < 0 and -code not in passed_on:
+        if code is not None and code < 0 and -code not in signals:
             lines.append(f"rank {rank} of {len(codes)} was ended by {_name(-code)}. The others were ended too.")
         elif code and code > 0 and (first is None or first <= 0):
             tail = "".join(f"\n  {line}" for line in _tail(told[rank]))
