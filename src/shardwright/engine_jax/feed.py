@@ -27,8 +27,6 @@ class Feed:
 
     def on_devices(self, batch: Batch) -> Mapping[str, jax.Array]:
         """The arrays of a step, [batch, length], each device with its own rows and tokens."""
-        if self.sharding.is_fully_addressable:
-            return jax.device_put(dict(batch.arrays), self.sharding)
         return {name: self._placed(array) for name, array in batch.arrays.items()}
 
     def _placed(self, array: np.ndarray) -> jax.Array:
