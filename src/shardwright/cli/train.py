@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     """
     engine = "torch" if verb.plan.engine == "torch" else "jax"
     # What was said of processes was said to the command, which has numbered its ranks.
-    said = _said(verb.run) if not is_rank(os.environ) else Said(**_timeouts(verb.run))
+    said = _said(verb.run)
+    if is_rank(os.environ):
+        said = replace(said, coordinator=None, count=None, index=None)
     processes, note = find_processes(said, os.environ, socket.getfqdn, engine)
     run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
     prints = processes is None or processes.index == 0
@@ -85,12 +88,9 @@ def _said(options: TrainOptions) -> Said:
         coordinator=options.coordinator,
         count=options.processes,
         index=options.process,
-        **_timeouts(options),
+        join_timeout_s=options.join_timeout,
+        stall_timeout_s=options.stall_timeout,
     )
-
-
-def _timeouts(options: TrainOptions) -> dict[str, int]:
-    return {"join_timeout_s": options.join_timeout, "stall_timeout_s": options.stall_timeout}
 
 
 class _AsJson(Silent):
