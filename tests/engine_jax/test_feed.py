@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from shardwright import Request, load_layout, make_plan, model_table
@@ -13,6 +15,14 @@ from shardwright.runs.source import Source, batches
 from tests.data.corpora import corpus_of
 
 ROWS, LENGTH = 4, 16
+
+
+def test_the_rows_of_a_process_are_read_in_ascending_order() -> None:
+    """Its devices may be anywhere in the mesh."""
+    rows = {"a device": (slice(1000, 1002), slice(None)), "another": (slice(6, 8), slice(None)), "not here": None}
+    sharding = SimpleNamespace(addressable_devices_indices_map=lambda _: rows)
+    plan = SimpleNamespace(request=SimpleNamespace(batch=2048, length=LENGTH))
+    assert feed_of(plan, sharding).offsets == (6, 7, 1000, 1001)  # type: ignore[arg-type]
 
 
 def test_a_device_gets_both_ends_of_its_rows() -> None:

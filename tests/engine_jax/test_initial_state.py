@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardwright.checkpoint import CheckpointError, RunPoint, open_checkpoint, save_checkpoint
 from shardwright.core.box import Box
 from shardwright.core.boxes import held_boxes, owned_boxes
+from shardwright.core.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.request import Request
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.shardings import resting_spec
-from shardwright.engine_jax.snapshot import own_boxes
+from shardwright.engine_jax.snapshot import infos_of, load_state, own_boxes
 from shardwright.engine_jax.state import State, arrays_of, box_of, initial_state, make_state, tensors_of
 from shardwright.init import box_values
+from shardwright.layouts import load_layout
+from shardwright.models import build
 from tests.engine_jax.steps import Case, plan_of
 
 LAYOUTS = [
@@ -99,3 +105,21 @@ def test_moments_and_weights_have_the_dtypes_they_were_given() -> None:
     for name, array in {**state.weights, **state.first, **state.second}.items():
         assert array.dtype == jnp.bfloat16, name
     assert {array.dtype for array in state.buffers.values()} == {jnp.dtype(jnp.float32)}
+
+
+@pytest.mark.parametrize("mlp", [128, 512])
+def test_a_state_of_another_model_is_refused_before_it_is_read(mlp: int, tmp_path: Path) -> None:
+    """Of a larger one every box would be there."""
+    plan, other = (plan_of_width(width) for width in (256, mlp))
+    mesh = device_mesh(plan.mesh)
+    point = RunPoint(step=1, seed=0, data_position=0, model="a", layout_name="fsdp", layout_text="", mesh={"fsdp": 2})
+    infos, boxes = infos_of(plan, mesh), own_boxes(initial_state(plan, mesh, 0), plan, mesh)
+    checkpoint = open_checkpoint(save_checkpoint(tmp_path, point, infos, boxes))
+    assert load_state(checkpoint, plan, mesh).weights.keys() == {row.name for row in plan.weights}
+    with pytest.raises(CheckpointError, match=f"layers.mlp.(up|gate|down).*{mlp}"):
+        load_state(checkpoint, other, mesh)
+
+
+def plan_of_width(mlp: int) -> Plan:
+    table = build("llama3-test", {"num_layers": "1", "embed": "64", "mlp": str(mlp)})
+    return make_plan(Request(layout=load_layout("fsdp"), table=table, batch=2, length=16, mesh_sizes={"fsdp": 2}))

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from shardwright.core.attention_kernels import Chosen
+from shardwright.core.row_order import IN_ORDER
 from shardwright.engine_jax import attention, kernels
 from shardwright.engine_jax.kernels import backend_of, splash, triton
+from shardwright.engine_jax.layer_io import AttentionLinks
 from shardwright.engine_jax.scores import Sight
 from tests.engine_jax.attending import batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.seeing import Shape, far, made, plainly, with_slopes
@@ -103,3 +105,17 @@ def test_a_backend_is_told_by_the_mesh(
     )
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
     assert backend_of(cast(Any, mesh)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "keys", "causal"), [(IN_ORDER, 8, True), (IN_ORDER, 16, False), ((0, 3, 1, 2), 8, False)]
+)
+def test_cudnn_is_told_of_whole_rows_in_the_order_of_the_text_alone(
+    pieces: tuple[int, ...], keys: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(attention, "cudnn", lambda *_, causal: told.append(causal))
+    links = AttentionLinks(way=Chosen(name="cudnn", block=0, why=""), pieces=pieces)
+    q, k = jnp.zeros((1, 8, 2, 4)), jnp.zeros((1, keys, 2, 4))
+    attention._attend(q, k, k, cast(Sight, None), SCALE, links)
+    assert told == [causal]

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from shardwright.core.hops import WholeSlice
+from shardwright.core.layout_reading import read_layout
 from shardwright.core.mesh import Axis, Mesh
 from shardwright.core.movement import steps
+from shardwright.core.planning import make_plan
+from shardwright.core.position import located
+from shardwright.core.request import Request
 from shardwright.core.spec import Spec
 from shardwright.engine_jax.layer_io import index_of, size_of
-from shardwright.engine_jax.links import carry
+from shardwright.engine_jax.links import carry, links_of
 from shardwright.engine_jax.mesh import device_mesh
 from shardwright.engine_jax.shardings import partition_spec
+from shardwright.models import build
 
 MESH = Mesh.of(a=2, b=2, c=2)
 IN_HOPS = WholeSlice(minor=2, gathers=4, scatters=4)
@@ -95,3 +101,13 @@ def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) 
     for shard in gathered.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data), array)
     np.testing.assert_array_equal(scattered, array * 36)
+
+
+@pytest.mark.parametrize(
+    ("roles", "once"), [({"fsdp": "fsdp"}, True), ({"fsdp": {"elsewhere": "fsdp", "logits": "tensor"}}, False)]
+)
+def test_a_tied_embedding_is_brought_into_use_once_where_both_uses_are_alike(roles: dict[str, Any], once: bool) -> None:
+    layout = read_layout(located({"name": "mine", "mesh": {"fsdp": 2}, "roles": roles}))
+    table = build("llama3-test", {"num_layers": "1", "tied": "true"})
+    plan = make_plan(Request(layout=layout, table=table, batch=4, length=16))
+    assert links_of(plan, "cpu").tied_once is once

@@ -1,0 +1,31 @@
+"""Programs that were compiled before: which are kept, and what their names go by."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+from shardwright.engine_jax import built_cache
+from shardwright.engine_jax.compiling import Built, Stats
+
+
+def test_those_unused_for_the_longest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(built_cache, "ENTRIES", 2)
+    for age, name in enumerate(("b", "c", "a")):
+        built_cache._write(tmp_path / f"{name}.json.gz", Built(name, Stats(*range(len(Stats._fields))), 1.0))
+        os.utime(tmp_path / f"{name}.json.gz", (1000 + age, 1000 + age))
+    built_cache._write(tmp_path / "d.json.gz", Built("d", Stats(*range(len(Stats._fields))), 1.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json.gz", "d.json.gz"]
+
+
+def test_the_order_in_which_a_folder_lists_its_files_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    before = built_cache.digest(lowered, "a target")
+    for name in ("glob", "rglob"):
+        listed = getattr(Path, name)
+        monkeypatch.setattr(Path, name, lambda self, text, listed=listed: sorted(listed(self, text), reverse=True))
+    assert built_cache.digest(lowered, "a target") == before
+    assert built_cache.digest(lowered, "another") != before
