@@ -15,15 +15,15 @@ from benchmarks.handwritten import deepseek3, llama3, mixtral
 from benchmarks.handwritten import training as by_hand
 from benchmarks.handwritten.sharding import layout as layout_by_hand
 from benchmarks.handwritten.sharding import resting
-from shardwright.cli.options import PlanOptions
-from shardwright.cli.request import asked
-from shardwright.core.plan import Plan
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import asked
+from shardwright.core.model.table import ModelTable
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.table import ModelTable
-from shardwright.core.training import OptimizerOptions
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.state import abstract_state, initial_state
-from shardwright.engine_jax.step import abstract_batch, batch_sharding, train_step
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.state import abstract_state, initial_state
+from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
+from shardwright.training.optimizer import OptimizerOptions
 
 OPTIONS = by_hand.Options(lr=1e-3, warmup=2, steps=1000, weight_decay=0.1, clip=1.0)
 SEED = 0

@@ -12,8 +12,8 @@ from statistics import median
 
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
-from shardwright.cli.options import PlanOptions
-from shardwright.cli.request import asked
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import asked
 from shardwright.core.planning import make_plan
 
 MODELS = ("deepseek3-671b", "llama3-405b", "mixtral-8x22b")

@@ -22,19 +22,19 @@ from benchmarks.handwritten import torch_llama3 as by_hand
 from benchmarks.options import Options, begin
 from benchmarks.results import Found, keep
 from benchmarks.timing import Times, cpu_seconds, ratio
-from shardwright.cli.options import PlanOptions
-from shardwright.cli.request import asked
-from shardwright.core.box import Box
-from shardwright.core.plan import Plan
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import asked
+from shardwright.core.boxes.box import Box
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.training import OptimizerOptions
-from shardwright.engine_torch.feed import feed_of
-from shardwright.engine_torch.links import links_of
-from shardwright.engine_torch.mesh import ranks_of
-from shardwright.engine_torch.model import Model
-from shardwright.engine_torch.state import initial_state
-from shardwright.engine_torch.step import train_step
+from shardwright.engine_torch.io.mesh import ranks_of
+from shardwright.engine_torch.lowering.links import links_of
+from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.training.feed import feed_of
+from shardwright.engine_torch.training.state import initial_state
+from shardwright.engine_torch.training.step import train_step
 from shardwright.init import box_values
+from shardwright.training.optimizer import OptimizerOptions
 
 RANKS = 4
 CASES = (

@@ -3,18 +3,18 @@
 The front door of the core. Importing it loads no framework; ``shardwright.engine_jax`` does.
 """
 
-from shardwright.core.errors import FindingsError, InputError, NotationError, ShardwrightError
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.notation import parse as parse_spec
-from shardwright.core.own_model import activation_spec, table_of
-from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.findings.errors import FindingsError, InputError, NotationError, ShardwrightError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import located
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.mesh.notation import parse as parse_spec
+from shardwright.core.mesh.spec import DimSpec, Spec
+from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.planning import make_plan
-from shardwright.core.position import located
-from shardwright.core.request import Chip, Request
-from shardwright.core.spec import DimSpec, Spec
+from shardwright.core.resolution.own_model import activation_spec, table_of
+from shardwright.core.resolution.request import Chip, Request
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build as model_table
 

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, save_checkpoint
-from shardwright.core.box import Box
+from shardwright.core.boxes.box import Box
 
 DTYPES = (
     np.dtype(np.float32),

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import CheckpointError, DamagedError, latest, open_checkpoint, set_aside, verify
-from shardwright.checkpoint.manifest import content_digest
-from shardwright.core.box import Box
+from shardwright.checkpoint.format.manifest import content_digest
+from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import State, save, small_state
 
 DATA = "boxes-00000-00000.safetensors"

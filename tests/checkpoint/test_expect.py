@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from shardwright.core.box import Box
+from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import save, small_state
 
 FITS = {"embed": ((4, 8), "float32"), "scale": ((6,), "bfloat16"), "count": ((), "int32")}

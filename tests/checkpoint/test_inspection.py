@@ -13,8 +13,8 @@ import pytest
 
 from shardwright.checkpoint import CheckpointError, describe, saving, verify
 from shardwright.checkpoint.directory import delete
-from shardwright.checkpoint.dtypes import DTYPES
-from shardwright.checkpoint.manifest import manifest_value
+from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.checkpoint.format.manifest import manifest_value
 from shardwright.checkpoint.opened import open_checkpoint
 from tests.checkpoint.states import save, small_state
 

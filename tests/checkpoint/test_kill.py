@@ -18,7 +18,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, save_checkpoint
-from shardwright.core.box import Box
+from shardwright.core.boxes.box import Box
 
 def save_step(out, step, columns):
     infos = [TensorInfo(name=f"w{number}", shape=(64, columns), dtype="float32") for number in range(3)]

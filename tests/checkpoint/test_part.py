@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint.manifest import StoredBox, TensorInfo
-from shardwright.checkpoint.part import Part, merge
-from shardwright.core.box import Box
+from shardwright.checkpoint.format.manifest import StoredBox, TensorInfo
+from shardwright.checkpoint.format.part import Part, merge
+from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import random_partition
 
 

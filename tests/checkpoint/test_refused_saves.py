@@ -24,8 +24,8 @@ from shardwright.checkpoint import (
     write_part,
 )
 from shardwright.checkpoint.directory import committed, leftovers
-from shardwright.core.box import Box
-from shardwright.core.errors import InputError
+from shardwright.core.boxes.box import Box
+from shardwright.core.findings.errors import InputError
 from tests.checkpoint.states import largest_file, point, same_bits, save, small_state
 
 INFO = TensorInfo(name="w", shape=(4, 8), dtype="float32")

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.checkpoint import CheckpointError, latest
 from shardwright.checkpoint.directory import committed
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from tests.checkpoint.states import State, save, small_state
 
 

@@ -17,7 +17,6 @@ from shardwright.checkpoint import (
     OwnedBox,
     TensorInfo,
     commit,
-    data_file,
     join_save,
     latest,
     open_checkpoint,
@@ -27,9 +26,10 @@ from shardwright.checkpoint import (
     verified,
     write_part,
 )
-from shardwright.checkpoint.data_file import grouped
+from shardwright.checkpoint.format import data_file
+from shardwright.checkpoint.format.data_file import grouped
 from shardwright.checkpoint.verified import VerifiedBoxes
-from shardwright.core.box import Box
+from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import point, random_array, random_partition, random_state, same_bits, save, small_state
 
 

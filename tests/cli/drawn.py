@@ -22,14 +22,14 @@ import yaml
 
 # The simulated devices of the tests, and their environment.
 import tests.conftest  # noqa: F401
-from shardwright.cli.options import PlanOptions
-from shardwright.cli.request import asked, planned
-from shardwright.core.errors import ShardwrightError
-from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES
-from shardwright.core.plan import Plan
-from shardwright.core.precision import TRAINED_IN
-from shardwright.core.request import REMAT_POLICIES
-from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import asked, planned
+from shardwright.core.findings.errors import ShardwrightError
+from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
+from shardwright.core.layout.roles import COMPONENTS, ROLES
+from shardwright.core.model.precision import TRAINED_IN
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.request import REMAT_POLICIES
 from shardwright.layouts import FOLDER, preset_names
 
 DENSE = "num_layers=1,embed=32,num_heads=4,num_kv_heads=4,head_dim=8,mlp=32"
@@ -141,12 +141,12 @@ def plan_of(one: Drawn, folder: Path) -> Plan:
 def build(plan: Plan) -> None:
     """The step, as the plan's engine makes it."""
     if plan.request.engine == "torch":
-        from shardwright.engine_torch.dry_run import dry_run
+        from shardwright.engine_torch.dry_run.dry_run import dry_run
 
         dry_run(plan)
     else:
         from shardwright.cost import read_machine
-        from shardwright.engine_jax.compiling import lower_step
+        from shardwright.engine_jax.compile.compiling import lower_step
 
         lower_step(plan, read_machine(f"cpu:{plan.mesh.num_devices}"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cli import request
+from shardwright.cli.typed import request
 from shardwright.models import build
 from tests.cli.locks import LAYOUT, LOCK, LOCKING, MOVED, change, typing
 

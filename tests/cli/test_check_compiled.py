@@ -9,13 +9,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from shardwright.cli import locked_program
-from shardwright.cli.checked import check
 from shardwright.cli.main import main
-from shardwright.core.errors import FindingsError, InputError
-from shardwright.core.finding import Finding
-from shardwright.core.lock import compiled_part
+from shardwright.cli.reviewing import locked_program
+from shardwright.cli.reviewing.checked import check
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.findings.finding import Finding
 from shardwright.cost import read_machine
+from shardwright.locks.lock import compiled_part
 from tests.cli.locks import LAYOUT, LOCK, LOCKING, MOVED, change
 from tests.core.test_lock import PROGRAM, VERSIONS
 

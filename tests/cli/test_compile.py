@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from shardwright.cli.compile import WITHOUT_HARDWARE, without_hardware
 from shardwright.cli.main import main
-from shardwright.engine_jax import built_cache, target
+from shardwright.cli.running.compile import WITHOUT_HARDWARE, without_hardware
+from shardwright.engine_jax.compile import built_cache, target
 
 SMALL = [
     *["--batch", "8", "--length", "16", "--dtype", "float32", "--set", "num_layers=2", "embed=32", "mlp=64", "vocab=64"]
@@ -97,7 +97,7 @@ def test_the_second_time_is_from_the_cache(capsys, own_cache: Path, monkeypatch:
     first = compiled(capsys, **DENSE)
     (entry,) = (own_cache / "compiled").iterdir()
     with monkeypatch.context() as patched:
-        patched.setattr("shardwright.engine_jax.compiling.build", lambda *_: pytest.fail("compiled again"))
+        patched.setattr("shardwright.engine_jax.compile.compiling.build", lambda *_: pytest.fail("compiled again"))
         assert compiled(capsys, **DENSE) == first
     entry.write_bytes(gzip.compress(b'["cut off'))
     assert compiled(capsys, **DENSE)["compiled"]["collectives"] == first["compiled"]["collectives"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shardwright.cli import compile as compile_verb
 from shardwright.cli.main import main
-from shardwright.compiled.program import Tool
-from shardwright.engine_jax import compiling
+from shardwright.cli.running import compile as compile_verb
+from shardwright.compiled.reading.program import Tool
+from shardwright.engine_jax.compile import compiling
 
 TOO_LARGE = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (192.00G) exceeds "
@@ -27,7 +27,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(compiling, "lower_step", lambda *_: None)
-    monkeypatch.setattr("shardwright.engine_jax.built_cache.cached", lambda *given: given[2]())
+    monkeypatch.setattr("shardwright.engine_jax.compile.built_cache.cached", lambda *given: given[2]())
 
 
 def fails_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

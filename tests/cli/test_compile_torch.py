@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from shardwright.cli.compile_torch import EVEN
 from shardwright.cli.main import main
+from shardwright.cli.running.compile_torch import EVEN
 
 SMALL = ["--batch", "16", "--length", "16", "--set", "num_layers=2"]
 EXPERTS = ["mixtral-test", "--layout", "ep", "--mesh", "fsdp=4,expert=4", "--engine", "torch", *SMALL]

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from shardwright.cli import checked
-from shardwright.cli.locked_request import asked_again
 from shardwright.cli.main import main
-from shardwright.cli.request import planned
-from shardwright.core.difference import difference
-from shardwright.core.lock import Lock, read_lock
-from shardwright.core.plan_fields import NOT_COMPARED
-from shardwright.core.saved_plan import NotSavedError, check_plan
+from shardwright.cli.reviewing import checked
+from shardwright.cli.reviewing.locked_request import asked_again
+from shardwright.cli.typed.request import planned
+from shardwright.locks.difference import difference
+from shardwright.locks.lock import Lock, read_lock
+from shardwright.locks.plan_fields import NOT_COMPARED
+from shardwright.locks.saved_plan import NotSavedError, check_plan
 
 LAYOUT = """\
 name: mine

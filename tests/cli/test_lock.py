@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cli import lock as lock_verb
-from shardwright.core.errors import InputError
+from shardwright.cli.reviewing import lock as lock_verb
+from shardwright.core.findings.errors import InputError
 from tests.cli.locks import LAYOUT, LOCK, LOCKING, change, typing
 
 BYTES = {"float32": 4, "bfloat16": 2, "int32": 4, "bool": 1}

@@ -11,11 +11,11 @@ import pytest
 from tyro.constructors import PrimitiveConstructorSpec
 
 from shardwright.cli.main import main
-from shardwright.cli.options import PlanOptions, TrainOptions, TrainVerb
-from shardwright.cli.request import asked, planned
-from shardwright.cli.train import run_options
-from shardwright.core.errors import FindingsError, InputError
-from shardwright.core.processes import Said, find_processes
+from shardwright.cli.running.train import run_options
+from shardwright.cli.typed.options import PlanOptions, TrainOptions, TrainVerb
+from shardwright.cli.typed.request import asked, planned
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.training.cluster import Said, find_processes
 
 HOSTILE = (
     *(

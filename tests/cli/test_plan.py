@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from shardwright.cli.main import main
-from shardwright.cli.options import PlanOptions
-from shardwright.cli.request import asked
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import asked
 from shardwright.core.planning import make_plan
 
 PLAN = {

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-import shardwright.engine_jax.compiling as jax_compiling
-import shardwright.engine_jax.run as jax_run
-import shardwright.engine_torch.dry_run as torch_dry_run
-import shardwright.engine_torch.run as torch_run
+import shardwright.engine_jax.compile.compiling as jax_compiling
+import shardwright.engine_jax.training.run as jax_run
+import shardwright.engine_torch.dry_run.dry_run as torch_dry_run
+import shardwright.engine_torch.training.run as torch_run
 from shardwright import FindingsError, Plan, ShardwrightError, make_plan
 from shardwright.cli import plan as plan_verb
-from shardwright.cli import train as train_verb
 from shardwright.cli.main import main
-from shardwright.cli.options import PlanOptions, PlanVerb, TrainOptions, TrainVerb
-from shardwright.cli.request import Asked, asked, planned
-from shardwright.core.run import RunOptions, RunOutcome
+from shardwright.cli.running import train as train_verb
+from shardwright.cli.typed.options import PlanOptions, PlanVerb, TrainOptions, TrainVerb
+from shardwright.cli.typed.request import Asked, asked, planned
 from shardwright.cost import read_machine
 from shardwright.layouts import preset_names
+from shardwright.training.options import RunOptions, RunOutcome
 from tests.cli.drawn import build, drawn
 from tests.golden.engine_cases import ON_ENGINES
 from tests.golden.findings_case import request

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from shardwright.cli import ranks as ranks_of_a_command
-from shardwright.cli import train
 from shardwright.cli.main import main
-from shardwright.cli.ranks import PARENT, RanksError, is_rank, launch
-from shardwright.core.errors import InputError
+from shardwright.cli.running import ranks as ranks_of_a_command
+from shardwright.cli.running import train
+from shardwright.cli.running.ranks import PARENT, RanksError, is_rank, launch
+from shardwright.core.findings.errors import InputError
 
 RANK = "import os, sys, signal, time; rank = os.environ['RANK']; "
 WAITS = "time.sleep(60)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwright import InputError, make_plan
-from shardwright.cli.options import PlanOptions
-from shardwright.cli.request import asked
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import asked
 
 
 def mesh_of(model: str, layout: str | None, **options) -> dict[str, int]:
@@ -124,7 +124,7 @@ def test_room_beyond_all_that_may_come_is_room_for_all():
 def test_a_value_that_nobody_has_is_asked_for(monkeypatch):
     from dataclasses import replace
 
-    from shardwright.cli import request as module
+    from shardwright.cli.typed import request as module
     from shardwright.models import build
 
     monkeypatch.setattr(module, "build", lambda *_: replace(build("llama3-test"), natural_batch=None))

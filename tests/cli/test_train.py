@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from shardwright import InputError, Plan
-from shardwright.cli.devices import simulate_devices
 from shardwright.cli.main import main
-from shardwright.cli.train import ended
-from shardwright.core.run import Listener, RunOptions, RunOutcome
+from shardwright.cli.running.train import ended
+from shardwright.cli.typed.devices import simulate_devices
+from shardwright.training.options import Listener, RunOptions, RunOutcome
 
-ENGINE = "shardwright.engine_jax.run"
+ENGINE = "shardwright.engine_jax.training.run"
 FLAG = "--xla_force_host_platform_device_count"
 TRAIN = ["train", "llama3-test", "--steps", "20", "--out", "runs/a"]
 

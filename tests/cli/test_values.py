@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cli.values import mesh_sizes, moves, settings
-from shardwright.core.errors import InputError
+from shardwright.cli.typed.values import mesh_sizes, moves, settings
+from shardwright.core.findings.errors import InputError
 
 SIZES = "Expected: AXIS=SIZE, with commas between, as in fsdp=2,expert=4."
 MOVES = "Expected: attention=HOW or moe=HOW, with a comma between, as in attention=ring,moe=all-to-all."

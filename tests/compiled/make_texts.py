@@ -225,8 +225,8 @@ def main(targets: list[str]) -> None:
         TPU_LOG_DIR="disabled",
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",
     )
-    from shardwright.core.mesh import Mesh
-    from shardwright.engine_jax.target import target_mesh
+    from shardwright.core.mesh.mesh import Mesh
+    from shardwright.engine_jax.compile.target import target_mesh
 
     FOLDER.mkdir(exist_ok=True)
     for name, (program, sizes, its_targets) in PROGRAMS.items():

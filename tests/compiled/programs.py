@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from shardwright.compiled.program import CompiledCollective, CompiledMemory, CompiledProgram
-from shardwright.compiled.widths import planned_dtype
-from shardwright.core.plan import Plan, PlannedCollective
+from shardwright.compiled.agreement.widths import planned_dtype
+from shardwright.compiled.reading.program import CompiledCollective, CompiledMemory, CompiledProgram
+from shardwright.core.plan.plan import Plan, PlannedCollective
 
 Change = Callable[[CompiledCollective], CompiledCollective | None]
 

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.compiled.program import CompiledCollective, CompiledProgram
-from shardwright.compiled.read import read
-from shardwright.core.mesh import Mesh
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
+from shardwright.compiled.reading.read import read
+from shardwright.core.mesh.mesh import Mesh
 
 FOLDER = Path(__file__).parent / "texts"
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.compiled.agreement import Agreement, agree
-from shardwright.compiled.matching import AgreementRow, total
-from shardwright.compiled.program import CompiledCollective
-from shardwright.core.plan import Plan
-from shardwright.core.roles import COMPONENTS
+from shardwright.compiled.agreement.agreement import Agreement, agree
+from shardwright.compiled.agreement.matching import AgreementRow, total
+from shardwright.compiled.reading.program import CompiledCollective
+from shardwright.core.layout.roles import COMPONENTS
+from shardwright.core.plan.plan import Plan
 from tests.compiled.programs import as_planned, beside, changed, remembered, where
 from tests.cost.plans import plan_of
 from tests.golden.layouts_matrix import cases, make

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.compiled.agreement import agree
+from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.findings import CHECKS, compiled_findings
-from shardwright.core.codes import CODES, SEVERITIES
+from shardwright.core.findings.codes import CODES, SEVERITIES
 from shardwright.core.planning import resolve
 from tests.compiled.programs import as_planned, changed
 from tests.golden.compiled_case import (

@@ -7,9 +7,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.compiled.flops import Window, flops_of
-from shardwright.compiled.hlo import parse
-from shardwright.core.mesh import Mesh
+from shardwright.compiled.reading.flops import Window, flops_of
+from shardwright.compiled.text.hlo import parse
+from shardwright.core.mesh.mesh import Mesh
 from tests.compiled.reading import entry, program_of
 
 

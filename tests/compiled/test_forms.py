@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiled.hlo import parse
-from shardwright.core.errors import InputError
-from shardwright.core.mesh import Mesh
+from shardwright.compiled.text.hlo import parse
+from shardwright.core.findings.errors import InputError
+from shardwright.core.mesh.mesh import Mesh
 from tests.compiled.reading import entry, only, program_of
 
 MESH = Mesh.of(fsdp=4, tensor=2)

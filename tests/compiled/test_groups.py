@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.compiled.groups import Groups, axes_along, replica_groups, source_target_pairs
-from shardwright.compiled.numbering import numbering
-from shardwright.core.errors import InputError
-from shardwright.core.mesh import Axis, Mesh
+from shardwright.compiled.text.groups import Groups, axes_along, replica_groups, source_target_pairs
+from shardwright.compiled.text.numbering import numbering
+from shardwright.core.findings.errors import InputError
+from shardwright.core.mesh.mesh import Axis, Mesh
 
 EXPERT, FSDP = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
 GROUPS: dict[str, Groups] = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.mesh import Axis, Mesh
+from shardwright.core.mesh.mesh import Axis, Mesh
 from tests.compiled.reading import bytes_by_kind, kept, only, program_of
 
 KIB, MIB = 1024, 1024 * 1024

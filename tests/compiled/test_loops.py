@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from shardwright.compiled.calls import callers_of, executions
-from shardwright.compiled.hlo import parse
+from shardwright.compiled.text.calls import callers_of, executions
+from shardwright.compiled.text.hlo import parse
 
 BODY = """%body (p: (s32[], s32[], f32[8])) -> (s32[], s32[], f32[8]) {{
   %p = (s32[], s32[], f32[8]{{0}}) parameter(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiled.origins import NOWHERE, Origin, Sources, merged, origins_of
+from shardwright.compiled.text.origins import NOWHERE, Origin, Sources, merged, origins_of
 
 IN_LAYER = "jit(step)/transpose(jvp())/while/body/closed_call/checkpoint"
 CASES = {

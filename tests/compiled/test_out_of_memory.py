@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiled.out_of_memory import OutOfMemory, out_of_memory_findings, read_out_of_memory
-from shardwright.core.wording import bytes_text
+from shardwright.core.layout.wording import bytes_text
 from tests.golden.compiled_case import planned
 from tests.golden.compiled_cases import FSDP
 from tests.golden.compiled_programs import V5P

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shardwright.compiled.agreement import Agreement, agree
-from shardwright.compiled.matching import total
-from shardwright.compiled.program import CompiledCollective, CompiledProgram
-from shardwright.compiled.rewrites import FAMILIES, REWRITES, TORCH, family
-from shardwright.core.plan import Plan
+from shardwright.compiled.agreement.agreement import Agreement, agree
+from shardwright.compiled.agreement.matching import total
+from shardwright.compiled.agreement.rewrites import FAMILIES, REWRITES, TORCH, family
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.cost.chips import chips
 from tests.compiled.programs import as_planned, beside, changed, where

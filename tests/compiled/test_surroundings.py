@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiled.program import CompiledCollective
-from shardwright.core.mesh import Mesh
+from shardwright.compiled.reading.program import CompiledCollective
+from shardwright.core.mesh.mesh import Mesh
 from tests.compiled.reading import entry, only, program_of
 
 MESH = Mesh.of(fsdp=4, tensor=2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiled.shapes import Array, arrays_of, type_of
-from shardwright.core.mesh import Mesh
+from shardwright.compiled.text.shapes import Array, arrays_of, type_of
+from shardwright.core.mesh.mesh import Mesh
 from tests.compiled.reading import entry, kept, program_of
 
 MESH = Mesh.of(fsdp=8)

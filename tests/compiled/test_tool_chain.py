@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiled import tool_chain
 from shardwright.compiled.findings.tools import wrong_version
-from shardwright.compiled.program import Tool
-from shardwright.compiled.tool_chain import is_wanted, pinned_tools
+from shardwright.compiled.reading import tool_chain
+from shardwright.compiled.reading.program import Tool
+from shardwright.compiled.reading.tool_chain import is_wanted, pinned_tools
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.core import attention_kernels
-from shardwright.core.attention_kernels import (
+from shardwright.core.plan import attention_kernels
+from shardwright.core.plan.attention_kernels import (
     BACKENDS,
     LARGEST_BLOCK,
     NEEDS,

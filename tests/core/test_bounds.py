@@ -12,19 +12,19 @@ from types import FrameType
 
 import pytest
 
-from shardwright.core.bounds import BOUNDS, whole_of, within
-from shardwright.core.errors import FindingsError, InputError
-from shardwright.core.layout import Engine
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.own_model import table_of
+from shardwright.core.findings.bounds import BOUNDS, whole_of, within
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.layout.layout import Engine
+from shardwright.core.layout.reading import read_layout
 from shardwright.core.planning import make_plan, resolve
-from shardwright.core.processes import Said, find_processes
-from shardwright.core.request import Request
-from shardwright.core.run import RunOptions
+from shardwright.core.resolution.own_model import table_of
+from shardwright.core.resolution.request import Request
 from shardwright.cost import read_machine
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
+from shardwright.training.cluster import Said, find_processes
+from shardwright.training.options import RunOptions
 
 
 def ringed(devices: int, engine: Engine, *, balanced: bool = True) -> Request:

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from shardwright.core.box import Box
-from shardwright.core.boxes import (
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import (
     Owned,
     fed_from_outside,
     held_boxes,
@@ -17,9 +17,9 @@ from shardwright.core.boxes import (
     saves,
     shard_box,
 )
-from shardwright.core.coverage import coverage
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.spec import DimSpec, Spec
+from shardwright.core.boxes.coverage import coverage
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.mesh.spec import DimSpec, Spec
 
 RULES = ("padded", "nested")
 

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardwright.core.box import Box
-from shardwright.core.boxes import owned_boxes
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.spec import DimSpec, Spec
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import owned_boxes
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.mesh.spec import DimSpec, Spec
 
 MESH_SIZES = [(4,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (1, 8), (2, 2, 2), (2, 1, 3), (2, 1, 2, 2)]  # fmt: skip
 NUM_CASES = 2500

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import product
 from math import ceil
 
-from shardwright.core.capacity import Traffic, row_capacity
+from shardwright.core.model.capacity import Traffic, row_capacity
 
 
 def test_capacity_is_the_share_that_is_rounded_up() -> None:

@@ -9,22 +9,22 @@ from time import process_time
 import pytest
 
 from shardwright import load_layout, make_plan
-from shardwright.core.codes import (
+from shardwright.core.findings.codes import (
     MEMORY_WARNING_SHARE,
     OVERCUT_ELEMENTS,
     PADDING_WARNING_SHARE,
     REPLICATED_ERROR_SHARE,
     REPLICATED_WARNING_SHARE,
 )
-from shardwright.core.divisors import divisors, nearest_divisors, nearest_multiples
-from shardwright.core.finding import Finding
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import located
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.layout.wording import bytes_text, percent, product
+from shardwright.core.mesh.divisors import divisors, nearest_divisors, nearest_multiples
+from shardwright.core.model.table import Initializer, ModelTable, Weight
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
-from shardwright.core.position import located
-from shardwright.core.request import Chip, Request
-from shardwright.core.table import Initializer, ModelTable, Weight
-from shardwright.core.wording import bytes_text, percent, product
+from shardwright.core.resolution.request import Chip, Request
 from shardwright.models import build
 from tests.golden.findings_case import Case, request
 

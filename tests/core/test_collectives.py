@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
-from shardwright.core.crossing import weight_ways
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import PlannedCollective
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.plan.crossing import weight_ways
+from shardwright.core.plan.plan import PlannedCollective
 from shardwright.files import parse_yaml
 
 BATCH, LENGTH = 8, 64

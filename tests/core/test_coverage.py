@@ -4,8 +4,8 @@ from random import Random
 
 import numpy as np
 
-from shardwright.core.box import Box
-from shardwright.core.coverage import coverage, join
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.coverage import coverage, join
 
 NO_LIMIT = 10**9
 

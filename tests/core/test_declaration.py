@@ -7,9 +7,9 @@ import json
 import pytest
 
 from shardwright import Request, load_layout, make_plan, preset_names
-from shardwright.core.declaration import declaration, declared_changes
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.position import located
+from shardwright.core.findings.position import located
+from shardwright.core.layout.declaration import declaration, declared_changes
+from shardwright.core.layout.reading import read_layout
 from shardwright.files import parse_yaml
 from shardwright.models import build
 

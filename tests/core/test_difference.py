@@ -6,7 +6,7 @@ import json
 from copy import deepcopy
 
 from shardwright import Request, load_layout, make_plan
-from shardwright.core.difference import CollectiveChange, TensorChange, difference, without_size_one
+from shardwright.locks.difference import CollectiveChange, TensorChange, difference, without_size_one
 from shardwright.models import build
 
 PLAN = {

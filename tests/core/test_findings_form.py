@@ -9,9 +9,10 @@ import re
 import pytest
 
 from shardwright import FindingsError
-from shardwright.core.codes import CODES, SEVERITIES, THRESHOLDS
-from shardwright.core.finding import Finding, count_by_severity, raise_errors, worst_first
-from shardwright.core.position import Position
+from shardwright.core.findings.codes import CODES, SEVERITIES, THRESHOLDS
+from shardwright.core.findings.errors import raise_errors
+from shardwright.core.findings.finding import Finding, count_by_severity, worst_first
+from shardwright.core.findings.position import Position
 
 FULL = Finding(
     code="SW107",

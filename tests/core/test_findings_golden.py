@@ -6,8 +6,8 @@ import pytest
 
 from shardwright import FindingsError
 from shardwright.core.checks import CHECKS
-from shardwright.core.codes import CODES, SEVERITIES
-from shardwright.core.finding import Finding
+from shardwright.core.findings.codes import CODES, SEVERITIES
+from shardwright.core.findings.finding import Finding
 from shardwright.core.planning import resolve
 from tests.conftest import ROOT
 from tests.golden.findings_case import FOLDER, Case, findings, golden_text, of_its_code, request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.codes import CODES, NOT_RUN, THRESHOLDS
+from shardwright.core.findings.codes import CODES, NOT_RUN, THRESHOLDS
 from tests.golden.compiled_cases import ON_PAGES
 from tests.golden.findings_pages import FOLDER, SECTIONS, of_the_page, page_of, said, shown
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardwright import FindingsError, make_plan, preset_names
-from shardwright.core.plan import Plan
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from tests.golden.findings_case import Case, findings, mine, request
 from tests.golden.typed_fix import layout_text, typed

@@ -12,12 +12,12 @@ from typing import get_args
 import pytest
 
 from shardwright import Plan, TensorPlan, make_plan, preset_names
-from shardwright.core.boxes import owned_boxes
-from shardwright.core.plan import layers_on_device
-from shardwright.core.resolve import Refusal
-from shardwright.core.roles import ROLES
-from shardwright.core.spec import Spec
-from shardwright.core.table import DTYPE_BYTES
+from shardwright.core.boxes.boxes import owned_boxes
+from shardwright.core.layout.roles import ROLES
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.table import DTYPE_BYTES
+from shardwright.core.plan.plan import layers_on_device
+from shardwright.core.resolution.resolve import Refusal
 from tests.golden.layouts_matrix import FOLDER, cases, golden_text, make, path_of, request
 
 CASES = tuple(cases())

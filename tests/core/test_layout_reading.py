@@ -7,12 +7,12 @@ import re
 import pytest
 
 from shardwright import FindingsError, load_layout, preset_names
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.position import located
-from shardwright.core.role_reading import components_of, roles_everywhere
-from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import located
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.layout.role_reading import components_of, roles_everywhere
+from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.files import parse_yaml
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright import InputError, Request, load_layout, make_plan, preset_names
-from shardwright.core.lock import Lock, compiled_part, is_lock, line_of, lock_of, moved, read_lock
-from shardwright.core.lock_request import LockRequest
+from shardwright.locks.lock import Lock, compiled_part, is_lock, line_of, lock_of, moved, read_lock
+from shardwright.locks.lock_request import LockRequest
 from shardwright.models import build
 
 PROGRAM = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright import make_plan
-from shardwright.core.request import Request
+from shardwright.core.resolution.request import Request
 from shardwright.cost import read_machine
 from shardwright.layouts import load_layout
 from shardwright.models import build

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from shardwright import Request, model_table
-from shardwright.cli.values import mesh_sizes
-from shardwright.core.errors import FindingsError
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.mesh_sizes import resolve_mesh
+from shardwright.cli.typed.values import mesh_sizes
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.files import parse_yaml
 
 TABLE = model_table("llama3-test")

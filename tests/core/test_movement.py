@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from shardwright.core.boxes import owned_boxes
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.movement import Collective, elements_per_device, movement, steps
-from shardwright.core.notation import parse
-from shardwright.core.spec import Spec
+from shardwright.core.boxes.boxes import owned_boxes
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.mesh.notation import parse
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.movement import Collective, elements_per_device, movement, steps
 
 NAMES = ("x", "y", "z")
 

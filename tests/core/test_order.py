@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from shardwright.core.boxes import owned_boxes
+from shardwright.core.boxes.boxes import owned_boxes
 from tests.core.test_collectives import BATCH, LENGTH, found, plan_of
 
 ROLES = {

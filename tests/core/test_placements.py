@@ -5,10 +5,9 @@ from random import Random
 
 import pytest
 
-from shardwright.core.box import Box
-from shardwright.core.boxes import owned_boxes
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.placements import (
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import owned_boxes
+from shardwright.core.boxes.placements import (
     Placement,
     Replicate,
     Shard,
@@ -18,7 +17,8 @@ from shardwright.core.placements import (
     placement_boxes,
     placements_of,
 )
-from shardwright.core.spec import Spec
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.mesh.spec import Spec
 
 MESH = Mesh.of(x=2, y=3, z=4)
 

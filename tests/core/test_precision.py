@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
-from shardwright.core import precision
-from shardwright.core.precision import PRECISION, Word, dtype_of, own_dtype
-from shardwright.core.table import DTYPE_BYTES
+from shardwright.core.model import precision
+from shardwright.core.model.precision import PRECISION, Word, dtype_of, own_dtype
+from shardwright.core.model.table import DTYPE_BYTES
 
 DEVICE_SIDE = ("loss", "clipping")
 """What is sent and summed beside the plan: single numbers, and two for each token."""

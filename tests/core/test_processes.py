@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.errors import InputError
-from shardwright.core.processes import Processes, Said, find_processes
+from shardwright.core.findings.errors import InputError
+from shardwright.training.cluster import Processes, Said, find_processes
 
 SLURM = {
     "SLURM_JOB_ID": "70123",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from random import Random
 
-from shardwright.core.difference import difference
-from shardwright.core.review import MOST_CHANGES, moved_finding
+from shardwright.locks.difference import difference
+from shardwright.locks.review import MOST_CHANGES, moved_finding
 from tests.core.test_difference import PLAN
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
-from shardwright.core.row_order import head_and_tail
+from shardwright.core.resolution.row_order import head_and_tail
 
 
 def plan_of(layout: str, *, move: str = "gather", balanced: bool = True, length: int = 64, **sizes: int) -> Plan:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.mesh import Mesh
-from shardwright.core.storage import StorageChoice, choose_storage
-from shardwright.core.table import Initializer, Weight
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import Initializer, Weight
+from shardwright.core.resolution.storage import StorageChoice, choose_storage
 from shardwright.files import parse_yaml
 
 NAMES = ("embed", "mlp", "heads")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import PlannedCollective
-from shardwright.core.together import groups_of, weights_of
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.plan.plan import PlannedCollective
+from shardwright.core.plan.together import groups_of, weights_of
 from shardwright.files import parse_yaml
 
 EMBED, MLP, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 256, 768, 2048, 16, 16, 16, 6

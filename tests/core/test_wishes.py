@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.core.layout import Engine, Layout, Rule
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
+from shardwright.core.layout.layout import Engine, Layout, Rule
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.layout.role_reading import roles_everywhere
+from shardwright.core.layout.roles import COMPONENTS, ROLES
+from shardwright.core.model.table import ModelTable
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.role_reading import roles_everywhere
-from shardwright.core.roles import COMPONENTS, ROLES
-from shardwright.core.table import ModelTable
+from shardwright.core.resolution.request import Request
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright import make_plan
-from shardwright.core.plan import Plan
-from shardwright.core.request import Request
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.layouts import load_layout
 from shardwright.models import build

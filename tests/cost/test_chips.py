@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.cost.chips import GIB, Number, chip_of, chips
 
 UNITS = ("_bytes", "_gib", "_per_s", "_s", "_devices", "_chips", "_dims", "_per_chip", "_share_of_bf16")

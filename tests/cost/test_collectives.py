@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.mesh import Mesh
+from shardwright.core.mesh.mesh import Mesh
 from shardwright.cost import read_machine
 from shardwright.cost.chips import chip_of
 from shardwright.cost.collectives import Rates, Time, time_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.plan import Plan
+from shardwright.core.plan.plan import Plan
 from shardwright.cost.flops import step_flops, update_bytes
 from tests.cost.plans import plan_of
 

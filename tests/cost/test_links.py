@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.hops import Part
-from shardwright.core.mesh import Axis, Mesh
+from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.cost import read_machine
 from shardwright.cost.links import Line, lay
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.cost import read_machine
 
 FORM = "Expected: KIND:SHAPE, as in v5p:4x4x4, v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8."

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.core.plan import PlannedCollective
+from shardwright.core.plan.plan import PlannedCollective
 from shardwright.cost import price, read_machine
 from shardwright.cost.chips import chip_of
 from shardwright.cost.collectives import Rates, time_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shardwright import make_plan
-from shardwright.core.finding import Finding
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
-from shardwright.core.position import located
-from shardwright.core.request import Request
-from shardwright.core.wording import bytes_text
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import located
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.layout.wording import bytes_text
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.cost.topology import Scene, _seconds_if_closed
 from shardwright.cost.wording import seconds_text

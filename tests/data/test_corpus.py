@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.data import ByteTokenizer, documents, read_corpus
 from shardwright.data import corpus as corpus_module
 from tests.data.corpora import END, corpus_of

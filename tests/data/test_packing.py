@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.data import ROW_FIELDS, Corpus, Rows
 from tests.data.corpora import END, corpus_of
 

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.data import ByteTokenizer, read_corpus, read_tokenizer
 
 WORDS = {"[UNK]": 0, "the": 1, "cat": 2, "sat": 3, "<s>": 4, "</s>": 5}

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from shardwright.core.attention_kernels import Chosen
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.table import ModelTable
+from shardwright.core.plan.attention_kernels import Chosen
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.spec import Spec
-from shardwright.core.table import ModelTable
-from shardwright.engine_jax.attention import attention, sight_of
-from shardwright.engine_jax.layer_io import Links
-from shardwright.engine_jax.links import late_sums, links_of
-from shardwright.engine_jax.mesh import device_mesh
+from shardwright.core.resolution.request import Request
+from shardwright.engine_jax.attention.attention import attention, sight_of
+from shardwright.engine_jax.io.layer_io import Links
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.lowering.links import late_sums, links_of
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build

@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.checkpoint import open_checkpoint
 from shardwright.cli.main import main
-from shardwright.engine_jax.run import JaxEngine, Step
+from shardwright.engine_jax.training.run import JaxEngine, Step
 
 TEXT = argparse.__file__
 """About 100 KB of the standard library."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shardwright import make_plan
-from shardwright.core.request import Request
-from shardwright.core.table import ModelTable
-from shardwright.engine_jax.layer_io import Links
-from shardwright.engine_jax.links import links_of
+from shardwright.core.model.table import ModelTable
+from shardwright.core.resolution.request import Request
+from shardwright.engine_jax.io.layer_io import Links
+from shardwright.engine_jax.lowering.links import links_of
 from shardwright.layouts import load_layout
 
 

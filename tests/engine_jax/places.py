@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from shardwright.core.boxes import owned_boxes
-from shardwright.core.notation import parse
-from shardwright.core.plan import Plan
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.state import box_of
+from shardwright.core.boxes.boxes import owned_boxes
+from shardwright.core.mesh.notation import parse
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.state import box_of
 
 
 def assert_places_are_the_plans(compiled: jax.stages.Compiled, plan: Plan) -> None:

@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
-from shardwright.compiled.calls import callers_of, executions
-from shardwright.compiled.flops import read_flops
-from shardwright.compiled.hlo import parse
-from shardwright.compiled.program import CompiledCollective
-from shardwright.compiled.read import read
-from shardwright.core.mesh import Mesh
-from shardwright.core.plan import Plan
-from shardwright.core.table import DTYPE_BYTES
+from shardwright.compiled.reading.flops import read_flops
+from shardwright.compiled.reading.program import CompiledCollective
+from shardwright.compiled.reading.read import read
+from shardwright.compiled.text.calls import callers_of, executions
+from shardwright.compiled.text.hlo import parse
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import DTYPE_BYTES
+from shardwright.core.plan.plan import Plan
 
 FLOAT = "float32"
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.engine_jax.scores import Sight
+from shardwright.engine_jax.attention.scores import Sight
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Sight, float], jax.Array]
 

@@ -15,17 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.cli.values import mesh_sizes, moves, settings
-from shardwright.core.layout import Layout
-from shardwright.core.plan import Plan
+from shardwright.cli.typed.values import mesh_sizes, moves, settings
+from shardwright.core.layout.layout import Layout
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.training import BETA_1, OptimizerOptions
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.state import State, abstract_state, initial_state
-from shardwright.engine_jax.step import abstract_batch, batch_sharding, train_step
+from shardwright.core.resolution.request import Request
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.state import State, abstract_state, initial_state
+from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
+from shardwright.training.optimizer import BETA_1, OptimizerOptions
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.sameness.own_layouts import own_layout
 

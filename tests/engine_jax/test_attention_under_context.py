@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from shardwright.core.mesh import Mesh as CoreMesh
+from shardwright.core.mesh.mesh import Mesh as CoreMesh
 from shardwright.data.packing import arranged
-from shardwright.engine_jax.layer_io import Ring
-from shardwright.engine_jax.ring import attend_around
-from shardwright.engine_jax.scores import Sight, attend
+from shardwright.engine_jax.attention.ring import attend_around
+from shardwright.engine_jax.attention.scores import Sight, attend
+from shardwright.engine_jax.io.layer_io import Ring
 from tests.engine_jax.attending import Case, batch, on_one_device, plan_of, program_of, table_of, weights_of
 from tests.engine_jax.program import Program
 

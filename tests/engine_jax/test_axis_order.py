@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from shardwright.core.hops import Part
-from shardwright.core.mesh import Mesh
-from shardwright.core.movement import Step
-from shardwright.engine_jax import hop
-from shardwright.engine_jax.layer_io import Ring, index_of, size_of
+from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.plan.movement import Step
+from shardwright.engine_jax.io import hop
+from shardwright.engine_jax.io.layer_io import Ring, index_of, size_of
 
 MESHES = ({"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 4})
 ORDERS = [(sizes, axes) for sizes in MESHES for num in range(1, len(sizes) + 1) for axes in permutations(sizes, num)]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.core.attention_kernels import Chosen
+from shardwright.core.plan.attention_kernels import Chosen
 from tests.engine_jax.attending import Case, batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.test_attention_under_context import (
     MOVES,

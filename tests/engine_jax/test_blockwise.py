@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.engine_jax.blockwise import attend_in_blocks, with_keys_in_blocks
-from shardwright.engine_jax.scores import Sight, attend, with_keys
+from shardwright.engine_jax.attention.blockwise import attend_in_blocks, with_keys_in_blocks
+from shardwright.engine_jax.attention.scores import Sight, attend, with_keys
 from tests.engine_jax.seeing import Attend, Shape, far, made, plainly, with_slopes
 
 SCALE, BLOCK = 0.3, 16

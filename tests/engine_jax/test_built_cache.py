@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from shardwright.engine_jax import built_cache
-from shardwright.engine_jax.compiling import Built, Stats
+from shardwright.engine_jax.compile import built_cache
+from shardwright.engine_jax.compile.compiling import Built, Stats
 
 
 def test_those_unused_for_the_longest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

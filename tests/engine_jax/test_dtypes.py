@@ -13,14 +13,14 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
-from shardwright.core.plan import Plan
+from shardwright.core.model.precision import PRECISION, dtype_of
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.precision import PRECISION, dtype_of
-from shardwright.engine_jax.embedding import rows_of
-from shardwright.engine_jax.links import links_of
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.state import abstract_state
-from shardwright.engine_jax.step import abstract_batch, gradient_function, mean_of
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.layers.embedding import rows_of
+from shardwright.engine_jax.lowering.links import links_of
+from shardwright.engine_jax.training.state import abstract_state
+from shardwright.engine_jax.training.step import abstract_batch, gradient_function, mean_of
 from tests.engine_jax.steps import Case, plan_of
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 

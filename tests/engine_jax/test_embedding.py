@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from shardwright.core.mesh import Mesh
-from shardwright.engine_jax.embedding import embed
-from shardwright.engine_jax.mesh import device_mesh
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.layers.embedding import embed
 from shardwright.models import build
 from tests.engine_jax.one_device import one_device_links
 from tests.engine_jax.program import Program

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from shardwright.core.movement import Step
-from shardwright.engine_jax.exchange import (
+from shardwright.core.plan.movement import Step
+from shardwright.engine_jax.experts.exchange import (
     Exchange,
     _back_in_chunks,
     _back_ragged,
@@ -23,7 +23,7 @@ from shardwright.engine_jax.exchange import (
     summed_parts,
     to_experts,
 )
-from shardwright.engine_jax.layer_io import Around
+from shardwright.engine_jax.io.layer_io import Around
 
 ROWS, EMBED, EXPERTS = 12, 3, 8
 MESH = jax.make_mesh((2, 2, 2), ("fsdp", "context", "expert"), axis_types=(AxisType.Auto,) * 3)

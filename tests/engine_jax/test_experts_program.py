@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from shardwright.core.plan import Plan
+from shardwright.core.plan.plan import Plan
 from shardwright.cost.flops import step_flops
-from shardwright.engine_jax.links import links_of
+from shardwright.engine_jax.lowering.links import links_of
 from tests.engine_jax.program import Program, assert_program_is_the_plan
 from tests.engine_jax.steps import Case, compiled_step, plan_of
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from shardwright import Request, load_layout, make_plan, model_table
 from shardwright.data import Batches, Rows
-from shardwright.engine_jax.feed import feed_of
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.step import batch_sharding
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.feed import feed_of
+from shardwright.engine_jax.training.step import batch_sharding
 from shardwright.runs.source import Source, batches
 from tests.data.corpora import corpus_of
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.core.attention_kernels import Backend
-from shardwright.core.expert_kernels import ExpertProducts, choose_products
-from shardwright.engine_jax.grouped import _back_by_kernel, _by_kernel, grouped_swiglu
-from shardwright.engine_jax.grouped_blocks import Matrices, back_in_blocks, in_blocks, num_blocks
+from shardwright.core.plan.attention_kernels import Backend
+from shardwright.core.plan.expert_kernels import ExpertProducts, choose_products
+from shardwright.engine_jax.experts.grouped import _back_by_kernel, _by_kernel, grouped_swiglu
+from shardwright.engine_jax.experts.grouped_blocks import Matrices, back_in_blocks, in_blocks, num_blocks
 
 ROWS, EMBED, WIDTH, EXPERTS = 40, 6, 10, 4
 SIZES = [[9, 0, 17, 5], [0, 0, 0, 0], [40, 0, 0, 0], [10, 10, 10, 10], [0, 1, 0, 39]]

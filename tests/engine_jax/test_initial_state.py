@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import CheckpointError, RunPoint, open_checkpoint, save_checkpoint
-from shardwright.core.box import Box
-from shardwright.core.boxes import held_boxes, owned_boxes
-from shardwright.core.plan import Plan
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import held_boxes, owned_boxes
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.shardings import resting_spec
-from shardwright.engine_jax.snapshot import infos_of, load_state, own_boxes
-from shardwright.engine_jax.state import State, arrays_of, box_of, initial_state, make_state, tensors_of
+from shardwright.core.resolution.request import Request
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.lowering.shardings import resting_spec
+from shardwright.engine_jax.training.snapshot import infos_of, load_state, own_boxes
+from shardwright.engine_jax.training.state import State, arrays_of, box_of, initial_state, make_state, tensors_of
 from shardwright.init import box_values
 from shardwright.layouts import load_layout
 from shardwright.models import build

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.core.attention_kernels import Chosen
-from shardwright.core.row_order import IN_ORDER
-from shardwright.engine_jax import attention, kernels
-from shardwright.engine_jax.kernels import backend_of, splash, triton
-from shardwright.engine_jax.layer_io import AttentionLinks
-from shardwright.engine_jax.scores import Sight
+from shardwright.core.plan.attention_kernels import Chosen
+from shardwright.core.resolution.row_order import IN_ORDER
+from shardwright.engine_jax.attention import attention, kernels
+from shardwright.engine_jax.attention.kernels import backend_of, splash, triton
+from shardwright.engine_jax.attention.scores import Sight
+from shardwright.engine_jax.io.layer_io import AttentionLinks
 from tests.engine_jax.attending import batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.seeing import Shape, far, made, plainly, with_slopes
 from tests.engine_jax.test_attention_under_context import WITH_ROWS, balanced, case_of, close

@@ -10,18 +10,18 @@ import jax
 import numpy as np
 import pytest
 
-from shardwright.core.hops import WholeSlice
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.movement import steps
+from shardwright.core.findings.position import located
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.mesh.hops import WholeSlice
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.movement import steps
 from shardwright.core.planning import make_plan
-from shardwright.core.position import located
-from shardwright.core.request import Request
-from shardwright.core.spec import Spec
-from shardwright.engine_jax.layer_io import index_of, size_of
-from shardwright.engine_jax.links import carry, links_of
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.shardings import partition_spec
+from shardwright.core.resolution.request import Request
+from shardwright.engine_jax.io.layer_io import index_of, size_of
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.lowering.links import carry, links_of
+from shardwright.engine_jax.lowering.shardings import partition_spec
 from shardwright.models import build
 
 MESH = Mesh.of(a=2, b=2, c=2)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.core.table import ModelTable
-from shardwright.engine_jax.forward import forward
+from shardwright.core.model.table import ModelTable
+from shardwright.engine_jax.model.forward import forward
 from shardwright.models import build, names
 from shardwright.models.hugging_face import to_published
 from tests.engine_jax.one_device import one_device_links

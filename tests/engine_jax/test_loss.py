@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from shardwright.engine_jax.loss import summed_cross_entropy
+from shardwright.engine_jax.layers.loss import summed_cross_entropy
 
 ROWS, LENGTH, VOCAB = 3, 7, 11
 

@@ -10,10 +10,10 @@ from math import prod
 import pytest
 
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.state import abstract_state
-from shardwright.engine_jax.step import abstract_batch, train_step
+from shardwright.core.resolution.request import Request
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.state import abstract_state
+from shardwright.engine_jax.training.step import abstract_batch, train_step
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from tests.engine_jax.steps import OPTIONS

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.resolve import traffic_of
-from shardwright.core.spec import Spec
-from shardwright.engine_jax.links import late_sums, links_of
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.moe import MoeCounts, experts_layer, seen_by_experts
-from shardwright.engine_jax.routing import largest, moved_bias, route
-from shardwright.engine_jax.shardings import partition_spec
+from shardwright.core.resolution.request import Request
+from shardwright.core.resolution.resolve import traffic_of
+from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, seen_by_experts
+from shardwright.engine_jax.experts.routing import largest, moved_bias, route
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.lowering.links import late_sums, links_of
+from shardwright.engine_jax.lowering.shardings import partition_spec
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build

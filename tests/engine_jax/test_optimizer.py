@@ -10,9 +10,9 @@ import optax
 import pytest
 import torch
 
-from shardwright.core.training import BETA_1, BETA_2, EPSILON, OptimizerOptions, learning_rate
-from shardwright.engine_jax.optimizer import OF_ARRAYS, apply_gradients
-from shardwright.engine_jax.state import State
+from shardwright.engine_jax.training.optimizer import OF_ARRAYS, apply_gradients
+from shardwright.engine_jax.training.state import State
+from shardwright.training.optimizer import BETA_1, BETA_2, EPSILON, OptimizerOptions, learning_rate
 
 SHAPES = {"matrix": (5, 4), "scale": (4,)}
 LR, DECAY, CLIP = 3e-2, 0.2, 0.7

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from shardwright import FindingsError, InputError, Request, load_layout, make_plan, table_of
-from shardwright.core.boxes import owned_boxes
-from shardwright.core.mesh import Mesh
-from shardwright.core.plan import Plan
+from shardwright.core.boxes.boxes import owned_boxes
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax import device_mesh, named_shardings, shapes_of
 
 pytestmark = pytest.mark.devices

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import latest
-from shardwright.core.errors import InputError
-from shardwright.core.mesh import Mesh
-from shardwright.engine_jax.mesh import device_mesh
+from shardwright.core.findings.errors import InputError
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.engine_jax.io.mesh import device_mesh
 from tests.conftest import ROOT
 from tests.engine_jax.commands import (
     LLAMA3,

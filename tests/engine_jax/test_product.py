@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.engine_jax.product import PRODUCT, weight_product
+from shardwright.engine_jax.layers.product import PRODUCT, weight_product
 
 SIZES = {"B": 2, "L": 3, "M": 4, "H": 5, "D": 6, "V": 7}
 RNG = np.random.default_rng(0)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.core.run import Silent, StepRecord
 from shardwright.runs.loop import Loop
-from shardwright.runs.signals import CAUGHT
+from shardwright.runs.processes.signals import CAUGHT
+from shardwright.training.options import Silent, StepRecord
 from tests.engine_jax.commands import (
     FSDP,
     LLAMA3,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.cost import read_machine
-from shardwright.engine_jax import target
+from shardwright.engine_jax.compile import target
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from shardwright import Request, make_plan
-from shardwright.core.layout_reading import read_layout
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.step import gradient_function
+from shardwright.core.layout.reading import read_layout
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.step import gradient_function
 from shardwright.files import parse_yaml
 from shardwright.models import build
 from tests.models.random_weights import random_weights

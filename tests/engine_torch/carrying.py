@@ -8,12 +8,12 @@ from itertools import permutations
 
 import torch
 
-from shardwright.core.boxes import shard_box
-from shardwright.core.mesh import Mesh
-from shardwright.core.movement import Step, steps
-from shardwright.core.spec import Spec
-from shardwright.engine_torch.carry import carry, exchanged, gathered, own_part, scattered, summed
-from shardwright.engine_torch.mesh import Peers, Ranks
+from shardwright.core.boxes.boxes import shard_box
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.movement import Step, steps
+from shardwright.engine_torch.io.carry import carry, exchanged, gathered, own_part, scattered, summed
+from shardwright.engine_torch.io.mesh import Peers, Ranks
 
 MESH = Mesh.of(a=2, b=2)
 NAMES = ("x", "y", "z")

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardwright.core.mesh import Mesh
-from shardwright.core.plan import Plan
-from shardwright.core.training import OptimizerOptions
-from shardwright.engine_torch import model, step
-from shardwright.engine_torch.mesh import Peers, Ranks
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_torch.io.mesh import Peers, Ranks
+from shardwright.engine_torch.model import model
+from shardwright.engine_torch.training import step
+from shardwright.training.optimizer import OptimizerOptions
 from tests.engine_torch.carrying import wrong_after_steps
 from tests.engine_torch.training import Told, train
 

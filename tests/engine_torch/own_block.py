@@ -14,16 +14,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
-from shardwright.core.boxes import shard_box
-from shardwright.core.errors import InputError
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.own_model import activation_spec, table_of
-from shardwright.core.plan import Plan
+from shardwright.core.boxes.boxes import shard_box
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import located
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.position import located
-from shardwright.core.request import Request
-from shardwright.engine_torch.own_module import parallelize, shapes_of
-from shardwright.engine_torch.parameters import local_of
+from shardwright.core.resolution.own_model import activation_spec, table_of
+from shardwright.core.resolution.request import Request
+from shardwright.engine_torch.lowering.parameters import local_of
+from shardwright.engine_torch.own_program.module import parallelize, shapes_of
 
 VOCAB, WIDTH, HEADS, HEAD, HIDDEN, EXPERTS = 64, 32, 4, 8, 96, 4
 ROWS, LENGTH, STEPS = 8, 6, 3

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.core.box import Box
-from shardwright.core.plan import Plan
+from shardwright.core.boxes.box import Box
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import OPTIONS, Case, Run, assert_same, batches_of, laid_out, plan_of

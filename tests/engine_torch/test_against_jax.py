@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from shardwright.core.planning import make_plan
-from shardwright.core.training import FIRST, SECOND
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.state import initial_state
-from shardwright.engine_jax.step import batch_sharding
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.state import initial_state
+from shardwright.engine_jax.training.step import batch_sharding
+from shardwright.training.optimizer import FIRST, SECOND
 from tests.engine_jax.steps import FEW_STEPS, OPTIONS, Case, assert_same, batches_of, compile_plan, plan_of, run_of
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import in_words, trained

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.core.planning import make_plan
-from shardwright.core.request import REMAT_POLICIES, Request
+from shardwright.core.resolution.request import REMAT_POLICIES, Request
 from tests.engine_jax.steps import Run
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import trained_on

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardwright.engine_torch.processes import alone, device_of
+from shardwright.engine_torch.training.processes import alone, device_of
 
 
 @pytest.mark.parametrize(

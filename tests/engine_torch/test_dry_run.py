@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
-from shardwright.core.boxes import shard_box
-from shardwright.core.errors import FindingsError
-from shardwright.core.table import DTYPE_BYTES
-from shardwright.engine_torch import counting, dry_run
-from shardwright.engine_torch.counting import Seen
-from shardwright.engine_torch.held import Held
+from shardwright.core.boxes.boxes import shard_box
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.model.table import DTYPE_BYTES
+from shardwright.engine_torch.dry_run import counting, dry_run
+from shardwright.engine_torch.dry_run.counting import Seen
+from shardwright.engine_torch.dry_run.held import Held
 from shardwright.models import build
 
 FOUR = {"micro_steps": 4, "batch": 64}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.core.training import OptimizerOptions
-from shardwright.engine_torch.embedding import rows_of
-from shardwright.engine_torch.moe import choose_rows
-from shardwright.engine_torch.optimizer import apply_gradients
-from shardwright.engine_torch.product import product, weight_product
-from shardwright.engine_torch.scores import Running, Sight, attend, finished, with_keys
-from shardwright.engine_torch.step import mean_of
+from shardwright.engine_torch.attention.scores import Running, Sight, attend, finished, with_keys
+from shardwright.engine_torch.experts.moe import choose_rows
+from shardwright.engine_torch.layers.embedding import rows_of
+from shardwright.engine_torch.layers.product import product, weight_product
+from shardwright.engine_torch.training.optimizer import apply_gradients
+from shardwright.engine_torch.training.step import mean_of
+from shardwright.training.optimizer import OptimizerOptions
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import torch_plan
 from tests.engine_torch.training import tied_sums

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.core.mesh import Mesh
+from shardwright.core.mesh.mesh import Mesh
 from tests.engine_jax.steps import Case
 from tests.engine_torch.carrying import by_hand, each_collective, wrong_after_steps
 from tests.engine_torch.ranks import Ranks

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from shardwright.engine_torch.embedding import embed
-from shardwright.engine_torch.layer_io import Links
-from shardwright.engine_torch.mesh import Peers
+from shardwright.engine_torch.io.layer_io import Links
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.layers.embedding import embed
 
 
 def links_of_rank(index: int, num: int) -> Links:

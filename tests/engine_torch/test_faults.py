@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.core.plan import Plan
+from shardwright.core.plan.plan import Plan
 from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.steps import Case, Run, assert_same
 from tests.engine_torch import faults

@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwright.core.box import Box
+from shardwright.core.boxes.box import Box
+from shardwright.core.model.table import ModelTable
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.table import ModelTable
-from shardwright.engine_jax.forward import forward
-from shardwright.engine_torch import attention
-from shardwright.engine_torch.links import links_of
-from shardwright.engine_torch.mesh import ranks_of
-from shardwright.engine_torch.model import Model
-from shardwright.engine_torch.scores import finished, with_keys
-from shardwright.engine_torch.state import make_state
+from shardwright.core.resolution.request import Request
+from shardwright.engine_jax.model.forward import forward
+from shardwright.engine_torch.attention import attention
+from shardwright.engine_torch.attention.scores import finished, with_keys
+from shardwright.engine_torch.io.mesh import ranks_of
+from shardwright.engine_torch.lowering.links import links_of
+from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.training.state import make_state
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from tests.engine_jax.one_device import one_device_links

@@ -15,11 +15,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwright.core.boxes import shard_box
-from shardwright.core.errors import FindingsError, InputError
-from shardwright.core.placements import placements_of
-from shardwright.core.plan import Plan
-from shardwright.engine_torch.own_module import parallelize
+from shardwright.core.boxes.boxes import shard_box
+from shardwright.core.boxes.placements import placements_of
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_torch.own_program.module import parallelize
 from tests.engine_torch import own_block
 from tests.engine_torch.own_block import (
     CPU,

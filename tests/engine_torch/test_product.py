@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.engine_torch.product import product
+from shardwright.engine_torch.layers.product import product
 
 SHAPES = [((2, 3, 16), (16, 8)), ((6, 16), (16, 8)), ((4, 3, 16), (4, 16, 8))]
 

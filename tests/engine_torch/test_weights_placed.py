@@ -20,20 +20,20 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwright.cli.values import mesh_sizes
-from shardwright.core.boxes import shard_box
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.placements import Placement, Replicate, Shard, StridedShard, placements_of
-from shardwright.core.plan import Plan
+from shardwright.cli.typed.values import mesh_sizes
+from shardwright.core.boxes.boxes import shard_box
+from shardwright.core.boxes.placements import Placement, Replicate, Shard, StridedShard, placements_of
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.together import WeightOfLayer, weights_of
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.spec import Spec
-from shardwright.core.together import WeightOfLayer, weights_of
-from shardwright.engine_torch import model as engine_model
-from shardwright.engine_torch.links import links_of
-from shardwright.engine_torch.mesh import Ranks, ranks_of
-from shardwright.engine_torch.model import Model
-from shardwright.engine_torch.parameters import empty_parameter, local_of
+from shardwright.core.resolution.request import Request
+from shardwright.engine_torch.io.mesh import Ranks, ranks_of
+from shardwright.engine_torch.lowering.links import links_of
+from shardwright.engine_torch.lowering.parameters import empty_parameter, local_of
+from shardwright.engine_torch.model import model as engine_model
+from shardwright.engine_torch.model.model import Model
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
 

@@ -12,20 +12,20 @@ import torch
 import torch.distributed as dist
 
 from shardwright.checkpoint import OwnedBox
-from shardwright.core.box import Box
-from shardwright.core.plan import Plan
-from shardwright.core.training import FIRST, OptimizerOptions
-from shardwright.engine_torch import step as engine_step
-from shardwright.engine_torch.feed import feed_of
-from shardwright.engine_torch.gathering import Gathered
-from shardwright.engine_torch.layer_io import Params
-from shardwright.engine_torch.links import links_of
-from shardwright.engine_torch.mesh import ranks_of
-from shardwright.engine_torch.model import Model
-from shardwright.engine_torch.parameters import local_of
-from shardwright.engine_torch.state import State, boxes_of, initial_state
-from shardwright.engine_torch.step import train_step
+from shardwright.core.boxes.box import Box
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_torch.io.layer_io import Params
+from shardwright.engine_torch.io.mesh import ranks_of
+from shardwright.engine_torch.lowering.gathering import Gathered
+from shardwright.engine_torch.lowering.links import links_of
+from shardwright.engine_torch.lowering.parameters import local_of
+from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.training import step as engine_step
+from shardwright.engine_torch.training.feed import feed_of
+from shardwright.engine_torch.training.state import State, boxes_of, initial_state
+from shardwright.engine_torch.training.step import train_step
 from shardwright.runs.engine import StepMetrics
+from shardwright.training.optimizer import FIRST, OptimizerOptions
 
 CPU = torch.device("cpu")
 LOOKED_AT = 2

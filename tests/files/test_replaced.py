@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.files import replace_text
 from shardwright.files.replaced import LEFTOVER
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.core.errors import InputError
-from shardwright.core.position import Position
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Position
 from shardwright.files import read_json, read_text, read_yaml
 from shardwright.files.text import error_at, place_of
 

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.errors import InputError
-from shardwright.core.position import Located
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Located
 from shardwright.files import parse_yaml, read_yaml
 from tests.files.values import plain
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.interop.torchtitan.words import KNOWN, TRAINING
 from tests.checkpoint.states import save, small_state
 from tests.fuzz import seeds

@@ -175,10 +175,10 @@ def _nothing_starts() -> Iterator[None]:
     }
     with (
         mock.patch.dict(os.environ, {**kept, "COLUMNS": "100"}, clear=True),
-        mock.patch("shardwright.cli.train._engine", _start),
-        mock.patch("shardwright.cli.train.import_module", _start),
-        mock.patch("shardwright.cli.compile.compile_plan", _start),
-        mock.patch("shardwright.cli.locked_program.compile_plan", _start),
-        mock.patch("shardwright.cli.compile.walk_through", _start),
+        mock.patch("shardwright.cli.running.train._engine", _start),
+        mock.patch("shardwright.cli.running.train.import_module", _start),
+        mock.patch("shardwright.cli.running.compile.compile_plan", _start),
+        mock.patch("shardwright.cli.reviewing.locked_program.compile_plan", _start),
+        mock.patch("shardwright.cli.running.compile.walk_through", _start),
     ):
         yield

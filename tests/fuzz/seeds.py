@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from shardwright.cli.main import main
-from shardwright.core.layout import Layout
+from shardwright.core.layout.layout import Layout
 from shardwright.interop.layout_text import layout_text
 from shardwright.layouts import load_layout, preset_names
 from tests.interop.rule_files import CLEAN, PRESET

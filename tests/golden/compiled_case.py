@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from shardwright import make_plan
-from shardwright.compiled.agreement import agree
+from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.findings import compiled_findings
-from shardwright.compiled.program import CompiledProgram
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 from shardwright.cost import price, read_machine
 from tests.golden.findings_case import Case, request
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.compiled.program import CompiledCollective, CompiledProgram, Temporary, Tool
-from shardwright.compiled.widths import width
-from shardwright.core.plan import Plan
+from shardwright.compiled.agreement.widths import width
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram, Temporary, Tool
+from shardwright.core.plan.plan import Plan
 from shardwright.cost.flops import step_flops
 from tests.compiled.programs import as_planned, beside, changed, remembered, where
 
 V5P = "v5p:2x2x2"
 EXPERTS = ("layers.moe.gate", "layers.moe.up", "layers.moe.down")
-SOURCE = "shardwright/engine_jax/moe.py:128"
+SOURCE = "shardwright/engine_jax/experts/moe.py:128"
 
 
 def planned(plan: Plan) -> CompiledProgram:
@@ -99,7 +99,7 @@ def made_whole(plan: Plan) -> CompiledProgram:
         dtypes=("bfloat16",),
         component="residual",
         tensors=("residual.stream",),
-        source="shardwright/engine_jax/forward.py:64",
+        source="shardwright/engine_jax/model/forward.py:64",
         users=("dynamic-slice",),
     )
     return beside(planned(plan), [gather])
@@ -124,7 +124,7 @@ def keys_travel(plan: Plan) -> CompiledProgram:
             bytes_per_device=keys.bytes_per_device,
             tensors=(keys.name,),
             made_from_bytes=latent.bytes_per_device // 8,
-            source="shardwright/engine_jax/attention.py:88",
+            source="shardwright/engine_jax/attention/attention.py:88",
         )
 
     wanted = {"component": "attention", "kind": "all-gather", "tensors": ("attention.latent_attended",)}
@@ -188,7 +188,7 @@ def with_scores(plan: Plan) -> CompiledProgram:
         op="fusion",
         component="logits",
         phase="backward",
-        source="shardwright/engine_jax/loss.py:37",
+        source="shardwright/engine_jax/layers/loss.py:37",
     )
     return remembered(planned(plan), largest=(scores,), peak_bytes=24 << 30)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.core.request import Chip
+from shardwright.core.resolution.request import Chip
 from tests.golden.findings_case import Case, mine
 
 V5E = Chip(name="v5e", usable_bytes=int(15.75 * 2**30), source="libtpu 0.0.42.1")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from shardwright import FindingsError, make_plan
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.request import Request
-from shardwright.core.table import Activation, ModelTable
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.model.table import Activation, ModelTable
+from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout

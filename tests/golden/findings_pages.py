@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 
 from shardwright.cli.main import main
-from shardwright.core.finding import Finding
+from shardwright.core.findings.finding import Finding
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 SECTIONS = ("Wrong", "Why", "Right", "Cost")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from shardwright.core.codes import CODES
+from shardwright.core.findings.codes import CODES
 from tests.golden import compiled_case, findings_pages
 from tests.golden.compiled_cases import COMPILED_CASES, ON_PAGES
 from tests.golden.findings_case import FOLDER, golden_text

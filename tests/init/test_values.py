@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.core.box import Box
-from shardwright.core.table import Initializer, Weight
+from shardwright.core.boxes.box import Box
+from shardwright.core.model.table import Initializer, Weight
 from shardwright.init import box_values, tensor_values
 from shardwright.init import values as values_module
 from shardwright.init.values import CHUNK

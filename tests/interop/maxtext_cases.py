@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright import FindingsError
-from shardwright.core.finding import Finding
+from shardwright.core.findings.finding import Finding
 from shardwright.interop.maxtext.importing import MaxTextImport, import_maxtext
-from shardwright.interop.maxtext.placing import Imported
+from shardwright.interop.maxtext.resolution.placing import Imported
 from shardwright.interop.maxtext.sources import Asked
 from tests.interop.rule_files import CLEAN, PRESET, edited, line, without
 

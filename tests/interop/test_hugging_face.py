@@ -11,7 +11,7 @@ import transformers
 from transformers.distributed import tensor_parallel
 
 from shardwright import InputError, Request, make_plan
-from shardwright.core.table import as_torch_stores
+from shardwright.core.model.table import as_torch_stores
 from shardwright.interop.hugging_face.command import nearest_named
 from shardwright.interop.hugging_face.importing import Asked, import_hugging_face
 from shardwright.interop.hugging_face.tp_plan import STYLES

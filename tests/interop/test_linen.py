@@ -10,8 +10,8 @@ from flax.linen import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
 from shardwright import InputError
-from shardwright.interop.maxtext.linen import resolve, resolve_nnx
-from shardwright.interop.maxtext.rules import Rule, rule
+from shardwright.interop.maxtext.reading.rules import Rule, rule
+from shardwright.interop.maxtext.resolution.flax_resolution import resolve, resolve_nnx
 
 LISTS = 4000
 NAMES = ("batch", "length", "embed", "mlp", "heads", "experts", "vocab", "norm")

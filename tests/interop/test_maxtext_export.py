@@ -6,12 +6,12 @@ import pytest
 from flax.linen import logical_to_mesh_axes
 
 from shardwright import FindingsError, InputError, Request, load_layout, make_plan
-from shardwright.core.plan import Plan
+from shardwright.core.plan.plan import Plan
 from shardwright.interop.maxtext.export import export_maxtext
 from shardwright.interop.maxtext.importing import import_maxtext
-from shardwright.interop.maxtext.reading import parse_rule_file
+from shardwright.interop.maxtext.reading.reading import parse_rule_file
+from shardwright.interop.maxtext.resolution.tensors import Step, tensors_of
 from shardwright.interop.maxtext.sources import Asked
-from shardwright.interop.maxtext.tensors import Step, tensors_of
 from shardwright.layouts import preset_names
 from shardwright.models import build
 

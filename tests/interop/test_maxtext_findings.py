@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.core.codes import CODES, SEVERITIES
-from shardwright.core.finding import Finding
+from shardwright.core.findings.codes import CODES, SEVERITIES
+from shardwright.core.findings.finding import Finding
 from shardwright.interop.maxtext.checks import CHECKS
 from tests.interop.maxtext_cases import CASES, FOLDER, Case, findings, imported_in, meant
 from tests.interop.typed_fix import typed

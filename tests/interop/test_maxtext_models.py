@@ -9,9 +9,9 @@ import pytest
 from shardwright import InputError
 from shardwright.interop.maxtext.importing import placed_for
 from shardwright.interop.maxtext.model import model_of
-from shardwright.interop.maxtext.model_words import DECODERS, MODEL_NAMES, OTHER_DECODERS
+from shardwright.interop.maxtext.reading.model_vocabulary import DECODERS, MODEL_NAMES, OTHER_DECODERS
+from shardwright.interop.maxtext.reading.vocabulary import MODELS
 from shardwright.interop.maxtext.sources import Asked, read_configuration
-from shardwright.interop.maxtext.words import MODELS
 from shardwright.models import build
 from tests.interop.maxtext_facts import FACTS, write_configs
 from tests.interop.maxtext_page import PAGE, Outcome, outcomes, page

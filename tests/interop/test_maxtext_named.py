@@ -8,10 +8,10 @@ import pytest
 
 from shardwright import InputError
 from shardwright.interop.maxtext.importing import import_maxtext, placed_for
-from shardwright.interop.maxtext.model_files import BASE, FILES
-from shardwright.interop.maxtext.model_words import MODEL_KEYS, UNREAD
+from shardwright.interop.maxtext.reading.model_files import BASE, FILES
+from shardwright.interop.maxtext.reading.model_vocabulary import MODEL_KEYS, UNREAD
+from shardwright.interop.maxtext.reading.vocabulary import MODELS
 from shardwright.interop.maxtext.sources import Asked
-from shardwright.interop.maxtext.words import MODELS
 from tests.interop.maxtext_facts import FACTS, write_configs
 from tests.interop.rule_files import CLEAN
 from tests.interop.test_maxtext_models import EXPERTS

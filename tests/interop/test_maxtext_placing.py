@@ -9,13 +9,13 @@ import pytest
 from flax.core.spmd import apply_rules
 from flax.linen import logical_to_mesh_axes
 
-from shardwright.core.mesh import Mesh
-from shardwright.interop.maxtext.merging import merged
-from shardwright.interop.maxtext.placing import placed_under
-from shardwright.interop.maxtext.reading import parse_given, parse_rule_file
-from shardwright.interop.maxtext.rules import Rule, rule
-from shardwright.interop.maxtext.tensors import Step, tensors_of
-from shardwright.interop.maxtext.words import LOGICAL_NAMES
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.interop.maxtext.reading.merging import merged
+from shardwright.interop.maxtext.reading.reading import parse_given, parse_rule_file
+from shardwright.interop.maxtext.reading.rules import Rule, rule
+from shardwright.interop.maxtext.reading.vocabulary import LOGICAL_NAMES
+from shardwright.interop.maxtext.resolution.placing import placed_under
+from shardwright.interop.maxtext.resolution.tensors import Step, tensors_of
 from shardwright.models import build, names
 from tests.interop.rule_files import CLEAN
 

@@ -11,7 +11,7 @@ from flax.linen import logical_to_mesh_axes
 from shardwright import FindingsError
 from shardwright.interop.maxtext.export import export_maxtext
 from shardwright.interop.maxtext.importing import placed_for
-from shardwright.interop.maxtext.placing import Placed
+from shardwright.interop.maxtext.resolution.placing import Placed
 from shardwright.interop.maxtext.sources import Asked
 from shardwright.layouts import preset_names
 from tests.interop.maxtext_facts import DIMS_OF_LAYERS, FACTS, specs_of, write_configs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.roles import ROLES
+from shardwright.core.layout.roles import ROLES
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.importing import MaxTextImport, import_maxtext
 from shardwright.interop.maxtext.sources import Asked

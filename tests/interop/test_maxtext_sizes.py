@@ -6,9 +6,9 @@ import pytest
 
 from shardwright import FindingsError, InputError
 from shardwright.interop.maxtext.importing import import_maxtext
-from shardwright.interop.maxtext.merging import merged
-from shardwright.interop.maxtext.reading import parse_rule_file
-from shardwright.interop.maxtext.sizes import Devices, sized
+from shardwright.interop.maxtext.reading.merging import merged
+from shardwright.interop.maxtext.reading.reading import parse_rule_file
+from shardwright.interop.maxtext.reading.sizes import Devices, sized
 from shardwright.interop.maxtext.sources import Asked
 from tests.interop.rule_files import CLEAN, edited
 

@@ -16,12 +16,14 @@ from pathlib import Path
 PACKAGE = "shardwright"
 FRONT = "(front door)"
 
-_FOUNDATION = {"core", "files", "init", "cost", "models", "checkpoint", "data"}
+_FOUNDATION = {"core", "training", "files", "init", "cost", "models", "checkpoint", "data"}
 
 LAYERS: Mapping[str, frozenset[str]] = {
     layer: frozenset(permitted)
     for layer, permitted in {
         "core": set(),
+        "locks": {"core"},
+        "training": {"core"},
         "files": {"core", "yaml"},
         "init": {"core", "numpy"},
         "cost": {"core"},
@@ -29,13 +31,13 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "layouts": {"core", "files"},
         "checkpoint": {"core", "numpy", "safetensors", "xxhash"},
         "data": {"core", "numpy", "grain", "tokenizers"},
-        "runs": {"core", "checkpoint", "data"},
+        "runs": {"core", "training", "checkpoint", "data"},
         "engine_jax": {*_FOUNDATION, "runs", "numpy", "jax", "optax", "jaxtyping"},
         "engine_torch": {*_FOUNDATION, "runs", "numpy", "torch", "jaxtyping"},
         "compiled": {"core", "cost"},
         "interop": {"core", "files", "models"},
-        "report": {*_FOUNDATION, "layouts", "compiled", "interop", "rich"},
-        "cli": {*_FOUNDATION, "layouts", "compiled", "interop", "report", "rich", "tyro"},
+        "report": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "rich"},
+        "cli": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "report", "rich", "tyro"},
         FRONT: {"core", "files", "layouts", "models"},
     }.items()
 }
@@ -52,7 +54,7 @@ AT_CALL_TIME: Mapping[str, frozenset[str]] = {
 }
 """What a layer may import inside a function, besides what it may import anywhere."""
 
-STANDARD_LIBRARY_ONLY = ("core", "cost", "models", "compiled")
+STANDARD_LIBRARY_ONLY = ("core", "locks", "training", "cost", "models", "compiled")
 """Layers whose modules load the standard library and each other, nothing else."""
 
 
@@ -68,7 +70,7 @@ class Import:
 
 def layer_of(module: str) -> str:
     """
-    >>> layer_of("shardwright.core.mesh"), layer_of("shardwright")
+    >>> layer_of("shardwright.core.mesh.mesh"), layer_of("shardwright")
     ('core', '(front door)')
     """
     parts = module.split(".")
@@ -122,7 +124,7 @@ def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[Import
             for alias in node.names:
                 yield Import(name=alias.name, line=line, at_call_time=at_call_time)
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, module, is_package)
+            base = absolute(node, module, is_package)
             for alias in node.names:
                 # `from shardwright import core` imports a layer; `from shardwright.core import mesh` does too.
                 name = f"{base}.{alias.name}" if base == PACKAGE else base
@@ -135,7 +137,7 @@ def _imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[Import
                 yield Import(name="?", line=line, at_call_time=at_call_time, computed=True)
 
 
-def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+def absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
     if node.level == 0:
         return node.module or ""
     parts = module.split(".")

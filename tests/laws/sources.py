@@ -72,14 +72,14 @@ def mutable_dataclasses(root: Path, files: Iterable[Path]) -> list[str]:
 
 
 REFUSING = {
-    "engine_jax/mesh.py": "devices that are there",
+    "engine_jax/io/mesh.py": "devices that are there",
     "engine_jax/own_program.py": "a user's own tree",
-    "engine_jax/processes.py": "processes that connect",
-    "engine_jax/target.py": "compilers that are installed",
-    "engine_torch/own_module.py": "a user's own module",
-    "engine_torch/own_units.py": "a user's own module",
-    "engine_torch/own_values.py": "a user's own module",
-    "engine_torch/run.py": "ranks that are there",
+    "engine_jax/training/processes.py": "processes that connect",
+    "engine_jax/compile/target.py": "compilers that are installed",
+    "engine_torch/own_program/module.py": "a user's own module",
+    "engine_torch/own_program/units.py": "a user's own module",
+    "engine_torch/own_program/values.py": "a user's own module",
+    "engine_torch/training/run.py": "ranks that are there",
 }
 """The files of the engines that may refuse what a user asks, and what only the machine or the user's program can tell them."""
 

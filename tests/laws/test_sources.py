@@ -22,7 +22,7 @@ FILES = python_files(ROOT)
 
 
 def test_the_sources_are_found() -> None:
-    assert {ROOT / "src" / "shardwright" / "core" / "mesh.py", Path(__file__)} <= set(FILES)
+    assert {ROOT / "src" / "shardwright" / "core" / "mesh" / "mesh.py", Path(__file__)} <= set(FILES)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_mutable_dataclass_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_refuses_is_noticed(tmp_path: Path) -> None:
-    names = ("engine_jax/support.py", "engine_torch/run.py", "core/checks/engines.py")
+    names = ("engine_jax/support.py", "engine_torch/training/run.py", "core/checks/engines.py")
     files = [write(tmp_path, f"src/shardwright/{name}", "raise InputError('no')\n") for name in names]
     assert refusing_engines(tmp_path, files) == [
         "src/shardwright/engine_jax/support.py: an engine refuses: make it a finding of the plan (core/checks/engines.py)"

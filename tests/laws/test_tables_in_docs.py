@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from shardwright.core.precision import PRECISION
-from shardwright.core.roles import COMPONENTS, LOGICAL_AXES, ROLES
+from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES
+from shardwright.core.model.precision import PRECISION
 from tests.conftest import ROOT
 
 

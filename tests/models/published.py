@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.numpy import save_file
 
-from shardwright.core.table import ModelTable
+from shardwright.core.model.table import ModelTable
 from shardwright.models.hugging_face import to_published
 from shardwright.models.parts.architecture import Architecture, Experts, GroupedQueryAttention, LatentAttention
 from shardwright.models.parts.rope import Rope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.core.table import ModelTable, Weight
+from shardwright.core.model.table import ModelTable, Weight
 
 NEAR = {"normal": (0.0, 0.08), "ones": (1.0, 0.2), "zeros": (0.0, 0.3)}
 """Mean and standard deviation by the kind of the initialiser."""

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from shardwright.core.errors import InputError
-from shardwright.core.roles import COMPONENTS, LOGICAL_AXES
-from shardwright.core.table import ModelTable, as_torch_stores
+from shardwright.core.findings.errors import InputError
+from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES
+from shardwright.core.model.table import ModelTable, as_torch_stores
 from shardwright.models import build, names
 
 # Trained parameters. Full sizes: as counted by transformers for the published configs (8.03 B, 70.6 B, ...).

@@ -28,7 +28,7 @@ from tests.mutants.faults import Fault, Slip, fault_of, slips_of
 from tests.mutants.forks import ROOT, SOURCES, Running, end_group, finished, pytest_of, start, warm_up
 from tests.mutants.lines import Noted, Recorder, read_map, write_map
 
-AREAS = ("core", "cost", "checkpoint", "data", "engine_jax", "engine_torch")
+AREAS = ("core", "locks", "training", "cost", "checkpoint", "data", "engine_jax", "engine_torch")
 NOT_ASKED = (
     "tests/benchmarks",
     "tests/laws/test_documents",

@@ -66,7 +66,7 @@ def test_places_are_found_behind_wide_letters_and_in_functions_of_functions(tmp_
 
 
 def test_every_fault_of_a_file_is_python_and_another_file() -> None:
-    path = SOURCES / "core" / "movement.py"
+    path = SOURCES / "core" / "plan" / "movement.py"
     source = path.read_text(encoding="utf-8")
     slips = list(slips_of(path))
     assert len(slips) > 50
@@ -75,4 +75,4 @@ def test_every_fault_of_a_file_is_python_and_another_file() -> None:
     for fault in found:
         assert ast.dump(ast.parse(fault.text)) != ast.dump(ast.parse(source)), fault.new
         assert fault.old != fault.new
-        assert fault.file == "core/movement.py"
+        assert fault.file == "core/plan/movement.py"

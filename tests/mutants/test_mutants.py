@@ -35,11 +35,11 @@ def test_the_quickest_tests_that_run_the_statement_are_asked_of_each_file_first(
 
 
 def test_a_seed_draws_the_same_faults_each_once_and_from_every_folder() -> None:
-    folders = [Path("src/shardwright/data"), Path("src/shardwright/core/capacity.py")]
+    folders = [Path("src/shardwright/data"), Path("src/shardwright/core/model/capacity.py")]
     once, again, other = (drawn_from(folders, 40, seed) for seed in (0, 0, 1))
     assert [one.key for one in once] == [one.key for one in again] != [one.key for one in other]
     assert len({one.key for one in once}) == 40
-    assert sum(one.file == "core/capacity.py" for one in once) == 20
+    assert sum(one.file == "core/model/capacity.py" for one in once) == 20
 
 
 def test_a_fault_that_nobody_saw_and_nobody_gave_a_reason_for_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +53,6 @@ def test_a_fault_that_nobody_saw_and_nobody_gave_a_reason_for_ends_with_1(capsys
 
 
 def test_what_is_listed_and_gone_is_known() -> None:
-    there = ("core/capacity.py", "Traffic.room", "return self.most if factor is None else", "")
-    gone = [("core/capacity.py", "f", "return no_such_name", ""), ("core/no_such_file.py", "f", "return", "")]
+    there = ("core/model/capacity.py", "Traffic.room", "return self.most if factor is None else", "")
+    gone = [("core/model/capacity.py", "f", "return no_such_name", ""), ("core/no_such_file.py", "f", "return", "")]
     assert outlived([there, *gone]) == gone

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.finding import Finding
-from shardwright.core.position import Position
-from shardwright.report.annotations import annotation, command, error_annotation
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import Position
+from shardwright.report.interop.annotations import annotation, command, error_annotation
 
 FINDING = Finding(
     code="SW601",

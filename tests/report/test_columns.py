@@ -6,8 +6,8 @@ import io
 
 from rich.text import Text
 
-from shardwright.report.columns import Column, Rows, aligned, natural_width, section
-from shardwright.report.terminal import to_text
+from shardwright.report.text.columns import Column, Rows, aligned, natural_width, section
+from shardwright.report.text.terminal import to_text
 
 COLUMNS = [Column(header="name"), Column(header="what", flexible=True), Column(header="bytes", right=True)]
 

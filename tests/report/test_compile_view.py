@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.compiled.agreement import agree
+from shardwright.compiled.agreement.agreement import agree
+from shardwright.compiled.agreement.rewrites import REWRITES
 from shardwright.compiled.findings import compiled_findings
-from shardwright.compiled.program import CompiledCollective, CompiledProgram, Temporary
-from shardwright.compiled.rewrites import REWRITES
-from shardwright.core.plan import Plan
-from shardwright.report.compile_view import compile_view
-from shardwright.report.terminal import to_text
-from shardwright.report.units import pretty_bytes
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram, Temporary
+from shardwright.core.plan.plan import Plan
+from shardwright.report.compile.compile_view import compile_view
+from shardwright.report.text.terminal import to_text
+from shardwright.report.text.units import pretty_bytes
 from tests.compiled.programs import as_planned, changed, remembered, where
 from tests.cost.plans import plan_of as planned
 from tests.golden.compiled_case import plan_of

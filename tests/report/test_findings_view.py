@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from shardwright.core.finding import Finding
-from shardwright.core.position import Position
-from shardwright.report.findings_view import counted, findings_list
-from shardwright.report.terminal import to_text
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import Position
+from shardwright.report.plan.findings_view import counted, findings_list
+from shardwright.report.text.terminal import to_text
 from tests.golden.layouts_matrix import cases, make
 
 NOTATION = "embed/fsdp kv_heads/tensor head_dim"

@@ -10,12 +10,12 @@ from functools import cache
 import pytest
 
 from shardwright import Chip, Plan
-from shardwright.core.plan import StepCost
+from shardwright.core.plan.plan import StepCost
 from shardwright.core.planning import make_plan
-from shardwright.report.difference_view import difference_view
-from shardwright.report.notation_text import AxisColors
-from shardwright.report.plan_view import plan_view
-from shardwright.report.terminal import to_text
+from shardwright.report.plan.plan_view import plan_view
+from shardwright.report.review.difference_view import difference_view
+from shardwright.report.text.notation_text import AxisColors
+from shardwright.report.text.terminal import to_text
 from tests.golden.layouts_matrix import cases, make, request
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -211,7 +211,7 @@ def test_axes_of_size_one_cut_nothing_and_are_not_shown():
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_difference_fits_too(width):
-    from shardwright.core.difference import difference
+    from shardwright.locks.difference import difference
 
     pairs = [("ep", "ep-as-cp"), ("fsdp", "tp"), ("ddp", "pp"), ("hsdp", "shard-exp-on-fsdp")]
     for before, after in pairs:

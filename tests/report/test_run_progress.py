@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 from rich.progress import Progress
 
-from shardwright.core.run import StepRecord
 from shardwright.report.run_progress import Bar, run_progress
+from shardwright.training.options import StepRecord
 
 
 def record(step: int) -> StepRecord:

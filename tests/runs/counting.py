@@ -10,10 +10,10 @@ import numpy as np
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
-from shardwright.core.box import Box
-from shardwright.core.run import RunOptions, RunOutcome, Silent
+from shardwright.core.boxes.box import Box
 from shardwright.data import Batch, Batches, Rows, read_corpus, read_tokenizer
 from shardwright.runs import Connection, MakeEngine, StepMetrics, run
+from shardwright.training.options import RunOptions, RunOutcome, Silent
 
 ROWS, LENGTH = 4, 16
 INFO = TensorInfo(name="sums", shape=(ROWS, 2), dtype="int64")

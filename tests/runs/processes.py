@@ -20,10 +20,10 @@ from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, NamedTuple
 
-from shardwright.core.errors import ShardwrightError
-from shardwright.core.processes import Processes
-from shardwright.core.run import Silent
+from shardwright.core.findings.errors import ShardwrightError
 from shardwright.runs.hold import held
+from shardwright.training.cluster import Processes
+from shardwright.training.options import Silent
 from tests.conftest import ROOT
 from tests.runs.counting import NOBODY, Counting, go, options
 from tests.runs.test_group import free_port

@@ -13,10 +13,10 @@ import pytest
 
 import shardwright.checkpoint.verified as verified
 from shardwright.checkpoint import DamagedError, open_checkpoint, verify
-from shardwright.core.errors import InputError
-from shardwright.core.run import RunOptions, Silent
+from shardwright.core.findings.errors import InputError
 from shardwright.runs import loop, run
 from shardwright.runs.run import _run
+from shardwright.training.options import RunOptions, Silent
 from tests.checkpoint.states import largest_file
 from tests.runs.counting import NOBODY, counting, go, made, options, plan_of, sums
 from tests.runs.test_group import each, together

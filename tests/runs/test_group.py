@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardwright.runs.group as group_module
+import shardwright.runs.processes.group as group_module
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorInfo, open_checkpoint
-from shardwright.core.box import Box
-from shardwright.core.errors import InputError
-from shardwright.core.processes import Processes
-from shardwright.core.run import Silent
+from shardwright.core.boxes.box import Box
+from shardwright.core.findings.errors import InputError
 from shardwright.runs import saving
-from shardwright.runs.channel import Channel
-from shardwright.runs.group import Alone, Ending, Held, Several, must_agree
-from shardwright.runs.meeting import meet
+from shardwright.runs.processes.channel import Channel
+from shardwright.runs.processes.group import Alone, Ending, Held, Several, must_agree
+from shardwright.runs.processes.meeting import meet
+from shardwright.training.cluster import Processes
+from shardwright.training.options import Silent
 
 WAIT_S = 60
 """For what takes milliseconds on a machine that does nothing else."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.core.errors import InputError
-from shardwright.core.run import RunOptions, Silent
+from shardwright.core.findings.errors import InputError
 from shardwright.runs.hold import held
+from shardwright.training.options import RunOptions, Silent
 from tests.conftest import ROOT
 from tests.runs.counting import Counting, counting, go, options, sums
 from tests.runs.processes import several
@@ -161,7 +161,7 @@ import os, signal, sys, time
 from pathlib import Path
 from random import Random
 from tests.runs.counting import counting, go, options
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 
 folder, random, end = Path(sys.argv[1]), Random(int(sys.argv[2])), None
 told = options(folder)

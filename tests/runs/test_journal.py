@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.core.errors import InputError
-from shardwright.core.run import StepRecord
+from shardwright.core.findings.errors import InputError
 from shardwright.runs.journal import Journal, board_writer, journal, keep_later_lines, require_folder
+from shardwright.training.options import StepRecord
 from tests.checkpoint.states import largest_file
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardwright.core.planning import make_plan
-from shardwright.core.run import RunOptions
 from shardwright.runs.engine import StepMetrics
 from shardwright.runs.records import RunError, record_of, require_sound
+from shardwright.training.options import RunOptions
 from tests.runs.counting import plan_of
 
 OPTIONS = RunOptions(steps=3, out=Path("out"), lr=0.5, warmup=1)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import latest, open_checkpoint
-from shardwright.core.errors import InputError
-from shardwright.core.processes import Processes
-from shardwright.core.run import RunOutcome, Silent
+from shardwright.core.findings.errors import InputError
 from shardwright.runs import Connection, RunError, run
 from shardwright.runs.loop import Loop
 from shardwright.runs.run import _run
+from shardwright.training.cluster import Processes
+from shardwright.training.options import RunOutcome, Silent
 from tests.runs.counting import NOBODY, Counting, counting, go, made, options, plan_of, sums
 from tests.runs.test_group import each, free_port, together
 

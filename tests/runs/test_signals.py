@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardwright.runs.signals import stop_on_signal
+from shardwright.runs.processes.signals import stop_on_signal
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.checkpoint import latest
-from shardwright.runs.pace import Beat, Pace, Stall, Watch, told
+from shardwright.runs.processes.pace import Beat, Pace, Stall, Watch, told
 from tests.runs.counting import counting, go, options, sums
 from tests.runs.processes import COUNT, several
 from tests.runs.test_run import losses
@@ -130,7 +130,7 @@ def test_who_stopped_in_the_middle_of_a_step_is_named_and_not_all() -> None:
 
 def test_the_pace_is_that_of_the_longest_step(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 13.0, 20.0, 21.0])
-    monkeypatch.setattr("shardwright.runs.pace.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("shardwright.runs.processes.pace.time.monotonic", lambda: next(times))
     pace = Pace()
     assert pace.beat == Beat(0, stepping=False, longest_s=0.0)
     with pace.stepping(5):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.core.request import Request
+from shardwright.core.resolution.request import Request
 from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import Run, gradient_differences
 from tests.sameness.other_order import runs

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from shardwright.cli.values import mesh_sizes
+from shardwright.cli.typed.values import mesh_sizes
 from shardwright.layouts import preset_names
 from tests.engine_jax.steps import Case, layout_of
 

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from shardwright.core.plan import Plan
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.engine_jax import forward as engine_forward
-from shardwright.engine_jax import moe, routing
-from shardwright.engine_jax.links import links_of
-from shardwright.engine_jax.mesh import device_mesh
-from shardwright.engine_jax.shardings import weight_shardings
-from shardwright.engine_jax.state import State
-from shardwright.engine_jax.step import batch_sharding
+from shardwright.engine_jax.experts import moe, routing
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.lowering.links import links_of
+from shardwright.engine_jax.lowering.shardings import weight_shardings
+from shardwright.engine_jax.model import forward as engine_forward
+from shardwright.engine_jax.training.state import State
+from shardwright.engine_jax.training.step import batch_sharding
 from tests.engine_jax.made_rows import Batch
 
 Arrays = Mapping[str, jax.Array]

@@ -9,7 +9,7 @@ from functools import lru_cache
 import jax
 import numpy as np
 
-from shardwright.engine_jax.state import State
+from shardwright.engine_jax.training.state import State
 from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import (
     FEW_STEPS,

@@ -18,10 +18,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.engine_torch import attention
-from shardwright.engine_torch.private import imagined_ranks
-from shardwright.engine_torch.scores import Running, Sight, finished, with_keys
+from shardwright.core.resolution.request import Request
+from shardwright.engine_torch.attention import attention
+from shardwright.engine_torch.attention.scores import Running, Sight, finished, with_keys
+from shardwright.engine_torch.io.private import imagined_ranks
 from shardwright.layouts import load_layout
 from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import Run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.reading import read_layout
 from shardwright.files import parse_yaml
 
 OWN_LAYOUTS = {

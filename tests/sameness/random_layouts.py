@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from shardwright.core.errors import ShardwrightError
-from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES, Engine
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
+from shardwright.core.findings.errors import ShardwrightError
+from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES, Engine
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.layout.roles import COMPONENTS, ROLES
+from shardwright.core.model.table import ModelTable
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import REMAT_POLICIES, Request
-from shardwright.core.roles import COMPONENTS, ROLES
-from shardwright.core.table import ModelTable
+from shardwright.core.resolution.request import REMAT_POLICIES, Request
 from shardwright.files import parse_yaml
 from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 
-from shardwright.core.plan import Plan
+from shardwright.core.plan.plan import Plan
 from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.steps import Difference, Run, assert_same, compile_plan, difference, run_plan
 from tests.engine_torch.ranks import Ranks

@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shardwright.cli.values import settings
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
+from shardwright.cli.typed.values import settings
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
+from shardwright.core.resolution.request import Request
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.core.layout import ATTENTION_MOVES, MOE_MOVES
+from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
 from shardwright.layouts import preset_names
 from tests.engine_jax.made_rows import LENGTH, tokens_of
 from tests.engine_jax.steps import layout_of, plan_of

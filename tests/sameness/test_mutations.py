@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.core.plan import Plan
-from shardwright.engine_jax import step as engine_step
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_jax.training import step as engine_step
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.engine_jax.steps import Case, Run, assert_same, compile_plan, plan_of, run_plan
 from tests.sameness.cases import LLAMA3, MICRO_STEPS

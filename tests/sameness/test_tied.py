@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.plan import Plan
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
+from shardwright.core.resolution.request import Request
 from shardwright.files import parse_yaml
 from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH, tokens_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.cli.options import PlanOptions
+from shardwright.cli.typed.options import PlanOptions
 
 TRAINED_IN_BF16 = {"weights_dtype": "bfloat16", "moments_dtype": "bfloat16", "dtype": "bfloat16"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwright.core.roles import COMPONENTS
+from shardwright.core.layout.roles import COMPONENTS
 from tests.targets.cases import Case
 from tests.targets.movements import Movement, Movements
 from tests.targets.row import GB

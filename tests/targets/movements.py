@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardwright.cli.compile import Compiled
-from shardwright.compiled.matching import AgreementRow
+from shardwright.cli.running.compile import Compiled
+from shardwright.compiled.agreement.matching import AgreementRow
 from tests.targets.cases import CASES, LARGE, MIXTRAL, Case
 
 FILE = Path(__file__).parent / "movements.json"

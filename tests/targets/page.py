@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.compiled.rewrites import REWRITES, family
+from shardwright.compiled.agreement.rewrites import REWRITES, family
 from tests.targets.cases import Case
 from tests.targets.row import Row
 
@@ -21,7 +21,7 @@ follow a comparison. [compiled-moe.md](compiled-moe.md) has six of the cases col
 - *moved*: bytes of all collectives of one step on one device, loops multiplied out: of operand or result, the larger.
   A ragged exchange counts as the tokens that an even choice sends in the plan, and as its buffers in the program.
 - *same*, *rewritten*, *unmatched*: kinds of collective by component and axes. A rewrite is one of a closed list
-  (`compiled/rewrites.py`), and *by rewrites* is the share of all bytes that only they explain.
+  (`compiled/agreement/rewrites.py`), and *by rewrites* is the share of all bytes that only they explain.
 - *error*: of those that are the same, by how many bytes they differ.
 - *memory*: of one device at the peak of a step, arguments too, as its compiler says; weights, gradients and moments rest
   in bfloat16, as all is computed. What the estimate counts for TPU and GPU was worked out beside these programs, so its

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shardwright.cli.request import asked, planned
-from shardwright.core.plan import Plan
+from shardwright.cli.typed.request import asked, planned
+from shardwright.core.plan.plan import Plan
 from tests.targets.cases import CASES, LARGE, Case
 
 FILE = Path(__file__).parent / "predicted.json"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shardwright.cli.compile import Compiled
+from shardwright.cli.running.compile import Compiled
 from shardwright.core.installed import installed_version
 from tests.targets.cases import Case
 

@@ -18,9 +18,9 @@ import sys
 import time
 from pathlib import Path
 
-from shardwright.cli.compile import compile_plan, without_hardware
-from shardwright.cli.devices import simulate_devices
-from shardwright.cli.request import asked, planned
+from shardwright.cli.running.compile import compile_plan, without_hardware
+from shardwright.cli.typed.devices import simulate_devices
+from shardwright.cli.typed.request import asked, planned
 from tests.targets.cases import CASES, LARGE, Case
 from tests.targets.moe_page import moe_page
 from tests.targets.movements import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.core.resolve import traffic_of
+from shardwright.core.resolution.resolve import traffic_of
 from tests.targets.cases import CASES, LARGE, Case
 from tests.targets.moe_page import moe_page
 from tests.targets.movements import Movement, kept_movements, tokens_or_weights

@@ -8,11 +8,11 @@
 The format has its page: docs/checkpoint.md.
 """
 
-from shardwright.checkpoint.data_file import OwnedBox
 from shardwright.checkpoint.directory import committed, set_aside, step_of
-from shardwright.checkpoint.errors import CheckpointError, DamagedError
+from shardwright.checkpoint.format.data_file import OwnedBox
+from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
+from shardwright.checkpoint.format.manifest import Manifest, RunPoint, StoredBox, StoredTensor, TensorInfo
 from shardwright.checkpoint.inspection import describe, verify
-from shardwright.checkpoint.manifest import Manifest, RunPoint, StoredBox, StoredTensor, TensorInfo
 from shardwright.checkpoint.opened import Checkpoint, Latest, latest, open_checkpoint
 from shardwright.checkpoint.reshard import ReshardPlan, reshard_plan
 from shardwright.checkpoint.save import Save, commit, join_save, save_checkpoint, saving, write_part

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardwright.checkpoint.errors import CheckpointError
 from shardwright.checkpoint.file_lock import TakenError, let_go, note_of_this_process, take
+from shardwright.checkpoint.format.errors import CheckpointError
 
 STEP = re.compile(r"step-(\d{8,})")
 LEFTOVER = re.compile(r"step-(\d{8,})\.(saving|deleting)-[0-9a-f]{8}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwright.checkpoint.manifest import TensorInfo
-from shardwright.core.nearest import nearest
+from shardwright.checkpoint.format.manifest import TensorInfo
+from shardwright.core.findings.nearest import nearest
 
 
 def mismatches(found: Mapping[str, TensorInfo], wanted: Mapping[str, tuple[Sequence[int], str]]) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint.data_file import digest_of_span, read_span
 from shardwright.checkpoint.directory import checkpoints_directory, committed, leftovers, step_of
-from shardwright.checkpoint.errors import CheckpointError
-from shardwright.checkpoint.manifest import FILE_NAME, StoredBox
+from shardwright.checkpoint.format.data_file import digest_of_span, read_span
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.manifest import FILE_NAME, StoredBox
 from shardwright.checkpoint.opened import Checkpoint, open_checkpoint
 from shardwright.checkpoint.verified import digest_error, read_error
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.checkpoint.directory import LEFTOVER, committed, step_of
-from shardwright.checkpoint.dtypes import DTYPES, numpy_dtype
-from shardwright.checkpoint.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.expected import mismatches
-from shardwright.checkpoint.manifest import Manifest, RunPoint, StoredFile, StoredTensor, TensorInfo, digest_of
-from shardwright.checkpoint.read_manifest import read_manifest
+from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
+from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
+from shardwright.checkpoint.format.manifest import Manifest, RunPoint, StoredFile, StoredTensor, TensorInfo, digest_of
+from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.reshard import copies_into
 from shardwright.checkpoint.verified import VerifiedBoxes
-from shardwright.core.box import Box
-from shardwright.core.nearest import did_you_mean
-from shardwright.core.wording import count
+from shardwright.core.boxes.box import Box
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.layout.wording import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.checkpoint.manifest import StoredBox
-from shardwright.core.box import Box
-from shardwright.core.boxes import pieces
+from shardwright.checkpoint.format.manifest import StoredBox
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardwright.checkpoint.directory import committed, delete
-from shardwright.checkpoint.errors import CheckpointError
+from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.opened import open_checkpoint
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 
 
 def check_keep(keep: int | None) -> None:

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.checkpoint.data_file import MAX_FILE_BYTES, OwnedBox, grouped, write_data_file
 from shardwright.checkpoint.directory import (
     LEFTOVER,
     leftovers,
@@ -29,14 +28,15 @@ from shardwright.checkpoint.directory import (
     step_directory,
     temporary_name,
 )
-from shardwright.checkpoint.dtypes import DTYPES
-from shardwright.checkpoint.errors import CheckpointError
-from shardwright.checkpoint.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
-from shardwright.checkpoint.part import Part, merge, part_name, read_part, write_part_file
-from shardwright.checkpoint.read_manifest import check_cover, read_manifest
+from shardwright.checkpoint.format.data_file import MAX_FILE_BYTES, OwnedBox, grouped, write_data_file
+from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
+from shardwright.checkpoint.format.part import Part, merge, part_name, read_part, write_part_file
+from shardwright.checkpoint.format.read_manifest import check_cover, read_manifest
 from shardwright.checkpoint.retention import check_keep, delete_old
-from shardwright.core.box import Box
-from shardwright.core.nearest import did_you_mean
+from shardwright.core.boxes.box import Box
+from shardwright.core.findings.nearest import did_you_mean
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -8,10 +8,10 @@ from threading import Lock
 
 import numpy as np
 
-from shardwright.checkpoint.data_file import CHUNK_BYTES
-from shardwright.checkpoint.dtypes import Dtype
-from shardwright.checkpoint.errors import CheckpointError, DamagedError
-from shardwright.checkpoint.manifest import StoredBox, digest_of
+from shardwright.checkpoint.format.data_file import CHUNK_BYTES
+from shardwright.checkpoint.format.dtypes import Dtype
+from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
+from shardwright.checkpoint.format.manifest import StoredBox, digest_of
 
 CACHE_BYTES = 1 << 30
 

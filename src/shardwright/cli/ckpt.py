@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from shardwright.cli.extras import needing_extra
-from shardwright.cli.options import ShowVerb, VerifyVerb
-from shardwright.cli.output import write_json, write_view
+from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.options import ShowVerb, VerifyVerb
+from shardwright.cli.typed.output import write_json, write_view
 
 
 def run_show(verb: ShowVerb) -> int:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import tyro
 
-from shardwright.cli.import_options import EveryVerb, ExportVerb, ImportVerb
-from shardwright.cli.options import (
+from shardwright.cli.interop.import_options import EveryVerb, ExportVerb, ImportVerb
+from shardwright.cli.typed.options import (
     CheckVerb,
     CkptVerb,
     CompileVerb,
@@ -25,8 +25,8 @@ from shardwright.cli.options import (
     ShowVerb,
     TrainVerb,
 )
-from shardwright.cli.output import write_json, write_view
-from shardwright.core.errors import (
+from shardwright.cli.typed.output import write_json, write_view
+from shardwright.core.findings.errors import (
     INTERRUPTED,
     NOBODY_READS,
     FindingsError,
@@ -153,31 +153,31 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
 
             return run_plan(verb)
         case CompileVerb():
-            from shardwright.cli.compile import run_compile
+            from shardwright.cli.running.compile import run_compile
 
             return run_compile(verb)
         case DiffVerb():
-            from shardwright.cli.diff import run_diff
+            from shardwright.cli.reviewing.diff import run_diff
 
             return run_diff(verb)
         case LockVerb():
-            from shardwright.cli.lock import run_lock
+            from shardwright.cli.reviewing.lock import run_lock
 
             return run_lock(verb)
         case CheckVerb():
-            from shardwright.cli.check import run_check
+            from shardwright.cli.reviewing.check import run_check
 
             return run_check(verb)
         case TrainVerb():
-            from shardwright.cli.train import run_train
+            from shardwright.cli.running.train import run_train
 
             return run_train(verb, arguments)
         case ImportVerb():
-            from shardwright.cli.import_ import run_import
+            from shardwright.cli.interop.import_ import run_import
 
             return run_import(verb)
         case ExportVerb():
-            from shardwright.cli.export import run_export
+            from shardwright.cli.interop.export import run_export
 
             return run_export(verb)
         case CkptVerb():
@@ -189,7 +189,7 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
 def _refuse(error: ShardwrightError, as_json: bool) -> int:
     """Say what a user can mend: on stderr, and with --json as an object on stdout too."""
     if isinstance(error, FindingsError):
-        from shardwright.report.findings_view import findings_list
+        from shardwright.report.plan.findings_view import findings_list
 
         write_view(lambda width: findings_list(error.findings, width), sys.stderr)
         said: dict[str, object] = {"findings": [finding.to_json() for finding in error.findings]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from shardwright.cli.options import PlanVerb
-from shardwright.cli.output import write_json, write_view
-from shardwright.cli.request import asked, planned
+from shardwright.cli.typed.options import PlanVerb
+from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.request import asked, planned
 
 
 def run_plan(verb: PlanVerb) -> int:
@@ -16,7 +16,7 @@ def run_plan(verb: PlanVerb) -> int:
     if verb.plan.json:
         write_json(plan.to_json())
     else:
-        from shardwright.report.plan_view import plan_view
+        from shardwright.report.plan.plan_view import plan_view
 
         write_view(plan_view(plan, question.chosen), sys.stdout)
     return 1 if plan.errors else 0

@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 
 from shardwright.compiled.findings.memory import too_large
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 
 RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
 _SIZE = r"(\d+(?:\.\d+)?)\s?([KMGT]?)i?B?"

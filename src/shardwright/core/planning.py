@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.core.checks import check, check_mesh
-from shardwright.core.collectives import step_collectives
-from shardwright.core.gradients import gradient_reductions
-from shardwright.core.memory import bytes_on_device, estimate_memory
-from shardwright.core.mesh import Mesh
-from shardwright.core.mesh_sizes import resolve_mesh
-from shardwright.core.moe_choice import choose_moe_move
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.request import Request
-from shardwright.core.resolve import activation_sizes, resolve_activation, resolve_weight
-from shardwright.core.table import Activation, Weight, as_torch_stores
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import Activation, Weight, as_torch_stores
+from shardwright.core.plan.collectives import step_collectives
+from shardwright.core.plan.memory import bytes_on_device, estimate_memory
+from shardwright.core.plan.moe_choice import choose_moe_move
+from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.resolution.gradients import gradient_reductions
+from shardwright.core.resolution.mesh_sizes import resolve_mesh
+from shardwright.core.resolution.request import Request
+from shardwright.core.resolution.resolve import activation_sizes, resolve_activation, resolve_weight
 
 
 def make_plan(request: Request) -> Plan:

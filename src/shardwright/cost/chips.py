@@ -10,9 +10,9 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from shardwright.core.errors import InputError
-from shardwright.core.nearest import did_you_mean
-from shardwright.core.request import Chip
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.resolution.request import Chip
 
 TABLE = Path(__file__).parent / "chips.toml"
 GIB = 1024**3

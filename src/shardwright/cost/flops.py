@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
-from shardwright.core.plan import Phase, Plan, TensorPlan
-from shardwright.core.resolve import multiplied
-from shardwright.core.table import Weight
+from shardwright.core.model.table import Weight
+from shardwright.core.plan.plan import Phase, Plan, TensorPlan
+from shardwright.core.resolution.resolve import multiplied
 
 Work = Mapping[tuple[str, Phase], float]
 """Flops of one device in a step, by component and phase."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import gcd, prod
 
-from shardwright.core.hops import Part
-from shardwright.core.mesh import Axis, Mesh
+from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.cost.machine import Machine
 
 

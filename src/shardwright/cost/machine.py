@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, replace
 from math import prod
 
-from shardwright.core.bounds import within
-from shardwright.core.errors import InputError
-from shardwright.core.hops import WholeSlice
-from shardwright.core.request import Chip
+from shardwright.core.findings.bounds import within
+from shardwright.core.findings.errors import InputError
+from shardwright.core.mesh.hops import WholeSlice
+from shardwright.core.resolution.request import Chip
 from shardwright.cost.chips import CPU, ChipNumbers, chip_of
 
 _SHAPE = re.compile(r"(?P<shape>[1-9][0-9]{0,18}(x[1-9][0-9]{0,18}){0,7})(\*(?P<slices>[1-9][0-9]{0,18}))?")

@@ -1,7 +1,7 @@
 """Tokens or weights by time: what `move: {moe: auto}` takes on a machine.
 
 Each option is the collectives of one layer in all passes; a device sends (N-1)/N of an all-to-all's bytes and
-(N-1)/N of a gather's result, so the bytes it sends (core/moe_choice.py) give the bytes of each collective.
+(N-1)/N of a gather's result, so the bytes it sends (core/plan/moe_choice.py) give the bytes of each collective.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.core.moe_choice import crossings, moe_wire_bytes
-from shardwright.core.plan import Plan
+from shardwright.core.plan.moe_choice import crossings, moe_wire_bytes
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.cost.collectives import Rates, time_of
 from shardwright.cost.links import Laid

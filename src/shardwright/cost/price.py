@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardwright.core.finding import Finding, worst_first
-from shardwright.core.plan import Choice, Plan, StepCost
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.plan.plan import Choice, Plan, StepCost
 from shardwright.cost.links import lay
 from shardwright.cost.machine import Machine
 from shardwright.cost.moe import choose_by_time

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.core.plan import Constant, Phase, Plan, PlannedCollective, StepCost
+from shardwright.core.plan.plan import Constant, Phase, Plan, PlannedCollective, StepCost
 from shardwright.cost.chips import ChipNumbers, Reading
 from shardwright.cost.collectives import Rates, Time, time_of
 from shardwright.cost.flops import Work, step_flops, update_bytes

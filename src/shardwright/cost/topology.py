@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.checks import drafts as core_drafts
 from shardwright.core.checks.edits import mesh_order, resized
-from shardwright.core.codes import LATENCY_INFO_SHARE
-from shardwright.core.divisors import divisors
-from shardwright.core.draft import Candidate, Draft, Key
-from shardwright.core.errors import FindingsError
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.core.findings.codes import LATENCY_INFO_SHARE
+from shardwright.core.findings.draft import Candidate, Draft, Key
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, count, every, percent, product
+from shardwright.core.mesh.divisors import divisors
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
-from shardwright.core.wording import bytes_text, count, every, percent, product
 from shardwright.cost.collectives import Rates, time_of
 from shardwright.cost.links import Laid, lay
 from shardwright.cost.machine import Machine

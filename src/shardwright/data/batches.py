@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwright.core.row_order import IN_ORDER
+from shardwright.core.resolution.row_order import IN_ORDER
 from shardwright.data.packing import ROW_FIELDS, Row, Rows, arranged
 
 if TYPE_CHECKING:

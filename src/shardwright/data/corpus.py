@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.data.documents import Document, documents, shown
 from shardwright.data.tokens import Tokenizer
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from shardwright.core.errors import InputError
-from shardwright.core.nearest import nearest
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import nearest
 
 STDLIB = "stdlib"
 """The word for the standard library; a folder of this name is read as ``./stdlib``."""

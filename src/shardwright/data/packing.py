@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.data.corpus import Corpus
 
 Row = dict[str, np.ndarray]

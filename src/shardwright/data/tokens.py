@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.data.documents import reason, shown
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 For a program of one's own: ``device_mesh``, ``shapes_of``, ``named_shardings``, ``named_sharding``, ``partition_spec``.
 """
 
-from shardwright.engine_jax.mesh import device_mesh
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.lowering.shardings import named_sharding, partition_spec
 from shardwright.engine_jax.own_program import named_shardings, shapes_of
-from shardwright.engine_jax.shardings import named_sharding, partition_spec
 
 __all__ = ["device_mesh", "named_sharding", "named_shardings", "partition_spec", "shapes_of"]

@@ -7,11 +7,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from shardwright.core.errors import InputError
-from shardwright.core.finding import raise_errors
-from shardwright.core.nearest import did_you_mean
-from shardwright.core.plan import Plan
-from shardwright.engine_jax.shardings import weight_shardings
+from shardwright.core.findings.errors import InputError, raise_errors
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_jax.lowering.shardings import weight_shardings
 
 
 def shapes_of(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:

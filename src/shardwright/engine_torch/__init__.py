@@ -3,6 +3,6 @@
 For a module of one's own: ``shapes_of``, ``parallelize``.
 """
 
-from shardwright.engine_torch.own_module import parallelize, shapes_of
+from shardwright.engine_torch.own_program.module import parallelize, shapes_of
 
 __all__ = ["parallelize", "shapes_of"]

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import NoReturn
 
-from shardwright.core.errors import InputError
-from shardwright.core.position import Located, Position, located
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Located, Position, located
 from shardwright.files.text import error_at, read_text
 
 

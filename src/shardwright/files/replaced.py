@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 
 LEFTOVER = ".shardwright-"
 """What the name of a file begins with that a killed write has left beside the one it was to become."""

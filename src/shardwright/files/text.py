@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shardwright.core.errors import InputError, caret
-from shardwright.core.nearest import nearest
-from shardwright.core.position import Position
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import nearest
+from shardwright.core.findings.position import Position, caret
 
 MAX_BYTES = 256 * 1024 * 1024
 """Nothing that is read whole as text is larger; the index of a model of 671 B parameters has 9 MB."""

@@ -14,8 +14,8 @@ from typing import TypeGuard
 
 import yaml
 
-from shardwright.core.errors import InputError
-from shardwright.core.position import Located, Position
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Located, Position
 from shardwright.files.scalar import plain_value
 from shardwright.files.text import error_at, place_of, read_text
 

@@ -11,8 +11,8 @@ from math import prod
 
 import numpy as np
 
-from shardwright.core.box import Box
-from shardwright.core.table import Initializer, Weight
+from shardwright.core.boxes.box import Box
+from shardwright.core.model.table import Initializer, Weight
 from shardwright.init.counter import key_of, scramble
 from shardwright.init.normal import STDDEV, truncated_normal
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.core.layout import Layout, RoleEntry
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.position import Located, Position
-from shardwright.core.role_reading import roles_everywhere
-from shardwright.core.roles import COMPONENTS
+from shardwright.core.findings.position import Located, Position
+from shardwright.core.layout.layout import Layout, RoleEntry
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.layout.role_reading import roles_everywhere
+from shardwright.core.layout.roles import COMPONENTS
 from shardwright.files.scalar import plain_value
 from shardwright.files.yaml_text import parse_yaml
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardwright.core.errors import InputError
-from shardwright.core.layout import Layout
-from shardwright.core.layout_reading import read_layout
-from shardwright.core.nearest import did_you_mean
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.reading import read_layout
 from shardwright.files import parse_yaml, read_yaml
 
 FOLDER = Path(__file__).parent

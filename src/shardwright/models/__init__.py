@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from shardwright.core.errors import InputError
-from shardwright.core.nearest import did_you_mean
-from shardwright.core.table import ModelTable
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.model.table import ModelTable
 from shardwright.models.deepseek3 import sizes as deepseek3_sizes
 from shardwright.models.deepseek3 import table as deepseek3_table
 from shardwright.models.llama3 import sizes as llama3_sizes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
-from shardwright.core.table import Weight
+from shardwright.core.model.table import Weight
 
 
 def published_names(weight: Weight) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from math import isfinite
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from shardwright.core.bounds import whole_of, within
-from shardwright.core.errors import InputError
-from shardwright.core.nearest import did_you_mean
+from shardwright.core.findings.bounds import whole_of, within
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
 
 Config = TypeVar("Config")
 

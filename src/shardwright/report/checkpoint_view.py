@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.report.columns import Column, Rows, aligned, section
-from shardwright.report.notation_text import AxisColors
-from shardwright.report.terminal import View
-from shardwright.report.units import pretty_bytes, several
+from shardwright.report.text.columns import Column, Rows, aligned, section
+from shardwright.report.text.notation_text import AxisColors
+from shardwright.report.text.terminal import View
+from shardwright.report.text.units import pretty_bytes, several
 
 
 def checkpoint_view(shown: Mapping[str, Any]) -> View:

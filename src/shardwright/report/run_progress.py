@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shardwright.core.run import Listener, StepRecord, write_why
+from shardwright.training.options import Listener, StepRecord, write_why
 
 LINES = 10
 """Without a terminal, so many lines over a run."""

@@ -3,11 +3,11 @@
     run(options, plan, shown, connection=..., make_engine=...)      the whole of it
 
 An engine gives an ``Engine``, which makes the steps, and a ``Connection`` of its processes. What is told of a run is in
-``shardwright.core.run``.
+``shardwright.training.options``.
 """
 
 from shardwright.runs.engine import Engine, StepMetrics
-from shardwright.runs.meeting import Connection
+from shardwright.runs.processes.meeting import Connection
 from shardwright.runs.records import RunError
 from shardwright.runs.run import MakeEngine, run
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from shardwright.checkpoint.file_lock import TakenError, has_locks, let_go, note_of_this_process, take
-from shardwright.core.errors import InputError
-from shardwright.core.run import Listener
+from shardwright.core.findings.errors import InputError
 from shardwright.runs.journal import require_folder
+from shardwright.training.options import Listener
 
 FILE_NAME = ".lock"
 COMMAND_CHARACTERS = 500

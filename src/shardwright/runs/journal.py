@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardwright.checkpoint.save import NO_SPACE
-from shardwright.core.errors import InputError
-from shardwright.core.run import StepRecord
+from shardwright.core.findings.errors import InputError
 from shardwright.runs.earlier import earlier_lines
+from shardwright.training.options import StepRecord
 
 FILE_NAME = "metrics.jsonl"
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardwright.checkpoint import RunPoint
-from shardwright.core.plan import Plan
-from shardwright.core.run import Listener, RunOptions, RunOutcome
+from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine, StepMetrics
-from shardwright.runs.group import Ending, Group
 from shardwright.runs.journal import FILE_NAME, BoardWriter, Journal, journal, keep_later_lines
+from shardwright.runs.processes.group import Ending, Group
+from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.records import record_of, require_sound
 from shardwright.runs.resuming import clear_the_way
 from shardwright.runs.saving import save
-from shardwright.runs.signals import stop_on_signal
 from shardwright.runs.source import Source, batches
+from shardwright.training.options import Listener, RunOptions, RunOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

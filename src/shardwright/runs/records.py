@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from shardwright.core.errors import ShardwrightError
-from shardwright.core.plan import Plan
-from shardwright.core.run import RunOptions, StepRecord
+from shardwright.core.findings.errors import ShardwrightError
+from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import StepMetrics
+from shardwright.training.options import RunOptions, StepRecord
 
 
 class RunError(ShardwrightError):

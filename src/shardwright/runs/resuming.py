@@ -17,9 +17,9 @@ from shardwright.checkpoint import (
     set_aside,
     step_of,
 )
-from shardwright.core.errors import InputError
-from shardwright.core.run import Listener, RunOptions
+from shardwright.core.findings.errors import InputError
 from shardwright.runs.journal import FILE_NAME
+from shardwright.training.options import Listener, RunOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,18 +8,18 @@ from itertools import count
 from typing import Any
 
 from shardwright.checkpoint import DamagedError
-from shardwright.core.errors import InputError
-from shardwright.core.plan import Plan
-from shardwright.core.run import Listener, RunOptions, RunOutcome, Silent
+from shardwright.core.findings.errors import InputError
+from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine
-from shardwright.runs.group import Group, must_agree
 from shardwright.runs.hold import held
 from shardwright.runs.journal import board_writer
 from shardwright.runs.loop import Loop
-from shardwright.runs.meeting import Connection, joined
+from shardwright.runs.processes.group import Group, must_agree
+from shardwright.runs.processes.meeting import Connection, joined
 from shardwright.runs.resuming import Beginning, beginning, older
 from shardwright.runs.source import open_source
 from shardwright.runs.told import told, told_to_all
+from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 
 MakeEngine = Callable[[RunOptions, Plan], Engine]
 """Raises InputError for a plan which the engine does not run and for devices that are not there. Allocates nothing."""

@@ -19,7 +19,7 @@ from shardwright.checkpoint import (
     write_part,
 )
 from shardwright.checkpoint.directory import step_directory
-from shardwright.runs.group import Group
+from shardwright.runs.processes.group import Group
 
 
 def save(

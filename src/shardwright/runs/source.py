@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from shardwright.core.plan import Plan
-from shardwright.core.run import RunOptions
+from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch, Batches, Corpus, Rows, read_corpus, read_tokenizer
+from shardwright.training.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.core.plan import Plan
-from shardwright.core.run import RunOptions
+from shardwright.core.plan.plan import Plan
 from shardwright.runs.source import Source
+from shardwright.training.options import RunOptions
 
 
 def told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.findings.dtypes import dtypes
 from shardwright.compiled.findings.experts import experts
 from shardwright.compiled.findings.exposed import exposed
@@ -27,9 +27,9 @@ from shardwright.compiled.findings.products import products
 from shardwright.compiled.findings.sizes import expanded, made_whole, summed_and_sliced
 from shardwright.compiled.findings.tools import tools
 from shardwright.compiled.findings.unmatched import unmatched
-from shardwright.compiled.program import CompiledProgram
-from shardwright.core.finding import Finding, worst_first
-from shardwright.core.plan import Plan
+from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.plan.plan import Plan
 
 CHECKS: tuple[Callable[[Plan, CompiledProgram, Agreement], Iterator[Finding]], ...] = (
     experts,

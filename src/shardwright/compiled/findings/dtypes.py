@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.matching import parts_of, total
+from shardwright.compiled.agreement.rewrites import axes_in_order, family
+from shardwright.compiled.agreement.widths import planned_dtype, widest_float, width
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
-from shardwright.compiled.matching import parts_of, total
-from shardwright.compiled.program import CompiledProgram
-from shardwright.compiled.rewrites import axes_in_order, family
-from shardwright.compiled.widths import planned_dtype, widest_float, width
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 
 
 def dtypes(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.matching import total
+from shardwright.compiled.agreement.widths import widest_float, width
 from shardwright.compiled.findings.fixes import moe_moves, settled
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
-from shardwright.compiled.matching import total
-from shardwright.compiled.program import CompiledCollective, CompiledProgram
-from shardwright.compiled.widths import widest_float, width
-from shardwright.core.codes import Severity
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan, PlannedCollective, TensorPlan
-from shardwright.core.wording import every
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
+from shardwright.core.findings.codes import Severity
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import every
+from shardwright.core.plan.plan import Plan, PlannedCollective, TensorPlan
 
 TRAVELS = {
     "all-to-all": "tokens travel: all-to-all",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.matching import total
 from shardwright.compiled.findings.wording import cost_of_all, place, several_times
-from shardwright.compiled.matching import total
-from shardwright.compiled.program import CompiledProgram
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.wording import percent
+from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import percent
+from shardwright.core.plan.plan import Plan
 
 SHOWN = 3
 

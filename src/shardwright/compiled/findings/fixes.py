@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from shardwright.core.checks import drafts
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.errors import FindingsError
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
-from shardwright.core.request import Request
+from shardwright.core.resolution.request import Request
 
 
 def settled(plan: Plan, draft: Draft, better: Callable[[Plan], bool]) -> Finding:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.matching import TOLERANCE, total
 from shardwright.compiled.findings.fixes import settled
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, several_times
-from shardwright.compiled.matching import TOLERANCE, total
-from shardwright.compiled.program import CompiledCollective, CompiledProgram
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
 from shardwright.core.checks.edits import option
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 
 
 def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.widths import width
 from shardwright.compiled.findings.fixes import settled
-from shardwright.compiled.program import CompiledProgram, Temporary
-from shardwright.compiled.widths import width
+from shardwright.compiled.reading.program import CompiledProgram, Temporary
 from shardwright.core.checks.edits import option
 from shardwright.core.checks.memory import cures
-from shardwright.core.codes import DONATED_SHARE
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.wording import bytes_text, percent
+from shardwright.core.findings.codes import DONATED_SHARE
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, percent
+from shardwright.core.plan.plan import Plan
 
 
 def donation(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:

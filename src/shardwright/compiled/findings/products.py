@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.compiled.agreement import Agreement
-from shardwright.compiled.program import CompiledProgram
-from shardwright.core.codes import FLOPS_WARNING_SHARE
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.resolve import expert_axes, traffic_of
-from shardwright.core.wording import percent
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.core.findings.codes import FLOPS_WARNING_SHARE
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import percent
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.cost.flops import step_flops
 from shardwright.cost.wording import seconds_text
 

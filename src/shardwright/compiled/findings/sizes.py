@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.matching import AgreementRow, total
+from shardwright.compiled.agreement.rewrites import family
+from shardwright.compiled.agreement.widths import widest_float
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, several_times
-from shardwright.compiled.matching import AgreementRow, total
-from shardwright.compiled.program import CompiledCollective, CompiledProgram
-from shardwright.compiled.rewrites import family
-from shardwright.compiled.widths import widest_float
-from shardwright.core.codes import EXPANDED_WARNING_RATIO
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan, PlannedCollective
-from shardwright.core.wording import bytes_text
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
+from shardwright.core.findings.codes import EXPANDED_WARNING_RATIO
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text
+from shardwright.core.plan.plan import Plan, PlannedCollective
 
 SLICES = ("slice", "dynamic-slice")
 SHOWN = 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.compiled.agreement import Agreement
-from shardwright.compiled.program import CompiledProgram, Tool
-from shardwright.compiled.tool_chain import is_wanted
-from shardwright.core.codes import Severity
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.reading.program import CompiledProgram, Tool
+from shardwright.compiled.reading.tool_chain import is_wanted
+from shardwright.core.findings.codes import Severity
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 
 
 def tools(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.compiled.agreement import Agreement
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.matching import AgreementRow
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
-from shardwright.compiled.matching import AgreementRow
-from shardwright.compiled.program import CompiledProgram
-from shardwright.core.codes import UNMATCHED_ERROR_SHARE, Severity
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.core.findings.codes import UNMATCHED_ERROR_SHARE, Severity
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 
 SUMS = ("all-reduce", "reduce-scatter")
 """Kinds without which numbers are wrong, where nothing stands in their place."""

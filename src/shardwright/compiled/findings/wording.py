@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiled.matching import total
-from shardwright.compiled.program import CompiledCollective
-from shardwright.core.plan import Plan
-from shardwright.core.wording import bytes_text, count, every, others
+from shardwright.compiled.agreement.matching import total
+from shardwright.compiled.reading.program import CompiledCollective
+from shardwright.core.layout.wording import bytes_text, count, every, others
+from shardwright.core.plan.plan import Plan
 from shardwright.cost.wording import seconds_text
 
 

@@ -24,12 +24,12 @@ from shardwright.core.checks.strides import strides
 from shardwright.core.checks.two_dims import two_dims
 from shardwright.core.checks.units import padded, whole_units
 from shardwright.core.checks.unused import unused
-from shardwright.core.draft import Candidate, Draft, Key
-from shardwright.core.errors import FindingsError
-from shardwright.core.finding import Finding, worst_first
-from shardwright.core.mesh_sizes import mends, mesh_faults
-from shardwright.core.plan import Plan
-from shardwright.core.request import Request
+from shardwright.core.findings.draft import Candidate, Draft, Key
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.mesh_sizes import mends, mesh_faults
+from shardwright.core.resolution.request import Request
 
 CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     whole_weights,

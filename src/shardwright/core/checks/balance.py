@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
 
 
 def balance(plan: Plan) -> Iterator[Draft]:

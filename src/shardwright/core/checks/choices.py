@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.wording import bytes_text
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text
+from shardwright.core.plan.plan import Plan
 
 
 def choices(plan: Plan) -> Iterator[Draft]:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwright.core.draft import Candidate
-from shardwright.core.layout import MeshEntry, RoleEntry, Rule
-from shardwright.core.plan import Plan
-from shardwright.core.request import Request
-from shardwright.core.role_reading import roles_everywhere
-from shardwright.core.roles import COMPONENTS
+from shardwright.core.findings.draft import Candidate
+from shardwright.core.layout.layout import MeshEntry, RoleEntry, Rule
+from shardwright.core.layout.role_reading import roles_everywhere
+from shardwright.core.layout.roles import COMPONENTS
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.request import Request
 
 
 def option(flag: str, value: Any) -> Candidate:

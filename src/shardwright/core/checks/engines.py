@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import entry, named_roles, option, resized, rule, without_rule
-from shardwright.core.codes import NOT_RUN
-from shardwright.core.crossing import WeightWay, weight_ways
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Rule
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan
-from shardwright.core.roles import ROLES
-from shardwright.core.together import WeightOfLayer, trained, weight_of_layer
-from shardwright.core.wording import every, others, product
+from shardwright.core.findings.codes import NOT_RUN
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.layout import Rule
+from shardwright.core.layout.roles import ROLES
+from shardwright.core.layout.wording import every, others, product
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.plan.crossing import WeightWay, weight_ways
+from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.together import WeightOfLayer, trained, weight_of_layer
 
 ON_JAX = option("engine", "jax")
 

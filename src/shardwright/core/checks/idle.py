@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from shardwright.core.checks.edits import entry, named_roles, resized
 from shardwright.core.checks.tensors import cuts, device_bytes, largest_first
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.roles import COMPONENTS, SEQUENCE_PARALLEL
-from shardwright.core.wording import bytes_text, count, every, product
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import COMPONENTS, SEQUENCE_PARALLEL
+from shardwright.core.layout.wording import bytes_text, count, every, product
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def idle_axes(plan: Plan) -> Iterator[Draft]:

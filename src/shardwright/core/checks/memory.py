@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import devices, entry, option, resized, sizes
-from shardwright.core.codes import MEMORY_WARNING_SHARE
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.request import REMAT_POLICIES
-from shardwright.core.wording import bytes_text, percent
+from shardwright.core.findings.codes import MEMORY_WARNING_SHARE
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, percent
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.request import REMAT_POLICIES
 
 
 def memory(plan: Plan) -> Iterator[Draft]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from shardwright.core.checks.edits import entry
 from shardwright.core.checks.tensors import device_bytes
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.wording import bytes_text, count, percent
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, count, percent
+from shardwright.core.plan.plan import Plan
 
 
 def pays(plan: Plan) -> Iterator[Draft]:

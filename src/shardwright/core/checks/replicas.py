@@ -8,15 +8,15 @@ from typing import Literal
 
 from shardwright.core.checks.edits import entry, named_roles, resized, rule, without_rule
 from shardwright.core.checks.tensors import cuts, device_bytes, largest_first, state_factor, weight_rows, whole_bytes
-from shardwright.core.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.position import Position
-from shardwright.core.resolve import Refusal
-from shardwright.core.table import Weight
-from shardwright.core.wording import bytes_text, every, others, percent, product
+from shardwright.core.findings.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import Position
+from shardwright.core.layout.wording import bytes_text, every, others, percent, product
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.model.table import Weight
+from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.resolution.resolve import Refusal
 
 Cause = Literal["data", "idle", "kept-whole", "no-axis", "left-out", "no-list", "no-dim"]
 

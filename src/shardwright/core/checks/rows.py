@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import entry, option
-from shardwright.core.divisors import divisors, nearest_multiples
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.wording import count, either, percent, product
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import count, either, percent, product
+from shardwright.core.mesh.divisors import divisors, nearest_multiples
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def rows_and_tokens(plan: Plan) -> Iterator[Draft]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding, Severity
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan
-from shardwright.core.resolve import capacity_of, traffic_of
-from shardwright.core.wording import bytes_text
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding, Severity
+from shardwright.core.layout.wording import bytes_text
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.plan.plan import Plan
+from shardwright.core.resolution.resolve import capacity_of, traffic_of
 
 DISPATCHED = "moe.dispatched"
 

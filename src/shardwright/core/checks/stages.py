@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from math import gcd
 
 from shardwright.core.checks.edits import both, option, resized
-from shardwright.core.divisors import divisors
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.wording import count, either, percent, product
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import count, either, percent, product
+from shardwright.core.mesh.divisors import divisors
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def stages(plan: Plan) -> Iterator[Draft]:

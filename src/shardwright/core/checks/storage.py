@@ -9,15 +9,15 @@ from math import gcd
 
 from shardwright.core.checks.edits import entry, resized, rule
 from shardwright.core.checks.tensors import largest_first, weight_rows
-from shardwright.core.codes import OVERCUT_ELEMENTS
-from shardwright.core.divisors import divisors
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.roles import ROLES, UNIT_NAMES
-from shardwright.core.table import Weight
-from shardwright.core.wording import counted, every, others, product
+from shardwright.core.findings.codes import OVERCUT_ELEMENTS
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import ROLES, UNIT_NAMES
+from shardwright.core.layout.wording import counted, every, others, product
+from shardwright.core.mesh.divisors import divisors
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.model.table import Weight
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

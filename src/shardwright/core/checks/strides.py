@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.boxes.placements import StridedShard, placements_of
 from shardwright.core.checks.edits import mesh_order
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.notation import place_in
-from shardwright.core.placements import StridedShard, placements_of
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.roles import EXCHANGED_FOR_HEADS
-from shardwright.core.wording import every, others
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS
+from shardwright.core.layout.wording import every, others
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 NOUNS = {"batch": "rows", "length": "tokens"}
 NO_NEIGHBOURS = ("q_length", *EXCHANGED_FOR_HEADS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.table import DTYPE_BYTES, Weight, as_torch_stores
+from shardwright.core.model.table import DTYPE_BYTES, Weight, as_torch_stores
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def weight_rows(plan: Plan) -> Iterator[tuple[TensorPlan, Weight]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import rule, without_rule
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Rule
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.roles import ROLES
-from shardwright.core.spec import Spec
-from shardwright.core.wording import bytes_text, counted, either, others, product
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.layout import Rule
+from shardwright.core.layout.roles import ROLES
+from shardwright.core.layout.wording import bytes_text, counted, either, others, product
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def two_dims(plan: Plan) -> Iterator[Draft]:

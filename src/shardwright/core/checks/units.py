@@ -7,16 +7,16 @@ from math import ceil
 
 from shardwright.core.checks.edits import attention_move, resized
 from shardwright.core.checks.tensors import largest_first, weight_rows
-from shardwright.core.codes import PADDING_WARNING_SHARE
-from shardwright.core.divisors import divisors, nearest_divisors
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.notation import place_in
-from shardwright.core.plan import Plan, TensorPlan
-from shardwright.core.roles import EXCHANGED_FOR_HEADS, UNIT_NAMES
-from shardwright.core.spec import Spec
-from shardwright.core.table import Weight
-from shardwright.core.wording import count, counted, either, others, percent, plural, product
+from shardwright.core.findings.codes import PADDING_WARNING_SHARE
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, UNIT_NAMES
+from shardwright.core.layout.wording import count, counted, either, others, percent, plural, product
+from shardwright.core.mesh.divisors import divisors, nearest_divisors
+from shardwright.core.mesh.notation import place_in
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.table import Weight
+from shardwright.core.plan.plan import Plan, TensorPlan
 
 Group = tuple[str, tuple[str, ...], int]
 """A logical axis, the axes that cut it, and how many pieces it may be cut into."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import entry, without_rule
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.roles import ROLES
-from shardwright.core.wording import either
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import ROLES
+from shardwright.core.layout.wording import either
+from shardwright.core.plan.plan import Plan
 
 
 def unused(plan: Plan) -> Iterator[Draft]:

@@ -13,13 +13,13 @@ from math import gcd
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardwright.core.bounds import BOUNDS, number_text
-from shardwright.core.errors import InputError
-from shardwright.core.finding import Finding
-from shardwright.core.layout_faults import shown
-from shardwright.core.position import Position
-from shardwright.core.precision import TRAINED_IN
-from shardwright.core.table import ModelTable
+from shardwright.core.findings.bounds import BOUNDS, number_text
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import Position
+from shardwright.core.layout.faults import shown
+from shardwright.core.model.precision import TRAINED_IN
+from shardwright.core.model.table import ModelTable
 from shardwright.files.json_text import parse_json
 from shardwright.files.text import error_at, place_of, read_text
 from shardwright.models import FAMILIES

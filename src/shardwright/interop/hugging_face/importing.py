@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from shardwright.core.errors import FindingsError, InputError
-from shardwright.core.finding import Finding, worst_first
-from shardwright.core.layout import Layout
-from shardwright.core.plan import Plan
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.layout.layout import Layout
+from shardwright.core.model.table import ModelTable
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.table import ModelTable
+from shardwright.core.resolution.request import Request
 from shardwright.interop.hugging_face.command import command
 from shardwright.interop.hugging_face.config import Model, is_config, model_of, read_config
 from shardwright.interop.hugging_face.tp_plan import layout_of, plan_in, plan_place, read_plan

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout, MeshEntry
-from shardwright.core.layout_faults import shown
-from shardwright.core.nearest import nearest
-from shardwright.core.position import Position
-from shardwright.core.roles import COMPONENTS, ROLES
-from shardwright.core.table import ModelTable, Weight
-from shardwright.core.wording import every
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.nearest import nearest
+from shardwright.core.findings.position import Position
+from shardwright.core.layout.faults import shown
+from shardwright.core.layout.layout import Layout, MeshEntry
+from shardwright.core.layout.roles import COMPONENTS, ROLES
+from shardwright.core.layout.wording import every
+from shardwright.core.model.table import ModelTable, Weight
 from shardwright.interop.hugging_face.config import Published
 from shardwright.interop.layout_text import entry_of
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout
-from shardwright.core.plan import Plan, TensorPlan
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.wording import count, others
+from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.wording import count, others
-from shardwright.interop.maxtext.placing import Imported, Placed
+from shardwright.core.resolution.request import Request
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from shardwright.core.codes import Severity
-from shardwright.core.errors import InputError
-from shardwright.core.finding import Finding
-from shardwright.core.plan import Plan
-from shardwright.core.wording import count, others
-from shardwright.interop.maxtext.linen import resolve
-from shardwright.interop.maxtext.rules import Rule, rule
-from shardwright.interop.maxtext.sizes import size_key
-from shardwright.interop.maxtext.tensors import Step, Tagged, tensors_of
-from shardwright.interop.maxtext.words import AXES
+from shardwright.core.findings.codes import Severity
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import count, others
+from shardwright.core.plan.plan import Plan
+from shardwright.interop.maxtext.reading.rules import Rule, rule
+from shardwright.interop.maxtext.reading.sizes import size_key
+from shardwright.interop.maxtext.reading.vocabulary import AXES
+from shardwright.interop.maxtext.resolution.flax_resolution import resolve
+from shardwright.interop.maxtext.resolution.tensors import Step, Tagged, tensors_of
 
 NAMES_OF_ROLES = {
     "data": "data",

@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from shardwright.core.finding import Finding, worst_first
-from shardwright.core.layout_faults import shown
-from shardwright.core.table import DTYPE_BYTES, ModelTable
-from shardwright.core.wording import count
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.layout.faults import shown
+from shardwright.core.layout.wording import count
+from shardwright.core.model.table import DTYPE_BYTES, ModelTable
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.checks import check
 from shardwright.interop.maxtext.comparison import Comparison, compared
-from shardwright.interop.maxtext.merging import Configuration
 from shardwright.interop.maxtext.model import model_of
-from shardwright.interop.maxtext.pipeline import with_stages_first
-from shardwright.interop.maxtext.placing import Imported, Placed, placed_under
-from shardwright.interop.maxtext.reading import KINDS
+from shardwright.interop.maxtext.reading.merging import Configuration
+from shardwright.interop.maxtext.reading.pipeline import with_stages_first
+from shardwright.interop.maxtext.reading.reading import KINDS
+from shardwright.interop.maxtext.reading.sizes import Devices, sized
+from shardwright.interop.maxtext.reading.vocabulary import ALWAYS_ONE, AXES, FILLS, SIZE_WORDS
+from shardwright.interop.maxtext.resolution.annotations import EXPERT_NAMES, MoePath
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed, placed_under
+from shardwright.interop.maxtext.resolution.tensors import Step
 from shardwright.interop.maxtext.roles import layout_of
-from shardwright.interop.maxtext.sites import EXPERT_NAMES, MoePath
-from shardwright.interop.maxtext.sizes import Devices, sized
 from shardwright.interop.maxtext.sources import Asked, read_configuration
-from shardwright.interop.maxtext.tensors import Step
-from shardwright.interop.maxtext.words import ALWAYS_ONE, AXES, FILLS, SIZE_WORDS
 
 NEARLY = 0.92
 """How alike a key is to one that is read, from 0 to 1, before it is taken for that one misspelt: none of MaxText's own is."""

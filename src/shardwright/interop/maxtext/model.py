@@ -18,14 +18,14 @@ from math import gcd
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardwright.core.errors import InputError
-from shardwright.core.finding import Finding
-from shardwright.core.layout_faults import shown
-from shardwright.core.nearest import did_you_mean, nearest
-from shardwright.core.table import ModelTable
-from shardwright.interop.maxtext.merging import Configuration
-from shardwright.interop.maxtext.model_files import BASE, FILES, meant
-from shardwright.interop.maxtext.model_words import (
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.nearest import did_you_mean, nearest
+from shardwright.core.layout.faults import shown
+from shardwright.core.model.table import ModelTable
+from shardwright.interop.maxtext.reading.merging import Configuration
+from shardwright.interop.maxtext.reading.model_files import BASE, FILES, meant
+from shardwright.interop.maxtext.reading.model_vocabulary import (
     CHOICES,
     DECODERS,
     DIMS,
@@ -36,9 +36,9 @@ from shardwright.interop.maxtext.model_words import (
     READ_BY,
     UNREAD,
 )
-from shardwright.interop.maxtext.reading import GIVEN, Word
+from shardwright.interop.maxtext.reading.reading import GIVEN, Word
+from shardwright.interop.maxtext.reading.vocabulary import MODELS
 from shardwright.interop.maxtext.sources import OVERRIDES, refuse_twice
-from shardwright.interop.maxtext.words import MODELS
 from shardwright.models import FAMILIES, build, names
 from shardwright.models.deepseek3.sizes import DeepSeek3Config
 from shardwright.models.llama3.sizes import Llama3Config

@@ -25,12 +25,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shardwright.core.layout import Layout, MeshEntry, RoleEntry, Rule
-from shardwright.core.mesh import Mesh
-from shardwright.core.resolve import resolve_weight
-from shardwright.core.roles import COMPONENTS, ROLES
+from shardwright.core.layout.layout import Layout, MeshEntry, RoleEntry, Rule
+from shardwright.core.layout.roles import COMPONENTS, ROLES
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.resolution.resolve import resolve_weight
 from shardwright.interop.layout_text import entry_of
-from shardwright.interop.maxtext.placing import Imported, Placed
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed
 
 TENSOR_DIMS = ("heads", "kv_heads", "mlp", "vocab")
 TRIES = 12

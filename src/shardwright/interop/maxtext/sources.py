@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from shardwright.core.errors import InputError
-from shardwright.core.nearest import did_you_mean
-from shardwright.interop.maxtext.merging import Configuration, extended, merged
-from shardwright.interop.maxtext.model_files import meant
-from shardwright.interop.maxtext.model_words import MODEL_KEYS
-from shardwright.interop.maxtext.placing import Dialect
-from shardwright.interop.maxtext.reading import RULES, RuleFile, Word, parse_given, read_rule_file
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.interop.maxtext.reading.merging import Configuration, extended, merged
+from shardwright.interop.maxtext.reading.model_files import meant
+from shardwright.interop.maxtext.reading.model_vocabulary import MODEL_KEYS
+from shardwright.interop.maxtext.reading.reading import RULES, RuleFile, Word, parse_given, read_rule_file
+from shardwright.interop.maxtext.resolution.placing import Dialect
 
 PRESETS = "custom_mesh_and_rule"
 """The folder of presets, beside the base configuration, and the key that names one."""

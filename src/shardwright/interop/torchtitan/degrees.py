@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd, prod
 
-from shardwright.core.bounds import BOUNDS, number_text
-from shardwright.core.codes import Severity
-from shardwright.core.errors import FindingsError
-from shardwright.core.finding import Finding
-from shardwright.core.nearest import nearest
-from shardwright.core.table import ModelTable
-from shardwright.core.wording import count, either
+from shardwright.core.findings.bounds import BOUNDS, number_text
+from shardwright.core.findings.codes import Severity
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.nearest import nearest
+from shardwright.core.layout.wording import count, either
+from shardwright.core.model.table import ModelTable
 from shardwright.interop.torchtitan.section import Section
 from shardwright.interop.torchtitan.words import AXES, DEGREES, GONE, KNOWN
 

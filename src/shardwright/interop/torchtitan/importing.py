@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 
-from shardwright.core.codes import NOT_RUN
-from shardwright.core.errors import FindingsError
-from shardwright.core.finding import Finding, worst_first
-from shardwright.core.layout import Layout
-from shardwright.core.mesh import Mesh
-from shardwright.core.plan import Plan
+from shardwright.core.findings.codes import NOT_RUN
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.layout.layout import Layout
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import ModelTable
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.request import Request
-from shardwright.core.table import ModelTable
+from shardwright.core.resolution.request import Request
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.torchtitan.degrees import Degrees, check_degrees, degrees_of
 from shardwright.interop.torchtitan.layout import layout_of, mesh_of, no_box, parts_of, ranks

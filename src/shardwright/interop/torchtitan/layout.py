@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.core.finding import Finding
-from shardwright.core.layout import Layout, MeshEntry, RoleEntry, Rule
-from shardwright.core.mesh import Axis, Mesh
-from shardwright.core.position import Position
-from shardwright.core.role_reading import components_of
-from shardwright.core.roles import COMPONENTS
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import Position
+from shardwright.core.layout.layout import Layout, MeshEntry, RoleEntry, Rule
+from shardwright.core.layout.role_reading import components_of
+from shardwright.core.layout.roles import COMPONENTS
+from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.interop.layout_text import entry_of
 from shardwright.interop.torchtitan.degrees import Degrees
 

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwright.core.errors import InputError
-from shardwright.core.position import Position
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Position
 from shardwright.files.text import error_at
 from shardwright.interop.torchtitan.program.arguments import needed
-from shardwright.interop.torchtitan.program.calls import invoke
+from shardwright.interop.torchtitan.program.calls import call, invoke
 from shardwright.interop.torchtitan.program.constants import plain
 from shardwright.interop.torchtitan.program.expressions import field
 from shardwright.interop.torchtitan.program.modules import Module, parse_module
@@ -71,7 +71,7 @@ def _state() -> State:
     sections = {
         name: {"ParallelismConfig": PARALLELISM, "TrainingConfig": TRAINING}[name] for name in SECTIONS.values()
     }
-    return State({**sections, **dict.fromkeys(TRAINERS, SECTIONS)}, frozenset((*WATCHED, *ROWS, *SECTIONS)))
+    return State({**sections, **dict.fromkeys(TRAINERS, SECTIONS)}, frozenset((*WATCHED, *ROWS, *SECTIONS)), call)
 
 
 PARALLELISM: Mapping[str, Any] = {**DEGREES, SEQUENCE: True, MICROBATCHES: 1}

@@ -10,9 +10,9 @@ import re
 import tomllib
 from typing import Any, NoReturn
 
-from shardwright.core.errors import InputError
-from shardwright.core.layout_faults import shown
-from shardwright.core.position import Position
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Position
+from shardwright.core.layout.faults import shown
 from shardwright.files.json_text import parse_json
 from shardwright.files.text import error_at, place_of, read_text
 from shardwright.interop.torchtitan.python import python_section

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.core.finding import Finding
-from shardwright.core.wording import count
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import count
 from shardwright.interop.torchtitan.degrees import Degrees
 from shardwright.interop.torchtitan.section import Section
 from shardwright.interop.torchtitan.words import CONTEXT, FIRST_ROWS, LENGTH, LOCAL_ROWS, STEP_ROWS, STEP_TOKENS, TOKENS

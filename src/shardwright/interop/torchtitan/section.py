@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.core.position import Position
+from shardwright.core.findings.position import Position
 from shardwright.interop.torchtitan.words import DEGREES, MICROBATCH_ROWS, MICROBATCHES, SEQUENCE
 
 

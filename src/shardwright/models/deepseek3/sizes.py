@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.models.parts.rope import Rope
 from shardwright.models.parts.size import Natural, Size, require_at_most, require_multiple, require_positive
 

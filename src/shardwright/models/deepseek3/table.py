@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.core.table import ModelTable
+from shardwright.core.model.table import ModelTable
 from shardwright.models.deepseek3.sizes import DeepSeek3Config
 from shardwright.models.parts.architecture import Architecture, Experts, LatentAttention, Stack
 from shardwright.models.parts.assemble import assemble

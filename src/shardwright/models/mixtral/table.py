@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.core.table import ModelTable
+from shardwright.core.model.table import ModelTable
 from shardwright.models.mixtral.sizes import MixtralConfig
 from shardwright.models.parts.architecture import Architecture, Experts, GroupedQueryAttention, Stack
 from shardwright.models.parts.assemble import assemble

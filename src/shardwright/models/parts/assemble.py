@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwright.core.table import ModelTable
+from shardwright.core.model.table import ModelTable
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention
 from shardwright.models.parts.attention import grouped_query_attention
 from shardwright.models.parts.ends import ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwright.core.table import Activation, Move
+from shardwright.core.model.table import Activation, Move
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
 from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
 

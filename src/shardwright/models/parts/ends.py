@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwright.core.precision import PRECISION, own_dtype
-from shardwright.core.table import Activation, Move, Weight
+from shardwright.core.model.precision import PRECISION, own_dtype
+from shardwright.core.model.table import Activation, Move, Weight
 from shardwright.models.parts.architecture import Architecture
 from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.core.precision import PRECISION, own_dtype
-from shardwright.core.table import Activation, Initializer, Move, Weight
+from shardwright.core.model.precision import PRECISION, own_dtype
+from shardwright.core.model.table import Activation, Initializer, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Experts, Stack
 from shardwright.models.parts.feed_forward import feed_forward
 from shardwright.models.parts.rows import LAYER, Rows, in_layers_of, joined, kernel, num_layers, over_tokens

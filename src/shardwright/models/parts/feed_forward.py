@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.core.table import Activation, Move, Weight
+from shardwright.core.model.table import Activation, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Stack
 from shardwright.models.parts.attention import projected
 from shardwright.models.parts.rows import Rows, in_layers_of, kernel, norm, num_layers, over_tokens

@@ -5,7 +5,7 @@ In DeepSeek-V3 a token's latent has 576 elements, its keys and values 40,960.
 
 from __future__ import annotations
 
-from shardwright.core.table import Activation, Move
+from shardwright.core.model.table import Activation, Move
 from shardwright.models.parts.architecture import Architecture, LatentAttention, Stack
 from shardwright.models.parts.attention import attention_norm, output_kernel, projected, queries, sight
 from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens

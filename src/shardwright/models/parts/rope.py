@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log, pi
 from typing import Literal
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.models.parts.size import require_above, require_positive
 
 

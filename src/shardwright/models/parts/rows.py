@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shardwright.core.table import Activation, Contraction, Initializer, Move, Weight
+from shardwright.core.model.table import Activation, Contraction, Initializer, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Stack
 
 LAYER = "model.layers.{layer}."

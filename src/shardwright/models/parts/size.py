@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 
 Config = TypeVar("Config")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from shardwright.core.finding import Finding
+from shardwright.core.findings.finding import Finding
 from shardwright.interop.maxtext.checks.dialect import dialects_differ
 from shardwright.interop.maxtext.checks.dispatch import dispatched_by_batch
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
@@ -19,7 +19,7 @@ from shardwright.interop.maxtext.checks.sources import context_axis_disagrees, r
 from shardwright.interop.maxtext.checks.two_dims import axis_lost, axis_twice
 from shardwright.interop.maxtext.checks.units import dims_indivisible, rows_indivisible
 from shardwright.interop.maxtext.checks.whole import idle_in_experts, whole_activations, whole_weights
-from shardwright.interop.maxtext.placing import Imported
+from shardwright.interop.maxtext.resolution.placing import Imported
 
 CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
     names_unknown,

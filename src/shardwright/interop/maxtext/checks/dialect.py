@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.spec import DimSpec
-from shardwright.core.wording import every, others
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import every, others
+from shardwright.core.mesh.spec import DimSpec
 from shardwright.interop.maxtext.checks.drafted import Drafted
-from shardwright.interop.maxtext.linen import resolve_nnx
-from shardwright.interop.maxtext.placing import Imported, Placed, larger, place
-from shardwright.interop.maxtext.rules import names_of
+from shardwright.interop.maxtext.reading.rules import names_of
+from shardwright.interop.maxtext.resolution.flax_resolution import resolve_nnx
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed, larger, place
 
 
 def dialects_differ(imported: Imported) -> Iterator[Drafted]:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.wording import bytes_text, product
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, product
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
-from shardwright.interop.maxtext.placing import Imported, Placed, placed_under
-from shardwright.interop.maxtext.rules import Rule
-from shardwright.interop.maxtext.tensors import DTYPE_BYTES
+from shardwright.interop.maxtext.reading.rules import Rule
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed, placed_under
+from shardwright.interop.maxtext.resolution.tensors import DTYPE_BYTES
 
 EXPERTS, ROWS = "activation_exp", "activation_batch_moe"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwright.core.draft import Candidate, Draft
-from shardwright.interop.maxtext.placing import Imported
-from shardwright.interop.maxtext.rules import Rule
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.interop.maxtext.reading.rules import Rule
+from shardwright.interop.maxtext.resolution.placing import Imported
 
 Remedy = Candidate[Imported]
 Drafted = Draft[Imported]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.wording import every
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import every
 from shardwright.interop.maxtext.checks.drafted import Drafted
-from shardwright.interop.maxtext.placing import Imported
+from shardwright.interop.maxtext.resolution.placing import Imported
 
 
 def evaluated_elsewhere(imported: Imported) -> Iterator[Drafted]:

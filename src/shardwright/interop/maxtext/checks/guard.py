@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from shardwright.core.codes import REPLICATED_ERROR_SHARE
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.wording import bytes_text, every, others, percent
+from shardwright.core.findings.codes import REPLICATED_ERROR_SHARE
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, every, others, percent
 from shardwright.interop.maxtext.checks.drafted import Drafted
-from shardwright.interop.maxtext.placing import Imported
-from shardwright.interop.maxtext.words import GUARD_TOLERANCE, GUARDED
+from shardwright.interop.maxtext.reading.vocabulary import GUARD_TOLERANCE, GUARDED
+from shardwright.interop.maxtext.resolution.placing import Imported
 
 
 def guard_lets_through(imported: Imported) -> Iterator[Drafted]:

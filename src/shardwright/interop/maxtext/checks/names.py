@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.nearest import nearest
-from shardwright.core.wording import count, either
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.nearest import nearest
+from shardwright.core.layout.wording import count, either
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
-from shardwright.interop.maxtext.placing import Imported
-from shardwright.interop.maxtext.rules import Rule, names_of
-from shardwright.interop.maxtext.words import AXES, LOGICAL_NAMES, UNUSED
+from shardwright.interop.maxtext.reading.rules import Rule, names_of
+from shardwright.interop.maxtext.reading.vocabulary import AXES, LOGICAL_NAMES, UNUSED
+from shardwright.interop.maxtext.resolution.placing import Imported
 
 
 def names_unknown(imported: Imported) -> Iterator[Drafted]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.wording import count, every, others, product
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import count, every, others, product
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place
 from shardwright.interop.maxtext.checks.two_dims import left_free
-from shardwright.interop.maxtext.linen import Refused
-from shardwright.interop.maxtext.placing import Imported, Placed, larger
-from shardwright.interop.maxtext.rules import Rule, Rules, names_of
+from shardwright.interop.maxtext.reading.rules import Rule, Rules, names_of
+from shardwright.interop.maxtext.resolution.flax_resolution import Refused
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed, larger
 
 
 def free_axes_dropped(imported: Imported) -> Iterator[Drafted]:

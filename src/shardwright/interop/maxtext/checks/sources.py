@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.wording import product
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import product
 from shardwright.interop.maxtext.checks.drafted import Drafted
-from shardwright.interop.maxtext.merging import OVERRIDE
-from shardwright.interop.maxtext.placing import Imported, larger
+from shardwright.interop.maxtext.reading.merging import OVERRIDE
+from shardwright.interop.maxtext.resolution.placing import Imported, larger
 
 
 def rules_hidden(imported: Imported) -> Iterator[Drafted]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.wording import bytes_text, others, product
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, others, product
 from shardwright.interop.maxtext.checks.drafted import Drafted
-from shardwright.interop.maxtext.linen import Refused
-from shardwright.interop.maxtext.placing import Imported, Placed, larger
-from shardwright.interop.maxtext.rules import Rule
+from shardwright.interop.maxtext.reading.rules import Rule
+from shardwright.interop.maxtext.resolution.flax_resolution import Refused
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed, larger
 
 DISPATCHED = ("moe.dispatched", "moe.hidden", "moe.output")
 """Tensors whose lost axis decides what crosses the links; ``dispatch`` speaks of them."""

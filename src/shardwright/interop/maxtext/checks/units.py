@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.draft import Draft
-from shardwright.core.finding import Finding
-from shardwright.core.roles import UNIT_NAMES
-from shardwright.core.wording import count, others, product
+from shardwright.core.findings.draft import Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import UNIT_NAMES
+from shardwright.core.layout.wording import count, others, product
 from shardwright.interop.maxtext.checks.drafted import Drafted
-from shardwright.interop.maxtext.placing import Imported, Placed
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed
 
 
 def dims_indivisible(imported: Imported) -> Iterator[Drafted]:

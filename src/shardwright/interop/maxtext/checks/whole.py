@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
-from shardwright.core.draft import Candidate, Draft
-from shardwright.core.finding import Finding
-from shardwright.core.wording import bytes_text, every, others, percent, product
+from shardwright.core.findings.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.wording import bytes_text, every, others, percent, product
 from shardwright.interop.maxtext.checks.dispatch import EXPERTS
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
-from shardwright.interop.maxtext.placing import Imported, Placed
-from shardwright.interop.maxtext.rules import Rule
+from shardwright.interop.maxtext.reading.rules import Rule
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed
 
 TOKENS = ("batch", "length", "tokens")
 PARTS = ("heads", "kv_heads", "mlp", "vocab")

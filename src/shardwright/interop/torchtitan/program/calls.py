@@ -1,6 +1,6 @@
 """What a call gives, and what it may change of what it is handed.
 
-A class of another file makes an object and leaves what it is handed as it is; so do the functions in ``BUILTINS`` and those that
+A class of another file makes an object and leaves what it is handed as it is; so do the functions in ``expressions.BUILTINS`` and those that
 copy. Any other function of another file may change all that it can reach.
 """
 
@@ -34,19 +34,6 @@ from shardwright.interop.torchtitan.program.values import (
 
 STRUCTURAL = ("len", "list", "tuple", "dict", "zip", "enumerate", "reversed", "range")
 """Functions that look at a list's or a dict's shape and not at what is in it."""
-BUILTINS = (
-    "setattr",
-    "getattr",
-    "hasattr",
-    "isinstance",
-    "issubclass",
-    "print",
-    "super",
-    "type",
-    "callable",
-    "id",
-    "vars",
-)
 
 
 def call(node: ast.Call, scope: Scope, state: State) -> Any:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardwright.interop.torchtitan.program import calls, unknown
+from shardwright.interop.torchtitan.program import unknown
 from shardwright.interop.torchtitan.program.constants import (
     FUNCTIONS,
     METHODS,
@@ -33,6 +33,21 @@ from shardwright.interop.torchtitan.program.values import (
     Unread,
     around_method,
 )
+
+BUILTINS = (
+    "setattr",
+    "getattr",
+    "hasattr",
+    "isinstance",
+    "issubclass",
+    "print",
+    "super",
+    "type",
+    "callable",
+    "id",
+    "vars",
+)
+"""Functions that leave what they are handed as it is."""
 
 
 def value_of(node: ast.expr, scope: Scope, state: State) -> Any:
@@ -66,7 +81,7 @@ def _name(node: ast.Name, scope: Scope, _state: State) -> Any:
     try:
         return scope.find(node.id)
     except KeyError:
-        if node.id in FUNCTIONS or node.id in calls.BUILTINS or node.id.lstrip("_")[:1].isupper():
+        if node.id in FUNCTIONS or node.id in BUILTINS or node.id.lstrip("_")[:1].isupper():
             return Imported(name=node.id)
         return unread(scope, node, f"'{node.id}' is not in the file")
 
@@ -338,7 +353,7 @@ READERS: dict[type[ast.expr], Callable[[Any, Scope, State], Any]] = {
     ast.Constant: _constant,
     ast.Name: _name,
     ast.Attribute: _attribute,
-    ast.Call: lambda node, scope, state: calls.call(node, scope, state),
+    ast.Call: lambda node, scope, state: state.call(node, scope, state),
     ast.BinOp: _binary,
     ast.UnaryOp: _unary,
     ast.BoolOp: _boolean,

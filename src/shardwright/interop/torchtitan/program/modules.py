@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.core.errors import InputError
-from shardwright.core.position import Position
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Position
 from shardwright.files.text import error_at, read_text
 
 REGISTRY = "config_registry"

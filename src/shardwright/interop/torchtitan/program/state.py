@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwright.core.errors import InputError
-from shardwright.core.position import Position
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Position
 from shardwright.interop.torchtitan.program.modules import Module
 from shardwright.interop.torchtitan.program.values import Scope, Unread
 
@@ -28,11 +28,17 @@ class EndedError(Exception):
 class State:
     """``defaults``: the fields that a class of another file has where nobody gives them, by its dotted name's end.
 
+    ``call``: what a call gives (``calls.py``), which looks into functions, whose statements have expressions with calls.
     ``strays``: where a field of a name in ``watched`` is set on something that is not read.
     """
 
-    def __init__(self, defaults: Mapping[str, Mapping[str, Any]], watched: frozenset[str]) -> None:
-        self.defaults, self.watched = defaults, watched
+    def __init__(
+        self,
+        defaults: Mapping[str, Mapping[str, Any]],
+        watched: frozenset[str],
+        call: Callable[[ast.Call, Scope, State], Any],
+    ) -> None:
+        self.defaults, self.watched, self.call = defaults, watched, call
         self.strays: list[tuple[str, Position]] = []
         self.modules: dict[Path, Scope] = {}
         self.texts: dict[str, str] = {}

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.core.errors import InputError
+from shardwright.core.findings.errors import InputError
 from shardwright.interop.torchtitan.program import unknown
 from shardwright.interop.torchtitan.program.constants import NotPlainError, binary
 from shardwright.interop.torchtitan.program.expressions import bind, truth, value_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.core.position import Position
+from shardwright.core.findings.position import Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,155 @@
+"""A data file: the safetensors format, written as a stream and hashed on the way.
+
+The format is eight bytes (the length of the header, little-endian), a JSON header and the elements. It is written
+here and not by the safetensors library because a box is hashed and written in one pass, is made only when its
+turn comes, and is then let go: the state is never held twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from shardwright.checkpoint.format.dtypes import DTYPES, as_bytes
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.manifest import StoredBox, StoredFile, TensorInfo, digest_of
+from shardwright.core.boxes.box import Box
+
+CHUNK_BYTES = 8 << 20
+MAX_FILE_BYTES = 4 << 30
+"""A new file is begun before one grows past this; a single box larger than this has a file of its own."""
+MAX_FILE_BOXES = 100_000
+"""And before its header grows past the 100 MB that the safetensors library reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedBox:
+    """One box of one tensor, as its owner hands it over.
+
+    ``array`` has the box's shape and the tensor's dtype (or opaque elements of the same width); or it is a
+    function that makes this array when the box is written, so that a device's memory is copied box by box.
+    """
+
+    name: str
+    box: Box
+    array: np.ndarray | Callable[[], np.ndarray]
+
+
+def grouped(
+    pieces: Sequence[tuple[TensorInfo, OwnedBox]], max_bytes: int, max_boxes: int = MAX_FILE_BOXES
+) -> Iterator[Sequence[tuple[TensorInfo, OwnedBox]]]:
+    """The pieces of each file in turn, wide elements first, so that every box is aligned to its elements."""
+    ordered = sorted(pieces, key=lambda pair: -DTYPES[pair[0].dtype].num_bytes)
+    group: list[tuple[TensorInfo, OwnedBox]] = []
+    num_bytes = 0
+    for info, piece in ordered:
+        size = _num_bytes(info, piece.box)
+        if group and (num_bytes + size > max_bytes or len(group) == max_boxes):
+            yield group
+            group, num_bytes = [], 0
+        group.append((info, piece))
+        num_bytes += size
+    if group:
+        yield group
+
+
+def write_data_file(
+    path: Path, pieces: Sequence[tuple[TensorInfo, OwnedBox]], step: int
+) -> tuple[StoredFile, tuple[tuple[str, StoredBox], ...]]:
+    """Writes one new file and makes it durable. Returns it, and each box with the name of its tensor.
+
+    Raises OSError, and CheckpointError (SW501) for an array that is not the box it is said to be.
+    """
+    keys = _keys(pieces)
+    header = _header(keys, pieces, step)
+    offset = len(header)
+    stored: list[tuple[str, StoredBox]] = []
+    with path.open("xb") as file:
+        file.write(header)
+        for key, (info, piece) in zip(keys, pieces, strict=True):
+            num_bytes = _num_bytes(info, piece.box)
+            digest = _write_piece(file.write, info, piece)
+            box = StoredBox(box=piece.box, file=path.name, key=key, offset=offset, num_bytes=num_bytes, digest=digest)
+            stored.append((info.name, box))
+            offset += num_bytes
+        file.flush()
+        os.fsync(file.fileno())
+    described = StoredFile(name=path.name, num_bytes=offset, header_bytes=len(header), header_digest=digest_of(header))
+    return described, tuple(stored)
+
+
+def read_span(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
+    """A span of a file, in chunks. Ends early where the file does. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while num_bytes:
+            chunk = file.read(min(num_bytes, CHUNK_BYTES))
+            if not chunk:
+                return
+            num_bytes -= len(chunk)
+            yield memoryview(chunk)
+
+
+def digest_of_span(chunks: Iterable[memoryview]) -> str:
+    """Digest of bytes that come in chunks."""
+    hasher = xxhash.xxh3_128()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _write_piece(write: Callable[[memoryview], object], info: TensorInfo, piece: OwnedBox) -> str:
+    array = np.asarray(piece.array() if callable(piece.array) else piece.array)
+    dtype = DTYPES[info.dtype]
+    if array.shape != piece.box.shape or (array.dtype.name != dtype.name and array.dtype != dtype.raw):
+        raise CheckpointError(
+            f"tensor '{info.name}', box [{piece.box}]: found an array of shape {array.shape} and dtype {array.dtype.name}, "
+            f"needed {piece.box.shape} and {info.dtype}.",
+            code="SW501",
+        )
+    data = as_bytes(array).data
+    hasher = xxhash.xxh3_128()
+    for start in range(0, len(data), CHUNK_BYTES):
+        chunk = data[start : start + CHUNK_BYTES]
+        hasher.update(chunk)
+        write(chunk)
+    return hasher.hexdigest()
+
+
+def _num_bytes(info: TensorInfo, box: Box) -> int:
+    return box.size * DTYPES[info.dtype].num_bytes
+
+
+def _keys(pieces: Sequence[tuple[TensorInfo, OwnedBox]]) -> tuple[str, ...]:
+    """The tensor's own name for a box that is all of it, else the name and the box; no key twice in a file."""
+    taken = {"__metadata__"}
+    keys: list[str] = []
+    for info, piece in pieces:
+        key = info.name if piece.box == Box.whole(info.shape) else f"{info.name}[{piece.box}]"
+        while key in taken:
+            key += "'"
+        taken.add(key)
+        keys.append(key)
+    return tuple(keys)
+
+
+def _header(keys: Sequence[str], pieces: Sequence[tuple[TensorInfo, OwnedBox]], step: int) -> bytes:
+    value: dict[str, object] = {"__metadata__": {"shardwright": "1", "step": str(step)}}
+    offset = 0
+    for key, (info, piece) in zip(keys, pieces, strict=True):
+        end = offset + _num_bytes(info, piece.box)
+        value[key] = {
+            "dtype": DTYPES[info.dtype].safetensors,
+            "shape": list(piece.box.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(value, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,79 @@
+"""The dtypes a checkpoint holds, by the names that NumPy, ml_dtypes, JAX and PyTorch share.
+
+A tensor is bytes and the name of a dtype. Names that NumPy itself lacks (``bfloat16``, the float8 family) are
+carried without their library: writing needs only the array, reading needs whoever asked to have imported it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.checkpoint.format.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dtype:
+    """One dtype: its name, the name the safetensors format has for it, and the bytes of one element."""
+
+    name: str
+    safetensors: str
+    num_bytes: int
+
+    @property
+    def bits(self) -> np.dtype:
+        """The unsigned integer of the same width: how elements are moved without being understood."""
+        return np.dtype(f"<u{self.num_bytes}")
+
+    @property
+    def raw(self) -> np.dtype:
+        """Opaque elements of the same width, which nothing can take for numbers."""
+        return np.dtype(f"V{self.num_bytes}")
+
+
+DTYPES: Mapping[str, Dtype] = {
+    name: Dtype(name=name, safetensors=code, num_bytes=num_bytes)
+    for name, code, num_bytes in (
+        ("bool", "BOOL", 1),
+        ("uint8", "U8", 1),
+        ("int8", "I8", 1),
+        ("uint16", "U16", 2),
+        ("int16", "I16", 2),
+        ("uint32", "U32", 4),
+        ("int32", "I32", 4),
+        ("uint64", "U64", 8),
+        ("int64", "I64", 8),
+        ("float8_e4m3fn", "F8_E4M3", 1),
+        ("float8_e5m2", "F8_E5M2", 1),
+        ("float8_e8m0fnu", "F8_E8M0", 1),
+        ("float16", "F16", 2),
+        ("bfloat16", "BF16", 2),
+        ("float32", "F32", 4),
+        ("float64", "F64", 8),
+        ("complex64", "C64", 8),
+    )
+}
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The array's elements as they are stored: a flat ``uint8`` array, row-major and little-endian.
+
+    Copies only what is not laid out so already.
+    """
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def numpy_dtype(dtype: Dtype, tensor: str) -> np.dtype:
+    """NumPy's dtype of that name. Raises CheckpointError where the library that brings it is not imported."""
+    try:
+        return np.dtype(dtype.name)
+    except TypeError as error:
+        raise CheckpointError(
+            f"tensor '{tensor}' is stored as {dtype.name}, which NumPy knows only once ml_dtypes is imported. "
+            f"Import ml_dtypes first, or read it with raw=True.",
+            code="SW504",
+        ) from error

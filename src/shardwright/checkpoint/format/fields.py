@@ -1,0 +1,107 @@
+"""JSON values with their place, so that a wrong one is named: file, then the way to it from the top."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwright.checkpoint.format.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value of a JSON file. ``label`` is its own name, ``parent`` what it stands in."""
+
+    value: Any
+    file: Path
+    label: str = ""
+    parent: Field | None = None
+
+    @property
+    def place(self) -> str:
+        """The way from the top, as in ``tensor 'w', boxes[3], start``."""
+        above = self.parent.place if self.parent else ""
+        return f"{above}, {self.label}" if above else self.label
+
+    def error(self, message: str, code: str = "SW503") -> CheckpointError:
+        """The error of this place."""
+        place = self.place
+        return CheckpointError(f"{self.file}: {place + ': ' if place else ''}{message}", code=code)
+
+    def labelled(self, label: str) -> Field:
+        """The same value under a name that says more than its number."""
+        return Field(self.value, self.file, label, self.parent)
+
+    def __getitem__(self, key: str) -> Field:
+        mapping = self.mapping()
+        if key not in mapping:
+            raise self.error(f"the field '{key}' is missing.")
+        return Field(mapping[key], self.file, key, self)
+
+    def items(self) -> Iterator[Field]:
+        """The members of a list."""
+        if not isinstance(self.value, list):
+            raise self._needed("a list")
+        for number, item in enumerate(self.value):
+            yield Field(item, self.file, f"{self.label}[{number}]", self.parent)
+
+    def mapping(self) -> dict[str, Any]:
+        if not isinstance(self.value, dict):
+            raise self._needed("a mapping")
+        return self.value
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self._needed("a text")
+        return self.value
+
+    def integer(self, minimum: int | None = 0) -> int:
+        value = self.value
+        if type(value) is not int or (minimum is not None and value < minimum):
+            raise self._needed("a whole number" if minimum is None else f"a whole number, at least {minimum}")
+        return value
+
+    def integers(self, count: int | None = None) -> tuple[int, ...]:
+        """A list of whole numbers, none below 0, ``count`` of them where it is given."""
+        value = self.value
+        if (
+            not isinstance(value, list)
+            or any(type(item) is not int or item < 0 for item in value)
+            or (count is not None and len(value) != count)
+        ):
+            number = "" if count is None else f"{count} "
+            raise self._needed(f"a list of {number}whole numbers, at least 0 each")
+        return tuple(value)
+
+    def _needed(self, what: str) -> CheckpointError:
+        found = json.dumps(self.value)
+        return self.error(f"found {found if len(found) <= 60 else found[:57] + '...'}, needed {what}.")
+
+
+def read_json(path: Path) -> Field:
+    """The content of a JSON file. Raises CheckpointError for what is not JSON, or names a field twice."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not JSON: byte {error.start} is not UTF-8.") from error
+    try:
+        return Field(json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant), path)
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not usable as JSON: {error}.") from error
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the field '{next(key for key in keys if keys.count(key) > 1)}' stands twice")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,138 @@
+"""`shardwright import maxtext`, `import torchtitan` and `import huggingface`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from shardwright.cli.interop.import_options import (
+    ImportHuggingFaceVerb,
+    ImportMaxTextVerb,
+    ImportTorchTitanVerb,
+    ImportVerb,
+)
+from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.values import at_least_one, mesh_sizes, settings
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.layout import Layout
+
+
+def run_import(verb: ImportVerb) -> int:
+    """Print what a declaration means. 1 where it has a finding of severity error."""
+    match verb.verb:
+        case ImportMaxTextVerb():
+            return _maxtext(verb.verb)
+        case ImportTorchTitanVerb():
+            return _torchtitan(verb.verb)
+        case ImportHuggingFaceVerb():
+            return _hugging_face(verb.verb)
+
+
+def _maxtext(verb: ImportMaxTextVerb) -> int:
+    from shardwright.interop.maxtext.importing import import_maxtext
+    from shardwright.interop.maxtext.sources import Asked
+
+    for option, value in (("--devices", verb.devices), ("--slices", verb.slices), ("--batch", verb.batch)):
+        at_least_one(option, value)
+    at_least_one("--length", verb.length)
+    sizes = None if verb.mesh is None else mesh_sizes(verb.mesh)
+    for axis, size in (sizes or {}).items():
+        at_least_one(f"--mesh {axis}", size)
+    found = import_maxtext(
+        Asked(
+            file=verb.file,
+            base=verb.base,
+            preset=verb.preset,
+            eval_preset=verb.eval_preset,
+            given=tuple(text for group in verb.given for text in group),
+            model=verb.model,
+            settings=settings(verb.set),
+            mesh_sizes=sizes,
+            devices=verb.devices,
+            slices=verb.slices or 1,
+            batch=verb.batch,
+            length=verb.length,
+            dialect=verb.dialect,
+        )
+    )
+    if verb.out is not None:
+        _write_layout(verb.out, None if found.comparison is None else found.comparison.layout, found.findings)
+    if verb.json:
+        write_json(found.to_json())
+    else:
+        from shardwright.report.interop.maxtext_view import maxtext_view
+
+        write_view(maxtext_view(found), sys.stdout)
+    return _ended(found.findings)
+
+
+def _torchtitan(verb: ImportTorchTitanVerb) -> int:
+    from shardwright.interop.torchtitan.importing import Asked, import_torchtitan
+
+    for option, value in (("--devices", verb.devices), ("--batch", verb.batch), ("--length", verb.length)):
+        at_least_one(option, value)
+    found = import_torchtitan(
+        Asked(
+            file=verb.file,
+            config=verb.config,
+            devices=verb.devices,
+            model=verb.model,
+            settings=settings(verb.set),
+            batch=verb.batch,
+            length=verb.length,
+            name=Path(verb.file).stem,
+        )
+    )
+    if verb.out is not None:
+        _write_layout(verb.out, found.layout, found.findings)
+    if verb.json:
+        write_json(found.to_json())
+    else:
+        from shardwright.report.interop.import_views import torchtitan_view
+
+        write_view(torchtitan_view(found, verb.file), sys.stdout)
+    return _ended(found.findings)
+
+
+def _hugging_face(verb: ImportHuggingFaceVerb) -> int:
+    from shardwright.interop.hugging_face.importing import Asked, import_hugging_face
+
+    at_least_one("--devices", verb.devices)
+    found = import_hugging_face(
+        Asked(file=verb.file, model=verb.model, settings=settings(verb.set), devices=verb.devices)
+    )
+    if verb.out is not None:
+        _write_layout(verb.out, found.layout, found.findings)
+    if verb.json:
+        write_json(found.to_json())
+    else:
+        from shardwright.report.interop.import_views import hugging_face_view
+
+        write_view(hugging_face_view(found), sys.stdout)
+    return _ended(found.findings)
+
+
+def _ended(findings: Iterable[Finding]) -> int:
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _write_layout(path: Path, layout: Layout | None, findings: Iterable[Finding]) -> None:
+    from shardwright.interop.layout_text import layout_text
+
+    if layout is None:
+        why = next((finding.found for finding in findings if finding.severity == "error"), "the file says none")
+        raise InputError(f"--out {path}: there is no layout to write: {why}.")
+    write_whole(path, layout_text(layout))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there with all of its text, or as it was before."""
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise InputError(f"--out {path}: cannot be written: {error.strerror}.") from None

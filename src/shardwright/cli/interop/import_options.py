@@ -1,0 +1,145 @@
+"""`import` and `export` and their options, as data. The help texts are the attribute docstrings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg, subcommand
+
+from shardwright.cli.typed.options import Count, Flag, Text, Verb
+
+File = Annotated[Positional[str], arg(metavar="FILE", help_behavior_hint="")]
+Settings = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
+]
+Given = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(metavar="KEY=VALUE ...", help_behavior_hint="(may be given several times)"),
+]
+Out = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: not written)")]
+Mesh = Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the file's)")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportMaxTextVerb:
+    """What a list of MaxText's rules does, line by line and tensor by tensor, what it decides in silence, and the layout
+    in roles that it amounts to."""
+
+    file: File
+    """A configuration, a model's, or a preset of custom_mesh_and_rule."""
+    base: Annotated[
+        Text, arg(metavar="FILE", help_behavior_hint="(default: base.yml of the configs folder, where one is missing)")
+    ] = None
+    """The configuration that the file is merged into, as base.yml."""
+    preset: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: what custom_mesh_and_rule names)")] = None
+    """A preset, which replaces mesh and rules at the end."""
+    eval_preset: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: the training's rules)")] = None
+    """A preset for evaluation."""
+    given: Given = ()
+    """A command line of MaxText's, as ici_expert_parallelism=8; keys that change no layout are listed as not read."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: the one that the files say)")] = None
+    """The model whose tensors are looked at, as mixtral-8x7b."""
+    set: Settings = ()
+    """Dimensions of the model, as num_layers=2."""
+    mesh: Mesh = None
+    """Sizes of mesh axes, as fsdp=2,expert=4, in place of the file's."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the sizes multiply to)")] = None
+    """Number of devices, for the axis of size -1."""
+    slices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
+    """Number of slices that they are in."""
+    batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the file's or the model's)")] = None
+    """Rows of a global step."""
+    length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the file's or the model's)")] = None
+    """Tokens of a row."""
+    dialect: Literal["linen", "nnx", "flax-nnx"] = "linen"
+    """Who reads the rules of weights: MaxText's Linen path, its NNX path (which reads them alike), or Flax NNX by itself."""
+    out: Out = None
+    """Write the layout in roles here."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportTorchTitanVerb:
+    """TorchTitan's parallel degrees as a layout in roles, on a mesh whose devices are its ranks."""
+
+    file: File
+    """TOML, JSON, or the Python that builds a ParallelismConfig (it is read and not run)."""
+    config: Annotated[Text, arg(metavar="NAME", help_behavior_hint="(default: the only one)")] = None
+    """The function of a Python file whose configuration is meant."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the degrees multiply to)")] = None
+    """Number of ranks."""
+    model: Annotated[
+        Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the file, where it is one of ours)")
+    ] = None
+    """A model to plan the layout for, as llama3-8b."""
+    set: Settings = ()
+    """Dimensions of the model, as num_layers=2."""
+    batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the file's or the model's)")] = None
+    """Rows of a global step."""
+    length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the file's or the model's)")] = None
+    """Tokens of a row."""
+    out: Out = None
+    """Write the layout here."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportHuggingFaceVerb:
+    """A config.json as a model of our table, and a tensor-parallel plan as a layout."""
+
+    file: File
+    """A config.json, or a JSON object of module patterns and styles."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the config)")] = None
+    """The model whose weights a plan without a config cuts."""
+    set: Settings = ()
+    """Dimensions of that model, as num_layers=2."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: not planned)")] = None
+    """Devices to hold the plan's layout against."""
+    out: Out = None
+    """Write the layout here."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportVerb:
+    """Read what another program declares: its layout in roles, and what it decides in silence."""
+
+    verb: (
+        Annotated[ImportMaxTextVerb, subcommand("maxtext")]
+        | Annotated[ImportTorchTitanVerb, subcommand("torchtitan")]
+        | Annotated[ImportHuggingFaceVerb, subcommand("huggingface")]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportVerb:
+    """Write a layout in another program's words: MaxText's rules, under which each weight rests where the plan says."""
+
+    to: Annotated[Positional[Literal["maxtext"]], arg(metavar="maxtext", help_behavior_hint="")]
+    """The program."""
+    layout: Annotated[Positional[str], arg(metavar="NAME|FILE", help_behavior_hint="")]
+    """A preset, or the path of a layout file."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(required)")] = None
+    """The model whose tensors the rules must cut as the layout does, as mixtral-8x7b."""
+    set: Settings = ()
+    """Dimensions of the model, as num_layers=2."""
+    mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
+    """Sizes of mesh axes, as fsdp=2,expert=4."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the sizes multiply to)")] = None
+    """Number of devices."""
+    move: Annotated[Text, arg(metavar="WHAT=HOW,...", help_behavior_hint="(default: the layout's)")] = None
+    """How keys and tokens move, as moe=weights."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: to stdout)")] = None
+    """Write the rules here."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+EveryVerb = Verb | Annotated[ImportVerb, subcommand("import")] | Annotated[ExportVerb, subcommand("export")]
+"""All verbs."""

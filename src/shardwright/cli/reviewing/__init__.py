@@ -1,0 +1,1 @@
+"""Plans against plans: `diff`, `lock` and `check`."""

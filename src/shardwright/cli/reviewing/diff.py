@@ -1,0 +1,92 @@
+"""`shardwright diff`: two layouts under the same options, or plans and locks from files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwright.cli.reviewing.locked_request import options_of
+from shardwright.cli.reviewing.saved_plan import is_saved, read_saved
+from shardwright.cli.typed.options import DiffVerb, PlanOptions
+from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.request import asked, with_sizes
+from shardwright.cli.typed.values import mesh_sizes
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.planning import make_plan
+from shardwright.layouts import load_layout
+from shardwright.locks.difference import difference
+from shardwright.locks.lock import Lock
+
+
+def run_diff(verb: DiffVerb) -> int:
+    """Print what moves from A to B. 0 whether or not anything does."""
+    sides = (verb.a, verb.b)
+    saved = {side: read_saved(side) for side in sides if is_saved(side)}
+    model, options = verb.model, verb.plan
+    locks = [one.lock for one in saved.values() if one.lock is not None]
+    if locks and len(saved) == 1:
+        model, options = _as_locked(locks[0], model, options)
+    known = {axis for side in sides if side not in saved for axis in load_layout(_parts(side)[0]).mesh}
+    if len(saved) < len(set(sides)):
+        _refuse_unknown(verb.plan, sorted(known))
+    found = difference(*(saved[side].rows if side in saved else _rows(side, model, options) for side in sides))
+    if verb.plan.json:
+        write_json(found.to_json())
+    else:
+        from shardwright.report.review.difference_view import difference_view
+
+        write_view(difference_view(found), sys.stdout)
+    return 0
+
+
+def _as_locked(lock: Lock, model: str | None, options: PlanOptions) -> tuple[str, PlanOptions]:
+    """The model and the options of a lock, but for those that were given. Another model has its own."""
+    if model not in (None, lock.request.model):
+        return model, options
+    untouched = PlanOptions()
+    given = {
+        name: value
+        for name in PlanOptions.__dataclass_fields__
+        if (value := getattr(options, name)) != getattr(untouched, name)
+    }
+    # How the other layout moves things is part of what it is compared for.
+    return lock.request.model, replace(options_of(lock.request), **{"move": None, **given})
+
+
+def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, Any]:
+    """A layout's plan in the form of its JSON."""
+    if model is None:
+        raise InputError(
+            f"'{side}' is a layout, and a layout is planned for a model. Give one: --model deepseek3-test. "
+            f"(A plan that was saved with --json is a file that ends in .json.)"
+        )
+    name, sizes = _parts(side)
+    if options.mesh is not None:
+        axes = load_layout(name).mesh
+        common = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
+        options = replace(options, mesh=None)
+        sizes = {**common, **sizes}
+    try:
+        return make_plan(with_sizes(asked(model, name, options).request, sizes)).to_json()
+    except FindingsError:
+        own = f"Sizes of its own are given behind its name, as in {name}:AXIS=SIZE,..."
+        sys.stderr.write(f"shardwright: '{side}' has no plan, for the reason below. {own}\n\n")
+        raise
+
+
+def _parts(side: str) -> tuple[str, Mapping[str, int]]:
+    """The layout and the sizes of its own that ``NAME:AXIS=SIZE,...`` gives it."""
+    name, colon, sizes = side.rpartition(":")
+    if not colon or "=" not in sizes:
+        return side, {}
+    return name, mesh_sizes(sizes, f"'{side}'")
+
+
+def _refuse_unknown(options: PlanOptions, known: list[str]) -> None:
+    """--mesh may name axes that one of the layouts lacks, but not one that both do."""
+    for axis in mesh_sizes(options.mesh) if options.mesh is not None else ():
+        if axis not in known:
+            raise InputError(f"--mesh: neither layout has a mesh axis '{axis}'. {did_you_mean(axis, known)}")

@@ -1,0 +1,112 @@
+"""`shardwright lock`: the file that holds a layout, a model and their plan fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwright.cli.reviewing.locked_request import request_of
+from shardwright.cli.reviewing.saved_plan import read_json_file
+from shardwright.cli.typed.options import LockVerb
+from shardwright.cli.typed.output import write_json
+from shardwright.cli.typed.request import Asked, asked, planned
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.plan.plan import Plan
+from shardwright.files import replace_text
+from shardwright.locks.lock import Lock, is_lock, lock_of
+
+SUFFIX = ".lock.json"
+"""What the name of a lock ends in, where nobody says otherwise; `check` looks for it."""
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def run_lock(verb: LockVerb) -> int:
+    """Write the lock. Raises FindingsError where the layout has a fault, which is not to be held fast."""
+    question = asked(verb.model, verb.layout, verb.plan)
+    plan = planned(question)
+    if plan.faults:
+        raise FindingsError(plan.faults)
+    path = _path(verb.out, default_name(verb.model, question.request.layout.name))
+    before = _before(path)
+    request = request_of(question, verb.layout, verb.plan, verb.model, path)
+    compiled, notes = (None, _dropped(before)) if not verb.compiled else _compiled(question, plan, str(verb.plan.chips))
+    lock = lock_of(request, question.request.layout, plan, compiled)
+    text = lock.text()
+    if text != before:
+        replace_text(path, text)
+    if verb.plan.json:
+        write_json({"file": str(path), "written": text != before, "lock": lock.to_json()})
+    else:
+        sys.stdout.write(_said(path, lock, before, text, notes))
+    return 0
+
+
+def default_name(model: str, layout: str) -> str:
+    """
+    >>> default_name("deepseek3-test", "ep-as-cp"), default_name("llama3-8b", "my layout/2")
+    ('deepseek3-test.ep-as-cp.lock.json', 'llama3-8b.my-layout-2.lock.json')
+    """
+    return f"{model}.{_NOT_IN_A_NAME.sub('-', layout)[:100]}{SUFFIX}"
+
+
+def _compiled(question: Asked, plan: Plan, target: str) -> tuple[Mapping[str, Any], str]:
+    """The compiled part, and what there is to say of the program. A compiler's own ways are held, and not refused."""
+    from shardwright.cli.reviewing.locked_program import compiled_for, part_of
+
+    program = compiled_for(question, plan, target)
+    errors = sum(finding.severity == "error" for finding in program.findings)
+    shown = f"; of its findings, which `shardwright compile` shows, {errors} are errors" if errors else ""
+    part = part_of(program, question)
+    return part, f"{len(part['collectives'])} collectives of the program for {target}{shown}"
+
+
+def _dropped(before: str | None) -> str:
+    """Where the lock that is there has a program and the new one is to have none."""
+    old = None if before is None else json.loads(before).get("compiled")
+    target = old.get("target") if isinstance(old, dict) else None
+    return "" if target is None else f"nothing: the program for {target} is no longer held; --compiled holds it"
+
+
+def _path(out: Path | None, name: str) -> Path:
+    if out is None:
+        return Path(name)
+    return out / name if os.path.isdir(out) else out
+
+
+def _before(path: Path) -> str | None:
+    """The text of the lock that is there, of whatever format; None where none is. Nothing else is written over."""
+    if not os.path.exists(path):
+        return None
+    try:
+        text, value = read_json_file(path)
+    except InputError as error:
+        raise InputError(f"{_in_the_way(path)}{error}") from None
+    if not is_lock(value):
+        raise InputError(f"{_in_the_way(path)}it is not a lock.")
+    return text
+
+
+def _in_the_way(path: Path) -> str:
+    return f"{path}: there is a file of this name, which stays. Delete it, or give another name with --out. About it: "
+
+
+def _said(path: Path, lock: Lock, before: str | None, text: str, compiled: str) -> str:
+    rows = lock.to_json()
+    num_tensors, num_collectives = len(rows["tensors"]), len(rows["collectives"])
+    did = "written" if before is None else "written anew" if before != text else "is as it was"
+    left_open = " ".join(f"--{name.replace('_', '-')}" for name in lock.request.by_default)
+    lines = [
+        f"{path}: {did}",
+        f"  holds        {num_tensors} tensors and {num_collectives} collectives of {rows['model']} under {rows['layout']}",
+        *([f"  compiled     {compiled}"] if compiled else []),
+        *([f"  by default   {left_open}"] if left_open else []),
+        f"  to check it  {shlex.join(['shardwright', 'check', str(path)])}",
+    ]
+    return "\n".join(lines) + "\n"

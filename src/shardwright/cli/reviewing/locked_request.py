@@ -1,0 +1,118 @@
+"""From the options to what a lock asks, and back: the layout's path is from the lock's folder, wherever either moves."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import Asked, asked
+from shardwright.cli.typed.values import mesh_sizes, moves, settings
+from shardwright.core.findings.errors import InputError
+from shardwright.layouts import preset_names
+from shardwright.locks.lock import Lock
+from shardwright.locks.lock_request import LockRequest
+
+
+def request_of(question: Asked, layout_name: str | None, options: PlanOptions, model: str, lock: Path) -> LockRequest:
+    """What a lock that is to be written to ``lock`` asks."""
+    request = question.request
+    name = question.chosen["--layout"] if layout_name is None else layout_name
+    return LockRequest(
+        model=model,
+        settings=settings(options.set),
+        layout=name if name in preset_names() else _from_folder(name, lock),
+        mesh=mesh_sizes(options.mesh) if options.mesh is not None else dict(request.mesh_sizes),
+        devices=options.devices,
+        move=moves(options.move) if options.move is not None else {},
+        chips=options.chips,
+        engine=request.engine,
+        batch=request.batch,
+        length=request.length,
+        dtype=request.dtype,
+        weights_dtype=request.weights_dtype,
+        moments_dtype=request.moments_dtype,
+        remat=request.remat,
+        micro_steps=request.micro_steps,
+        expert_buffer=request.expert_buffer,
+        load_balance=request.load_balanced,
+        by_default=tuple(option.removeprefix("--").replace("-", "_") for option in question.chosen),
+    )
+
+
+def asked_again(lock: Lock, path: Path) -> Asked:
+    """What a lock asks, of the layout file, the model and the defaults as they are now.
+
+    Raises InputError, which names the lock, where any of them is no longer there or no longer takes what it is given;
+    FindingsError for a layout file that is no layout.
+    """
+    try:
+        return asked(lock.request.model, layout_of(lock.request, path), options_of(lock.request))
+    except InputError as error:
+        raise InputError(f"{path}: what it asks cannot be planned: {error}") from None
+
+
+def options_of(request: LockRequest) -> PlanOptions:
+    """The options, those that nobody gave left open."""
+    left_open = request.by_default
+    return PlanOptions(
+        mesh=None if "mesh" in left_open or not request.mesh else _pairs(request.mesh),
+        move=_pairs(request.move) or None,
+        engine=None if "engine" in left_open else request.engine,
+        batch=None if "batch" in left_open else request.batch,
+        length=None if "length" in left_open else request.length,
+        chips=request.chips,
+        devices=request.devices,
+        set=(tuple(f"{name}={value}" for name, value in request.settings.items()),) if request.settings else (),
+        weights_dtype=None if "weights_dtype" in left_open else request.weights_dtype,
+        moments_dtype=None if "moments_dtype" in left_open else request.moments_dtype,
+        dtype=None if "dtype" in left_open else request.dtype,
+        remat=None if "remat" in left_open else request.remat,
+        micro_steps=None if "micro_steps" in left_open else request.micro_steps,
+        expert_buffer=request.expert_buffer,
+        load_balance=request.load_balance,
+    )
+
+
+def layout_of(request: LockRequest, path: Path) -> str | None:
+    """The layout's name, or the path of its file from here; None where the model's natural one was taken."""
+    if request.is_preset:
+        return None if "layout" in request.by_default else request.layout
+    found = os.path.relpath(os.path.join(_folder(path), request.layout))
+    return found if "/" in found or found.endswith((".yaml", ".yml")) else f"./{found}"
+
+
+def command_of(request: LockRequest, path: Path) -> str:
+    """The command that writes the lock anew."""
+    options = options_of(request)
+    words = ["shardwright", "lock", request.model]
+    layout = layout_of(request, path)
+    words += ["--layout", layout] if layout is not None else []
+    for name in PlanOptions.__dataclass_fields__:
+        value = getattr(options, name)
+        option = f"--{name.replace('_', '-')}"
+        if name == "set":
+            words += [word for group in value for word in (option, *group)]
+        elif isinstance(value, bool):
+            words += [option] if value else []
+        elif value is not None:
+            words += [option, str(value)]
+    return shlex.join([*words, "--out", str(path)])
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def _from_folder(name: str, lock: Path) -> str:
+    """The path of a layout file from the lock's folder."""
+    folder = os.path.realpath(os.path.dirname(name) or ".")
+    found = os.path.relpath(os.path.join(folder, os.path.basename(name)), _folder(lock))
+    return found if found.startswith("../") else f"./{found}"
+
+
+def _folder(lock: Path) -> str:
+    """Where a lock lies. Its own path, since there is no way back through a link."""
+    return os.path.dirname(os.path.realpath(lock))

@@ -1,0 +1,1 @@
+"""`train` and `compile`: an engine is loaded."""

@@ -1,0 +1,148 @@
+"""`shardwright compile`: the plan, the target's real compiler, and what it made of the plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from shardwright.cli.running.compile_torch import walk_through
+from shardwright.cli.running.compiled import Compiled
+from shardwright.cli.typed.devices import simulate_devices
+from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.options import CompileVerb
+from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.request import Asked, asked, planned
+from shardwright.compiled.agreement.agreement import agree
+from shardwright.compiled.agreement.rewrites import family
+from shardwright.compiled.findings import compiled_findings
+from shardwright.compiled.findings.tools import wrong_version
+from shardwright.compiled.out_of_memory import out_of_memory_findings
+from shardwright.compiled.reading.tool_chain import is_wanted, pinned_tools
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.plan.gate import require_lowered
+from shardwright.core.plan.plan import Plan
+from shardwright.cost.chips import CPU
+
+WITHOUT_HARDWARE = {
+    # No look for a metadata server, no machine-wide lock, and no log folder.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LOG_DIR": "disabled",
+    # Of the host it runs on, which it wants to know though nothing runs.
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    # The CUDA plugin asks for a driver before it describes a GPU, unless JAX is told to use the CPU.
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+def run_compile(verb: CompileVerb) -> int:
+    """Compile and compare. 1 where the plan, or the program, has a finding of severity error."""
+    question = asked(verb.model, verb.layout, verb.plan)
+    plan = planned(question)
+    on_torch = question.request.engine == "torch"
+    require_lowered(plan)
+    try:
+        if on_torch:
+            compiled = walk_through(plan, keep_text=verb.hlo)
+        else:
+            compiled = compile_plan(question, plan, str(verb.plan.chips), keep_text=verb.hlo)
+    except FindingsError as refused:
+        return _refused(verb, question, plan, refused.findings)
+    if verb.plan.json:
+        write_json(compiled.to_json())
+    else:
+        from shardwright.report.compile.compile_view import compile_view
+
+        view = compile_view(plan, compiled.program, compiled.agreement, compiled.findings, question.chosen)
+        write_view(view, sys.stdout)
+    return 1 if any(finding.severity == "error" for finding in compiled.findings) else 0
+
+
+def _refused(verb: CompileVerb, question: Asked, plan: Plan, findings: Sequence[Finding]) -> int:
+    """Show what was predicted, and what the compiler said in place of compiling."""
+    if verb.plan.json:
+        shown = [finding.to_json() for finding in worst_first((*plan.findings, *findings))]
+        told = {"target": verb.plan.chips, "compiled": None, "agreement": None}
+        write_json({**plan.to_json(), "findings": shown, **told})
+    else:
+        from shardwright.report.plan.findings_view import findings_list
+        from shardwright.report.plan.plan_view import plan_view
+
+        write_view(plan_view(plan, question.chosen, tensors=False), sys.stdout)
+        write_view(lambda width: findings_list(findings, width), sys.stdout)
+    return 1
+
+
+def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
+    """The plan's step compiled for its chips, without them.
+
+    Raises InputError for what the user can mend, and FindingsError where the compiler says that it does not fit.
+    """
+    machine = question.machine
+    if machine is None:
+        raise InputError("compile needs a target: --chips v5p:4x4x4, h100:8x8, or cpu:8 for simulated devices.")
+    if question.request.engine == "torch":
+        raise InputError(
+            "--engine torch: nothing is compiled that could be locked. `shardwright compile` walks through its step."
+        )
+    if keep_text is not None and not keep_text.parent.is_dir():
+        raise InputError(f"--hlo: cannot write {keep_text}: there is no folder {keep_text.parent}.")
+    without_hardware(os.environ, jax_is_loaded="jax" in sys.modules)
+    if machine.numbers is None:
+        simulate_devices(machine.num_devices, os.environ, jax_is_loaded="jax" in sys.modules)
+    from shardwright.report.compile.compile_progress import compile_progress
+
+    tools = pinned_tools() if family(machine.numbers.kind if machine.numbers else CPU) == "tpu" else ()
+    with needing_extra("jax", "compiling"):
+        engine = import_module("shardwright.engine_jax.compile.compiling")
+        cache = import_module("shardwright.engine_jax.compile.built_cache")
+    from shardwright.compiled.reading.read import read
+
+    with compile_progress() as doing:
+        doing(f"lowering {plan.request.table.name} for {target}")
+        lowered = engine.lower_step(plan, machine)
+        doing(f"compiling {plan.request.table.name} for {target}")
+        try:
+            built = cache.cached(lowered, target, lambda: engine.build(lowered, machine), cache.default_folder())
+        except engine.DoesNotFitError as error:
+            if findings := out_of_memory_findings(plan, error.text):
+                raise FindingsError(findings) from None
+            said = error.text.strip().splitlines()[0]
+            raise InputError(f"the compiler of {target} refused the program: {said}") from None
+        except engine.CannotBePrintedError as error:
+            if findings := [wrong_version(tool) for tool in tools if not is_wanted(tool)]:
+                raise FindingsError(findings) from None
+            said = error.text.strip().splitlines()[0]
+            raise InputError(f"the program that was compiled for {target} cannot be printed: {said}") from None
+        doing("reading the program")
+        if keep_text is not None:
+            _keep(built.text, keep_text)
+        program = read(built.text, plan.mesh, target=target, stats=built.stats, compile_seconds=built.compile_seconds)
+    program = replace(program, tools=tools)
+    agreement = agree(plan, program)
+    findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement)))
+    return Compiled(plan=plan, program=program, agreement=agreement, findings=findings)
+
+
+def without_hardware(environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:
+    """Have compilers start on a machine without accelerators; what the user has set stays, but for JAX_PLATFORMS."""
+    if jax_is_loaded:
+        return
+    for name, value in WITHOUT_HARDWARE.items():
+        if name == "JAX_PLATFORMS":
+            environment[name] = value
+        else:
+            environment.setdefault(name, value)
+
+
+def _keep(text: str, path: Path) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--hlo: cannot write {path}: {error.strerror}.") from None

@@ -1,0 +1,85 @@
+"""`shardwright compile --engine torch`: the step walked through by PyTorch without devices or values, beside its plan."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from shardwright.cli.running.compiled import Compiled
+from shardwright.cli.typed.extras import needing_extra
+from shardwright.compiled.agreement.agreement import agree
+from shardwright.compiled.findings.memory import chip_memory
+from shardwright.compiled.findings.unmatched import unmatched
+from shardwright.compiled.reading.program import CompiledCollective, CompiledMemory, CompiledProgram
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import worst_first
+from shardwright.core.plan.plan import Plan
+
+EVEN = "rows are taken to go to all experts alike"
+WHOLE_SCORES = "attention holds all scores, as on a CPU: a GPU's kernel for a latent needs less"
+
+
+def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
+    """The plan's step on rank 0 of its mesh, and the two held beside each other.
+
+    Raises InputError where more is asked for than there is.
+    """
+    if keep_text is not None:
+        raise InputError(
+            "--hlo: PyTorch compiles no program, so there is no text. Leave --hlo out, or use --engine jax."
+        )
+    from shardwright.report.compile.compile_progress import compile_progress
+
+    with needing_extra("torch", "a step of PyTorch"):
+        dry_run = import_module("shardwright.engine_torch.dry_run.dry_run").dry_run
+    target = f"torch:fake x {plan.mesh.num_devices}"
+    with compile_progress() as doing:
+        doing(f"walking through a step of {plan.request.table.name} as one of {plan.mesh.num_devices} ranks")
+        began = perf_counter()
+        program = _program(target, dry_run(plan), began)
+    agreement = agree(plan, program)
+    checks = (unmatched, chip_memory)
+    found = [finding for check in checks for finding in check(plan, program, agreement)]
+    return Compiled(plan=plan, program=program, agreement=agreement, findings=worst_first((*plan.findings, *found)))
+
+
+def _program(target: str, walked: Any, began: float) -> CompiledProgram:
+    """What the engine saw, in the words of a compiled program: the state goes in, and comes out in the same place."""
+    state = walked.weights_bytes + walked.moments_bytes
+    given = state + walked.batch_bytes
+    return CompiledProgram(
+        target=target,
+        collectives=tuple(
+            CompiledCollective(
+                kind=one.kind,
+                axes=one.axes,
+                bytes_per_device=one.bytes_per_device,
+                count_per_step=count,
+                dtypes=one.dtypes,
+                component=one.component,
+                phase=one.phase,
+                tensors=one.tensors,
+                source=one.source,
+                ragged=one.ragged,
+                group_size=one.group_size,
+            )
+            for one, count in walked.collectives
+        ),
+        memory=CompiledMemory(
+            arguments_bytes=given,
+            temporaries_bytes=walked.peak_bytes - given,
+            output_bytes=state,
+            aliased_bytes=state,
+            peak_bytes=walked.peak_bytes,
+            parts={
+                "weights_bytes": walked.weights_bytes,
+                "gradients_bytes": walked.gradients_bytes,
+                "optimizer_bytes": walked.moments_bytes,
+                "activations_bytes": walked.peak_bytes - state - walked.gradients_bytes,
+            },
+        ),
+        compile_seconds=perf_counter() - began,
+        said=(*((EVEN,) if walked.even else ()), *((WHOLE_SCORES,) if walked.whole_scores else ())),
+    )

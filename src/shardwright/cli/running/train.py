@@ -1,0 +1,171 @@
+"""`shardwright train`: the plan first, then the engine, which is loaded by name when the plan has no error."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from shardwright.cli.running.ranks import is_rank, launch
+from shardwright.cli.typed.devices import simulate_devices
+from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.options import TrainOptions, TrainVerb
+from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.request import asked, planned
+from shardwright.core.findings.errors import FindingsError
+from shardwright.training.cluster import Processes, Said, find_processes
+from shardwright.training.options import RunOptions, RunOutcome, Silent
+
+WARMUP_SHARE = 10
+"""Without --warmup, the learning rate rises for one step in so many."""
+
+
+def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
+    """Plan and train. 1 where the plan has a finding of severity error: then nothing was allocated.
+
+    Of several processes, only the first prints. ``arguments``: the command line, for ranks that are started with it.
+    """
+    engine = "torch" if verb.plan.engine == "torch" else "jax"
+    # What was said of processes was said to the command, which has numbered its ranks.
+    said = _said(verb.run)
+    if is_rank(os.environ):
+        said = replace(said, coordinator=None, count=None, index=None)
+    processes, note = find_processes(said, os.environ, socket.getfqdn, engine)
+    run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
+    prints = processes is None or processes.index == 0
+    views = prints and not verb.plan.json
+    question = asked(verb.model, verb.layout, verb.plan)
+    plan = planned(question)
+    if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
+        # Each rank plans for itself, and the first of them prints.
+        return launch(plan.mesh.num_devices, arguments, verb.run.out)
+    if views:
+        from shardwright.report.plan.plan_view import plan_view
+
+        write_view(plan_view(plan, {**question.chosen, **defaults}, tensors=False), sys.stdout)
+        sys.stdout.write("\n" if note is None else f"\n{note}\n")
+        sys.stdout.flush()
+    if plan.errors:
+        if verb.plan.json:
+            raise FindingsError(plan.errors)
+        sys.stderr.write("shardwright: the plan has errors, so nothing was started.\n")
+        return 1
+    train = _engine(engine, run)
+    with _own_output(processes):
+        if views:
+            from shardwright.report.run_progress import run_progress
+
+            with run_progress() as shown:
+                outcome = train(run, plan, shown)
+        else:
+            shown = _AsJson() if prints else Silent()
+            outcome = train(run, plan, shown)
+            if prints:
+                write_json({"plan": plan.to_json(), "run": {**outcome.to_json(), "said": shown.said}})
+        if views:
+            sys.stdout.write(ended(outcome, run) + "\n")
+    return 0
+
+
+def _engine(engine: str, run: RunOptions) -> Callable[..., RunOutcome]:
+    """The engine's ``train``, loaded by name."""
+    if engine == "torch":
+        with needing_extra("torch", "training on PyTorch"):
+            return import_module("shardwright.engine_torch.training.run").train
+    each = run.devices if run.devices is None or run.processes is None else run.devices // run.processes.count
+    simulate_devices(each, os.environ, jax_is_loaded="jax" in sys.modules)
+    with needing_extra("jax", "training on JAX"):
+        return import_module("shardwright.engine_jax.training.run").train
+
+
+def _said(options: TrainOptions) -> Said:
+    return Said(
+        coordinator=options.coordinator,
+        count=options.processes,
+        index=options.process,
+        join_timeout_s=options.join_timeout,
+        stall_timeout_s=options.stall_timeout,
+    )
+
+
+class _AsJson(Silent):
+    """The one object that --json promises, where the run has no outcome."""
+
+    def end(self, why: str, exit_code: int) -> None:
+        super().end(why, exit_code)
+        write_json({"error": {"exit_code": exit_code, "message": why}})
+        sys.stdout.flush()
+
+
+@contextmanager
+def _own_output(processes: Processes | None) -> Iterator[None]:
+    """Standard output for what this program prints: Gloo, which JAX uses between CPU processes, tells of its connections there."""
+    if processes is None:
+        yield
+        return
+    sys.stdout.flush()
+    kept, before = os.dup(1), sys.stdout
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        with os.fdopen(os.dup(kept), "w", encoding=before.encoding, errors=before.errors) as sys.stdout:
+            yield
+    finally:
+        sys.stdout = before
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def ended(outcome: RunOutcome, run: RunOptions) -> str:
+    """How the run ended, where everything is, and how it goes on."""
+    loss = "" if outcome.loss is None else f", loss {outcome.loss:.4f}"
+    lines = [f"{outcome.ended} after step {outcome.step:,} of {run.steps:,}{loss}"]
+    if outcome.checkpoint is not None:
+        lines.append(f"  checkpoint  {outcome.checkpoint}")
+    lines.append(f"  metrics     {outcome.metrics}")
+    if outcome.ended != "finished":
+        lines.append("  to go on    the same command with --resume, on any layout")
+    return "\n".join(lines)
+
+
+def run_options(
+    options: TrainOptions, *, devices: int | None, processes: Processes | None = None
+) -> tuple[RunOptions, dict[str, str]]:
+    """The run's options with every default filled in, and the options that stand for those.
+
+    Raises InputError for numbers that cannot be.
+    """
+    defaults: dict[str, str] = {}
+    warmup = options.warmup
+    if warmup is None:
+        warmup = max(0, options.steps) // WARMUP_SHARE
+        defaults["--warmup"] = str(warmup)
+    run = RunOptions(
+        steps=options.steps,
+        out=options.out,
+        data=options.data,
+        tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
+        stop_after=options.stop_after,
+        lr=options.lr,
+        warmup=warmup,
+        weight_decay=options.weight_decay,
+        clip=options.clip,
+        seed=options.seed,
+        checkpoint_every=options.checkpoint_every,
+        keep=options.keep,
+        resume=options.resume,
+        resume_from=options.resume_from,
+        tensorboard=options.tensorboard,
+        devices=devices,
+        processes=processes,
+    )
+    untouched = TrainOptions(steps=options.steps, out=options.out)
+    for name in ("data", "lr", "weight_decay", "clip", "seed"):
+        if getattr(options, name) == getattr(untouched, name):
+            defaults[f"--{name.replace('_', '-')}"] = f"{getattr(options, name)}"
+    return run, defaults

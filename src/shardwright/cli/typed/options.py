@@ -1,0 +1,304 @@
+"""The verbs and their options, as data. The help texts are the attribute docstrings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
+from tyro.constructors import PrimitiveConstructorSpec
+
+from shardwright.core.findings.bounds import whole_of
+from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
+from shardwright.core.resolution.request import REMAT_POLICIES
+from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
+
+
+def _whole(values: list[str]) -> int:
+    try:
+        return whole_of(values[0])
+    except ValueError:
+        raise ValueError(f"'{values[0]}' is not a whole number.") from None
+
+
+def _number(values: list[str]) -> float:
+    try:
+        return float(values[0])
+    except ValueError:
+        raise ValueError(f"'{values[0]}' is not a number.") from None
+
+
+_WHOLE = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="N",
+    instance_from_str=_whole,
+    is_instance=lambda value: value is None or isinstance(value, int),
+    str_from_instance=lambda value: [str(value)],
+)
+_NUMBER = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="F",
+    instance_from_str=_number,
+    is_instance=lambda value: value is None or isinstance(value, float),
+    str_from_instance=lambda value: [str(value)],
+)
+_TEXT = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="TEXT",
+    instance_from_str=lambda values: values[0],
+    is_instance=lambda value: value is None or isinstance(value, str),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
+def _dtype(values: list[str]) -> str:
+    if values[0] == "float16":
+        raise ValueError(UNTRAINED)
+    if values[0] not in TRAINED_IN:
+        raise ValueError(f"Expected one of {TRAINED_IN}.")
+    return values[0]
+
+
+_DTYPE = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar=f"{{{','.join(TRAINED_IN)}}}",
+    instance_from_str=_dtype,
+    is_instance=lambda value: value is None or isinstance(value, str),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
+def _one_of(*choices: str) -> PrimitiveConstructorSpec[str | None]:
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(choices)}}}",
+        instance_from_str=lambda values: values[0],
+        is_instance=lambda value: value is None or value in choices,
+        str_from_instance=lambda value: [str(value)],
+        choices=choices,
+    )
+
+
+Count = Annotated[int | None, _WHOLE]
+Whole = Annotated[int, _WHOLE]
+Number = Annotated[float, _NUMBER]
+Share = Annotated[float | None, _NUMBER]
+Text = Annotated[str | None, _TEXT]
+Flag = Annotated[bool, FlagCreatePairsOff]
+Dtype = Annotated[str | None, _DTYPE]
+Engine = Annotated[str | None, _one_of("jax", "torch")]
+Remat = Annotated[str | None, _one_of(*REMAT_POLICIES)]
+Annotations = Annotated[str | None, _one_of("github", "none")]
+Layout = Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: the model's natural one)")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What a plan depends on beside the model and the layout. The plan shows every value, chosen or not."""
+
+    mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
+    """Sizes of mesh axes, as fsdp=2,expert=4."""
+    move: Annotated[Text, arg(metavar="WHAT=HOW,...", help_behavior_hint="(default: the layout's)")] = None
+    """How keys and tokens move, as attention=ring,moe=all-to-all."""
+    engine: Annotated[Engine, arg(help_behavior_hint="(default: jax)")] = None
+    """The engine whose storage rule applies."""
+    batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the model's natural one)")] = None
+    """Rows of a global step."""
+    length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the model's natural one)")] = None
+    """Tokens of a row."""
+    chips: Annotated[Text, arg(metavar="KIND:SHAPE", help_behavior_hint="(default: none)")] = None
+    """Accelerators to hold the plan against, as v5p:4x4x4 or h100:8x8."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the mesh sizes multiply to)")] = None
+    """Number of devices. `train` on CPU simulates as many."""
+    set: Annotated[
+        UseAppendAction[tuple[tuple[str, ...], ...]],
+        arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
+    ] = ()
+    """Dimensions of the model, as num_layers=2."""
+    weights_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
+    """What weights and their gradients rest in."""
+    moments_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
+    """What the optimizer's two moments rest in."""
+    dtype: Annotated[Dtype, arg(help_behavior_hint="(default: the model's own)")] = None
+    """What the computation runs in."""
+    remat: Annotated[Remat, arg(help_behavior_hint="(default: full)")] = None
+    """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
+    micro_steps: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
+    """Parts of the batch that are computed one after the other."""
+    expert_buffer: Annotated[Share, arg(metavar="F", help_behavior_hint="(default: room for all that may come)")] = None
+    """Room for the tokens that come to a device's experts, in even shares. A run stops where more come."""
+    load_balance: Flag = False
+    """Give each device that shares a row pieces from both of its ends, so that attention is equal work for all."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What a run depends on beside its plan."""
+
+    steps: Annotated[Whole, arg(metavar="N")]
+    """Length of the schedule, in steps."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Where metrics.jsonl and the checkpoints go."""
+    data: Annotated[str, arg(metavar="PATH|stdlib")] = "stdlib"
+    """A text file, a JSONL file, a folder, or the source text of Python's standard library."""
+    tokenizer: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: bytes)")] = None
+    """A tokenizer.json."""
+    stop_after: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: --steps)")] = None
+    """Save and end after this step of the schedule."""
+    lr: Annotated[Number, arg(metavar="F")] = 3e-4
+    """The highest learning rate."""
+    warmup: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: a tenth of --steps)")] = None
+    """Steps in which the learning rate rises."""
+    weight_decay: Annotated[Number, arg(metavar="F")] = 0.1
+    """Of AdamW."""
+    clip: Annotated[Number, arg(metavar="F")] = 1.0
+    """The largest global norm of the gradient."""
+    seed: Annotated[Whole, arg(metavar="S")] = 0
+    """Of initial weights and the order of the data."""
+    checkpoint_every: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: at the end only)")] = None
+    """Save every N steps."""
+    keep: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: all)")] = None
+    """How many checkpoints stay."""
+    resume: Flag = False
+    """Go on from the newest whole checkpoint in --out, on any layout."""
+    resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
+    """Go on from the checkpoint of this step. Later ones stay beside, under another name."""
+    tensorboard: Flag = False
+    """Write TensorBoard events to --out too."""
+    coordinator: Annotated[Text, arg(metavar="HOST:PORT", help_behavior_hint="(default: from the cluster)")] = None
+    """Where process 0 of several listens."""
+    processes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: from the cluster, else 1)")] = None
+    """How many processes run together."""
+    process: Annotated[Count, arg(metavar="I", help_behavior_hint="(default: from the cluster)")] = None
+    """Which of them this one is, from 0."""
+    join_timeout: Annotated[Whole, arg(metavar="SECONDS")] = JOIN_TIMEOUT_S
+    """How long they wait for each other to start."""
+    stall_timeout: Annotated[Whole, arg(metavar="SECONDS")] = STALL_TIMEOUT_S
+    """How much longer than the longest step one may be silent, before the others end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanVerb:
+    """Where every tensor of a model lives under a layout, what crosses the links, what it costs, and what is wrong."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-671b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileVerb:
+    """Compile the train step for chips that need not be there, and show what the compiler made of the plan."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as mixtral-8x7b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    hlo: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: not written)")] = None
+    """Write the compiled program's text here."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffVerb:
+    """What moves between two layouts, tensor by tensor, with bytes.
+
+    A and B are each a preset, the path of a layout file, a lock, or a plan that `plan --json` wrote to a .json file.
+    Layouts need --model and share the options below; --mesh sets the axes that a layout has. Beside a lock, a layout
+    takes the lock's model and options where none are given. NAME:AXIS=SIZE,... gives one side sizes of its own, as in
+    ep:expert=8.
+    """
+
+    a: Annotated[Positional[str], arg(metavar="A", help_behavior_hint="")]
+    """Before."""
+    b: Annotated[Positional[str], arg(metavar="B", help_behavior_hint="")]
+    """After."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(needed for layouts)")] = None
+    """A model by name, as deepseek3-test."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockVerb:
+    """Write what a layout makes of a model to a file that people commit, for `check` to hold."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-671b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: MODEL.LAYOUT.lock.json)")] = None
+    """The file, or a folder for it."""
+    compiled: Flag = False
+    """Compile the step for its --chips, as `compile` does, and hold what the compiler made of it."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckVerb:
+    """Plan again what locks ask, and fail where a tensor or a collective is no longer where it was locked."""
+
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FILE ...]", help_behavior_hint="")] = ()
+    """Locks, or folders of *.lock.json files. This folder where none is named."""
+    update: Flag = False
+    """Write the locks anew that are no longer what they would be."""
+    annotations: Annotated[
+        Annotations, arg(help_behavior_hint="(default: github where GITHUB_ACTIONS is true, else none)")
+    ] = None
+    """Print findings in the form that GitHub Actions shows beside the lines of a change."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainVerb:
+    """Train a model under a layout. The plan comes first; an error in it stops the run before anything is allocated."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-test."""
+    run: OmitArgPrefixes[TrainOptions]
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowVerb:
+    """What is in a checkpoint."""
+
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyVerb:
+    """Check every byte of a checkpoint against its digests, and that nothing is missing."""
+
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CkptVerb:
+    """Look at a checkpoint, or check it."""
+
+    verb: Annotated[ShowVerb, subcommand("show")] | Annotated[VerifyVerb, subcommand("verify")]
+
+
+Verb = (
+    Annotated[PlanVerb, subcommand("plan")]
+    | Annotated[CompileVerb, subcommand("compile")]
+    | Annotated[DiffVerb, subcommand("diff")]
+    | Annotated[LockVerb, subcommand("lock")]
+    | Annotated[CheckVerb, subcommand("check")]
+    | Annotated[TrainVerb, subcommand("train")]
+    | Annotated[CkptVerb, subcommand("ckpt")]
+)

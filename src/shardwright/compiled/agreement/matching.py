@@ -1,0 +1,355 @@
+"""How the collectives of a plan and of a program are brought together: by component first, then by kind and axes alone.
+
+1. What has one component, kind and axes on both sides agrees where its bytes do, as they are or after rewrites.
+2. What is left of one kind and axes, of all components together: compilers merge collectives and lose their names.
+3. What is left of the plan's kinds that a rewrite turns into others, beside what is left of those.
+4. What has no partner then: known to be beside the plan, or without a match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+from shardwright.compiled.agreement.rewrites import PADDED, REWRITES, Rewrite, axes_in_order
+from shardwright.compiled.agreement.widths import is_integer, planned_dtype
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
+from shardwright.core.plan.plan import Plan, PlannedCollective
+
+State = Literal["matched", "explained", "unmatched"]
+
+TOLERANCE = 0.01
+"""Bytes agree where they differ by no more than this share of what was expected."""
+
+MOST_AT_ONCE = 2
+"""Rewrites that may meet in one row: a wider type and another kind, say."""
+
+
+class Key(NamedTuple):
+    """What makes collectives comparable. ``component`` None: the compiler kept no name, or all are meant."""
+
+    component: str | None
+    kind: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreementRow:
+    """The collectives of one component, kind and axes: what the plan expects in a step, and what the program has.
+
+    Bytes are those of a step on one device: of one execution, times executions. ``component`` None: the compiler kept
+    no name. ``expected_bytes``: the predicted ones after the rewrites that explain the row (``explained_by``).
+    ``agreed_bytes``: those that are the same kind on both sides; what a row has beyond them needs an explanation.
+    ``compiled_as``: the kinds that the compiler made of the plan's, where they are others.
+    """
+
+    component: str | None
+    kind: str
+    axes: tuple[str, ...]
+    predicted_bytes: int = 0
+    predicted_count: int = 0
+    expected_bytes: int = 0
+    compiled_bytes: int = 0
+    compiled_count: int = 0
+    agreed_bytes: int = 0
+    state: State
+    compiled_as: tuple[str, ...] = ()
+    explained_by: tuple[str, ...] = ()
+
+    @property
+    def difference(self) -> int:
+        """Bytes a step that the program moves beyond what the plan predicts; negative where it moves less."""
+        return self.compiled_bytes - self.predicted_bytes
+
+    @property
+    def bytes(self) -> int:
+        """The larger side: how much a row weighs among the others."""
+        return max(self.predicted_bytes, self.compiled_bytes)
+
+    @property
+    def explained_bytes(self) -> int:
+        """Those that only a rewrite explains."""
+        return self.bytes - self.agreed_bytes if self.state == "explained" else 0
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "component": self.component,
+            "kind": self.kind,
+            "axes": list(self.axes),
+            "predicted_bytes": self.predicted_bytes,
+            "predicted_count": self.predicted_count,
+            "expected_bytes": self.expected_bytes,
+            "compiled_bytes": self.compiled_bytes,
+            "compiled_count": self.compiled_count,
+            "agreed_bytes": self.agreed_bytes,
+            "difference": self.difference,
+            "state": self.state,
+            "compiled_as": list(self.compiled_as),
+            "explained_by": list(self.explained_by),
+        }
+
+
+class Fit(NamedTuple):
+    """How the two sides of a row go together: by which rewrites, and which of the compiled do not belong to it."""
+
+    rewrites: tuple[Rewrite, ...]
+    expected: float
+    aside: tuple[CompiledCollective, ...]
+
+
+def total(collectives: Iterable[PlannedCollective | CompiledCollective]) -> int:
+    """Bytes of a step on one device."""
+    return sum(one.bytes_per_device * one.count_per_step for one in collectives)
+
+
+def parts_of(one: CompiledCollective) -> tuple[CompiledCollective, ...]:
+    """One for each tensor that an instruction moves: compilers let several collectives travel together."""
+    if not one.parts:
+        return (one,)
+    return tuple(replace(one, dtypes=(dtype,), bytes_per_device=size, parts=()) for dtype, size in one.parts)
+
+
+def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]:
+    """Every row of a comparison, in no order."""
+    known = [rewrite for rewrite in REWRITES.values() if rewrite.holds_for(program.target)]
+    search = _Search(plan, known, [part for one in program.collectives for part in parts_of(one)])
+    yield from search.by_name()
+    yield from search.merged()
+    yield from search.turned()
+    yield from search.rest()
+
+
+class _Search:
+    """What neither side has found a partner for yet: ``planned`` and ``compiled``."""
+
+    def __init__(self, plan: Plan, known: Sequence[Rewrite], found: Iterable[CompiledCollective]) -> None:
+        self.plan = plan
+        scaling = [rewrite for rewrite in known if rewrite.ratio is not None and not rewrite.compiled]
+        self.always = [rewrite for rewrite in scaling if rewrite.always]
+        self.scaling = [rewrite for rewrite in scaling if not rewrite.always]
+        self.turning = [rewrite for rewrite in known if rewrite.planned and rewrite.compiled]
+        self.besides = [rewrite for rewrite in known if not rewrite.planned]
+        self.pads = [rewrite for rewrite in known if rewrite.name == PADDED]
+        self.planned = _by_key(plan, plan.collectives)
+        self.compiled = _by_key(plan, found)
+
+    def by_name(self) -> Iterator[AgreementRow]:
+        """Rows whose component, kind and axes are the same on both sides."""
+        for key, ours in list(self.planned.items()):
+            theirs = self.compiled.get(key, ())
+            fit = self._fit(ours, theirs)
+            if fit is None:
+                continue
+            yield _row(key, ours, _without(theirs, fit.aside), fit)
+            self._take([key], _without(theirs, fit.aside))
+
+    def merged(self) -> Iterator[AgreementRow]:
+        """Rows of one kind and axes that agree together, whatever the names."""
+        for kind, axes in dict.fromkeys((key.kind, key.axes) for key in self.planned):
+            ours = [key for key in self.planned if (key.kind, key.axes) == (kind, axes)]
+            theirs = [key for key in self.compiled if (key.kind, key.axes) == (kind, axes)]
+            if ours == theirs and len(ours) == 1:
+                continue
+            found = tuple(one for key in theirs for one in self.compiled[key])
+            fit = self._fit([one for key in ours for one in self.planned[key]], found)
+            if fit is None:
+                continue
+            left = _without(found, fit.aside)
+            whole, moved = fit.expected, total(left)
+            named = fit._replace(rewrites=(REWRITES["merged"], *fit.rewrites))
+            for key in ours:
+                part = self._expected(self.planned[key], fit.rewrites)
+                share = moved / whole * part if whole else 0
+                own = [one for one in left if one.component == key.component]
+                row = _row(key, self.planned[key], own, named._replace(expected=part))
+                moved_here = round(share)
+                yield replace(row, compiled_bytes=moved_here, agreed_bytes=min(row.predicted_bytes, moved_here))
+            self._take(ours, left)
+
+    def turned(self) -> Iterator[AgreementRow]:
+        """Rows that a rewrite turned into another kind: component by component, then of all components together."""
+        for rewrite in self.turning:
+            for kind in rewrite.planned:
+                keys = [key for key in self.planned if key.kind == kind]
+                for key in keys:
+                    yield from self._turned(rewrite, [key], self._standing(rewrite, key))
+                for axes in dict.fromkeys(key.axes for key in keys):
+                    ours = [key for key in keys if key.axes == axes and key in self.planned]
+                    if ours:
+                        yield from self._turned(rewrite, ours, self._standing(rewrite, Key(None, kind, axes)))
+
+    def _standing(self, rewrite: Rewrite, wanted: Key) -> list[CompiledCollective]:
+        """Collectives of a rewrite's kinds that stand for another kind; those of all components where none is named."""
+        return [
+            one
+            for key, ones in self.compiled.items()
+            for one in ones
+            if key.kind in rewrite.compiled
+            and key.axes == wanted.axes
+            and one.stands_for == wanted.kind
+            and wanted.component in (None, key.component)
+        ]
+
+    def _turned(
+        self, rewrite: Rewrite, ours: Sequence[Key], standing: Sequence[CompiledCollective]
+    ) -> Iterator[AgreementRow]:
+        found = total(standing)
+        if not found:
+            return
+        for others in self._scalings([one for key in ours for one in self.planned[key]], MOST_AT_ONCE - 1):
+            # What was left as it is counts on its own side; the rest was turned.
+            expected = {key: self._expected(self.planned[key], others) for key in ours}
+            same = {key: self._plain(key) for key in ours}
+            padding = {key: self._padding(same[key]) for key in ours}
+            kept = {key: total(same[key]) - padding[key] for key in ours}
+            left = {key: expected[key] - kept[key] for key in ours if expected[key] > kept[key]}
+            low, high = (
+                sum(
+                    self._bounds(self.planned[key], (rewrite, *others))[end] * left[key] / expected[key] for key in left
+                )
+                for end in (0, 1)
+            )
+            if not left or not _within(found, low, high):
+                continue
+            for key, part in left.items():
+                there = total(same[key]) + round(found * part / sum(left.values()))
+                named = (rewrite, *others, *(self.pads if padding[key] else ()))
+                row = _row(key, self.planned[key], same[key], Fit(named, there, ()))
+                yield replace(row, compiled_as=rewrite.compiled, compiled_bytes=there)
+            self._take(left, [*standing, *(one for key in left for one in self._plain(key))])
+            return
+
+    def _plain(self, key: Key) -> tuple[CompiledCollective, ...]:
+        """What of a key's compiled collectives stands for nothing else."""
+        return tuple(one for one in self.compiled.get(key, ()) if one.stands_for in (None, key.kind))
+
+    def rest(self) -> Iterator[AgreementRow]:
+        """What is beside the plan, and what nothing explains."""
+        for key in dict.fromkeys([*self.planned, *self.compiled]):
+            ours, theirs = self.planned.get(key, ()), self.compiled.get(key, ())
+            beside = self._known_beside(ours, theirs)
+            left = _without(theirs, beside)
+            yield from self._beside(key, beside)
+            if ours or left:
+                yield replace(_row(key, ours, left, Fit((), total(ours), ())), state="unmatched")
+
+    def _take(self, planned: Iterable[Key], compiled: Iterable[CompiledCollective]) -> None:
+        """What has found its partner is looked at no more."""
+        taken = list(compiled)
+        for key in list(planned):
+            self.planned.pop(key, None)
+        for key in {_key(self.plan, one) for one in taken}:
+            self.compiled[key] = _without(self.compiled.get(key, ()), taken)
+
+    def _fit(self, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective]) -> Fit | None:
+        """The fewest rewrites under which the bytes of both sides agree."""
+        beside = self._known_beside(ours, theirs)
+        standing = tuple(one for one in theirs if one.stands_for not in (None, one.kind))
+        for rewrites in self._scalings(ours, MOST_AT_ONCE):
+            low, high = self._bounds(ours, rewrites)
+            for aside in dict.fromkeys(((*beside, *standing), standing, beside, ())):
+                left = _without(theirs, aside)
+                found = total(left)
+                padding = self._padding(left)
+                if (found or not low) and _within(found - padding, low, high):
+                    return Fit(
+                        (*rewrites, *(self.pads if padding else ())),
+                        min(max(found, low + padding), high + padding),
+                        aside,
+                    )
+        return None
+
+    def _padding(self, theirs: Iterable[CompiledCollective]) -> int:
+        """Bytes of a step that the program says it padded, where padding is known."""
+        return sum(one.padding_bytes * one.count_per_step for one in theirs) if self.pads else 0
+
+    def _scalings(self, ours: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:
+        """What may have happened to the bytes of planned ones: what always does, and up to ``most`` other rewrites."""
+        always = [rewrite for rewrite in self.always if self._changes(rewrite, ours)]
+        others = [rewrite for rewrite in self.scaling if self._changes(rewrite, ours)]
+        for number in range(most + 1):
+            yield from ((*always, *some) for some in combinations(others, number))
+
+    def _changes(self, rewrite: Rewrite, ours: Sequence[PlannedCollective]) -> bool:
+        return self._bounds(ours, (rewrite,)) != (total(ours), total(ours))
+
+    def _bounds(self, ours: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> tuple[float, float]:
+        """The least and the most bytes that rewrites make of planned ones."""
+        least = most = 0.0
+        for one in ours:
+            low = high = float(one.bytes_per_device * one.count_per_step)
+            for rewrite in rewrites:
+                if rewrite.ratio is not None and one.kind in rewrite.planned:
+                    ratio = rewrite.ratio(self.plan, one)
+                    low, high = low * ratio[0], high * ratio[1]
+            least, most = least + low, most + high
+        return least, most
+
+    def _expected(self, ours: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> float:
+        return sum(self._bounds(ours, rewrites)) / 2
+
+    def _known_beside(
+        self, ours: Sequence[PlannedCollective], theirs: Iterable[CompiledCollective]
+    ) -> tuple[CompiledCollective, ...]:
+        """Those beside the plan; one that is as large as a planned one of its kind of numbers is that one."""
+        wanted = {(is_integer(planned_dtype(self.plan, one)), one.bytes_per_device) for one in ours}
+        return tuple(
+            one
+            for one in theirs
+            if self._besides_of(one) and (all(map(is_integer, one.dtypes)), one.bytes_per_device) not in wanted
+        )
+
+    def _besides_of(self, one: CompiledCollective) -> list[Rewrite]:
+        return [
+            rewrite
+            for rewrite in self.besides
+            if rewrite.beside is not None and one.kind in rewrite.compiled and rewrite.beside(self.plan, one)
+        ]
+
+    def _beside(self, key: Key, found: Iterable[CompiledCollective]) -> Iterator[AgreementRow]:
+        """Rows that the plan leaves out, by the rewrite that knows them."""
+        by_name: dict[str, list[CompiledCollective]] = {}
+        for one in found:
+            by_name.setdefault(self._besides_of(one)[0].name, []).append(one)
+        for name, ones in by_name.items():
+            yield replace(_row(key, (), ones, Fit((REWRITES[name],), total(ones), ())), state="explained")
+
+
+def _by_key(plan: Plan, collectives: Iterable) -> dict:
+    found: dict[Key, list] = {}
+    for one in collectives:
+        found.setdefault(_key(plan, one), []).append(one)
+    return {key: tuple(ones) for key, ones in found.items()}
+
+
+def _key(plan: Plan, one: PlannedCollective | CompiledCollective) -> Key:
+    return Key(one.component, one.kind, axes_in_order(plan.mesh, one.axes))
+
+
+def _row(key: Key, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective], fit: Fit) -> AgreementRow:
+    return AgreementRow(
+        component=key.component,
+        kind=key.kind,
+        axes=key.axes,
+        predicted_bytes=total(ours),
+        predicted_count=sum(one.count_per_step for one in ours),
+        expected_bytes=round(fit.expected),
+        compiled_bytes=total(theirs),
+        compiled_count=sum(one.count_per_step for one in theirs),
+        agreed_bytes=min(total(ours), total(theirs)),
+        state="matched" if all(rewrite.keeps for rewrite in fit.rewrites) else "explained",
+        explained_by=tuple(rewrite.name for rewrite in fit.rewrites),
+    )
+
+
+def _within(found: float, low: float, high: float) -> bool:
+    return low * (1 - TOLERANCE) <= found <= high * (1 + TOLERANCE)
+
+
+def _without(
+    found: Iterable[CompiledCollective], aside: Sequence[CompiledCollective]
+) -> tuple[CompiledCollective, ...]:
+    """Those that are not set aside; equal ones are all set aside or none."""
+    return tuple(one for one in found if one not in aside)

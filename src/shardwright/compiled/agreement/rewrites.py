@@ -1,0 +1,345 @@
+"""What compilers are known to make of a plan's collectives: a closed list, and nothing outside it explains a difference.
+
+A rewrite says on which targets it happens, which kinds it turns into which, and how many bytes that may take for one
+byte that the plan expects. Three forms:
+
+| form | ``planned`` | ``compiled`` |
+|---|---|---|
+| the same collective with other bytes | its kinds | none: the kind stays |
+| another kind in its place | its kinds | the other kinds |
+| something beside the plan | none | its kinds |
+
+A rewrite that ``keeps`` kind, axes and what travels counts as agreement; any other is an explained difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardwright.compiled.agreement.widths import is_integer, planned_dtype, width
+from shardwright.compiled.reading.program import CompiledCollective
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.plan.plan import Plan, PlannedCollective
+from shardwright.core.resolution.resolve import traffic_of
+from shardwright.cost.chips import CPU, chips
+
+Range = tuple[float, float]
+"""Least and most compiled bytes for one byte that the plan expects."""
+
+AS_PLANNED: Range = (1.0, 1.0)
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute")
+
+FAMILIES = ("cpu", "tpu", "gpu")
+TORCH = "torch"
+"""PyTorch carries out what it is told: nothing is rewritten, and only what stands beside the plan has rows."""
+
+PADDED = "padded"
+PADDING = 1 / 8
+"""The most that libtpu pads a reduce-scatter by, as a share of it: 1,024 rows become 1,152 on v5p."""
+
+NUMBER_BYTES = 8
+"""Of one number, at most."""
+
+LOSS_SUMS = 3
+"""Numbers a token that a loss sums over a cut vocabulary: the largest score, the sum of all, that of the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """One row of the list; see the top of this file.
+
+    ``targets``: kinds of chip, or families of them (``FAMILIES``). ``rule`` says the bytes in words, ``ratio`` and
+    ``beside`` as functions: the compiled bytes for a planned one, and whether a collective is of those beside the plan.
+    ``always``: what it is about is never left as it was.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    planned: tuple[str, ...]
+    compiled: tuple[str, ...]
+    rule: str
+    reason: str
+    ratio: Callable[[Plan, PlannedCollective], Range] | None = None
+    beside: Callable[[Plan, CompiledCollective], bool] | None = None
+    keeps: bool = False
+    always: bool = False
+
+    def holds_for(self, target: str) -> bool:
+        kind = target.split(":")[0]
+        return bool({kind, family(kind)} & set(self.targets))
+
+
+def family(kind: str) -> str:
+    """The kind of compiler that makes programs for a kind of chip.
+
+    >>> family("cpu"), family("v5p"), family("h100"), family("torch")
+    ('cpu', 'tpu', 'gpu', 'torch')
+    """
+    if kind in (CPU, TORCH):
+        return kind
+    numbers = chips().get(kind)
+    return "gpu" if numbers is not None and numbers.network == "switch" else "tpu"
+
+
+def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
+    return (2.0, 2.0) if planned_dtype(plan, one) in ("bfloat16", "float16") else AS_PLANNED
+
+
+def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
+    """What all micro-steps gather alike, weights that no loop over layers cuts, may be gathered once for all of them."""
+    turns = plan.request.micro_steps
+    return 1.0 - _share_of_single(plan, one) * (turns - 1) / turns, 1.0
+
+
+def _read_once(plan: Plan, one: PlannedCollective) -> Range:
+    """Of integers that come with the batch, what several uses gather alike, and what nothing reads in the end."""
+    return (0.0, 1.0) if is_integer(planned_dtype(plan, one)) and one.component != "moe" else AS_PLANNED
+
+
+def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
+    """Of what a row counts, the part of weights that stand in no stack, or alone in theirs."""
+    single = [name for name in one.tensors if plan.by_name[name].kind == "weight" and plan.by_name[name].num == 1]
+    return min(1.0, len(single) * plan.request.micro_steps / one.count_per_step)
+
+
+def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
+    """Of what a row of activations counts, the part of layers that stand alone in their stack."""
+    rows = [plan.by_name[name] for name in one.tensors]
+    if any(row.kind == "weight" for row in rows):
+        return 0.0
+    layers = {weight.stack: weight.num for weight in plan.weights if weight.stack is not None}
+    return list(layers.values()).count(1) / max(1, sum(layers.values()))
+
+
+def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
+    """What a layer alone in its stack gathered forward: there is no loop, and the second gather is like the first."""
+    if one.phase != "recompute":
+        return AS_PLANNED
+    return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
+
+
+def _room_for_all(plan: Plan, one: PlannedCollective) -> Range:
+    """Where as many rows travel as there are, the buffers on both sides have room for the most that may."""
+    if not one.ragged:
+        return AS_PLANNED
+    traffic = traffic_of(plan.request, plan.mesh)
+    most = max(traffic.choices, traffic.room(plan.request.expert_buffer)) / traffic.choices
+    return most, most
+
+
+def _chunks(plan: Plan, one: PlannedCollective) -> Range:
+    """Without a ragged exchange each device sends each other as much as it could ever have to."""
+    if not one.ragged:
+        return AS_PLANNED
+    traffic = traffic_of(plan.request, plan.mesh)
+    chunk = min(traffic.to_one, traffic.room(plan.request.expert_buffer))
+    most = traffic.devices * chunk / traffic.choices
+    return most, most
+
+
+def _around_a_ring(plan: Plan, one: PlannedCollective) -> Range:
+    """Each part goes on from neighbour to neighbour, both ways round, with up to two turns more than there are others."""
+    size = plan.mesh.size(one.axes)
+    return (size - 1) / size, (size + 1) / size
+
+
+def _as_large(plan: Plan, one: PlannedCollective) -> Range:
+    del plan, one
+    return AS_PLANNED
+
+
+def _single_numbers(plan: Plan, one: CompiledCollective) -> bool:
+    """The loss, its count, and the sum of squares of each weight's gradient, alone or as an array of all of them."""
+    nameless = one.component is None and not one.tensors
+    return one.bytes_per_device <= NUMBER_BYTES * (len(plan.weights) if nameless else 1)
+
+
+def _counts(plan: Plan, one: CompiledCollective) -> bool:
+    del plan
+    return bool(one.dtypes) and all(map(is_integer, one.dtypes))
+
+
+def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
+    scores = plan.by_name.get("logits.scores")
+    if scores is None:
+        return False
+    cut = plan.mesh.in_mesh_order(plan.mesh.larger_than_one(scores.in_use.axes_of("vocab")))
+    if one.kind != "all-reduce" or one.axes != cut or one.component not in ("logits", None):
+        return False
+    tokens = scores.bytes_per_device // width(scores.dtype) // (scores.shape[-1] // plan.mesh.size(cut))
+    each = tokens // plan.request.micro_steps * width("float32")
+    return one.bytes_per_device % each == 0 and one.bytes_per_device <= LOSS_SUMS * each
+
+
+def _repairs(plan: Plan, one: CompiledCollective) -> bool:
+    """Permutes that put a padded reduce-scatter right again: no more bytes than its padding had.
+
+    Whatever their name: reduce-scatters of several components that become one have one of their names.
+    """
+    scattered = sum(
+        planned.bytes_per_device * planned.count_per_step
+        for planned in plan.collectives
+        if planned.kind == "reduce-scatter" and set(one.axes) <= set(planned.axes)
+    )
+    return one.stands_for == "reduce-scatter" and one.bytes_per_device * one.count_per_step <= PADDING * scattered
+
+
+REWRITES: Mapping[str, Rewrite] = {
+    rewrite.name: rewrite
+    for rewrite in (
+        Rewrite(
+            name="merged",
+            targets=FAMILIES,
+            planned=KINDS,
+            compiled=(),
+            rule="those of all together",
+            reason="collectives of one kind and axes become one, which has one of their names, or none",
+            keeps=True,
+        ),
+        Rewrite(
+            name="room for all",
+            targets=("tpu", "gpu"),
+            planned=("all-to-all",),
+            compiled=(),
+            rule="the buffer that has room for whatever may come",
+            reason="of a ragged all-to-all a program says how large its buffers are; how much travels, the tokens say",
+            ratio=_room_for_all,
+            keeps=True,
+        ),
+        Rewrite(
+            name="wider on CPU",
+            targets=("cpu",),
+            planned=KINDS,
+            compiled=(),
+            rule="2 for each byte of a 16-bit type",
+            reason="XLA's CPU backend sends bfloat16 as float32",
+            ratio=_wider_on_cpu,
+            always=True,
+        ),
+        Rewrite(
+            name="chunks",
+            targets=("cpu",),
+            planned=("all-to-all",),
+            compiled=(),
+            rule="the most that one device could send to another, for each of them",
+            reason="the CPU backend has no ragged all-to-all, so chunks with room for the most travel in its place",
+            ratio=_chunks,
+            always=True,
+        ),
+        Rewrite(
+            name="gathered once",
+            targets=FAMILIES,
+            planned=("all-gather",),
+            compiled=(),
+            rule="of weights that no loop over layers cuts, one gather for those of all micro-steps",
+            reason="what is the same in every micro-step is taken out of the loop over them",
+            ratio=_gathered_once,
+        ),
+        Rewrite(
+            name="kept from forward",
+            targets=FAMILIES,
+            planned=("all-gather",),
+            compiled=(),
+            rule="of a stack of one layer, the gathers of the recomputation or none of them",
+            reason="a loop of one turn is no loop, and what it gathers for backward is what it had gathered before",
+            ratio=_kept_from_forward,
+        ),
+        Rewrite(
+            name="read once",
+            targets=FAMILIES,
+            planned=("all-gather",),
+            compiled=(),
+            rule="of integers outside the experts, as much as is read and differs",
+            reason="positions and segments that several uses gather alike travel once, and unread ones do not",
+            ratio=_read_once,
+        ),
+        Rewrite(
+            name=PADDED,
+            targets=("tpu",),
+            planned=KINDS,
+            compiled=(),
+            rule="as much more as the program says that it padded",
+            reason="libtpu reduces and scatters in one kernel, whose rows it makes even and whose tiles it fills",
+        ),
+        Rewrite(
+            name="windowed products",
+            targets=("tpu",),
+            planned=("all-gather", "reduce-scatter"),
+            compiled=("permute",),
+            rule="(N - 1)/N to (N + 1)/N over N devices, so up to 9/7 of what a plain gather sends over 8",
+            reason="a gather or scatter beside a product becomes a loop that passes parts around while it multiplies",
+            ratio=_around_a_ring,
+        ),
+        Rewrite(
+            name="sum of parts",
+            targets=("tpu",),
+            planned=("all-gather",),
+            compiled=("all-reduce",),
+            rule="the same",
+            reason="each device writes its part among zeros, and the sum of all is what a gather gives",
+            ratio=_as_large,
+        ),
+        Rewrite(
+            name="all-reduce and slice",
+            targets=("cpu", "tpu"),
+            planned=("reduce-scatter",),
+            compiled=("all-reduce",),
+            rule="the same",
+            reason="XLA's partitioner makes no reduce-scatter for CPU, and libtpu takes some apart: all is summed, and each "
+            "device keeps its part",
+            ratio=_as_large,
+        ),
+        Rewrite(
+            name="single numbers",
+            targets=(*FAMILIES, TORCH),
+            planned=(),
+            compiled=("all-reduce",),
+            rule="one number each, or an array of a number for each weight",
+            reason="the loss, the number of its tokens, and the norm of the gradients are sums that the plan leaves out",
+            beside=_single_numbers,
+        ),
+        Rewrite(
+            name="counts",
+            targets=(*FAMILIES, TORCH),
+            planned=(),
+            compiled=("all-gather", "all-reduce"),
+            rule="integers alone",
+            reason="how many choices each expert has is told to all before tokens travel, and summed for its bias",
+            beside=_counts,
+        ),
+        Rewrite(
+            name="counts of rows",
+            targets=(TORCH,),
+            planned=(),
+            compiled=("all-to-all",),
+            rule="integers alone",
+            reason="each rank tells each other how many rows will come for each of its experts",
+            beside=_counts,
+        ),
+        Rewrite(
+            name="sums over the vocabulary",
+            targets=(*FAMILIES, TORCH),
+            planned=(),
+            compiled=("all-reduce",),
+            rule="three numbers a token at most",
+            reason="the loss over a cut vocabulary needs the largest score, the sum and the target's from all its parts",
+            beside=_over_a_vocabulary,
+        ),
+        Rewrite(
+            name="repairs",
+            targets=("tpu",),
+            planned=(),
+            compiled=("permute",),
+            rule="up to 1/8 of the reduce-scatters over the same axes",
+            reason="permutes move the rows of a padded reduce-scatter to where they belong",
+            beside=_repairs,
+        ),
+    )
+}
+"""Every rewrite by its name, in the order in which they are tried."""
+
+
+def axes_in_order(mesh: Mesh, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Axes as a comparison has them: mesh order, without those of size 1."""
+    return mesh.larger_than_one(mesh.in_mesh_order(axes))

@@ -1,0 +1,1 @@
+"""From the text to what the program does: collectives, products, memory."""

@@ -1,0 +1,1 @@
+"""A compiled program's text: its computations, calls, loops, groups and values."""

@@ -1,0 +1,62 @@
+"""Which mesh axes the devices of a program's groups differ along, in programs for one slice of several too.
+
+A program numbers the devices of one slice. What it sends to other slices is no collective of those devices; the axes
+that cross them are those whose entry says ``link: dcn``, else the major ones, as far as there are slices for.
+
+| mesh | slices | axes inside a slice | axes that cross slices |
+|---|---|---|---|
+| data 2 x fsdp 8 | 2 | fsdp 8 | data |
+| data 4 x fsdp 4 | 2 | data 2 x fsdp 4 | data |
+| fsdp 8 x data 2 (dcn) | 2 | fsdp 8 | data |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from shardwright.compiled.text.groups import Groups, axes_along
+from shardwright.core.findings.errors import InputError
+from shardwright.core.mesh.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbering:
+    """``sizes``: of each axis inside a slice. ``crossing``: the axes that cross slices, ``num_slices`` of them."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    num_devices: int
+    num_slices: int = 1
+    crossing: tuple[str, ...] = ()
+
+    def axes(self, groups: Groups) -> tuple[str, ...]:
+        """The axes along which the devices of groups, or the ends of pairs, differ; mesh order."""
+        return axes_along(groups, self.names, self.sizes)
+
+
+def numbering(mesh: Mesh, num_partitions: int | None) -> Numbering:
+    """How a program for so many devices numbers those of a mesh. Raises InputError where it cannot be for that mesh.
+
+    >>> found = numbering(Mesh.of(data=4, fsdp=4), 8)
+    >>> found.sizes, found.crossing, found.axes(((0, 4),)), found.axes(((0, 1),))
+    ((2, 4), ('data',), ('data',), ('fsdp',))
+    """
+    number = mesh.num_devices if num_partitions is None else num_partitions
+    if mesh.num_devices % number:
+        raise InputError(
+            f"The program is for {number} devices, and the mesh {mesh} has {mesh.num_devices}, which is no multiple of "
+            f"it: read the program with the mesh that it was compiled for."
+        )
+    num_slices = left = mesh.num_devices // number
+    inside = {axis.name: axis.size for axis in mesh.axes}
+    for axis in sorted(mesh.axes, key=lambda axis: axis.link != "dcn"):
+        part = gcd(left, axis.size)
+        left, inside[axis.name] = left // part, axis.size // part
+    return Numbering(
+        names=mesh.names,
+        sizes=tuple(inside.values()),
+        num_devices=number,
+        num_slices=num_slices,
+        crossing=tuple(axis.name for axis in mesh.axes if inside[axis.name] < axis.size),
+    )

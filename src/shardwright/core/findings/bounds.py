@@ -1,0 +1,90 @@
+"""The largest numbers that are taken, as data: a slip of the keyboard is refused at once, with both numbers.
+
+Each stands well above what anybody trains, and below what a plan's arithmetic or an engine's counters hold. Who needs
+more raises the number here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from shardwright.core.findings.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """``most``: the largest number that is taken. ``fix``: what to do about a larger one."""
+
+    most: int
+    fix: str
+
+
+BOUNDS: Mapping[str, Bound] = {
+    "devices": Bound(most=1 << 20, fix="Give fewer devices."),
+    "axes": Bound(most=32, fix="Give fewer axes: those of one role can be one axis."),
+    "processes": Bound(most=1 << 20, fix="Give fewer processes."),
+    "rows": Bound(most=1 << 24, fix="Give fewer rows."),
+    "tokens": Bound(most=1 << 27, fix="Give shorter rows."),
+    "micro-steps": Bound(most=1 << 24, fix="Give fewer micro-steps."),
+    "layers": Bound(most=1 << 14, fix="Give fewer layers."),
+    "elements": Bound(most=1 << 32, fix="Give a smaller dim."),
+    # An optimizer counts its steps in 32 bits.
+    "steps": Bound(most=1_000_000_000, fix="Give fewer steps."),
+    "checkpoints": Bound(most=1_000_000_000, fix="Leave it out: all checkpoints then stay."),
+    # Beyond these no float32 of a step is finite.
+    "rate": Bound(most=1_000_000, fix="Give a lower rate."),
+    "norm": Bound(most=10**18, fix="Give a smaller norm: nothing is clipped at this one."),
+    "seconds": Bound(most=1_000_000, fix="Give a shorter time."),
+}
+"""By what is counted."""
+
+
+def within(where: str, value: float, counted: str) -> None:
+    """Refuse a number above what is taken. ``counted``: a key of ``BOUNDS``. Raises InputError."""
+    bound = BOUNDS[counted]
+    if value > bound.most:
+        raise InputError(f"{where} is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, whole or not."""
+    return is_whole(value) or isinstance(value, float)
+
+
+def shown_number(value: object) -> str:
+    """What stands where a number should, for an error about it."""
+    return number_text(value) if is_whole(value) else repr(value)
+
+
+def whole_of(text: str) -> int:
+    """The whole number that a text is; one too long for Python to read is 10^100, which is above every bound.
+
+    Raises ValueError for a text that is none.
+
+    >>> whole_of("-12"), whole_of("9" * 5000) == 10**100
+    (-12, True)
+    """
+    digits = text.strip().lstrip("+-")
+    if len(digits) > 100 and digits.isdecimal():
+        return -(10**100) if text.strip().startswith("-") else 10**100
+    return int(text)
+
+
+def number_text(value: float) -> str:
+    """A number for people, however large; Python writes no integer of more than 4,300 digits.
+
+    >>> number_text(30_000_000_000), number_text(-(10**5000)), number_text(2.5)
+    ('30,000,000,000', 'below -10^20', '2.5')
+    """
+    if isinstance(value, float):
+        return f"{value:g}"
+    if abs(value) < 10**20:
+        return f"{value:,}"
+    return "above 10^20" if value > 0 else "below -10^20"

@@ -1,0 +1,120 @@
+"""A layout: each mesh axis with exactly one role in each component, and how tokens, keys and weights meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardwright.core.findings.position import Position
+from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES, SEQUENCE_PARALLEL
+
+Auto = Literal["auto"]
+Engine = Literal["jax", "torch"]
+
+ATTENTION_MOVES = ("gather", "ring", "ulysses")
+MOE_MOVES = ("all-to-all", "ring", "weights", "auto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshEntry:
+    """One axis as the layout declares it: a size, or ``auto`` for what is left of the devices."""
+
+    size: int | Auto
+    link: str | None = None
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleEntry:
+    """The roles of one axis, one per component, and its options.
+
+    ``roles`` is complete: `elsewhere` is spread over the components that are not named, and where its role
+    has nothing to cut the axis is ``idle``. ``declared`` holds the components the user named.
+    ``weights``: ``whole`` makes a storing role a replica; a tuple names the logical axes to try before the
+    table's own; None takes the table's.
+    """
+
+    roles: Mapping[str, str]
+    declared: frozenset[str] = frozenset()
+    elsewhere: str | None = None
+    weights: Literal["whole"] | tuple[str, ...] | None = None
+    sequence_parallel: bool = False
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A user's own cut: the exact axes of one logical axis of the weights of one component."""
+
+    component: str
+    logical_axis: str
+    axes: tuple[str, ...]
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One declaration from which every placement follows. ``mesh`` and ``entries`` have the same axes in one order."""
+
+    name: str
+    about: str = ""
+    mesh: Mapping[str, MeshEntry]
+    entries: Mapping[str, RoleEntry]
+    move_attention: str = "gather"
+    move_moe: str = "all-to-all"
+    rules: tuple[Rule, ...] = ()
+    source: str = "<python>"
+    pays: str = ""
+    """When this layout is worth having, in one sentence."""
+    positions: Mapping[str, Position] = field(default_factory=dict)
+
+    def role(self, axis: str, component: str) -> str:
+        """The role of a mesh axis in a component."""
+        return self.entries[axis].roles[component]
+
+    def axes_with(self, role: str, component: str) -> tuple[str, ...]:
+        """The axes that have a role in a component, in mesh order."""
+        return tuple(axis for axis in self.entries if self.role(axis, component) == role)
+
+    def cut_by(self, axis: str, component: str) -> tuple[str, ...]:
+        """The logical axes of activations that ``axis`` cuts in ``component``, whichever of them a tensor has.
+
+        Where the experts' weights travel, tokens stay: ``moe`` is then cut as the router is, and tokens that are whole
+        there are shared out.
+        """
+        role = self.role(axis, component)
+        if role == "expert" and self.move_moe == "weights":
+            return self.cut_by(axis, "router") or ("groups",)
+        cuts = ROLES[role].activations
+        if role == "tensor" and self.entries[axis].sequence_parallel and component == SEQUENCE_PARALLEL[0]:
+            return (*cuts, SEQUENCE_PARALLEL[1])
+        return cuts
+
+    def cut_of(self, axis: str, component: str, logical_axes: Sequence[str]) -> str | None:
+        """The dim that ``axis`` cuts of an activation with these logical axes, if any.
+
+        Two things are asked beyond ``cut_by``. KV heads are whole on an axis that a rule leaves out of the KV weights'.
+        And under ``ulysses`` the axes of role ``context`` exchange the tokens of what is attended for its heads: for
+        its KV heads too, unless these are whole on an axis that cuts the heads, and would no longer meet their queries.
+        """
+        cuts = self.cut_by(axis, component)
+        attended = component == "attention" and "length" not in logical_axes
+        if attended and self.role(axis, component) == "context" and self.move_attention == "ulysses":
+            cuts = EXCHANGED_FOR_HEADS
+        name = next((name for name in cuts if name in logical_axes), None)
+        if name == "kv_heads":
+            with_heads = (axis, *self.axes_that_cut("heads", component)) if attended else (axis,)
+            if any(self._left_out(other, component, name) for other in with_heads):
+                return None
+        return name
+
+    def _left_out(self, axis: str, component: str, logical_axis: str) -> bool:
+        """Whether a rule leaves an axis out that would cut a logical axis of the weights by its role."""
+        would = logical_axis in ROLES[self.role(axis, component)].weights
+        ruled = [r for r in self.rules if (r.component, r.logical_axis) == (component, logical_axis)]
+        return would and any(axis not in rule.axes for rule in ruled)
+
+    def axes_that_cut(self, logical_axis: str, component: str) -> tuple[str, ...]:
+        """The axes that cut a logical axis of activations in a component, in mesh order."""
+        return tuple(axis for axis in self.entries if logical_axis in self.cut_by(axis, component))

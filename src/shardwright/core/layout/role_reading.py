@@ -1,0 +1,256 @@
+"""The roles of a layout, from located values: one role for each mesh axis in each component."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.findings.position import Located, Position
+from shardwright.core.layout.faults import Faults, shown
+from shardwright.core.layout.layout import MeshEntry, RoleEntry
+from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES, SEQUENCE_PARALLEL
+
+ENTRY_OPTIONS = ("elsewhere", "weights", "sequence_parallel")
+KEPT_OPTIONS = ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
+"""Options of an entry that have a meaning, and that nothing obeys yet."""
+
+Weights = Literal["whole"] | tuple[str, ...] | None
+
+
+def read_roles(
+    faults: Faults, node: Located | None, position: Position, mesh: Mapping[str, MeshEntry]
+) -> dict[str, RoleEntry]:
+    """An entry for each mesh axis; ``position`` is where the layout stands."""
+    if node is None:
+        faults.fault("SW120", position, "the layout", "no roles", "a role for each mesh axis", "Add 'roles:'.")
+        return {}
+    entries: dict[str, RoleEntry] = {}
+    for axis, value in faults.mapping(node, "'roles'", None).items():
+        if axis in mesh:
+            entries[axis] = _entry(faults, axis, value, node.key_position(axis))
+        elif mesh:
+            faults.fault(
+                "SW111",
+                node.key_position(axis),
+                f"roles of '{axis}'",
+                f"the mesh has no axis '{axis}'",
+                f"one of {', '.join(mesh)}",
+                did_you_mean(axis, mesh),
+            )
+    for axis, declared in mesh.items():
+        if axis not in entries:
+            faults.fault(
+                "SW120",
+                declared.position or position,
+                f"mesh axis '{axis}'",
+                "no entry under 'roles'",
+                "one role in each component",
+                f"Add '{axis}: idle' if it is to do nothing.",
+            )
+    return entries
+
+
+def roles_everywhere(named: Mapping[str, str], elsewhere: str | None, *, sequence_parallel: bool) -> dict[str, str]:
+    """Each component's role: the named one, else ``elsewhere``; idle where that has nothing to cut.
+
+    >>> roles = roles_everywhere({"moe": "expert"}, "tensor", sequence_parallel=False)
+    >>> roles["moe"], roles["mlp"], roles["residual"]
+    ('expert', 'tensor', 'idle')
+    """
+    roles = {component: named.get(component, elsewhere or "idle") for component in COMPONENTS}
+    return {
+        component: role if component in components_of(role, sequence_parallel=sequence_parallel) else "idle"
+        for component, role in roles.items()
+    }
+
+
+def components_of(role: str, *, sequence_parallel: bool) -> tuple[str, ...]:
+    """Where a role has something to cut; ``tensor`` cuts the residual too when its entry is sequence-parallel."""
+    can = ROLES[role].components
+    if role == "tensor" and sequence_parallel:
+        return tuple(c for c in COMPONENTS if c in can or c == SEQUENCE_PARALLEL[0])
+    return can
+
+
+def _entry(faults: Faults, axis: str, node: Located, position: Position) -> RoleEntry:
+    where = f"roles of '{axis}'"
+    if not isinstance(node.value, Mapping):
+        role = _role(faults, node, where)
+        _expert_stays_inside(faults, axis, role, node.position)
+        return _spread(faults, axis, {}, role, None, False, position)
+    named = _named_roles(faults, where, node)
+    stated = node.value.get("elsewhere")
+    elsewhere = None if stated is None else _role(faults, stated, where)
+    if stated is not None:
+        _expert_stays_inside(faults, axis, elsewhere, stated.position)
+    if stated is None and set(named) != set(COMPONENTS):
+        missing = [component for component in COMPONENTS if component not in node.value]
+        if missing:
+            faults.fault(
+                "SW120",
+                position,
+                where,
+                f"no role in {', '.join(missing)}",
+                "one role in each component",
+                "Add 'elsewhere: idle', or the role it has there.",
+            )
+    parallel = node.value.get("sequence_parallel")
+    if parallel is not None and not isinstance(parallel.value, bool):
+        faults.fault(
+            "SW120",
+            parallel.position,
+            where,
+            f"sequence_parallel {shown(parallel.value)}",
+            "true or false",
+            "Write 'sequence_parallel: true'.",
+        )
+    weights = _weights(faults, node.value.get("weights"))
+    entry = _spread(faults, axis, named, elsewhere, weights, bool(parallel and parallel.value), position)
+    misread = (stated is not None and elsewhere is None) or any(c in node.value and c not in named for c in COMPONENTS)
+    if not misread:
+        _options_have_a_role(faults, where, node, entry)
+        _stages_hold_whole_layers(faults, axis, where, entry)
+    return entry
+
+
+def _named_roles(faults: Faults, where: str, node: Located) -> dict[str, tuple[str, Position]]:
+    """The components named in an entry; faults for keys that are none, and for options kept for later."""
+    assert isinstance(node.value, Mapping)
+    named: dict[str, tuple[str, Position]] = {}
+    for key, value in node.value.items():
+        if key in KEPT_OPTIONS:
+            faults.fault(
+                "SW111",
+                node.key_position(key),
+                where,
+                f"option '{key}', a word kept for later",
+                f"one of {', '.join(ENTRY_OPTIONS)}",
+                f"Take '{key}' out.",
+            )
+        elif key in COMPONENTS:
+            role = _role(faults, value, f"{where} in '{key}'")
+            if role is not None:
+                named[key] = (role, value.position)
+        elif key not in ENTRY_OPTIONS:
+            faults.unknown(key, node.key_position(key), where, (*COMPONENTS, *ENTRY_OPTIONS), "component or option")
+    return named
+
+
+def _spread(
+    faults: Faults,
+    axis: str,
+    named: Mapping[str, tuple[str, Position]],
+    elsewhere: str | None,
+    weights: Weights,
+    sequence_parallel: bool,
+    position: Position,
+) -> RoleEntry:
+    for component, (role, place) in named.items():
+        can = components_of(role, sequence_parallel=sequence_parallel)
+        if component not in can:
+            faults.fault(
+                "SW119",
+                place,
+                f"roles of '{axis}' in '{component}'",
+                f"role '{role}', which has nothing to cut in '{component}'",
+                f"a role that has; '{role}' stands in {', '.join(can)}",
+                f"Write '{component}: idle'.",
+            )
+    return RoleEntry(
+        roles=roles_everywhere(
+            {component: role for component, (role, _) in named.items()},
+            elsewhere,
+            sequence_parallel=sequence_parallel,
+        ),
+        declared=frozenset(named),
+        elsewhere=elsewhere,
+        weights=weights,
+        sequence_parallel=sequence_parallel,
+        position=position,
+    )
+
+
+def _expert_stays_inside(faults: Faults, axis: str, elsewhere: str | None, position: Position) -> None:
+    if elsewhere == "expert":
+        faults.fault(
+            "SW119",
+            position,
+            f"roles of '{axis}'",
+            "role 'expert' outside 'moe'",
+            "a role that has something to cut outside 'moe'",
+            f"Write '{axis}: {{elsewhere: fsdp, moe: expert}}'.",
+        )
+
+
+def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleEntry) -> None:
+    stores = any(ROLES[role].stores for role in entry.roles.values())
+    if entry.weights is not None and not stores:
+        faults.fault(
+            "SW119",
+            node.key_position("weights"),
+            where,
+            "option 'weights' on an axis that never stores weights cut",
+            "role fsdp or context in some component",
+            "Take 'weights' out.",
+        )
+    component = SEQUENCE_PARALLEL[0]
+    if entry.sequence_parallel and "tensor" in entry.roles.values() and entry.roles[component] != "tensor":
+        faults.fault(
+            "SW119",
+            node.key_position("sequence_parallel"),
+            where,
+            f"option 'sequence_parallel' on an axis that is '{entry.roles[component]}' in '{component}'",
+            f"role tensor in '{component}', whose length the option cuts",
+            f"Write '{component}: tensor', or take 'sequence_parallel' out.",
+        )
+    if entry.sequence_parallel and "tensor" not in entry.roles.values():
+        faults.fault(
+            "SW119",
+            node.key_position("sequence_parallel"),
+            where,
+            "option 'sequence_parallel' on an axis that is nowhere 'tensor'",
+            "role tensor in some component",
+            "Take 'sequence_parallel' out.",
+        )
+
+
+def _stages_hold_whole_layers(faults: Faults, axis: str, where: str, entry: RoleEntry) -> None:
+    """A stage that has a layer's attention and not its feed-forward layer could not be run."""
+    assert entry.position is not None
+    outside = [c for c in ROLES["stage"].components if entry.roles[c] != "stage"]
+    if "stage" in entry.roles.values() and outside:
+        faults.fault(
+            "SW119",
+            entry.position,
+            where,
+            f"role 'stage' in some components of a layer and not in {', '.join(outside)}",
+            f"role 'stage' in all of {', '.join(ROLES['stage'].components)}, or in none",
+            f"Write '{axis}: stage'.",
+        )
+
+
+def _role(faults: Faults, node: Located, where: str) -> str | None:
+    if isinstance(node.value, str) and node.value in ROLES:
+        return node.value
+    faults.unknown(shown(node.value, quote=False), node.position, where, tuple(ROLES), "role")
+    return None
+
+
+def _weights(faults: Faults, option: Located | None) -> Weights:
+    if option is None or option.value == "whole":
+        return None if option is None else "whole"
+    items = option.value if isinstance(option.value, tuple) else (option,)
+    names: list[str] = []
+    for item in items:
+        if isinstance(item.value, str) and item.value in LOGICAL_AXES:
+            names.append(item.value)
+        else:
+            faults.unknown(
+                shown(item.value, quote=False),
+                item.position,
+                "option 'weights'",
+                ("whole", *LOGICAL_AXES),
+                "logical axis",
+            )
+    return tuple(names)

@@ -1,0 +1,114 @@
+"""A mesh of devices: named axes in the order of the devices, the last one fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from types import MappingProxyType
+
+from shardwright.core.mesh.hops import WholeSlice
+
+LINKS = ("ici", "dcn")
+"""What an axis may be said to cross: fast links, which is what goes without saying, or slow ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One mesh axis. ``link`` names the link it crosses where the user said so (``ici``, ``dcn``)."""
+
+    name: str
+    size: int
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Mesh axes, major first. Device ``d`` has the row-major coordinates of ``d`` over their sizes.
+
+    ``whole_slice``: how collectives over all devices go where they are one slice of a torus that says so.
+
+    >>> mesh = Mesh.of(fsdp=2, expert=4)
+    >>> mesh.num_devices, mesh.coordinates(6)
+    (8, {'fsdp': 1, 'expert': 2})
+    >>> mesh.group(6, ["fsdp"]), mesh.group(6, ["expert"])
+    ((2, 6), (4, 5, 6, 7))
+    """
+
+    axes: tuple[Axis, ...]
+    whole_slice: WholeSlice | None = None
+    shape: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    """Size of each axis by name, in mesh order."""
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Both are asked for many thousand times in a plan.
+        object.__setattr__(self, "shape", MappingProxyType({axis.name: axis.size for axis in self.axes}))
+        object.__setattr__(self, "names", tuple(self.shape))
+        assert len(self.shape) == len(self.axes), self.axes
+        assert all(axis.size >= 1 for axis in self.axes), self.axes
+
+    def __reduce__(self) -> tuple[type[Mesh], tuple[tuple[Axis, ...], WholeSlice | None]]:
+        return Mesh, (self.axes, self.whole_slice)
+
+    @classmethod
+    def of(cls, **sizes: int) -> Mesh:
+        """A mesh from names and sizes, major first."""
+        return cls(tuple(Axis(name=name, size=size) for name, size in sizes.items()))
+
+    @property
+    def num_devices(self) -> int:
+        return prod(axis.size for axis in self.axes)
+
+    def size(self, axes: str | Iterable[str]) -> int:
+        """Product of the sizes of the named axes (1 for none)."""
+        shape = self.shape
+        return shape[axes] if isinstance(axes, str) else prod([shape[name] for name in axes])
+
+    def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """The given axes, sorted as the mesh has them."""
+        wanted = set(axes)
+        return tuple([name for name in self.names if name in wanted])
+
+    def larger_than_one(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """The given axes without those of size 1, in the order given."""
+        shape = self.shape
+        return tuple([name for name in axes if shape[name] > 1])
+
+    def coordinates(self, device: int) -> dict[str, int]:
+        """Index of ``device`` along each axis."""
+        indices: dict[str, int] = {}
+        for axis in reversed(self.axes):
+            device, indices[axis.name] = divmod(device, axis.size)
+        return {name: indices[name] for name in self.names}
+
+    def device(self, coordinates: Mapping[str, int]) -> int:
+        """The device at the given coordinates; an axis left out counts as index 0."""
+        number = 0
+        for axis in self.axes:
+            number = number * axis.size + coordinates.get(axis.name, 0)
+        return number
+
+    def group(self, device: int, axes: Iterable[str]) -> tuple[int, ...]:
+        """The devices that differ from ``device`` along ``axes`` only, ascending, ``device`` among them."""
+        free = set(axes)
+        here = self.coordinates(device)
+        members = [dict(here)]
+        for axis in self.axes:
+            if axis.name in free:
+                members = [{**member, axis.name: index} for member in members for index in range(axis.size)]
+        return tuple(sorted(self.device(member) for member in members))
+
+    def numbers(self, axes: Sequence[str]) -> tuple[int, ...]:
+        """For each device along ``axes``, major first as they are given, its number where they are counted in mesh order.
+
+        >>> Mesh.of(a=2, b=3).numbers(["b", "a"])
+        (0, 3, 1, 4, 2, 5)
+        """
+        counted = Mesh(tuple(axis for axis in self.axes if axis.name in axes))
+        places = product(*(range(self.size(axis)) for axis in axes))
+        return tuple(counted.device(dict(zip(axes, place, strict=True))) for place in places)
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis.name} {axis.size}" for axis in self.axes)

@@ -1,0 +1,187 @@
+"""By which algorithm a device attends: a table of ways, tried in order, and what each needs.
+
+| way | where | what it is |
+|---|---|---|
+| whole | everywhere | all scores of a row at once |
+| splash | TPU | JAX's Pallas kernel; what is seen is told by segments and by the last key that each query sees |
+| cudnn | NVIDIA, with cuDNN installed | ``jax.nn.dot_product_attention``; what is seen is told by a mask |
+| triton | NVIDIA | JAX's Pallas kernel; what is seen is told by segments, and by the places of tokens in their row |
+| blockwise | everywhere | plain JAX, a block of queries and of keys at a time; takes any positions and segments |
+
+All but the first hold no score for every pair of tokens. The first that has all it needs is taken, so that a plan can say
+what an engine will do, and why not something faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardwright.core.model.table import DTYPE_BYTES
+from shardwright.core.plan.plan import Plan
+
+Backend = Literal["cpu", "tpu", "gpu", "gpu with cuDNN"]
+WayName = Literal["whole", "splash", "cudnn", "triton", "blockwise"]
+
+BACKENDS: tuple[Backend, ...] = ("cpu", "tpu", "gpu", "gpu with cuDNN")
+ACCELERATORS: tuple[Backend, ...] = ("tpu", "gpu", "gpu with cuDNN")
+
+LARGEST_BLOCK: Mapping[Backend, int] = {"cpu": 128, **dict.fromkeys(ACCELERATORS, 512)}
+"""Tokens of a block in plain JAX, and keys of which all scores are made at once. On CPU the scores of one head's block stay
+in its nearest caches, which is 2 to 3 times as fast as blocks of 512; an accelerator wants larger products, to be busy for
+longer than it takes to begin one."""
+
+SMALLEST_BLOCK = 128
+"""The side of a TPU's matrix unit: smaller blocks are padded to it."""
+
+SCORES_OF_BLOCK = 1 << 23
+"""Scores of one block, all heads of a device together: 32 MB in float32, which the cache of a GPU and the vector memory of a
+TPU hold. More heads have smaller blocks."""
+
+KERNEL_TILE = 128
+"""The lengths that the Pallas kernels take are multiples of it: the lanes of a TPU, the rows of a block on a GPU."""
+
+LARGEST_MASK_BYTES = 1 << 28
+"""cuDNN's mask has two bytes for each pair of tokens, whatever the number of heads: 128 MiB for a row of 8,192."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attending:
+    """Attention of one device: ``rows`` of ``queries`` tokens that meet ``keys`` tokens each, with ``heads`` query heads.
+
+    ``width`` is a query's and a key's, ``value_width`` a value's. ``ring``: the keys come piece by piece. ``in_order``: a
+    row lies as it is read.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    heads: int
+    width: int
+    value_width: int
+    dtype: str
+    ring: bool = False
+    in_order: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A line of the table. ``needs``: names of ``NEEDS``."""
+
+    name: WayName
+    backends: tuple[Backend, ...]
+    needs: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The way taken, tokens of a block where it is plain JAX, and what each better one lacked."""
+
+    name: WayName
+    block: int
+    why: str
+    lacking: Mapping[WayName, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+
+WHOLE = Chosen(name="whole", block=0, why="nothing is known of the row")
+"""Of a model that runs without a plan."""
+
+NEEDS: Mapping[str, Callable[[Attending], bool]] = {
+    "all keys at once (no ring)": lambda a: not a.ring,
+    "queries that are all the tokens of a row, in order": lambda a: a.in_order and a.queries == a.keys,
+    f"lengths that {KERNEL_TILE} divides": lambda a: not a.queries % KERNEL_TILE and not a.keys % KERNEL_TILE,
+    "even lengths": lambda a: not a.queries % 2 and not a.keys % 2,
+    "bfloat16 or float32": lambda a: a.dtype in ("bfloat16", "float32"),
+    "bfloat16 or float16": lambda a: a.dtype in ("bfloat16", "float16"),
+    "one width of at most 128, a multiple of 8": lambda a: a.width == a.value_width <= 128 and not a.width % 8,
+    "a width of at most 256, and values no wider": lambda a: a.value_width <= a.width <= 256,
+    f"a mask of at most {LARGEST_MASK_BYTES >> 20} MiB": lambda a: (
+        a.rows * a.queries * a.keys * DTYPE_BYTES[a.dtype] <= LARGEST_MASK_BYTES
+    ),
+}
+
+_NO_RING, _OWN_TOKENS, _TILES, _EVEN, _TPU_FLOATS, _HALF, _CUDNN_WIDTH, _TRITON_WIDTH, _MASK = NEEDS
+
+WAYS = (
+    Way(
+        name="splash",
+        backends=("tpu",),
+        needs=(_NO_RING, _TILES, _TPU_FLOATS),
+        why="scores stay in the chip's vector memory, and blocks that nobody sees are passed over",
+    ),
+    Way(
+        name="cudnn",
+        backends=("gpu with cuDNN",),
+        needs=(_NO_RING, _HALF, _CUDNN_WIDTH, _EVEN, _MASK),
+        why="scores stay in shared memory; the vendor's own kernel, which shares keys between heads",
+    ),
+    Way(
+        name="triton",
+        backends=("gpu", "gpu with cuDNN"),
+        needs=(_NO_RING, _OWN_TOKENS, _TILES, _HALF, _TRITON_WIDTH),
+        why="scores stay in shared memory, and keys after a block of queries are passed over",
+    ),
+)
+"""Those that are a backend's own, best first. ``choose_attention`` tries ``whole`` before and ``blockwise`` after them."""
+
+
+def choose_attention(backend: Backend, attending: Attending) -> Chosen:
+    """The first way that has what it needs.
+
+    >>> case = Attending(rows=1, queries=4096, keys=4096, heads=16, width=128, value_width=128, dtype="bfloat16")
+    >>> [choose_attention(backend, case).name for backend in BACKENDS]
+    ['blockwise', 'splash', 'triton', 'cudnn']
+    >>> from dataclasses import replace
+    >>> choose_attention("gpu", replace(case, queries=1024)).lacking
+    {'triton': ('queries that are all the tokens of a row, in order',)}
+    """
+    block = block_of(backend, attending.heads)
+    if attending.keys <= LARGEST_BLOCK[backend]:
+        return Chosen(name="whole", block=block, why=f"so few keys ({attending.keys}) are one block")
+    lacking: dict[WayName, tuple[str, ...]] = {}
+    for way in WAYS:
+        if backend not in way.backends:
+            continue
+        missing = tuple(need for need in way.needs if not NEEDS[need](attending))
+        if not missing:
+            return Chosen(name=way.name, block=block, why=way.why, lacking=lacking)
+        lacking[way.name] = missing
+    return Chosen(name="blockwise", block=block, why="takes any positions and segments", lacking=lacking)
+
+
+def block_of(backend: Backend, heads: int) -> int:
+    """Tokens of a block in plain JAX, of queries and of keys alike.
+
+    >>> block_of("cpu", 16), block_of("gpu", 16), block_of("gpu", 128)
+    (128, 512, 256)
+    """
+    size = LARGEST_BLOCK[backend]
+    while size > SMALLEST_BLOCK and heads * size * size > SCORES_OF_BLOCK:
+        size //= 2
+    return size
+
+
+def attending_of(plan: Plan) -> Attending | None:
+    """What one device does in a layer's attention; None for a model whose table does not name it as ours do."""
+    rows = plan.by_name
+    names = ("attention.queries_attended", "attention.keys_attended", "attention.values_attended")
+    if not all(name in rows for name in names):
+        return None
+    queries, keys, values = (rows[name] for name in names)
+    part = {
+        dim.logical_axis: size // plan.mesh.size(dim.axes)
+        for size, dim in zip(queries.shape, queries.in_use.dims, strict=True)
+    }
+    return Attending(
+        rows=part["batch"] // plan.request.micro_steps,
+        queries=part["q_length"],
+        keys=plan.sizes["kv_length"],
+        heads=part["heads"],
+        width=keys.shape[-1],
+        value_width=values.shape[-1],
+        dtype=queries.dtype,
+        ring=plan.request.layout.move_attention == "ring" and part["q_length"] < plan.sizes["kv_length"],
+        in_order=plan.rows_in_order,
+    )

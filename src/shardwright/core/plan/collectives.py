@@ -1,0 +1,248 @@
+"""The collectives that one training step needs, predicted from the specs and the table's moves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from shardwright.core.layout.roles import OUTSIDE_LAYERS
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import DTYPE_BYTES, ModelTable, Move
+from shardwright.core.plan.crossing import crossing, weight_ways
+from shardwright.core.plan.movement import Collective, StepKind, collectives, elements_per_device, movement
+from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
+from shardwright.core.plan.together import Together, WeightOfLayer, component_of, groups_of, trained, weight_of_layer
+from shardwright.core.resolution.request import FLOATS, Request
+from shardwright.core.resolution.resolve import expert_axes
+
+
+def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[PlannedCollective, ...]:
+    """Every collective of a step, equal ones counted together, in the order of component, phase and axes."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    found: list[PlannedCollective] = []
+    weights = [tensor for tensor in tensors if tensor.kind == "weight"]
+    if request.engine == "torch":
+        found += _of_groups(request, mesh, weights)
+    else:
+        for tensor in weights:
+            found += _of_weight(request, mesh, tensor)
+    for move in request.table.moves:
+        if move.source in by_name and move.target in by_name:
+            found += _of_move(request, mesh, by_name, move)
+    return _merged(found, by_name)
+
+
+def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[PlannedCollective]:
+    """Gathered for each use in each pass that needs it, its gradient scattered; replicas summed once per step."""
+    assert tensor.at_rest is not None
+    shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
+    layers = layers_on_device(request, mesh, tensor)
+    times = layers * request.micro_steps
+    again = tensor.stack is not None and request.remat != "none"
+    ways = weight_ways(request, mesh, tensor)
+    for number, (component, way) in enumerate(ways.items()):
+        # What is brought for one use serves another that needs the same.
+        if way in list(ways.values())[:number]:
+            continue
+        for gather in movement(way.at_rest, way.whole, (), shape, mesh):
+            width = DTYPE_BYTES[way.gathered_in]
+            yield _planned(component, "forward", gather, width, times, tensor.name)
+            if again:
+                yield _planned(component, "recompute", gather, width, times, tensor.name)
+        for scatter in movement(way.whole, way.at_rest, way.scattered, shape, mesh) if tensor.gradient else ():
+            yield _planned(component, "backward", scatter, DTYPE_BYTES[way.summed_in], times, tensor.name)
+    summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
+    if summed:
+        part = elements_per_device(ways[tensor.component].at_rest, shape, mesh)
+        reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
+        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
+
+
+def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> Iterator[PlannedCollective]:
+    """Those of weights that are gathered together (``core/plan/together.py``), layer by layer.
+
+    | what | when | of how much |
+    |---|---|---|
+    | all-gather | in each pass that needs it, each micro-step | the whole weights of a group, padded, in the dtype that travels |
+    | reduce-scatter | each micro-step | their whole gradients, padded, in the weights' dtype |
+    | all-reduce over the replicas of all of a group | once a step | what the reduce-scatter gave |
+    | all-reduce over other replicas | once a step | the gradients at rest of all groups that have the same axes and dtype |
+    """
+    # Of a user's own program all layers are one stack, those of its parts too, which may have other numbers of them.
+    by_stack: dict[tuple[str | None, int], list[TensorPlan]] = {}
+    for row in trained(request, weights):
+        by_stack.setdefault((row.stack, row.num), []).append(row)
+    late: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
+    for (stack, _), rows in by_stack.items():
+        layers = layers_on_device(request, mesh, rows[0])
+        again = stack is not None and request.remat != "none"
+        for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):
+            yield from _of_group(group, mesh, layers, request.micro_steps, again=again)
+            for one in group.weights:
+                if axes := group.late(one):
+                    late.setdefault((axes, one.dtype), []).append((one, layers))
+    for (axes, dtype), ones in late.items():
+        elements = sum(one.part_elements(mesh) * layers for one, layers in ones)
+        reduce = Collective(kind="all-reduce", axes=axes, elements_per_device=elements)
+        together = [one for one, layers in ones for _ in range(layers)]
+        yield _planned_together(together, mesh, "update", reduce, DTYPE_BYTES[dtype], 1)
+
+
+def _of_group(
+    group: Together, mesh: Mesh, layers: int, micro_steps: int, *, again: bool
+) -> Iterator[PlannedCollective]:
+    if not group.axes:
+        return
+    first, part = group.weights[0], group.part_elements(mesh)
+    whole, times = part * mesh.size(group.axes), layers * micro_steps
+    summed, travels = DTYPE_BYTES[first.summed_in], DTYPE_BYTES[first.gathered_in]
+    gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=whole)
+    yield _planned_together(group.weights, mesh, "forward", gather, travels, times)
+    if again:
+        yield _planned_together(group.weights, mesh, "recompute", gather, travels, times)
+    scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=whole)
+    yield _planned_together(group.weights, mesh, "backward", scatter, summed, times)
+    if group.replicas:
+        reduce = Collective(kind="all-reduce", axes=group.replicas, elements_per_device=part)
+        yield _planned_together(group.weights, mesh, "update", reduce, summed, layers)
+
+
+def _planned_together(
+    weights: Sequence[WeightOfLayer], mesh: Mesh, phase: Phase, collective: Collective, width: int, times: int
+) -> PlannedCollective:
+    names = tuple(dict.fromkeys(one.weight for one in weights))
+    return replace(_planned(component_of(weights, mesh), phase, collective, width, times, names[0]), tensors=names)
+
+
+def _of_move(
+    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan], move: Move
+) -> Iterable[PlannedCollective]:
+    if move.kind in ("dispatch", "combine"):
+        yield from _of_experts(request, mesh, by_name, move)
+        return
+    source, target = by_name[move.source], by_name[move.target]
+    way = crossing(request, by_name, move)
+    around = move.kind == "keys" and request.layout.move_attention == "ring"
+    # What goes around is not gathered, in one hop or two.
+    on = Mesh(mesh.axes) if around else mesh
+    forward = movement(way.before, way.after, way.summed, way.shape, on)
+    backward = movement(way.after, way.before, way.fed, way.shape, on)
+    if around:
+        forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
+    width = DTYPE_BYTES[source.dtype]
+    shared = min(source, target, key=lambda row: row.num)
+    times = layers_on_device(request, mesh, shared) * request.micro_steps
+    in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
+    for collective in forward:
+        rounds = times * _rounds(collective, mesh)
+        yield _planned(way.component, "forward", collective, width, rounds, move.target)
+        if (
+            in_layer
+            and not move.ends_layer
+            and (request.remat == "full" or (request.remat == "dots" and _again_with_dots(request, move)))
+        ):
+            yield _planned(way.component, "recompute", collective, width, rounds, move.target)
+    # Integers have no gradient.
+    for collective in backward if source.dtype in FLOATS else ():
+        rounds = times * _rounds(collective, mesh)
+        yield _planned(way.component, "backward", collective, width, rounds, move.source)
+
+
+def _again_with_dots(request: Request, move: Move) -> bool:
+    """Whether a move is made again where products are kept. JAX makes nothing again that only they need; PyTorch goes
+    through the whole layer again, and takes each product as it was."""
+    return request.engine == "torch" or move.kind in ("queries", "keys")
+
+
+def _once(table: ModelTable, name: str) -> bool:
+    """Whether an activation is what the input gives and nothing else: it is moved once a step, and in no layer."""
+    row = next(row for row in table.activations if row.name == name)
+    return row.component == "input" or any(m.target == name and _once(table, m.source) for m in table.moves)
+
+
+def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collective, ...]:
+    """A ring passes each device's part on, one permute after another (``_rounds``), where a gather holds the whole."""
+    return tuple(
+        Collective(kind="permute", axes=c.axes, elements_per_device=c.elements_per_device // mesh.size(c.axes))
+        for c in collectives
+    )
+
+
+def _rounds(collective: Collective, mesh: Mesh) -> int:
+    """How often a part is passed on until every device has seen it; once for whatever is no ring's."""
+    return mesh.size(collective.axes) - 1 if collective.kind == "permute" else 1
+
+
+def _of_experts(
+    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan], move: Move
+) -> Iterable[PlannedCollective]:
+    """To the experts, or back.
+
+    All-to-all: each choice travels, and nothing else. Ring: every token is gathered over the expert axes with its
+    choices and their weights, each device adds what its experts make of it, and the sums are scattered; whatever the
+    number of experts that a token chooses, it travels once. Where the experts' weights travel, nothing does.
+    """
+    axes, there = expert_axes(request.layout, mesh), move.kind == "dispatch"
+    if not axes:
+        return
+    around = request.layout.move_moe == "ring"
+    forward = backward = _each("all-to-all", (move.source if there else move.target,))
+    if around and there:
+        for_all = ("router.grouped", "router.grouped_experts", "router.weights")
+        forward, backward = _each("all-gather", for_all), _each("reduce-scatter", (for_all[0], for_all[2]))
+    elif around:
+        combined = ("router.combined",)
+        forward, backward = _each("reduce-scatter", combined), _each("all-gather", combined)
+    # What came back is weighed, so that the weights' slopes need it again; a sum over the ring only leaves the layer.
+    again = request.remat != "none" and (there or not around)
+    phases: Mapping[Phase, Sequence[tuple[StepKind, str]]]
+    phases = {"forward": forward, "recompute": forward if again else (), "backward": backward}
+    for phase, found in phases.items():
+        for kind, name in found:
+            if name not in by_name:
+                continue
+            row = by_name[name]
+            shape = dict(zip(row.in_use.logical_axes, row.shape, strict=True))
+            shape["batch"] //= request.micro_steps
+            held = row.in_use if kind == "all-to-all" else row.in_use.without(axes)
+            size = elements_per_device(held, shape, mesh)
+            times = layers_on_device(request, mesh, row) * request.micro_steps
+            for one in collectives(kind, axes, size, mesh):
+                planned = _planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name)
+                yield replace(planned, ragged=kind == "all-to-all")
+
+
+def _each(kind: StepKind, tensors: Iterable[str]) -> Sequence[tuple[StepKind, str]]:
+    return tuple((kind, tensor) for tensor in tensors)
+
+
+def _planned(
+    component: str, phase: Phase, collective: Collective, width: int, times: int, tensor: str
+) -> PlannedCollective:
+    return PlannedCollective(
+        component=component,
+        phase=phase,
+        kind=collective.kind,
+        axes=collective.axes,
+        bytes_per_device=collective.elements_per_device * width,
+        count_per_step=times,
+        tensors=(tensor,),
+        part=collective.part,
+    )
+
+
+def _merged(
+    collectives: Iterable[PlannedCollective], by_name: Mapping[str, TensorPlan]
+) -> tuple[PlannedCollective, ...]:
+    """Equal collectives as one row, those of integers apart."""
+    rows: dict[tuple[object, ...], PlannedCollective] = {}
+    for one in collectives:
+        of_floats = by_name[one.tensors[0]].dtype in FLOATS
+        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, one.part, of_floats)
+        seen = rows.get(key)
+        rows[key] = replace(
+            one,
+            count_per_step=one.count_per_step + (seen.count_per_step if seen else 0),
+            tensors=tuple(dict.fromkeys((*(seen.tensors if seen else ()), *one.tensors))),
+        )
+    return tuple(rows.values())

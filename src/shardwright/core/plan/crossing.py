@@ -1,0 +1,108 @@
+"""How a tensor crosses from one owner to another, there and back: what the planner counts, and the engines carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.precision import sent_dtype, summed_dtype
+from shardwright.core.model.table import Move, as_torch_stores
+from shardwright.core.plan.movement import Step, steps
+from shardwright.core.plan.plan import TensorPlan
+from shardwright.core.resolution.gradients import in_parts, partial_axes
+from shardwright.core.resolution.request import Request
+from shardwright.core.resolution.resolve import multiplied, resolve_weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """An activation's way at a move. ``shape``: of the whole tensor in one micro-step, by the logical axes of ``before``.
+
+    ``summed``: the axes over which it is in parts before; ``fed``: those over which its gradient is, after. Groups of
+    tokens are the pieces of a row, so that ``groups`` and ``tokens`` are one dim here, as long as the row. ``component``:
+    the one whose communication it is.
+    """
+
+    component: str
+    before: Spec
+    after: Spec
+    summed: tuple[str, ...]
+    fed: tuple[str, ...]
+    shape: Mapping[str, int]
+
+    def forward(self, mesh: Mesh) -> tuple[Step, ...]:
+        return steps(self.before, self.after, self.summed, mesh)
+
+    def backward(self, mesh: Mesh) -> tuple[Step, ...]:
+        """The gradient's way back."""
+        return steps(self.after, self.before, self.fed, mesh)
+
+
+def crossing(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Crossing:
+    """What a move of the table is under a layout; ``rows`` are the plan's, by name."""
+    owner = rows[move.target if move.kind == "keys" else move.source]
+    source, target = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
+    names = tuple(name for name in source.logical_axes if name in target.logical_axes)
+    shape = dict(zip(source.logical_axes, rows[move.source].shape, strict=True))
+    shape["batch"] //= request.micro_steps
+    for name in {"groups", "length"} & set(names):
+        shape[name] = request.length
+    return Crossing(
+        component=owner.component,
+        before=Spec.build(names, {name: source.axes_of(name) for name in names}),
+        after=Spec.build(names, {name: target.axes_of(name) for name in names}),
+        summed=partial_axes(request.layout, move.summed),
+        fed=partial_axes(request.layout, move.feeds),
+        shape={name: shape[name] for name in names},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightWay:
+    """How one layer of a weight gets into use, and its gradient back.
+
+    At rest, then ``whole``, which is gathered, then ``part``, which a device multiplies with: a slice of the other.
+    The gradient is reduce-scattered over ``scattered``. Over ``alone`` this use makes it whole and it is summed all the same, so
+    that the first device's alone counts: where another use has it in parts, and, under PyTorch, where a rule stores the weight
+    over an axis that is idle in the component, since ``fully_shard`` sums over all that it gathers over. ``gathered_in``, ``summed_in``: the dtypes of these (``core/model/precision.py``).
+    """
+
+    at_rest: Spec
+    whole: Spec
+    part: Spec
+    scattered: tuple[str, ...]
+    alone: tuple[str, ...]
+    gathered_in: str
+    summed_in: str
+
+
+def weight_ways(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightWay]:
+    """The ways of a weight by the component that uses it, its own first; a tied weight has two."""
+    weight, layout = request.table.weight(tensor.name), request.layout
+    stored = as_torch_stores(weight) if request.engine == "torch" else weight
+    assert tensor.at_rest is not None
+    at_rest, own = (Spec(spec.dims[len(spec.dims) - len(tensor.shape) :]) for spec in (tensor.at_rest, tensor.in_use))
+    reduced = {axis: kind for axis, kind in tensor.gradient.items() if mesh.size(axis) > 1}
+    ways = {}
+    for component in (weight.component, *weight.uses):
+        second = component if component != weight.component else None
+        in_use = resolve_weight(stored, layout, mesh, request.engine, second).in_use if second else own
+        part = multiplied(in_use, component, layout, mesh)
+        sliced = [axis for axis in part.axes if axis not in at_rest.axes]
+        whole = part.without(sliced)
+        parts = {*in_parts(stored, layout, part, second), *sliced}
+        summed = dict.fromkeys(reduced)
+        if request.engine == "torch":
+            summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in whole.axes)
+        ways[component] = WeightWay(
+            at_rest=at_rest,
+            whole=whole,
+            part=part,
+            scattered=tuple(axis for axis, kind in reduced.items() if kind == "reduce-scatter"),
+            alone=tuple(axis for axis in summed if axis not in parts and axis not in whole.axes),
+            gathered_in=sent_dtype(weight, tensor.dtype, request.dtype),
+            summed_in=summed_dtype(weight, tensor.dtype, request.dtype),
+        )
+    return ways

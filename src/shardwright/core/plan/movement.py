@@ -1,0 +1,202 @@
+"""What crosses the links when a tensor changes owner: one small rule for activations, weights and gradients.
+
+For each axis, by what it does to the tensor before and after:
+
+| before | after | step |
+|---|---|---|
+| partial | cuts nothing | all-reduce |
+| partial | cuts a dim | reduce-scatter |
+| cuts a dim | cuts nothing | all-gather |
+| cuts a dim | cuts another dim | all-to-all |
+| cuts nothing | cuts a dim | slice: each device keeps its part, and nothing is sent |
+
+The steps come in an order that can be carried out as it stands: an axis begins to cut a dim only behind those that
+are more major there, and leaves it only when those that are more minor have left. Small tensors travel before large
+ones: slices and reductions first, gathers last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+from typing import Literal
+
+from shardwright.core.mesh.hops import Hop, Part, hops
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.mesh.spec import Spec
+
+StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "slice"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step over ``axes``, major first: off the dim ``source``, onto the dim ``target``.
+
+    ``part``: of the only axis' devices, those that take the step together, where not all of them do.
+    """
+
+    kind: StepKind
+    axes: tuple[str, ...]
+    source: str | None = None
+    target: str | None = None
+    part: Part | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective over ``axes``; ``elements_per_device`` of its operand or result, whichever is larger."""
+
+    kind: str
+    axes: tuple[str, ...]
+    elements_per_device: int
+    part: Part | None = None
+
+
+def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[Step, ...]:
+    """How a tensor gets from one spec to another, in order. ``partial``: the axes over which it is yet to be summed.
+
+    ``before`` and ``after`` have the same logical axes, in any order. Axes of size 1 move nothing.
+
+    >>> from shardwright.core.mesh.notation import parse
+    >>> mesh = Mesh.of(fsdp=2, expert=4)
+    >>> steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
+    (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts', part=None),)
+    """
+    return tuple(hop for step in _steps(before, after, tuple(partial), mesh) for hop in hopped(step, mesh))
+
+
+def hopped(step: Step, mesh: Mesh) -> tuple[Step, ...]:
+    """The step itself, or the hops that it goes in on the mesh."""
+    return tuple(replace(step, axes=hop.axes, part=hop.part) for hop in _hops(step.kind, step.axes, 0, mesh))
+
+
+@lru_cache(maxsize=4096)
+def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> tuple[Step, ...]:
+    # A plan asks the same of all layers, and so do the plans that its findings try for a fix.
+    assert set(before.logical_axes) == set(after.logical_axes), (str(before), str(after))
+    return tuple(_Way(before, after, partial, mesh).found())
+
+
+def movement(
+    before: Spec, after: Spec, partial: Iterable[str], shape: Mapping[str, int], mesh: Mesh
+) -> tuple[Collective, ...]:
+    """The collectives among those steps, each with its size.
+
+    >>> from shardwright.core.mesh.notation import parse
+    >>> mesh = Mesh.of(fsdp=2, expert=4)
+    >>> before, after = parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups")
+    >>> movement(before, after, [], {"experts": 8, "batch": 4, "groups": 4}, mesh)
+    (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, part=None),)
+    """
+    held = {dim.logical_axis: list(dim.axes) for dim in before.dims}
+    found = []
+    for step in _steps(before, after, tuple(partial), mesh):
+        size = _elements(held, shape, mesh)
+        _take(step, held)
+        size = max(size, _elements(held, shape, mesh))
+        if step.kind != "slice":
+            found += collectives(step.kind, step.axes, size, mesh)
+    return tuple(found)
+
+
+def collectives(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
+    """One collective, or the hops that it goes in; ``elements`` of its operand or result, the larger."""
+    for hop in _hops(kind, axes, elements, mesh):
+        yield Collective(kind=kind, axes=hop.axes, elements_per_device=hop.elements, part=hop.part)
+
+
+def _hops(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Hop]:
+    return hops(kind, {axis: mesh.size(axis) for axis in axes}, elements, mesh.num_devices, mesh.whole_slice)
+
+
+def elements_per_device(spec: Spec, shape: Mapping[str, int], mesh: Mesh) -> int:
+    """Elements of the largest part of a tensor that one device holds; a dim that does not divide is rounded up."""
+    return _elements({dim.logical_axis: dim.axes for dim in spec.dims}, shape, mesh)
+
+
+def _elements(cuts: Mapping[str, Sequence[str]], shape: Mapping[str, int], mesh: Mesh) -> int:
+    elements = 1
+    for name, axes in cuts.items():
+        elements *= ceil(shape[name] / mesh.size(axes))
+    return elements
+
+
+def _take(step: Step, held: Mapping[str, list[str]]) -> None:
+    """Note in ``held``, the axes that cut each dim, what a step changes."""
+    for axis in step.axes:
+        if step.source is not None:
+            held[step.source].remove(axis)
+        if step.target is not None:
+            held[step.target].append(axis)
+
+
+class _Way:
+    """The search for steps: what cuts each dim now, and what is to cut it in the end, both major first."""
+
+    def __init__(self, before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> None:
+        self.held = {d.logical_axis: list(mesh.larger_than_one(d.axes)) for d in before.dims}
+        self.wanted = {d.logical_axis: list(mesh.larger_than_one(d.axes)) for d in after.dims}
+        cutting = {axis for axes in self.held.values() for axis in axes}
+        self.partial = [axis for axis in mesh.larger_than_one(mesh.in_mesh_order(partial)) if axis not in cutting]
+
+    def found(self) -> Iterator[Step]:
+        while (step := self._next()) is not None:
+            yield step
+            _take(step, self.held)
+            self.partial = [axis for axis in self.partial if axis not in step.axes]
+        assert self.held == self.wanted, (self.held, self.wanted)
+
+    def _next(self) -> Step | None:
+        entering = {name: self._entering(name) for name in self.wanted}
+        for name, axes in entering.items():
+            if run := _leading(axes, lambda axis: self._dim_of(axis) is None and axis not in self.partial):
+                return Step(kind="slice", axes=run, target=name)
+        for name, axes in entering.items():
+            if run := _leading(axes, lambda axis: axis in self.partial):
+                return Step(kind="reduce-scatter", axes=run, target=name)
+        staying = {axis for axes in self.wanted.values() for axis in axes}
+        if everywhere := tuple(axis for axis in self.partial if axis not in staying):
+            return Step(kind="all-reduce", axes=everywhere)
+        for name, axes in entering.items():
+            for source, held in self.held.items():
+                run = _leading(axes, lambda axis, held=held: axis in held)
+                # Only the most minor axes of a dim can leave it, and all of those that move go together.
+                if run and source != name and tuple(held[len(held) - len(run) :]) == run:
+                    return Step(kind="all-to-all", axes=run, source=source, target=name)
+        leaving = {name: self._leaving(name) for name in self.held}
+        for name, axes in leaving.items():
+            ending = _leading(axes[::-1], lambda axis: axis not in staying)[::-1]
+            if ending:
+                return Step(kind="all-gather", axes=ending, source=name)
+        # Axes that change places, or that others are in the way of: whole for a moment.
+        for name, axes in leaving.items():
+            if axes:
+                return Step(kind="all-gather", axes=tuple(axes), source=name)
+        return None
+
+    def _entering(self, name: str) -> list[str]:
+        """What the dim still lacks; nothing while there are axes on it that must leave first."""
+        return [] if self._leaving(name) else self.wanted[name][len(self.held[name]) :]
+
+    def _leaving(self, name: str) -> list[str]:
+        """The axes of the dim from the first one on that is not where it is wanted."""
+        held, wanted = self.held[name], self.wanted[name]
+        same = 0
+        while same < min(len(held), len(wanted)) and held[same] == wanted[same]:
+            same += 1
+        return held[same:]
+
+    def _dim_of(self, axis: str) -> str | None:
+        return next((name for name, axes in self.held.items() if axis in axes), None)
+
+
+def _leading(axes: Sequence[str], wanted) -> tuple[str, ...]:
+    """The first axes, as long as each is a wanted one."""
+    run = []
+    for axis in axes:
+        if not wanted(axis):
+            break
+        run.append(axis)
+    return tuple(run)

@@ -1,0 +1,289 @@
+"""The plan: what follows from a layout, tensor by tensor. Frozen, and the one object that crosses layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Literal
+
+from shardwright.core.findings.codes import NOT_RUN
+from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.resolution.gradients import Reduction
+from shardwright.core.resolution.request import Request
+from shardwright.core.resolution.resolve import Asked
+from shardwright.core.resolution.row_order import in_order, row_pieces
+
+Phase = Literal["forward", "recompute", "backward", "update"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlan:
+    """One row of the plan: ``num`` layers share it; shape, specs and bytes are those of one of them.
+
+    ``at_rest`` is None for an activation. A weight's ``dtype`` is the one it rests in.
+    """
+
+    name: str
+    kind: Literal["weight", "activation"]
+    component: str
+    shape: tuple[int, ...]
+    dtype: str
+    at_rest: Spec | None
+    in_use: Spec
+    bytes_per_device: int
+    num: int
+    shard_group: tuple[str, ...]
+    replica_group: tuple[str, ...]
+    gradient: Mapping[str, Reduction] = field(default_factory=dict)
+    asked: tuple[Asked, ...] = ()
+    stack: str | None = None
+
+    @property
+    def rests(self) -> Spec:
+        """The spec that a line of a dump shows: at rest for a weight, in use for an activation."""
+        return self.at_rest or self.in_use
+
+    def to_json(self) -> dict[str, object]:
+        data: dict[str, object] = {
+            "name": self.name,
+            "kind": self.kind,
+            "component": self.component,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "at_rest": None if self.at_rest is None else str(self.at_rest),
+            "in_use": str(self.in_use),
+            "bytes_per_device": self.bytes_per_device,
+            "num": self.num,
+            "shard_group": list(self.shard_group),
+            "replica_group": list(self.replica_group),
+            "gradient": dict(self.gradient),
+        }
+        if self.at_rest is None:
+            del data["at_rest"]
+        return data
+
+
+def layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
+    """How many of the layers that share a row one device keeps and computes: all, unless pipeline stages share them out."""
+    return ceil(tensor.num / mesh.size(request.layout.axes_with("stage", tensor.component)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCollective:
+    """A collective that the specs call for, ``count_per_step`` times a step.
+
+    ``bytes_per_device``: its operand or result on one device, whichever is larger, for one execution.
+    ``seconds``: all executions of a step together; None without chips. ``ragged``: an all-to-all of as many rows as go
+    to each device; the bytes are those of all that a device sends. ``part``: of one axis' devices, those that meet, where
+    not all of them do.
+    """
+
+    component: str
+    phase: Phase
+    kind: str
+    axes: tuple[str, ...]
+    bytes_per_device: int
+    count_per_step: int
+    tensors: tuple[str, ...]
+    seconds: float | None = None
+    ragged: bool = False
+    part: Part | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "component": self.component,
+            "phase": self.phase,
+            "kind": self.kind,
+            "axes": list(self.axes),
+            "bytes_per_device": self.bytes_per_device,
+            "count_per_step": self.count_per_step,
+            "seconds": self.seconds,
+            "tensors": list(self.tensors),
+            **({"ragged": True} if self.ragged else {}),
+            **({"group_size": self.part.size} if self.part else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on one device. Weights, gradients and optimizer are exact; activations are an estimate."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+
+    @property
+    def total_bytes_per_device(self) -> int:
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
+
+    def to_json(self) -> dict[str, int]:
+        return {
+            "weights_bytes": self.weights_bytes,
+            "gradients_bytes": self.gradients_bytes,
+            "optimizer_bytes": self.optimizer_bytes,
+            "activations_bytes": self.activations_bytes,
+            "total_bytes_per_device": self.total_bytes_per_device,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What ``auto`` chose. ``wire_bytes``: bytes one device sends for one layer of a step, for each option."""
+
+    what: str
+    chosen: str
+    wire_bytes: Mapping[str, int]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "what": self.what,
+            "chosen": self.chosen,
+            "costs": dict(self.seconds),
+            "wire_bytes": dict(self.wire_bytes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A number of the hardware that an estimate used, who says so, and what others say: (value, source) pairs."""
+
+    name: str
+    value: float
+    source: str
+    others: tuple[tuple[float, str], ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        others = [{"value": value, "source": source} for value, source in self.others]
+        return {"name": self.name, "value": self.value, "source": self.source, "others": others}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Estimated time of one step: what the chips compute, what crosses the links, and what of that is not hidden.
+
+    ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the same estimate
+    with what other sources say of the hardware; None where nobody priced them.
+    """
+
+    seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    idle_seconds: float = 0.0
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    flops_per_device: float | None = None
+    constants: tuple[Constant, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "seconds": self.seconds,
+            "compute_seconds": self.compute_seconds,
+            "communication_seconds": self.communication_seconds,
+            "exposed_seconds": self.exposed_seconds,
+            "idle_seconds": self.idle_seconds,
+            "low_seconds": self.low_seconds,
+            "high_seconds": self.high_seconds,
+            "flops_per_device": self.flops_per_device,
+            "constants": [constant.to_json() for constant in self.constants],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that follows from a request. ``sizes``: elements along each logical axis of activations."""
+
+    request: Request
+    mesh: Mesh
+    sizes: Mapping[str, int]
+    tensors: tuple[TensorPlan, ...]
+    collectives: tuple[PlannedCollective, ...]
+    memory: Memory
+    choices: tuple[Choice, ...]
+    findings: tuple[Finding, ...]
+    step: StepCost | None = None
+
+    @property
+    def weights(self) -> tuple[TensorPlan, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.kind == "weight")
+
+    @property
+    def activations(self) -> tuple[TensorPlan, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.kind == "activation")
+
+    @property
+    def by_name(self) -> Mapping[str, TensorPlan]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @property
+    def dp(self) -> tuple[str, ...]:
+        """The axes that cut batch in ``input``: which rows a device reads."""
+        return self.request.layout.axes_that_cut("batch", "input")
+
+    @property
+    def cp(self) -> tuple[str, ...]:
+        """The axes that cut length in ``input``: which tokens of a row a device reads."""
+        return self.request.layout.axes_that_cut("length", "input")
+
+    @property
+    def row_pieces(self) -> tuple[int, ...]:
+        """For each of the equal pieces of a row as it lies in the arrays, its number in the text."""
+        return row_pieces(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
+
+    @property
+    def rows_in_order(self) -> bool:
+        """Whether a row lies in the arrays as it does in the text."""
+        return in_order(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
+
+    @property
+    def loss_axes(self) -> tuple[str, ...]:
+        """The axes over which the loss and the count of valid tokens are summed."""
+        return self.mesh.in_mesh_order((*self.dp, *self.cp))
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The errors that a layout has whoever runs it: all but what the engine does not run."""
+        return tuple(finding for finding in self.errors if finding.code != NOT_RUN)
+
+    def dump(self) -> str:
+        """The resolved layout, one line a tensor in the notation: kind, name, at rest, and ``->`` in use for weights."""
+        width = max((len(tensor.name) for tensor in self.tensors), default=0)
+        lines = []
+        for tensor in self.tensors:
+            moved = f"  ->  {tensor.in_use}" if tensor.at_rest is not None else ""
+            lines.append(f"{tensor.kind:<10}  {tensor.name:<{width}}  {tensor.rests}{moved}")
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON contract of ``plan``."""
+        request = self.request
+        return {
+            "model": request.table.name,
+            "layout": request.layout.name,
+            "mesh": dict(self.mesh.shape),
+            "links": {axis.name: axis.link for axis in self.mesh.axes if axis.link is not None},
+            "engine": request.engine,
+            "batch": request.batch,
+            "length": request.length,
+            "load_balanced": request.load_balanced,
+            "dtype": request.dtype,
+            "num_parameters": request.table.num_parameters,
+            "groups": {"dp": list(self.dp), "cp": list(self.cp), "loss": list(self.loss_axes)},
+            "roles": {axis: dict(entry.roles) for axis, entry in request.layout.entries.items()},
+            "tensors": [tensor.to_json() for tensor in self.tensors],
+            "collectives": [collective.to_json() for collective in self.collectives],
+            "memory": self.memory.to_json(),
+            "step": None if self.step is None else self.step.to_json(),
+            "choices": [choice.to_json() for choice in self.choices],
+            "findings": [finding.to_json() for finding in worst_first(self.findings)],
+        }

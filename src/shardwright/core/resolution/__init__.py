@@ -1,0 +1,11 @@
+"""From a request to the spec of each tensor.
+
+request.py      what is planned: model, layout, devices, batch
+mesh_sizes.py   the size of each mesh axis
+resolve.py      the spec of each tensor, with every axis asked for and granted
+storage.py      the dim that is sharded at rest and gathered for use
+order.py        the order of several axes on one dim
+row_order.py    the order of a row's tokens over the devices that share it
+gradients.py    how each weight's gradient is reduced over each axis
+own_model.py    a user's own model as a table
+"""

@@ -1,0 +1,55 @@
+"""How each weight's gradient is reduced over each axis: derived from what is contracted, never configured.
+
+| the gradient is in parts over the axis | the axis cuts the weight at rest | reduction |
+|---|---|---|
+| yes | yes | reduce-scatter |
+| yes | no | all-reduce, over replicas once per step |
+| no | either | none |
+
+It is in parts where the axis cuts what is contracted in making the gradient, and where it cuts, in the computation, a dim
+of the weight that is whole in use: each device then makes the gradient of its own part alone, and zeros of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from shardwright.core.layout.layout import Layout
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.table import Contraction, Weight
+
+Reduction = Literal["reduce-scatter", "all-reduce"]
+
+
+def partial_axes(layout: Layout, contracted: tuple[Contraction, ...]) -> tuple[str, ...]:
+    """The axes over which a tensor is partial that was made by summing over the given dims, in mesh order."""
+    return tuple(
+        axis for axis in layout.entries if any(name in layout.cut_by(axis, component) for component, name in contracted)
+    )
+
+
+def gradient_reductions(weight: Weight, layout: Layout, at_rest: Spec, in_use: Spec) -> Mapping[str, Reduction]:
+    """The reduction of a weight's gradient over each axis that needs one; none for a frozen weight."""
+    if weight.frozen:
+        return {}
+    partial = {axis for component in (None, *weight.uses) for axis in in_parts(weight, layout, in_use, component)}
+    return {
+        axis: "reduce-scatter" if axis in at_rest.axes else "all-reduce" for axis in layout.entries if axis in partial
+    }
+
+
+def in_parts(weight: Weight, layout: Layout, in_use: Spec, component: str | None = None) -> tuple[str, ...]:
+    """The axes over which the gradient that one use of a weight makes is in parts, in mesh order.
+
+    ``component``: of a tied weight's second use; None: the weight's own. Besides what is contracted, an axis of which
+    each device uses a slice of what it holds whole: a rule that leaves ``tensor`` out of the KV heads makes such a
+    weight, and so does a tied one, of which one use alone is cut.
+    """
+    own = component or weight.component
+    contracted = tuple(c for c in weight.contracted if c[0] == own) if weight.uses else weight.contracted
+    summed = set(partial_axes(layout, contracted))
+    for axis in layout.entries:
+        if axis not in in_use.axes and set(layout.cut_by(axis, own)) & set(weight.logical_axes):
+            summed.add(axis)
+    return tuple(axis for axis in layout.entries if axis in summed)

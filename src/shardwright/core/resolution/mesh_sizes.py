@@ -1,0 +1,195 @@
+"""Sizes of the mesh axes: the layout's, the request's, and ``auto`` for what is left of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+
+from shardwright.core.findings.bounds import BOUNDS
+from shardwright.core.findings.draft import Candidate, Draft
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.nearest import nearest
+from shardwright.core.layout.layout import Auto, Layout
+from shardwright.core.layout.wording import count, either
+from shardwright.core.mesh.divisors import nearest_divisors, nearest_multiples
+from shardwright.core.mesh.mesh import Axis, Mesh
+from shardwright.core.resolution.request import Request
+
+Sizes = Mapping[str, int | Auto]
+
+
+def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
+    """The mesh of a request, with the findings that are no errors.
+
+    Raises FindingsError (SW106, SW111): an unknown axis, a size below 1, `auto` twice, sizes that do not
+    multiply to the devices, or to more than any plan has. A fix that it names gives a mesh.
+    """
+    faults = mesh_faults(request)
+    if faults:
+        raise FindingsError([fault.settled(lambda c, f=fault: mends(f, c, request)) for fault in faults])
+    sizes, notes = _sizes(request), ()
+    fixed, automatic = _split(sizes)
+    if automatic:
+        known = prod(fixed.values())
+        devices = request.devices
+        if devices is None:
+            devices = _natural_devices(request, known)
+            notes = (_says_what_auto_is(request, automatic[0], devices // known, devices),)
+        fixed[automatic[0]] = devices // known
+    axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
+    whole_slice = request.chip.whole_slice if request.chip is not None and request.engine == "jax" else None
+    return Mesh(axes, whole_slice), notes
+
+
+def mesh_faults(request: Request) -> tuple[Draft, ...]:
+    """What is wrong with the sizes; nothing where there is a mesh."""
+    return tuple(_faults(request))
+
+
+def mends(fault: Draft, candidate: Candidate, request: Request) -> bool:
+    """Whether a candidate takes a fault away and brings no other."""
+    left = {other.key for other in _faults(candidate.edit(request))}
+    return fault.key not in left and left <= {other.key for other in _faults(request)}
+
+
+def _faults(request: Request) -> Iterator[Draft]:
+    layout = request.layout
+    for axis in request.mesh_sizes:
+        if axis not in layout.mesh:
+            yield _unknown(request, axis)
+    sizes = _sizes(request)
+    fixed, automatic = _split(sizes)
+    for axis, size in fixed.items():
+        if size < 1:
+            found = f"size {size}"
+            one = {**fixed, axis: 1}
+            fills = _one_size(one, request.devices, filled=True) if request.devices and min(one.values()) > 0 else ()
+            candidates = (_resize({axis: 1}), *(c for c in fills if c.text.startswith(f"--mesh {axis}=")))
+            yield _fault(layout, axis, f"mesh axis '{axis}'", found, "a size of at least 1", candidates)
+    if len(automatic) > 1:
+        yield _fault(
+            layout,
+            automatic[1],
+            f"mesh of layout '{layout.name}'",
+            f"'auto' {len(automatic)} times: {', '.join(automatic)}",
+            "'auto' at most once",
+            tuple(
+                _resize(dict.fromkeys(automatic[:k] + automatic[k + 1 :], 1)) for k in reversed(range(len(automatic)))
+            ),
+        )
+    devices = request.devices
+    if len(automatic) > 1 or any(size < 1 for size in fixed.values()):
+        return
+    known = prod(fixed.values())
+    product = " x ".join(f"{name} {size}" for name, size in fixed.items())
+    product = product if len(fixed) == 1 else f"{product} = {known}"
+    most = BOUNDS["devices"].most
+    if known > most:
+        where, needed = f"mesh of layout '{layout.name}'", f"at most {most} devices"
+        yield _fault(layout, next(iter(fixed)), where, product, needed, tuple(_smaller(fixed, most)))
+        return
+    if devices is None:
+        return
+    candidates = (*_one_size(fixed, devices, filled=not automatic), *_devices(known, devices, exact=not automatic))
+    where = f"mesh of layout '{layout.name}'"
+    if automatic and devices % known:
+        found = f"{product}, which does not divide {count(devices, 'device')}"
+        needed = f"a product that divides {devices}, or {either(nearest_multiples(known, devices))} devices"
+        yield _fault(layout, automatic[0], where, found, needed, candidates)
+    elif not automatic and known != devices:
+        yield _fault(layout, next(iter(fixed)), where, product, count(devices, "device"), candidates)
+
+
+def _sizes(request: Request) -> Sizes:
+    sizes: dict[str, int | Auto] = {axis: entry.size for axis, entry in request.layout.mesh.items()}
+    sizes.update((axis, size) for axis, size in request.mesh_sizes.items() if axis in sizes)
+    return sizes
+
+
+def _split(sizes: Sizes) -> tuple[dict[str, int], list[str]]:
+    """The sizes that are numbers, and the axes whose size is `auto`."""
+    fixed = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
+    return fixed, [axis for axis, size in sizes.items() if size == "auto"]
+
+
+def _natural_devices(request: Request, known: int) -> int:
+    natural = prod((request.table.natural_mesh or {}).values())
+    return max(1, natural // known) * known
+
+
+def _says_what_auto_is(request: Request, axis: str, size: int, devices: int) -> Finding:
+    """Without a number of devices, `auto` becomes what the model's natural mesh leaves for it, and that is said."""
+    return Finding(
+        code="SW106",
+        severity="info",
+        where=f"mesh axis '{axis}' of layout '{request.layout.name}'",
+        found=f"'auto', and no number of devices: {axis} = {size}, for the {count(devices, 'device')} "
+        f"that {request.table.name} is planned on unless said otherwise",
+        needed="a number of devices, or a size",
+        fix=f"--devices {devices}, or --mesh {axis}={size}, says it",
+        position=request.layout.mesh[axis].position,
+    )
+
+
+def _one_size(fixed: Mapping[str, int], devices: int, *, filled: bool) -> Iterator[Candidate]:
+    """One size changed, the largest axis first: to fill the devices, or to the nearest that divides them."""
+    for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
+        others = prod(fixed.values()) // size
+        if devices % others == 0:
+            left = devices // others
+            yield from (_resize({axis: s}) for s in ((left,) if filled else nearest_divisors(left, size)))
+
+
+def _smaller(fixed: Mapping[str, int], most: int) -> Iterator[Candidate]:
+    """One size brought down to what the others leave of the most devices, the largest axis first."""
+    for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
+        yield _resize({axis: most // (prod(fixed.values()) // size)})
+
+
+def _devices(known: int, devices: int, *, exact: bool) -> Iterator[Candidate]:
+    for number in (known,) if exact else reversed(nearest_multiples(known, devices)):
+        yield Candidate(text=f"--devices {number}", edit=lambda request, n=number: replace(request, devices=n))
+
+
+def _resize(changes: Mapping[str, int]) -> Candidate:
+    return Candidate(
+        text=f"--mesh {','.join(f'{axis}={size}' for axis, size in changes.items())}",
+        edit=lambda request: replace(request, mesh_sizes={**request.mesh_sizes, **changes}),
+    )
+
+
+def _fault(layout: Layout, axis: str, where: str, found: str, needed: str, candidates: tuple[Candidate, ...]) -> Draft:
+    return Draft(
+        finding=Finding(
+            code="SW106",
+            severity="error",
+            where=where,
+            found=found,
+            needed=needed,
+            position=layout.mesh[axis].position,
+        ),
+        candidates=candidates,
+    )
+
+
+def _unknown(request: Request, axis: str) -> Draft:
+    layout = request.layout
+    match = nearest(axis, layout.mesh)
+    size = request.mesh_sizes[axis]
+
+    def edit(old: Request) -> Request:
+        others = {name: value for name, value in old.mesh_sizes.items() if name != axis}
+        return replace(old, mesh_sizes={**others, str(match): size})
+
+    return Draft(
+        finding=Finding(
+            code="SW111",
+            severity="error",
+            where=f"a mesh size for '{axis}'",
+            found=f"layout '{layout.name}' has no mesh axis '{axis}'",
+            needed=f"one of {', '.join(layout.mesh)}",
+        ),
+        candidates=(Candidate(text=f"--mesh {match}={size}", edit=edit),) if match else (),
+    )

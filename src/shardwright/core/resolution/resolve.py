@@ -1,0 +1,258 @@
+"""Resolution: from a layout to the spec of each tensor, with a record of every axis asked for and granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.capacity import Traffic, row_capacity
+from shardwright.core.model.table import Activation, ModelTable, Weight
+from shardwright.core.resolution.order import ordered, staying_axes
+from shardwright.core.resolution.request import Request
+from shardwright.core.resolution.storage import choose_storage
+
+Refusal = Literal["left-out", "kept-whole", "taken", "none-divides", "no-list"]
+"""Why an axis that is asked to cut a weight does not: a rule leaves it out; its entry says ``weights: whole``; it cuts
+another dim of the weight already; no dim of the storage list divides; the table gives no storage list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One axis that a layout asks to cut a tensor: the dim that it was ``granted``, or why it was ``refused`` one."""
+
+    axis: str
+    role: str
+    tried: tuple[str, ...]
+    granted: str | None = None
+    refused: Refusal | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.granted is None) != (self.refused is None), self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedWeight:
+    """A weight's spec between steps and in the computation, and what became of each axis."""
+
+    weight: Weight
+    at_rest: Spec
+    in_use: Spec
+    asked: tuple[Asked, ...]
+
+
+def resolve_weight(
+    weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str | None = None
+) -> ResolvedWeight:
+    """The specs of one weight, one layer of it; its dims are the engine's (``as_torch_stores`` under PyTorch).
+
+    ``component``: as if the weight were another component's, for the second use of a tied one; None: its own.
+
+    A pipeline stage cuts the stack of layers, which then stands first, as ``layers/stage``.
+    """
+    component = component or weight.component
+    asked: list[Asked] = []
+    rules = {r.logical_axis: r.axes for r in layout.rules if r.component == component}
+    ruled = {name: axes for name, axes in rules.items() if name in weight.logical_axes}
+    stays: dict[str, list[str]] = {name: [] for name in (*weight.logical_axes, "layers")}
+    leaves: dict[str, list[str]] = {name: [] for name in weight.logical_axes}
+    storing: list[str] = []
+    for axis in mesh.names:
+        role = ROLES[layout.role(axis, component)]
+        wanted = tuple(n for n in role.weights if n in weight.logical_axes or (n == "layers" and weight.stack))
+        if wanted:
+            name = wanted[0]
+            if name in ruled and axis not in ruled[name]:
+                asked.append(Asked(axis=axis, role=role.name, tried=wanted, refused="left-out"))
+                continue
+            travels = role.name == "expert" and layout.move_moe == "weights"
+            (leaves if travels else stays)[name].append(axis)
+            asked.append(Asked(axis=axis, role=role.name, tried=wanted, granted=name))
+        elif role.stores and layout.entries[axis].weights != "whole":
+            storing.append(axis)
+        elif role.stores:
+            asked.append(Asked(axis=axis, role=role.name, tried=(), refused="kept-whole"))
+    if ruled:
+        # PyTorch gathers parameters for use, and no buffer: it rests as it is used.
+        gathers = engine == "jax" or not weight.frozen
+        storing = _apply_rules(ruled, layout, component, gathers, storing, stays, leaves, asked)
+    already = {name: stays.get(name, []) + leaves[name] for name in weight.logical_axes}
+    for choice in choose_storage(weight, layout, mesh, engine, storing, already):
+        if choice.granted:
+            leaves[choice.granted].extend(choice.axes)
+        asked += [
+            Asked(
+                axis=a,
+                role=layout.role(a, component),
+                tried=choice.tried,
+                granted=choice.granted,
+                refused=choice.refused,
+            )
+            for a in choice.axes
+        ]
+    at_rest = Spec.build(weight.logical_axes, {n: ordered(mesh, stays[n], leaves[n]) for n in weight.logical_axes})
+    in_use = Spec.build(weight.logical_axes, {n: ordered(mesh, stays[n], ()) for n in weight.logical_axes})
+    if stays["layers"]:
+        at_rest, in_use = at_rest.prefixed("layers", stays["layers"]), in_use.prefixed("layers", stays["layers"])
+    return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, asked=tuple(asked))
+
+
+def _apply_rules(
+    ruled: Mapping[str, tuple[str, ...]],
+    layout: Layout,
+    component: str,
+    gathers: bool,
+    storing: list[str],
+    stays: dict[str, list[str]],
+    leaves: dict[str, list[str]],
+    asked: list[Asked],
+) -> list[str]:
+    """Give the ruled dims exactly their axes; a storing axis that no rule names becomes a replica here.
+
+    ``gathers``: whether what only a rule puts on a dim can be gathered for use.
+    """
+    placed: dict[str, str] = {axis: name for cuts in (stays, leaves) for name, axes in cuts.items() for axis in axes}
+    for name, axes in ruled.items():
+        for axis in axes:
+            # A second dim for one axis is left out here and reported as SW102.
+            if axis not in placed and not gathers:
+                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), refused="no-list"))
+            elif axis not in placed:
+                placed[axis] = name
+                leaves[name].append(axis)
+                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
+            elif placed[axis] != name:
+                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), refused="taken"))
+    left = [axis for axis in storing if axis not in placed]
+    asked += [Asked(axis=axis, role=layout.role(axis, component), tried=(), refused="left-out") for axis in left]
+    return []
+
+
+def multiplied(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec:
+    """The part of one layer of a weight that a device multiplies with: of what it holds in use, where a rule leaves a
+    dim whole on an axis that cuts it of the activations, its slice."""
+    cuts = {dim.logical_axis: list(dim.axes) for dim in in_use.dims}
+    for axis in mesh.names:
+        # A rule that leaves an axis out of the KV heads' weights leaves the KV heads whole, which ``cut_of`` knows.
+        name = layout.cut_of(axis, component, ("batch", "length", *in_use.logical_axes))
+        if name in cuts and axis not in in_use.axes:
+            cuts[name].append(axis)
+    return Spec.build(in_use.logical_axes, cuts)
+
+
+def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, components: frozenset[str]) -> Spec:
+    """The spec of one activation. ``components``: those of the model, over which 'stays' is asked."""
+    component = activation.component
+    cuts: dict[str, list[str]] = {name: [] for name in activation.logical_axes}
+    for axis in mesh.names:
+        dispatched_from = component == "router" and "groups" in cuts
+        name = (
+            dispatched_cut(layout, axis) if dispatched_from else layout.cut_of(axis, component, activation.logical_axes)
+        )
+        if name is not None:
+            cuts[name].append(axis)
+    for name in EXCHANGED_FOR_HEADS:
+        # Axes that cut heads in exchange for tokens give them back after attention: they stand behind those that stay,
+        # in the order in which they cut the tokens.
+        exchanged = [axis for axis in cuts.get(name, ()) if layout.role(axis, component) == "context"]
+        if exchanged:
+            staying = [axis for axis in cuts[name] if axis not in exchanged]
+            cuts[name] = [*staying, *order_on("length", exchanged, layout, mesh, components)]
+    return Spec.build(
+        activation.logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in cuts.items()}
+    )
+
+
+def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components: frozenset[str]) -> tuple[str, ...]:
+    """The axes of one dim of an activation, major first."""
+    if name in EXCHANGED_FOR_HEADS:
+        return tuple(axes)
+    if name not in ("batch", "length", "q_length", "groups"):
+        return ordered(mesh, axes, ())
+    if name == "groups":
+        # A row is cut further where it lies, so that no share of it has to travel.
+        outside = order_on(
+            "length", [a for a in axes if "length" in layout.cut_by(a, "router")], layout, mesh, components
+        )
+        return (*outside, *ordered(mesh, [a for a in axes if a not in outside], ()))
+    stay = staying_axes(layout, name, components)
+    return ordered(mesh, [a for a in axes if a in stay], [a for a in axes if a not in stay])
+
+
+def dispatched_cut(layout: Layout, axis: str) -> str | None:
+    """The dim that an axis cuts of tokens as they are dispatched from, ``batch`` or ``groups``: no axis does their experts'
+    products twice that has a job in ``moe``.
+
+    | role in ``moe`` | tokens |
+    |---|---|
+    | expert, the router's batch cut | batch |
+    | expert, the router's length cut | groups: the pieces of a row |
+    | expert, tokens whole in the router | groups: each device takes its share |
+    | any other | as ``moe`` cuts them |
+    """
+    if layout.role(axis, "moe") == "expert" and layout.move_moe != "weights":
+        return "batch" if "batch" in layout.cut_by(axis, "router") else "groups"
+    return next((name for name in layout.cut_by(axis, "moe") if name in ("batch", "groups")), None)
+
+
+def expert_axes(layout: Layout, mesh: Mesh) -> tuple[str, ...]:
+    """The axes over which choices travel to experts, or tokens around a ring; none where the weights travel."""
+    return () if layout.move_moe == "weights" else mesh.larger_than_one(layout.axes_with("expert", "moe"))
+
+
+def activation_sizes(request: Request, mesh: Mesh) -> Mapping[str, int]:
+    """Elements along every logical axis: the table's, the request's, and those of dispatched tokens.
+
+    ``groups`` is the number of pieces into which a row is cut where it is dispatched, each of ``tokens``; ``slots`` are
+    the rows of a device's buffer, for each expert, row and group that it holds.
+    """
+    length = request.length
+    sizes = {
+        **request.table.sizes,
+        "batch": request.batch,
+        **dict.fromkeys(("length", "q_length", "kv_length"), length),
+    }
+    if "experts" in sizes:
+        groups = mesh.size(_axes_that_dispatch(request.layout, mesh, "groups"))
+        sizes["groups"], sizes["tokens"] = groups, ceil(length / groups)
+        traffic = traffic_of(request, mesh)
+        cut = request.layout.axes_that_cut
+        rows = ceil(request.batch / request.micro_steps / mesh.size(cut("batch", "moe")))
+        held = traffic.experts * rows * ceil(groups / mesh.size(cut("groups", "moe")))
+        sizes["slots"] = ceil(traffic.room(request.expert_buffer) / held)
+    return sizes
+
+
+def traffic_of(request: Request, mesh: Mesh) -> Traffic:
+    """What a device sends to experts and may receive, in one layer and micro-step."""
+    table, layout = request.table, request.layout
+    axes = expert_axes(layout, mesh)
+    row = _axes_that_dispatch(layout, mesh, "groups")
+    rows = request.batch / request.micro_steps / mesh.size(_axes_that_dispatch(layout, mesh, "batch"))
+    devices = mesh.size(axes)
+    return Traffic(
+        devices=devices,
+        experts=ceil(table.sizes["experts"] / devices),
+        rows=ceil(rows),
+        tokens=ceil(request.length / mesh.size(row)),
+        sharing=mesh.size(axis for axis in axes if axis in row),
+        top_k=table.top_k or table.sizes["experts"],
+        capacity=capacity_of(table, request.length),
+    )
+
+
+def _axes_that_dispatch(layout: Layout, mesh: Mesh, name: str) -> tuple[str, ...]:
+    return tuple(axis for axis in mesh.names if dispatched_cut(layout, axis) == name)
+
+
+def capacity_of(table: ModelTable, length: int) -> int | None:
+    """Tokens of one row that one expert of a model takes at most; None where it drops none, or where a user's own
+    table does not say how many experts see a token."""
+    if table.top_k is None:
+        return None
+    return row_capacity(table.capacity_factor, top_k=table.top_k, experts=table.sizes["experts"], length=length)

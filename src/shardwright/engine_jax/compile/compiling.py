@@ -1,0 +1,91 @@
+"""The train step, compiled for a machine that need not be there: optimizer and donation included, and never run."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import jax
+
+from shardwright.core.plan.gate import require_lowered
+from shardwright.core.plan.plan import Plan
+from shardwright.cost import Machine
+from shardwright.engine_jax.compile.target import target_mesh
+from shardwright.engine_jax.training.state import abstract_state
+from shardwright.engine_jax.training.step import abstract_batch, train_step
+from shardwright.training.optimizer import OptimizerOptions
+
+SCHEDULE = OptimizerOptions(lr=1e-3, warmup=100, steps=1000, weight_decay=0.1, clip=1.0)
+"""Numbers of no consequence to the program's shape: a step that clips, decays and warms up, as trained runs do."""
+
+
+class Stats(NamedTuple):
+    """What a compiler says of a program's memory, in bytes on one device."""
+
+    arguments_bytes: int
+    temporaries_bytes: int
+    output_bytes: int
+    aliased_bytes: int
+    peak_bytes: int
+
+
+class Built(NamedTuple):
+    """A compiled program as text."""
+
+    text: str
+    stats: Stats
+    compile_seconds: float
+
+
+class DoesNotFitError(Exception):
+    """The compiler refused a program for want of memory. ``text``: what it said."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class CannotBePrintedError(Exception):
+    """The compiler made a program whose text this release of JAX does not know. ``text``: what it said."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+def lower_step(plan: Plan, machine: Machine) -> jax.stages.Lowered:
+    """The engine's own train step, lowered for the machine.
+
+    Raises FindingsError for a plan with errors, and InputError for a machine that cannot be compiled for.
+    """
+    require_lowered(plan)
+    mesh = target_mesh(plan.mesh, machine)
+    return train_step(plan, mesh, SCHEDULE).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
+
+
+def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
+    """Compile. Raises DoesNotFitError where the compiler says so (TPU); others leave that to whoever reads the sizes.
+
+    Raises CannotBePrintedError for a program that was compiled and has no text.
+    """
+    began = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise DoesNotFitError(str(error)) from None
+        raise
+    seconds = time.perf_counter() - began
+    try:
+        memory, text = compiled.memory_analysis(), compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        raise CannotBePrintedError(str(error)) from None
+    assert memory is not None
+    assert text is not None
+    arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    output, aliased = memory.output_size_in_bytes, memory.alias_size_in_bytes
+    total = arguments + temporaries + output - aliased
+    # CPU's own figure leaves temporaries out.
+    told = getattr(memory, "peak_memory_in_bytes", 0) if machine.numbers is not None else 0
+    stats = Stats(arguments, temporaries, output, aliased, told or total)
+    return Built(text, stats, seconds)

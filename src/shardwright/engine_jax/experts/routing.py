@@ -1,0 +1,85 @@
+"""Which experts see a token, and with what weight: softmax, or sigmoid limited to groups with a balancing bias.
+
+B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.engine_jax.io.dtypes import computed, kept
+from shardwright.models.parts.architecture import Experts
+
+
+class Routing(NamedTuple):
+    """The experts of each token and their weights."""
+
+    experts_BLK: jax.Array
+    weights_BLK: jax.Array
+
+
+def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, experts: Experts) -> Routing:
+    """Route each token. ``bias_E`` has a part in the choice and none in the weights.
+
+    Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
+    """
+    wide = computed("router", x_BLM.dtype)
+    products_BLE = jnp.einsum(
+        "BLM,ME->BLE",
+        x_BLM.astype(wide),
+        kernel_ME.astype(wide),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    sigmoid = experts.scoring == "sigmoid"
+    scores_BLE = jax.nn.sigmoid(products_BLE) if sigmoid else jax.nn.softmax(products_BLE, axis=-1)
+    worth_BLE = jax.lax.stop_gradient(scores_BLE)
+    if bias_E is not None:
+        worth_BLE = worth_BLE + jax.lax.stop_gradient(bias_E.astype(wide))[None, None]
+    if experts.num_groups > 1:
+        worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
+    _, experts_BLK = largest(worth_BLE, experts.top_k)
+    # Masked sums in place of indices: their gradient is one too, and no scatter.
+    is_chosen_BLKE = experts_BLK[..., None] == jnp.arange(experts.num, dtype=jnp.int32)[None, None, None]
+    weights_BLK = jnp.sum(jnp.where(is_chosen_BLKE, scores_BLE[:, :, None], 0.0), axis=-1)
+    if experts.normalized:
+        weights_BLK = weights_BLK / (jnp.sum(weights_BLK, axis=-1, keepdims=True) + 1e-20)
+    return Routing(experts_BLK, (weights_BLK * experts.scale).astype(kept("router", x_BLM.dtype)))
+
+
+def largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
+    """The ``num`` largest entries along the last dim, with their indices (int32), largest first, ties by index.
+
+    A few maxima over a few experts cost less than ``lax.top_k``, which sorts.
+    """
+    values, indices = [], []
+    numbers = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    for _ in range(num):
+        index = jnp.argmax(x, axis=-1, keepdims=True).astype(jnp.int32)
+        values.append(jnp.max(x, axis=-1, keepdims=True))
+        indices.append(index)
+        x = jnp.where(numbers == index, -jnp.inf, x)
+    return jnp.concatenate(values, axis=-1), jnp.concatenate(indices, axis=-1)
+
+
+def moved_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Array:
+    """The balancing bias after a step: up by ``rate`` for experts below the mean load, down for those above it.
+
+    ``counts_LE``: the tokens that each expert of each layer saw in the global step.
+    Source: arXiv:2408.15664, algorithm 1.
+    """
+    counts_LE = counts_LE.astype(jnp.float32)
+    violation_LE = jnp.mean(counts_LE, axis=-1, keepdims=True) - counts_LE
+    return bias_LE + rate * jnp.sign(violation_LE).astype(bias_LE.dtype)
+
+
+def _in_best_groups(worth_BLE: jax.Array, experts: Experts, best_of_group: int) -> jax.Array:
+    """The same worth, and minus infinity for experts outside the best groups."""
+    worth_BLNX = worth_BLE.reshape(*worth_BLE.shape[:-1], experts.num_groups, -1)
+    best, _ = largest(worth_BLNX, best_of_group)
+    group_BLN = jnp.sum(best, axis=-1)
+    _, chosen = largest(group_BLN, experts.chosen_groups)
+    is_chosen_BLN = jnp.any(chosen[..., None] == jnp.arange(experts.num_groups)[None, None, None], axis=-2)
+    return jnp.where(is_chosen_BLN[..., None], worth_BLNX, -jnp.inf).reshape(worth_BLE.shape)

@@ -1,0 +1,34 @@
+"""A core mesh as a mesh of real devices."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.mesh.mesh import Mesh
+
+
+def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
+    """The mesh over the first devices there are, in their order: device ``d`` has the coordinates the core says.
+
+    Raises InputError when there are fewer devices than the mesh needs, and when several processes would not all have a
+    part in it.
+    """
+    try:
+        present = jax.devices()
+    except RuntimeError as error:
+        raise InputError(f"JAX cannot use the devices it was told to (JAX_PLATFORMS): {error}") from None
+    needed = mesh.num_devices
+    if len(present) < needed:
+        raise InputError(
+            f"the mesh {mesh} needs {needed} devices; JAX sees {len(present)} ({present[0].platform}). "
+            f"Give the run {needed} devices (--devices {needed} simulates them on CPU), or smaller axes (--mesh)."
+        )
+    if jax.process_count() > 1 and len(present) != needed:
+        raise InputError(
+            f"the mesh {mesh} needs {needed} devices, and the {jax.process_count()} processes have {len(present)}: some "
+            f"would have no part in the run. Give a mesh of {len(present)} devices (--mesh), or start fewer processes."
+        )
+    grid = np.array(present[:needed]).reshape([axis.size for axis in mesh.axes])
+    return jax.sharding.Mesh(grid, mesh.names)

@@ -1,0 +1,65 @@
+"""The two ends of a decoder: tokens to the residual stream, and the stream to logits.
+
+B rows, L tokens, M embed, V vocabulary entries of this device.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.engine_jax.io.dtypes import computed
+from shardwright.engine_jax.io.layer_io import Links, Params, index_of
+from shardwright.engine_jax.layers.product import weight_product
+
+
+def embed(tokens_BL: jax.Array, table_VM: jax.Array, links: Links) -> jax.Array:
+    """The row of each token, BLM. Where the vocabulary is cut, each device gives the tokens it has, and zeros.
+
+    ``table_VM``: ``embedding.tokens`` in use.
+    """
+    ids_BL = links.move("input.tokens", "embedding.ids", tokens_BL)
+    if cut := links.vocab.get("embedding", ()):
+        V = table_VM.shape[0]
+        ids_BL = ids_BL - index_of(cut) * V
+        ids_BL = jnp.where(ids_BL < 0, V, ids_BL)
+    x_BLM = rows_of(table_VM, ids_BL)
+    return links.move("embedding.output", "residual.stream", x_BLM)
+
+
+def rows_of(table_VM: jax.Array, ids_BL: jax.Array) -> jax.Array:
+    """The row of each token, BLM; zeros for an id that the table has no row for."""
+    return cast(jax.Array, _rows(table_VM.shape[0], table_VM, ids_BL))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rows(num: int, table_VM: jax.Array, ids_BL: jax.Array) -> jax.Array:
+    del num
+    return table_VM.at[ids_BL].get(mode="fill", fill_value=0)
+
+
+def _rows_backward(num: int, ids_BL: jax.Array, d_BLM: jax.Array) -> tuple[jax.Array, None]:
+    # A frequent token is added thousands of times to one row.
+    sums_VM = jnp.zeros((num, d_BLM.shape[-1]), computed("gradient", d_BLM.dtype))
+    return sums_VM.at[ids_BL].add(d_BLM.astype(sums_VM.dtype), mode="drop").astype(d_BLM.dtype), None
+
+
+_rows.defvjp(lambda num, table_VM, ids_BL: (_rows(num, table_VM, ids_BL), ids_BL), _rows_backward)
+
+
+def logits(x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, links: Links) -> jax.Array:
+    """Scores of the vocabulary entries, BLV. A model without ``logits.kernel`` uses its embedding.
+
+    ``tied_VM``: the embedding where it was brought into use for both, and None where it is brought anew.
+    """
+    x_BLM = links.move("residual.stream", "logits.input", x_BLM)
+    if "logits.kernel" in params:
+        kernel, product = links.use("logits.kernel", params["logits.kernel"]), "BLM,MV->BLV"
+    elif tied_VM is not None:
+        kernel, product = tied_VM, "BLM,VM->BLV"
+    else:
+        kernel, product = links.use("embedding.tokens", params["embedding.tokens"], "logits"), "BLM,VM->BLV"
+    return weight_product(product, x_BLM, kernel, "logits")

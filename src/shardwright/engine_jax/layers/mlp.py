@@ -1,0 +1,37 @@
+"""The SwiGLU feed-forward layer (arXiv:2002.05202), dense or as shared experts.
+
+B rows, L tokens, M embed, F hidden units of this device.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from shardwright.engine_jax.io.dtypes import computed, kept
+from shardwright.engine_jax.io.layer_io import Links, Params
+from shardwright.engine_jax.layers.product import weight_product
+
+
+@jax.custom_vjp
+def silu(gate: jax.Array) -> jax.Array:
+    """``gate`` times its sigmoid. Nothing wider than ``gate`` is kept for the backward pass."""
+    return jax.nn.silu(gate.astype(computed("hidden", gate.dtype))).astype(kept("hidden", gate.dtype))
+
+
+def _silu_backward(gate: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
+    wide = gate.astype(computed("hidden", gate.dtype))
+    share = jax.nn.sigmoid(wide)
+    return ((slope.astype(wide.dtype) * share * (1 + wide * (1 - share))).astype(slope.dtype),)
+
+
+silu.defvjp(lambda gate: (silu(gate), gate), _silu_backward)
+
+
+def feed_forward(x_BLM: jax.Array, weights: Params, name: str, links: Links) -> jax.Array:
+    """What the layer adds to the residual stream, BLM. ``name`` is ``mlp`` or ``shared``, as in the table."""
+    x_BLM = links.move("residual.stream", f"{name}.input", x_BLM)
+    gate_BLF = weight_product("BLM,MF->BLF", x_BLM, weights[f"{name}.gate"])
+    up_BLF = weight_product("BLM,MF->BLF", x_BLM, weights[f"{name}.up"])
+    hidden_BLF = silu(gate_BLF) * up_BLF
+    out_BLM = weight_product("BLF,FM->BLM", hidden_BLF, weights[f"{name}.down"])
+    return links.move(f"{name}.projected", "residual.stream", out_BLM)

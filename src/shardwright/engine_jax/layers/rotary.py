@@ -1,0 +1,43 @@
+"""Rotary position embeddings (arXiv:2104.09864); frequencies and scalings come from the model's ``Rope``.
+
+B rows, L tokens, H heads, D elements that turn, P = D / 2 pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.engine_jax.io.dtypes import computed, kept
+from shardwright.models.parts.rope import Rope
+
+
+class Angles(NamedTuple):
+    """Cosine and sine for each token and pair, in float32."""
+
+    cos_BLP: jax.Array
+    sin_BLP: jax.Array
+
+
+def angles(rope: Rope, dim: int, positions_BL: jax.Array) -> Angles:
+    """What tokens at the given positions of their documents are turned by."""
+    frequencies_P = jnp.asarray(rope.inverse_frequencies(dim), jnp.float32)
+    turn_BLP = positions_BL[..., None].astype(jnp.float32) * frequencies_P[None, None]
+    return Angles(jnp.cos(turn_BLP) * rope.amplitude, jnp.sin(turn_BLP) * rope.amplitude)
+
+
+def rotate(x_BLHD: jax.Array, turned_by: Angles, interleaved: bool) -> jax.Array:
+    """``x`` with each pair turned, the pairs' first elements before their second ones.
+
+    Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
+    """
+    wide = x_BLHD.astype(computed("rotation", x_BLHD.dtype))
+    if interleaved:
+        first, second = wide[..., 0::2], wide[..., 1::2]
+    else:
+        first, second = jnp.split(wide, 2, axis=-1)
+    cos, sin = turned_by.cos_BLP[:, :, None, :], turned_by.sin_BLP[:, :, None, :]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(kept("rotation", x_BLHD.dtype))

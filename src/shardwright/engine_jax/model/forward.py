@@ -1,0 +1,117 @@
+"""The forward pass of any model of ours, from its table: ends, and a scan over each stack of layers.
+
+B rows, L tokens, M embed, V vocabulary, N layers of a stack; all of them as one device holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+
+from shardwright.core.model.table import ModelTable
+from shardwright.engine_jax.attention.attention import attention, sight_of
+from shardwright.engine_jax.attention.scores import Sight
+from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, seen_by_experts
+from shardwright.engine_jax.io.layer_io import Links, Params
+from shardwright.engine_jax.io.scopes import of_component
+from shardwright.engine_jax.layers.embedding import embed, logits
+from shardwright.engine_jax.layers.mlp import feed_forward
+from shardwright.engine_jax.layers.norm import rms_norm
+from shardwright.engine_jax.layers.product import PRODUCT
+from shardwright.engine_jax.layers.rotary import Angles
+from shardwright.models.parts.architecture import Architecture, Stack
+
+
+class Forward(NamedTuple):
+    """``logits_BLV``; ``counts`` by stack of experts, each layer's along the leading dim: a device's own."""
+
+    logits_BLV: jax.Array
+    counts: Mapping[str, MoeCounts]
+
+
+def forward(
+    params: Params, batch: Mapping[str, jax.Array], table: ModelTable, links: Links, *, remat: str = "full"
+) -> Forward:
+    """Logits of every token.
+
+    ``params``: arrays by the names of the table, weights of a stack with its layers along dim 0. ``batch``:
+    ``tokens``, ``positions`` within a document and ``segments`` (0 is padding), all int32 BL. ``links``: see
+    ``layer_io``. ``remat``: what the backward pass recomputes, ``full``, ``dots`` (all but matrix products of
+    weights) or ``none``.
+    """
+    architecture: Architecture = table.architecture
+    turned_by, sight = sight_of(batch["positions"], batch["segments"], architecture, links)
+    tokens, tied_VM = params["embedding.tokens"], None
+    if "logits.kernel" not in params and links.tied_once:
+        table_VM, tied_VM = links.use_twice("embedding.tokens", tokens)
+    else:
+        table_VM = links.use("embedding.tokens", tokens)
+    with of_component("embedding"):
+        x_BLM = embed(batch["tokens"], table_VM, links)
+    counts: dict[str, MoeCounts] = {}
+    with_experts = any(stack.experts for stack in architecture.stacks)
+    valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
+    for stack in architecture.stacks:
+        names = table.names_in(stack.name)
+        layers = {name: params[name] for name in names}
+
+        def one_layer(
+            x_BLM: jax.Array, layer: Params, stack: Stack = stack, names: Mapping[str, str] = names
+        ) -> tuple[jax.Array, MoeCounts | None]:
+            weights = {names[name]: links.use(name, array) for name, array in layer.items()}
+            return _layer(x_BLM, valid_BL, weights, stack, architecture, turned_by, sight, links)
+
+        x_BLM, of_stack = jax.lax.scan(_recomputed(one_layer, remat), x_BLM, layers)
+        if of_stack is not None:
+            counts[stack.name] = of_stack
+    final_norm = links.use("residual.final_norm", params["residual.final_norm"])
+    with of_component("residual"):
+        x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
+    with of_component("logits"):
+        return Forward(logits(x_BLM, params, tied_VM, links), counts)
+
+
+def _layer(
+    x_BLM: jax.Array,
+    valid_BL: jax.Array | None,
+    weights: Params,
+    stack: Stack,
+    architecture: Architecture,
+    turned_by: Angles,
+    sight: Sight,
+    links: Links,
+) -> tuple[jax.Array, MoeCounts | None]:
+    eps = architecture.norm_eps
+    with of_component("residual"):
+        normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
+    with of_component("attention"):
+        attended_BLM = attention(normed_BLM, weights, architecture, turned_by, sight, links)
+    with of_component("residual"):
+        x_BLM = x_BLM + attended_BLM
+        normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
+    if not stack.experts:
+        with of_component("mlp"):
+            return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None
+    assert architecture.experts is not None
+    assert valid_BL is not None
+    added_BLM, counts = experts_layer(normed_BLM, valid_BL, weights, architecture.experts, links)
+    if architecture.experts.shared_width:
+        with of_component("mlp"):
+            added_BLM = added_BLM + feed_forward(normed_BLM, weights, "shared", links)
+    return x_BLM + added_BLM, counts
+
+
+def _recomputed(layer, remat: str):
+    if remat == "none":
+        return layer
+    policies = {
+        "full": jax.checkpoint_policies.nothing_saveable,
+        "dots": jax.checkpoint_policies.save_from_both_policies(
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            jax.checkpoint_policies.save_only_these_names(PRODUCT),
+        ),
+    }
+    # The scan already keeps XLA from merging the recomputation with the forward pass.
+    return jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)

@@ -1,0 +1,33 @@
+"""JAX's part in a run of several processes: what connects them once they have met, before it looks for devices."""
+
+from __future__ import annotations
+
+import jax
+
+from shardwright.core.findings.errors import InputError
+from shardwright.runs.processes.meeting import Connection
+from shardwright.training.cluster import Processes
+
+HEARTBEAT_TIMEOUT_S = 10_000_000
+"""JAX's own, which aborts all the others. Ours comes first: it says who has stopped, and ends them (``runs/processes/pace.py``)."""
+
+
+def _connect(processes: Processes) -> None:
+    # Gloo carries collectives between CPU processes; accelerators do not look at this.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would take SIGTERM for itself from here on.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            processes.coordinator,
+            processes.count,
+            processes.index,
+            cluster_detection_method=processes.launcher or "deactivate",
+            initialization_timeout=processes.join_timeout_s,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+        )
+    except RuntimeError as error:
+        raise InputError(f"JAX does not connect the {processes.count} processes: {error}") from None
+
+
+CONNECTION = Connection(connect=_connect, disconnect=jax.distributed.shutdown, lost=(jax.errors.JaxRuntimeError,))

@@ -1,0 +1,82 @@
+"""Training on JAX: the engine of a run, which has its state on the devices of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.core.plan.gate import require_trained
+from shardwright.core.plan.plan import Plan
+from shardwright.data import Batch
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.feed import feed_of
+from shardwright.engine_jax.training.processes import CONNECTION
+from shardwright.engine_jax.training.snapshot import infos_of, load_state, own_boxes
+from shardwright.engine_jax.training.state import State, abstract_state, initial_state
+from shardwright.engine_jax.training.step import Metrics, abstract_batch, batch_sharding, train_step
+from shardwright.runs import StepMetrics, run
+from shardwright.training.optimizer import optimizer_options
+from shardwright.training.options import Listener, RunOptions, RunOutcome
+
+Arrays = State[jax.Array]
+Step = Callable[[Arrays, Mapping[str, jax.Array]], tuple[Arrays, Metrics[jax.Array]]]
+
+
+def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
+    """Train as the plan says, from the start or from the newest checkpoint under ``options.out``; see ``runs.run``."""
+    return run(options, plan, shown, connection=CONNECTION, make_engine=JaxEngine)
+
+
+class JaxEngine:
+    """One plan, trained by JAX on the devices of this process; an ``Engine``.
+
+    Raises FindingsError for a plan with errors, and InputError for too few devices.
+    """
+
+    def __init__(self, options: RunOptions, plan: Plan) -> None:
+        require_trained(plan)
+        self.options, self.plan = options, plan
+        self._mesh = device_mesh(plan.mesh)
+        self._feed = feed_of(plan, batch_sharding(plan, self._mesh))
+        self._state: Arrays | None = None
+        self._step: Step | None = None
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return {"jax": jax.__version__}
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        return self._feed.offsets
+
+    def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
+        # One that another process found damaged is let go before the next one is read.
+        self._state = None
+        if checkpoint is None:
+            self._state = initial_state(self.plan, self._mesh, seed)
+        else:
+            self._state = load_state(checkpoint, self.plan, self._mesh)
+        return int(self._state.step)
+
+    def prepare(self) -> None:
+        self._step = self._compiled()
+
+    def _compiled(self) -> Step:
+        step = train_step(self.plan, self._mesh, optimizer_options(self.options))
+        return step.lower(abstract_state(self.plan, self._mesh), abstract_batch(self.plan, self._mesh)).compile()
+
+    def step(self, batch: Batch) -> StepMetrics:
+        assert self._state is not None
+        assert self._step is not None
+        self._state, metrics = self._step(self._state, self._feed.on_devices(batch))
+        return StepMetrics(**{name: np.asarray(value).item() for name, value in metrics._asdict().items()})
+
+    def tensors(self) -> Sequence[TensorInfo]:
+        return infos_of(self.plan, self._mesh)
+
+    def boxes(self) -> Iterator[OwnedBox]:
+        assert self._state is not None
+        return own_boxes(self._state, self.plan, self._mesh)

@@ -1,0 +1,53 @@
+"""Between a run's state on devices and the checkpoint store: boxes out, boxes in, on whatever layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import saves
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_jax.lowering.shardings import resting_spec
+from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
+
+
+def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
+    """Every tensor of a plan's state as a checkpoint holds it."""
+    specs = {row.name: str(resting_spec(row)) for row in plan.weights}
+    return [
+        TensorInfo(name=row.name, shape=row.shape, dtype=str(row.dtype), spec=specs[row.weight])
+        for row in tensors_of(plan, mesh)
+    ]
+
+
+def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[OwnedBox]:
+    """This process's boxes of a state, over all processes each distinct one once; copied from its device when asked for."""
+    rows, arrays = plan.by_name, arrays_of(state)
+    numbers = {device: number for number, device in enumerate(mesh.devices.flat)}
+    for tensor in tensors_of(plan, mesh):
+        spec, array = resting_spec(rows[tensor.weight]), arrays[tensor.name]
+        for shard in array.addressable_shards:
+            if saves(spec, plan.mesh, numbers[shard.device]):
+                yield OwnedBox(name=tensor.name, box=box_of(shard.index, array.shape), array=_copy_of(shard))
+
+
+def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(shard.data)
+
+
+def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> State[jax.Array]:
+    """The state of a checkpoint, placed as the plan says, whatever layout wrote it.
+
+    Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
+    """
+    checkpoint.expect({row.name: (row.shape, str(row.dtype)) for row in tensors_of(plan, mesh)})
+
+    def read(tensor: Tensor, box: Box) -> np.ndarray:
+        return checkpoint.read_box(tensor.name, box)
+
+    return make_state(plan, mesh, read, checkpoint.point.step)

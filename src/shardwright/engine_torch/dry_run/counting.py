@@ -1,0 +1,204 @@
+"""What a step does, seen from below: each collective with its group and bytes, and the bytes that are held.
+
+Every operation passes through here, those of ``fully_shard`` too. Which pass of the step it belongs to, and the line that
+asked for it, stand in the calls that lead to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import DTYPE_BYTES
+from shardwright.core.plan.plan import Phase
+from shardwright.core.plan.together import Together, component_of
+from shardwright.engine_torch.dry_run.held import Held
+from shardwright.engine_torch.io.private import group_of
+from shardwright.engine_torch.io.scopes import what_moves
+
+KINDS = {
+    "_allgather_base_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "allreduce_": "all-reduce",
+    "alltoall_base_": "all-to-all",
+    "send": "permute",
+}
+"""By the name that PyTorch gives the operation. What is received was sent by another rank, and counts there."""
+
+OF_NOBODY = ("recv_", "barrier")
+
+OWN = Path(__file__).parents[1]
+BELOW = frozenset({"private", "carry", "counting", "held", "dry_run", "scopes"})
+"""Files of the engine that carry out what others ask for."""
+
+COMPONENTS = {"exchange": "moe", "moe": "moe", "ring": "attention", "loss": "logits"}
+"""Whose a collective is that a file of the engine makes by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A collective as one rank takes part in it. ``phase`` None: for the whole step, outside its passes."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes_per_device: int
+    dtypes: tuple[str, ...]
+    component: str | None
+    phase: Phase | None
+    tensors: tuple[str, ...]
+    source: str | None
+    ragged: bool
+    group_size: int
+
+
+class Counting(TorchDispatchMode):
+    """While it is on: ``seen``, each kind of collective and how often; ``held``, bytes.
+
+    ``named``: whose weights travel, by kind, axes and bytes (``of_weights``).
+    """
+
+    def __init__(
+        self, mesh: Mesh, named: Mapping[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]]
+    ) -> None:
+        super().__init__()
+        self.seen: dict[Seen, int] = {}
+        self.held = Held()
+        self._mesh, self._named = mesh, named
+        self._axes: dict[str, tuple[str, ...]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(one, DTensor) for one in types):
+            # It comes again, as what is done to the parts.
+            return NotImplemented
+        if func.namespace == "c10d":
+            self._count(func._schema.name.split("::")[1], args)
+        made = func(*args, **(kwargs or {}))
+        self.held.add(made)
+        return made
+
+    def _count(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name in OF_NOBODY:
+            return
+        assert name in KINDS, name
+        kind, group = KINDS[name], group_of(arguments)
+        tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+        sizes = [one.numel() * one.element_size() for one in tensors]
+        size = sum(sizes) if kind == "all-reduce" else max(sizes)
+        axes = self._axes_of(group)
+        where = _Where.find(sys._getframe())
+        moving = what_moves() or self._whose(where, kind, axes, size)
+        one = Seen(
+            kind=kind,
+            axes=axes,
+            bytes_per_device=size,
+            dtypes=tuple(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in tensors)),
+            component=moving[0],
+            phase=where.phase(kind),
+            tensors=moving[1] if isinstance(moving[1], tuple) else (moving[1],),
+            source=where.source,
+            ragged=kind == "all-to-all" and any(isinstance(one, list | tuple) and one for one in arguments),
+            group_size=group.size(),
+        )
+        self.seen[one] = self.seen.get(one, 0) + 1
+
+    def _whose(self, where: _Where, kind: str, axes: tuple[str, ...], size: int) -> tuple[str | None, tuple[str, ...]]:
+        if where.of_weights:
+            return self._named.get((kind, axes, size), (None, ()))
+        return (COMPONENTS.get(where.file or ""), ())
+
+    def _axes_of(self, group: dist.ProcessGroup) -> tuple[str, ...]:
+        """The axes along which the ranks of a group differ, mesh order."""
+        if group.group_name not in self._axes:
+            places = [self._mesh.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
+            self._axes[group.group_name] = tuple(
+                axis for axis in self._mesh.names if len({place[axis] for place in places}) > 1
+            )
+        return self._axes[group.group_name]
+
+
+def of_weights(
+    groups: list[Together], mesh: Mesh
+) -> Mapping[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]]:
+    """Whose weights travel in a collective of ``fully_shard`` or of late sums, by its kind, axes and bytes."""
+    found: dict[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]] = {}
+    late: dict[tuple[tuple[str, ...], str], list[Any]] = {}
+
+    def name(kind: str, axes: tuple[str, ...], size: int, ones: Any) -> None:
+        found.setdefault((kind, axes, size), (component_of(ones, mesh), tuple(dict.fromkeys(o.weight for o in ones))))
+
+    for group in groups:
+        first, part = group.weights[0], group.part_elements(mesh)
+        if group.axes:
+            whole = part * mesh.size(group.axes)
+            name("all-gather", group.axes, whole * DTYPE_BYTES[first.gathered_in], group.weights)
+            name("reduce-scatter", group.axes, whole * DTYPE_BYTES[first.dtype], group.weights)
+            name("all-reduce", group.replicas, part * DTYPE_BYTES[first.dtype], group.weights)
+        for one in group.weights:
+            if axes := group.late(one):
+                late.setdefault((axes, one.dtype), []).append(one)
+    for (axes, dtype), ones in late.items():
+        name("all-reduce", axes, sum(one.part_elements(mesh) for one in ones) * DTYPE_BYTES[dtype], ones)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    """Who asked for a collective. ``file``: of the engine, without its ending."""
+
+    file: str | None
+    source: str | None
+    backward: bool
+    again: bool
+    sharded: bool
+    late: bool
+
+    @classmethod
+    def find(cls, frame: FrameType) -> _Where:
+        calls = [(Path(one.f_code.co_filename), one.f_code.co_name, one.f_lineno) for one in _outwards(frame)]
+        own = [(path, line) for path, _, line in calls if OWN in path.parents and path.stem not in BELOW]
+        inner = own[0][0] if own else None
+        before = calls[: next((n for n, call in enumerate(calls) if call[0] == inner), 0)] if inner else calls
+        backward = any(path.name == "_tensor.py" and name == "backward" for path, name, _ in calls)
+        return cls(
+            file=own[0][0].stem if own else None,
+            source=f"{own[0][0].relative_to(OWN.parent).as_posix()}:{own[0][1]}" if own else None,
+            backward=backward,
+            again=backward and any(path.name == "checkpoint.py" for path, _, _ in calls),
+            sharded=any("_fully_shard" in path.parts for path, _, _ in before),
+            late=any(name == "_sum_late" for _, name, _ in calls),
+        )
+
+    @property
+    def of_weights(self) -> bool:
+        return self.sharded or self.late
+
+    def phase(self, kind: str) -> Phase | None:
+        if self.late or (self.sharded and kind == "all-reduce"):
+            return "update"
+        if self.sharded and self.backward:
+            return "recompute" if kind == "all-gather" else "backward"
+        if self.again:
+            return "recompute"
+        if self.backward:
+            return "backward"
+        inside = self.sharded or self.file not in (None, "step", "optimizer")
+        return "forward" if inside else None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,58 @@
+"""Bytes that a program holds while it is walked through without values: every storage, from its first tensor to its last."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from shardwright.engine_torch.io.private import storage_key
+
+
+class Held:
+    """``now`` and ``peak``: bytes of all storages that are alive, as their tensors ask for them."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._sizes: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+
+    def add(self, made: Any) -> None:
+        """Note the tensors in what an operation gave."""
+        for one in tree_leaves(made):
+            if isinstance(one, torch.Tensor):
+                self._note(one.untyped_storage())
+
+    @contextmanager
+    def watching_sizes(self) -> Iterator[None]:
+        """``fully_shard`` frees what it gathered by making the storage empty, which is no operation on tensors."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            done = plain(storage, size)
+            self._note(storage)
+            return done
+
+        torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = plain
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage_key(storage), storage.nbytes()
+        known = self._sizes.get(key)
+        if known is not None and known[0]() is storage:
+            reference, before = known
+        else:
+            reference, before = weakref.ref(storage, lambda _: self._gone(key)), 0
+        if size != before or known is None:
+            self._sizes[key] = reference, size
+            self.now += size - before
+            self.peak = max(self.peak, self.now)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)[1]

@@ -1,0 +1,46 @@
+"""Each row through the feed-forward layer of its own expert, and no other.
+
+R rows, sorted by expert; M embed, F hidden units; E experts of this rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from shardwright.core.plan.expert_kernels import has_grouped_product
+from shardwright.engine_torch.io.layer_io import HowMany, as_counted
+
+
+class Matrices(NamedTuple):
+    """Of a rank's experts, as PyTorch stores them: outputs before inputs."""
+
+    gate_EFM: torch.Tensor
+    up_EFM: torch.Tensor
+    down_EMF: torch.Tensor
+
+
+def grouped_swiglu(
+    rows_RM: torch.Tensor, matrices: Matrices, sizes_E: torch.Tensor, how_many: HowMany = as_counted
+) -> torch.Tensor:
+    """What experts make of their rows, RM; ``sizes_E``: how many rows each has, R in all."""
+    gate_RF = grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many)
+    hidden_RF = functional.silu(gate_RF) * grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many)
+    return grouped_product(hidden_RF, matrices.down_EMF, sizes_E, how_many)
+
+
+def grouped_product(
+    x_RI: torch.Tensor, weight_EOI: torch.Tensor, sizes_E: torch.Tensor, how_many: HowMany = as_counted
+) -> torch.Tensor:
+    """Each row times its expert's matrix, RO.
+
+    A GPU does all in one kernel; a CPU takes the experts in turn, each an ordinary product (``core/plan/expert_kernels.py``).
+    """
+    # Both operands have rows of as many elements, in one dtype.
+    if has_grouped_product(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
+        ends_E = sizes_E.cumsum(0).to(torch.int32)
+        return functional.grouped_mm(x_RI, weight_EOI.transpose(-2, -1), offs=ends_E)
+    parts = x_RI.split(how_many(sizes_E, x_RI.shape[0]))
+    return torch.cat([functional.linear(part, weight) for part, weight in zip(parts, weight_EOI.unbind(), strict=True)])

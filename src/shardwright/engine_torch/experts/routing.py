@@ -1,0 +1,72 @@
+"""Which experts see a token, and with what weight: softmax, or sigmoid limited to groups with a balancing bias.
+
+B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from shardwright.engine_torch.io.dtypes import computed, kept
+from shardwright.models.parts.architecture import Experts
+
+
+class Routing(NamedTuple):
+    """The experts of each token and their weights."""
+
+    experts_BLK: torch.Tensor
+    weights_BLK: torch.Tensor
+
+
+def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | None, experts: Experts) -> Routing:
+    """Route each token. ``bias_E`` has a part in the choice and none in the weights.
+
+    Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
+    """
+    wide = computed("router", x_BLM.dtype)
+    products_BLE = functional.linear(x_BLM.to(wide), kernel_EM.to(wide))
+    sigmoid = experts.scoring == "sigmoid"
+    scores_BLE = products_BLE.sigmoid() if sigmoid else products_BLE.softmax(dim=-1)
+    worth_BLE = scores_BLE.detach()
+    if bias_E is not None:
+        worth_BLE = worth_BLE + bias_E.to(wide)
+    if experts.num_groups > 1:
+        worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
+    _, experts_BLK = largest(worth_BLE, experts.top_k)
+    weights_BLK = scores_BLE.gather(-1, experts_BLK)
+    if experts.normalized:
+        weights_BLK = weights_BLK / (weights_BLK.sum(dim=-1, keepdim=True) + 1e-20)
+    return Routing(experts_BLK, (weights_BLK * experts.scale).to(kept("router", x_BLM.dtype)))
+
+
+def largest(x: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``num`` largest entries along the last dim, with their indices, largest first, ties by index.
+
+    Sorted, because ``topk`` breaks ties as it likes.
+    """
+    values, indices = x.sort(dim=-1, descending=True, stable=True)
+    return values[..., :num], indices[..., :num]
+
+
+def moved_bias(bias_LE: torch.Tensor, counts_LE: torch.Tensor, rate: float) -> torch.Tensor:
+    """The balancing bias after a step: up by ``rate`` for experts below the mean load, down for those above it.
+
+    ``counts_LE``: the tokens that each expert of each layer saw in the global step.
+    Source: arXiv:2408.15664, algorithm 1.
+    """
+    counts_LE = counts_LE.float()
+    violation_LE = counts_LE.mean(dim=-1, keepdim=True) - counts_LE
+    return bias_LE + rate * violation_LE.sign().to(bias_LE.dtype)
+
+
+def _in_best_groups(worth_BLE: torch.Tensor, experts: Experts, best_of_group: int) -> torch.Tensor:
+    """The same worth, and minus infinity for experts outside the best groups."""
+    worth_BLNX = worth_BLE.unflatten(-1, (experts.num_groups, -1))
+    best, _ = largest(worth_BLNX, best_of_group)
+    _, chosen = largest(best.sum(dim=-1), experts.chosen_groups)
+    is_chosen_BLN = torch.zeros(worth_BLNX.shape[:-1], dtype=torch.bool, device=worth_BLE.device)
+    is_chosen_BLN = is_chosen_BLN.scatter(-1, chosen, True)
+    return worth_BLNX.masked_fill(~is_chosen_BLN[..., None], float("-inf")).flatten(-2)

@@ -1,0 +1,108 @@
+"""The ranks of a run over the axes of its mesh: one DeviceMesh, and one group for each set of ranks that meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.plan.crossing import crossing, weight_ways
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_torch.io.private import flattened
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """The ranks of a group over ``axes``, major first, as one of them sees it.
+
+    ``index``: which one this is. ``group`` None: it is alone. ``order``: for each of them, major first, its number in the
+    group, which counts in mesh order.
+    """
+
+    axes: Axes
+    size: int
+    index: int
+    group: dist.ProcessGroup | None
+    order: tuple[int, ...]
+
+    @property
+    def in_order(self) -> bool:
+        return self.order == tuple(range(self.size))
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """For each of the group's numbers, which one of the axes' it is."""
+        return tuple(self.order.index(number) for number in range(self.size))
+
+
+class Ranks:
+    """Where this rank stands in a mesh, and those it meets there. All groups are made at once, by all ranks alike."""
+
+    def __init__(self, mesh: Mesh, wanted: Iterable[Axes], device: torch.device) -> None:
+        self.mesh, self.device, self.rank = mesh, device, dist.get_rank()
+        assert dist.get_world_size() == mesh.num_devices, (dist.get_world_size(), str(mesh))
+        self.device_mesh: DeviceMesh = init_device_mesh(
+            device.type, tuple(axis.size for axis in mesh.axes), mesh_dim_names=mesh.names
+        )
+        here = mesh.coordinates(self.rank)
+        self._here: Mapping[str, int] = here
+        self._meshes: dict[Axes, DeviceMesh] = {}
+        for axes in dict.fromkeys(self._met(axes) for axes in wanted):
+            if len(axes) == 1:
+                self._meshes[axes] = self.device_mesh[axes[0]]
+            elif axes:
+                self._meshes[axes] = flattened(self.device_mesh, axes)
+        self._peers: dict[Axes, Peers] = {}
+
+    def peers(self, axes: Iterable[str]) -> Peers:
+        """The group over some axes, in the order given; those of size 1 change nothing."""
+        axes = self.mesh.larger_than_one(axes)
+        if axes not in self._peers:
+            self._peers[axes] = self._found(axes)
+        return self._peers[axes]
+
+    def submesh(self, axes: Iterable[str]) -> DeviceMesh:
+        """The axes as a mesh of one dim; they are among those that were wanted."""
+        return self._meshes[self._met(axes)]
+
+    def _met(self, axes: Iterable[str]) -> Axes:
+        return self.mesh.larger_than_one(self.mesh.in_mesh_order(axes))
+
+    def _found(self, axes: Axes) -> Peers:
+        met, index, size = self._met(axes), 0, 1
+        for axis in axes:
+            index, size = index * self.mesh.size(axis) + self._here[axis], size * self.mesh.size(axis)
+        group = self._meshes[met].get_group() if met else None
+        return Peers(axes=axes, size=size, index=index, group=group, order=self.mesh.numbers(axes))
+
+
+def axes_that_meet(plan: Plan) -> Iterator[Axes]:
+    """Every set of axes over which something is moved, summed or asked in a run of a plan, in a fixed order."""
+    mesh = plan.mesh
+    yield from ((axis,) for axis in mesh.names)
+    yield from (mesh.names, plan.dp, plan.cp, plan.loss_axes)
+    for one in plan.collectives:
+        yield one.axes
+    for move in plan.request.table.moves:
+        if move.kind not in ("dispatch", "combine"):
+            way = crossing(plan.request, plan.by_name, move)
+            yield from (step.axes for step in (*way.forward(mesh), *way.backward(mesh)))
+    for tensor in plan.tensors:
+        yield tensor.in_use.axes
+        yield from (dim.axes for dim in tensor.in_use.dims)
+        if tensor.kind == "weight":
+            yield from (tensor.shard_group, tensor.replica_group, tuple(tensor.gradient))
+            yield tuple(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
+            for way in weight_ways(plan.request, mesh, tensor).values():
+                yield tuple(axis for axis in way.at_rest.axes if axis not in way.whole.axes)
+
+
+def ranks_of(plan: Plan, device: torch.device) -> Ranks:
+    """This rank in a run of a plan. The process group of all ranks is there before."""
+    return Ranks(plan.mesh, axes_that_meet(plan), device)

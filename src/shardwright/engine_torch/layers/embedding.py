@@ -1,0 +1,59 @@
+"""The two ends of a decoder: tokens to the residual stream, and the stream to logits.
+
+B rows, L tokens, M embed, V vocabulary entries of this rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from shardwright.engine_torch.io.dtypes import computed
+from shardwright.engine_torch.io.layer_io import Links, Params
+from shardwright.engine_torch.layers.product import weight_product
+
+
+def embed(tokens_BL: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
+    """The row of each token, BLM. Where the vocabulary is cut, each rank gives the tokens it has, and zeros."""
+    table_VM = links.use("embedding.tokens", params["embedding.tokens"])
+    ids_BL = links.move("input.tokens", "embedding.ids", tokens_BL)
+    cut = links.vocab.get("embedding")
+    if cut is None or cut.group is None:
+        x_BLM = rows_of(table_VM, ids_BL)
+    else:
+        V = table_VM.shape[0]
+        own_BL = ids_BL - cut.index * V
+        there_BL = (own_BL >= 0) & (own_BL < V)
+        x_BLM = rows_of(table_VM, own_BL.clamp(0, V - 1)) * there_BL[..., None].to(table_VM.dtype)
+    return links.move("embedding.output", "residual.stream", x_BLM)
+
+
+def rows_of(table_VM: torch.Tensor, ids_BL: torch.Tensor) -> torch.Tensor:
+    """The row of each token, BLM."""
+    return _Rows.apply(table_VM, ids_BL)  # pyright: ignore[reportReturnType]
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, table_VM: torch.Tensor, ids_BL: torch.Tensor) -> torch.Tensor:
+        ctx.num = table_VM.shape[0]
+        ctx.save_for_backward(ids_BL)
+        return functional.embedding(ids_BL, table_VM)
+
+    @staticmethod
+    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (ids_BL,), slope_BLM = ctx.saved_tensors, slopes[0]
+        # A frequent token is added thousands of times to one row.
+        wide_BLM = slope_BLM.to(computed("gradient", slope_BLM.dtype))
+        sums_VM = torch.ops.aten.embedding_dense_backward(wide_BLM, ids_BL, ctx.num, -1, False)
+        return sums_VM.to(slope_BLM.dtype), None
+
+
+def logits(x_BLM: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
+    """Scores of the vocabulary entries, BLV. A model without ``logits.kernel`` uses its embedding."""
+    x_BLM = links.move("residual.stream", "logits.input", x_BLM)
+    if "logits.kernel" in params:
+        kernel_VM = links.use("logits.kernel", params["logits.kernel"])
+    else:
+        kernel_VM = links.use("embedding.tokens", params["embedding.tokens"], "logits")
+    return weight_product(x_BLM, kernel_VM, "logits")

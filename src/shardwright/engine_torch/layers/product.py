@@ -1,0 +1,57 @@
+"""Products whose result is wider than what is multiplied, as the core's table of dtypes has them."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from shardwright.engine_torch.io.dtypes import kept
+
+
+def weight_product(x: torch.Tensor, weight_OI: torch.Tensor, what: str = "product") -> torch.Tensor:
+    """Tokens times a weight, outputs first, in the dtypes of that row of ``core/model/precision.py``."""
+    dtype = kept(what, x.dtype)
+    if dtype == x.dtype:
+        return functional.linear(x, weight_OI)
+    return product(x, weight_OI.T, dtype)
+
+
+def product(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x @ y`` in a dtype, where ``y`` is one matrix, or both are batches of matrices along dim 0.
+
+    The slope is taken in the dtype of the operands, so that no product is of two dtypes.
+    """
+    if dtype == x.dtype:
+        return x @ y
+    assert dtype == torch.float32, dtype
+    return _Wide.apply(x, y)  # pyright: ignore[reportReturnType]
+
+
+class _Wide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return _wide(x, y)
+
+    @staticmethod
+    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, y = ctx.saved_tensors
+        slope = slopes[0].to(kept("slope", x.dtype))
+        if y.dim() == 2:
+            return slope @ y.mT, x.flatten(0, -2).mT @ slope.flatten(0, -2)
+        return slope @ y.mT, x.mT @ slope
+
+
+@torch.library.custom_op("shardwright::wide_product", mutates_args=())
+def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """In float32. An operation of its own, so that a walk without values sees what a GPU does: no wide operands."""
+    if not x.is_cuda:
+        return x.float() @ y.float()
+    if y.dim() == 2:
+        return torch.mm(x.flatten(0, -2), y, out_dtype=torch.float32).view(*x.shape[:-1], y.shape[1])
+    return torch.bmm(x, y, out_dtype=torch.float32)
+
+
+@_wide.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], y.shape[-1]), dtype=torch.float32)

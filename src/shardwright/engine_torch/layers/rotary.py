@@ -1,0 +1,42 @@
+"""Rotary position embeddings (arXiv:2104.09864); frequencies and scalings come from the model's ``Rope``.
+
+B rows, L tokens, H heads, D elements that turn, P = D / 2 pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from shardwright.engine_torch.io.dtypes import computed, kept
+from shardwright.models.parts.rope import Rope
+
+
+class Angles(NamedTuple):
+    """Cosine and sine for each token and pair, in float32."""
+
+    cos_BLP: torch.Tensor
+    sin_BLP: torch.Tensor
+
+
+def angles(rope: Rope, dim: int, positions_BL: torch.Tensor) -> Angles:
+    """What tokens at the given positions of their documents are turned by."""
+    frequencies_P = torch.tensor(rope.inverse_frequencies(dim), dtype=torch.float32, device=positions_BL.device)
+    turn_BLP = positions_BL[..., None].float() * frequencies_P
+    return Angles(torch.cos(turn_BLP) * rope.amplitude, torch.sin(turn_BLP) * rope.amplitude)
+
+
+def rotate(x_BLHD: torch.Tensor, turned_by: Angles, interleaved: bool) -> torch.Tensor:
+    """``x`` with each pair turned, the pairs' first elements before their second ones.
+
+    Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
+    """
+    wide = x_BLHD.to(computed("rotation", x_BLHD.dtype))
+    if interleaved:
+        first, second = wide[..., ::2], wide[..., 1::2]
+    else:
+        first, second = wide.chunk(2, dim=-1)
+    cos, sin = turned_by.cos_BLP[:, :, None, :], turned_by.sin_BLP[:, :, None, :]
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(kept("rotation", x_BLHD.dtype))

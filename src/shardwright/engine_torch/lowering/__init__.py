@@ -1,0 +1,6 @@
+"""The plan, lowered to PyTorch: DTensor parameters, FSDP groups, and the collectives between two specs.
+
+parameters.py  the parameters of a rank as DTensors
+gathering.py   the FSDP groups of the plan, made by fully_shard
+links.py       every move of the table and every use of a weight
+"""

@@ -1,0 +1,1 @@
+"""The whole model: layers one after the other, from tokens to logits, and as a module."""

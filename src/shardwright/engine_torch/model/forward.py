@@ -1,0 +1,47 @@
+"""The forward pass of any model of ours, from its table: the ends, and each layer of each stack.
+
+B rows, L tokens, M embed, V vocabulary; all of them as one rank holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from shardwright.engine_torch.attention.attention import attention
+from shardwright.engine_torch.attention.scores import Sight
+from shardwright.engine_torch.experts.moe import MoeCounts, experts_layer
+from shardwright.engine_torch.io.layer_io import Links, Params
+from shardwright.engine_torch.layers.mlp import feed_forward
+from shardwright.engine_torch.layers.norm import rms_norm
+from shardwright.engine_torch.layers.rotary import Angles
+from shardwright.models.parts.architecture import Architecture, Stack
+
+
+def layer(
+    x_BLM: torch.Tensor,
+    valid_BL: torch.Tensor | None,
+    given: Params,
+    names: Mapping[str, str],
+    stack: Stack,
+    architecture: Architecture,
+    turned_by: Angles,
+    sight: Sight,
+    links: Links,
+) -> tuple[torch.Tensor, MoeCounts | None]:
+    """One layer. ``given``: its weights by the table's names, gathered; ``names``: those that they have in a layer;
+    ``valid``: tokens that experts see."""
+    weights = {names[name]: links.use(name, weight) for name, weight in given.items()}
+    eps = architecture.norm_eps
+    normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
+    x_BLM = x_BLM + attention(normed_BLM, weights, architecture, turned_by, sight, links)
+    normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
+    if not stack.experts:
+        return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None
+    assert architecture.experts is not None
+    assert valid_BL is not None
+    added_BLM, counts = experts_layer(normed_BLM, valid_BL, weights, architecture.experts, links)
+    if architecture.experts.shared_width:
+        added_BLM = added_BLM + feed_forward(normed_BLM, weights, "shared", links)
+    return x_BLM + added_BLM, counts

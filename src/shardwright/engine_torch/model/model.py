@@ -1,0 +1,152 @@
+"""A model of the table as modules: its weights on this rank, and the summed loss of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.together import Together, WeightOfLayer, groups_of, weights_of
+from shardwright.engine_torch.attention.attention import sight_of
+from shardwright.engine_torch.attention.scores import Sight
+from shardwright.engine_torch.experts.moe import MoeCounts, seen_by_experts
+from shardwright.engine_torch.io.layer_io import Links, Params
+from shardwright.engine_torch.io.mesh import Ranks
+from shardwright.engine_torch.layers.embedding import embed, logits
+from shardwright.engine_torch.layers.loss import summed_cross_entropy
+from shardwright.engine_torch.layers.norm import rms_norm
+from shardwright.engine_torch.layers.rotary import Angles
+from shardwright.engine_torch.lowering.gathering import Gathered, build
+from shardwright.engine_torch.lowering.parameters import empty_parameter
+from shardwright.engine_torch.model.forward import layer
+from shardwright.models.parts.architecture import Architecture, Stack
+
+Batch = Mapping[str, torch.Tensor]
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+"""Products of tokens and weights: what ``dots`` keeps for the backward pass."""
+
+
+class Result(NamedTuple):
+    """The loss summed over a rank's valid tokens, their scores (BLV), and by stack what experts saw in each layer."""
+
+    loss: torch.Tensor
+    logits_BLV: torch.Tensor
+    counts: Mapping[str, list[MoeCounts]]
+
+
+class Model:
+    """The weights of a plan on one rank, and the forward pass with them.
+
+    ``root``: the modules, those of the ends around those of the layers. ``groups``: what is gathered together.
+    ``weights_on``: the device they are allocated on, if another than the rank's.
+    ``frozen``: by name, what no gradient trains (routing biases, NE), whole on every rank; filled by who reads them.
+    """
+
+    def __init__(self, plan: Plan, links: Links, ranks: Ranks, weights_on: torch.device | None = None) -> None:
+        self.plan, self.links, self.ranks = plan, links, ranks
+        self.weights = weights_of(plan)
+        self.groups: list[Together] = []
+        self.frozen: dict[str, torch.Tensor] = {}
+        self._architecture: Architecture = plan.request.table.architecture
+        parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
+        again = plan.request.remat != "none"
+        self._layers: dict[str, list[Gathered]] = {}
+        for stack in self._architecture.stacks:
+            self._layers[stack.name] = [
+                self._built(self._of_layer(stack, number), parameters, partial(self._layer, stack, number), again=again)
+                for number in range(stack.num)
+            ]
+        every = nn.ModuleList(module for modules in self._layers.values() for module in modules)
+        ends = [one for one in self.weights if one.layer is None]
+        self.root = self._built(ends, parameters, self._whole, again=False, called=every)
+        self.root.to_empty(device=weights_on or ranks.device)
+
+    def __call__(self, batch: Batch) -> Result:
+        """``batch``: a rank's own part of the fields of the input, BL."""
+        return self.root(batch)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Every weight as this rank keeps it, by its key. Asked anew each time: the first step moves them."""
+        return {key: one for module in self._modules() for key, one in module.own().items()}
+
+    def sharded(self) -> Iterator[FSDPModule]:
+        """What ``fully_shard`` looks after."""
+        return (module for module in self._modules() if isinstance(module, FSDPModule))
+
+    def _modules(self) -> Iterator[Gathered]:
+        return (module for module in self.root.modules() if isinstance(module, Gathered))
+
+    def _built(
+        self,
+        weights: list[WeightOfLayer],
+        parameters: Mapping[str, nn.Parameter],
+        compute: Callable[..., Any],
+        *,
+        again: bool,
+        called: nn.Module | None = None,
+    ) -> Gathered:
+        groups = groups_of(weights)
+        self.groups += groups
+        return build(groups, parameters, compute, self.ranks, again=again, called=called)
+
+    def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
+        return [one for one in self.weights if one.stack == stack.name and one.layer == number]
+
+    def _whole(self, given: Params, batch: Batch) -> Result:
+        architecture, links = self._architecture, self.links
+        turned_by, sight = sight_of(batch["positions"], batch["segments"], architecture, links)
+        x_BLM = embed(batch["tokens"], given, links)
+        with_experts = any(stack.experts for stack in architecture.stacks)
+        valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
+        counts: dict[str, list[MoeCounts]] = {}
+        for name, modules in self._layers.items():
+            for module in modules:
+                x_BLM, of_layer = module(x_BLM, valid_BL, turned_by, sight)
+                if of_layer is not None:
+                    counts.setdefault(name, []).append(of_layer)
+        final_norm = links.use("residual.final_norm", given["residual.final_norm"])
+        logits_BLV = logits(rms_norm(x_BLM, final_norm, architecture.norm_eps), given, links)
+        targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
+        valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
+        loss = summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab["logits"])
+        return Result(loss, logits_BLV, counts)
+
+    def _layer(
+        self,
+        stack: Stack,
+        number: int,
+        given: Params,
+        x_BLM: torch.Tensor,
+        valid_BL: torch.Tensor | None,
+        turned_by: Angles,
+        sight: Sight,
+    ) -> tuple[torch.Tensor, MoeCounts | None]:
+        weights = {one.weight: given[one.key] for one in self._of_layer(stack, number)}
+        names = self.plan.request.table.names_in(stack.name)
+        frozen = {name: of_all[number] for name, of_all in self.frozen.items() if name in names}
+
+        def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
+            return layer(
+                x_BLM, valid_BL, {**weights, **frozen}, names, stack, self._architecture, turned_by, sight, self.links
+            )
+
+        match self.plan.request.remat:
+            case "none":
+                return run(x_BLM)
+            case "dots":
+                kept = partial(create_selective_checkpoint_contexts, _keeps_products)
+                return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False, context_fn=kept)
+            case _:
+                return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
+
+
+def _keeps_products(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    del arguments, options
+    return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,92 @@
+"""Training on PyTorch: the engine of a run, one rank of it in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.core.findings.errors import InputError
+from shardwright.core.plan.gate import require_trained
+from shardwright.core.plan.plan import Plan
+from shardwright.data import Batch
+from shardwright.engine_torch.io.layer_io import Params
+from shardwright.engine_torch.io.mesh import ranks_of
+from shardwright.engine_torch.lowering.links import links_of
+from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.training.feed import feed_of
+from shardwright.engine_torch.training.processes import alone, connection_of, device_of
+from shardwright.engine_torch.training.state import State, boxes_of, initial_state, load_state, tensors_of
+from shardwright.engine_torch.training.step import train_step
+from shardwright.runs import StepMetrics, run
+from shardwright.training.optimizer import optimizer_options
+from shardwright.training.options import Listener, RunOptions, RunOutcome
+
+Step = Callable[[State, Params], StepMetrics]
+
+
+def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
+    """Train as the plan says, from the start or from the newest checkpoint under ``options.out``; see ``runs.run``.
+
+    Each rank of the mesh is a process; ``options.processes`` says which this one is.
+    """
+    require_trained(plan)
+    count = 1 if options.processes is None else options.processes.count
+    if count != plan.mesh.num_devices:
+        raise InputError(
+            f"the mesh {plan.mesh} has {plan.mesh.num_devices} devices, and there are {count} "
+            f"{'process' if count == 1 else 'processes'}: PyTorch trains with one for each device. Give --mesh sizes that "
+            f"multiply to {count}, or start {plan.mesh.num_devices}."
+        )
+    processes, connection = connection_of(options.processes)
+    with alone() if processes is None else nullcontext():
+        return run(replace(options, processes=processes), plan, shown, connection=connection, make_engine=TorchEngine)
+
+
+class TorchEngine:
+    """One rank of a plan, trained by PyTorch; an ``Engine``. Raises FindingsError for a plan with errors."""
+
+    def __init__(self, options: RunOptions, plan: Plan) -> None:
+        require_trained(plan)
+        self.options, self.plan = options, plan
+        self._device = device_of(dist.get_rank())
+        self._feed = feed_of(plan, dist.get_rank(), self._device)
+        self._model: Model | None = None
+        self._state: State | None = None
+        self._step: Step = train_step(plan, optimizer_options(options))
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return {"torch": torch.__version__}
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        return self._feed.offsets
+
+    def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
+        # One that another rank found damaged is let go before the next one is read.
+        self._state = None
+        # Its groups are made by all ranks together, and once.
+        if self._model is None:
+            ranks = ranks_of(self.plan, self._device)
+            self._model = Model(self.plan, links_of(self.plan, ranks), ranks)
+        self._state = initial_state(self._model, seed) if checkpoint is None else load_state(self._model, checkpoint)
+        return self._state.step
+
+    def prepare(self) -> None:
+        """There is nothing to compile."""
+
+    def step(self, batch: Batch) -> StepMetrics:
+        assert self._state is not None
+        return self._step(self._state, self._feed.on_device(batch.arrays))
+
+    def tensors(self) -> Sequence[TensorInfo]:
+        return tensors_of(self.plan)
+
+    def boxes(self) -> Iterator[OwnedBox]:
+        assert self._state is not None
+        return boxes_of(self._state)

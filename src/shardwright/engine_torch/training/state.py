@@ -1,0 +1,179 @@
+"""What a run carries from step to step on one rank: weights, their moments, buffers and the step number.
+
+Everything is made, read and saved in boxes of the table's dims, whatever way PyTorch stores it (``core/boxes/stored.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import saves
+from shardwright.core.boxes.stored import StoredPiece, stored_pieces
+from shardwright.core.model.table import Weight
+from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.plan.together import WeightOfLayer
+from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.engine_torch.io.mesh import Ranks
+from shardwright.engine_torch.lowering.parameters import local_of
+from shardwright.engine_torch.model.model import Model
+from shardwright.init import box_values
+from shardwright.training.optimizer import FIRST, SECOND
+
+Read = Callable[[str, Box], torch.Tensor]
+"""``read(name, box)``: a box of a tensor of the state, by the name that a checkpoint gives it."""
+
+SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class State:
+    """What a step changes in place. ``first`` and ``second``: the moments of each parameter, by its key, cut as it rests.
+
+    ``step``: the steps done. Buffers are the model's.
+    """
+
+    def __init__(self, model: Model, step: int) -> None:
+        self.model, self.step = model, step
+        self.first: dict[str, torch.Tensor] = {}
+        self.second: dict[str, torch.Tensor] = {}
+
+
+def make_state(model: Model, read: Read, step: int) -> State:
+    """The state whose every box is what ``read`` returns for it; no rank asks for a box that is not its own."""
+    plan, ranks = model.plan, model.ranks
+    moments = torch_dtype(plan.request.moments_dtype)
+    state = State(model, step)
+    for one, parameter in _each(model):
+        with torch.no_grad():
+            local_of(parameter).copy_(_made(plan, one, "", local_of(parameter).dtype, ranks, read))
+        state.first[one.key] = _made(plan, one, FIRST, moments, ranks, read)
+        state.second[one.key] = _made(plan, one, SECOND, moments, ranks, read)
+    for row in _frozen(plan):
+        model.frozen[row.name] = read(row.name, Box.whole(_resting_shape(plan, row.name))).to(ranks.device)
+    return state
+
+
+def initial_state(model: Model, seed: int) -> State:
+    """The state before the first step: initial values made box by box, moments zero."""
+    table = model.plan.request.table
+
+    def read(name: str, box: Box) -> torch.Tensor:
+        if name.startswith((FIRST, SECOND)):
+            return torch.zeros(box.shape)
+        row = model.plan.by_name[name]
+        return torch.from_numpy(box_values(table.weight(name), seed, box)).to(torch_dtype(row.dtype))
+
+    return make_state(model, read, 0)
+
+
+def load_state(model: Model, checkpoint: Checkpoint) -> State:
+    """The state of a checkpoint, placed as the plan says, whatever layout and engine wrote it.
+
+    Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
+    """
+    infos = {info.name: info for info in tensors_of(model.plan)}
+    checkpoint.expect({name: (info.shape, info.dtype) for name, info in infos.items()})
+
+    def read(name: str, box: Box) -> torch.Tensor:
+        dtype = torch_dtype(infos[name].dtype)
+        raw = checkpoint.read_box(name, box, raw=True)
+        bits = raw.view(np.dtype(f"<i{dtype.itemsize}") if dtype.itemsize > 1 else np.uint8)
+        return torch.from_numpy(np.ascontiguousarray(bits)).view(dtype).view(box.shape)
+
+    return make_state(model, read, checkpoint.point.step)
+
+
+def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
+    """Every tensor of a plan's state as a checkpoint names it, in the table's dims, weights first."""
+    frozen = {row.name for row in _frozen(plan)}
+    rows = [
+        TensorInfo(name=row.name, shape=_resting_shape(plan, row.name), dtype=row.dtype, spec=str(row.at_rest))
+        for row in plan.weights
+    ]
+    moments = [
+        TensorInfo(name=prefix + row.name, shape=row.shape, dtype=plan.request.moments_dtype, spec=row.spec)
+        for prefix in (FIRST, SECOND)
+        for row in rows
+        if row.name not in frozen
+    ]
+    return (*rows, *moments)
+
+
+def boxes_of(state: State) -> Iterator[OwnedBox]:
+    """This rank's boxes, those of replicas only on the first of them.
+
+    Each is brought to the host when its turn comes, and not copied where it is there: to be written before the next step.
+    """
+    model = state.model
+    plan, ranks = model.plan, model.ranks
+    for one, parameter in _each(model):
+        if not saves(one.at_rest, plan.mesh, ranks.rank):
+            continue
+        arrays = {"": local_of(parameter), FIRST: state.first[one.key], SECOND: state.second[one.key]}
+        for prefix, array in arrays.items():
+            for piece in _pieces(plan, one, ranks):
+                yield OwnedBox(
+                    name=prefix + one.weight,
+                    box=_of_layer(piece.box, one),
+                    array=partial(_on_host, array, piece, _of_layer(piece.box, one)),
+                )
+    for row in _frozen(plan):
+        assert row.at_rest is not None
+        if saves(row.at_rest, plan.mesh, ranks.rank):
+            array = model.frozen[row.name]
+            yield OwnedBox(name=row.name, box=Box.whole(tuple(array.shape)), array=partial(_bits, array))
+
+
+def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks: Ranks, read: Read) -> torch.Tensor:
+    """A rank's part of a weight or of a moment, out of the boxes that it is in the table's dims."""
+    box = one.box(plan.mesh, ranks.rank)
+    shape = box.shape if box is not None else (0, *one.shape[1:])
+    local = torch.empty(shape, dtype=dtype, device=ranks.device)
+    for piece in _pieces(plan, one, ranks):
+        given = read(prefix + one.weight, _of_layer(piece.box, one)).view(piece.box.shape)
+        stored = given.permute(piece.to_stored).reshape(piece.local_shape)
+        local[tuple(slice(*part) for part in piece.local)] = stored.to(device=ranks.device, dtype=dtype)
+    return local
+
+
+def _on_host(array: torch.Tensor, piece: StoredPiece, box: Box) -> np.ndarray:
+    part = array.detach()[tuple(slice(*part) for part in piece.local)]
+    return _bits(part.reshape(piece.shape).permute(piece.to_table).reshape(box.shape))
+
+
+def _bits(array: torch.Tensor) -> np.ndarray:
+    """The elements as opaque ones, which NumPy takes whatever their dtype."""
+    host = array.detach().cpu().contiguous()
+    return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
+
+
+def _pieces(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[StoredPiece, ...]:
+    box = one.box(plan.mesh, ranks.rank)
+    return () if box is None else stored_pieces(plan.request.table.weight(one.weight), box)
+
+
+def _of_layer(box: Box, one: WeightOfLayer) -> Box:
+    """The same box of the tensor in which layers are stacked."""
+    if one.layer is None:
+        return box
+    return Box((one.layer, *box.start), (one.layer + 1, *box.stop))
+
+
+def _each(model: Model) -> Iterator[tuple[WeightOfLayer, torch.Tensor]]:
+    parameters = model.parameters()
+    return ((one, parameters[one.key]) for one in model.weights)
+
+
+def _frozen(plan: Plan) -> tuple[TensorPlan, ...]:
+    return tuple(row for row in plan.weights if plan.request.table.weight(row.name).frozen)
+
+
+def _resting_shape(plan: Plan, name: str) -> tuple[int, ...]:
+    """Of the table's dims, layers stacked in front."""
+    weight: Weight = plan.request.table.weight(name)
+    return weight.shape if weight.stack is None else (weight.num, *weight.shape)

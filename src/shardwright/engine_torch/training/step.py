@@ -1,0 +1,153 @@
+"""One training step of a rank: loss, gradients, clipping, AdamW, and the routing bias.
+
+Gradients are summed over all tokens of the global step and divided once, by their count, so neither micro-steps nor ranks
+change a result. What ``fully_shard`` looks after it sums itself: the parts of a weight in every micro-step, replicas in the
+last one. What else has replicas is summed behind it, all of one set of axes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from shardwright.core.plan.plan import Plan
+from shardwright.engine_torch.experts.moe import MoeCounts
+from shardwright.engine_torch.experts.routing import moved_bias
+from shardwright.engine_torch.io.dtypes import computed
+from shardwright.engine_torch.io.mesh import Ranks
+from shardwright.engine_torch.lowering.parameters import local_of
+from shardwright.engine_torch.model.model import Batch, Model
+from shardwright.engine_torch.training.optimizer import apply_gradients, global_norm
+from shardwright.engine_torch.training.state import State
+from shardwright.runs.engine import StepMetrics
+from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names
+
+
+class Gradients(NamedTuple):
+    """The mean loss, a rank's part of its gradient by parameter, the valid tokens, and what experts saw, by stack."""
+
+    loss: torch.Tensor
+    by_key: Mapping[str, torch.Tensor]
+    tokens: torch.Tensor
+    counts: Mapping[str, MoeCounts]
+
+
+def gradients_of(model: Model, batch: Batch) -> Gradients:
+    """The gradient of the mean loss over the valid tokens of the global step. ``batch``: a rank's own part, BL.
+
+    With micro-steps, rows are taken in turn: part i has every num-th of the rank's rows.
+    """
+    plan, ranks = model.plan, model.ranks
+    num = plan.request.micro_steps
+    tokens = _summed(batch["valid"].sum(), ranks, plan.by_name["input.valid"].in_use.axes)
+    loss = torch.zeros((), device=ranks.device)
+    seen: dict[str, list[MoeCounts]] = {}
+    for number in range(num):
+        _sum_replicas(model, last=number == num - 1)
+        result = model({name: array[number::num] for name, array in batch.items()})
+        result.loss.backward()
+        loss += result.loss.detach()
+        for stack, counts in result.counts.items():
+            seen.setdefault(stack, []).append(MoeCounts(*(torch.stack(parts) for parts in zip(*counts, strict=True))))
+    _sum_late(model)
+    count = tokens.clamp(min=1).to(torch.float32)
+    parameters = model.parameters()
+    by_key = {}
+    for key, parameter in parameters.items():
+        slope = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
+        by_key[key] = mean_of(slope, count)
+        parameter.grad = None
+    axes = plan.by_name["router.grouped"].in_use.axes if seen else ()
+    return Gradients(
+        loss=_summed(loss, ranks, plan.by_name["logits.targets"].in_use.axes) / count,
+        by_key=by_key,
+        tokens=tokens,
+        counts={
+            stack: MoeCounts(
+                *(_summed(torch.stack(parts).sum(dim=0), ranks, axes) for parts in zip(*ones, strict=True))
+            )
+            for stack, ones in seen.items()
+        },
+    )
+
+
+def mean_of(gradient: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """A gradient summed over tokens, over their ``count`` (float32), in its own dtype."""
+    return (gradient.to(computed("mean", gradient.dtype)) / count).to(gradient.dtype)
+
+
+def train_step(plan: Plan, options: OptimizerOptions) -> Callable[[State, Batch], StepMetrics]:
+    """``step(state, batch)``: the state is changed in place."""
+    decayed = decayed_names(plan)
+
+    def step(state: State, batch: Batch) -> StepMetrics:
+        gradients, norm = changed(state, batch, options, decayed)
+        lost = {
+            what: sum(int(getattr(counts, what).sum()) for counts in gradients.counts.values())
+            for what in ("dropped", "overflow")
+        }
+        return StepMetrics(loss=float(gradients.loss), grad_norm=float(norm), tokens=int(gradients.tokens), **lost)
+
+    return step
+
+
+def changed(
+    state: State, batch: Batch, options: OptimizerOptions, decayed: Collection[str]
+) -> tuple[Gradients, torch.Tensor]:
+    """What changed the state, in place, and the norm of all gradients. ``decayed``: weights by name. No number is read."""
+    model = state.model
+    gradients = gradients_of(model, batch)
+    cut = {one.key: one.at_rest.axes for one in model.weights}
+    norm = global_norm(gradients.by_key, cut, model.plan.mesh, model.ranks)
+    apply_gradients(
+        {key: local_of(one) for key, one in model.parameters().items()},
+        gradients.by_key,
+        state.first,
+        state.second,
+        step=state.step,
+        norm=norm,
+        options=options,
+        decayed={one.key for one in model.weights if one.weight in decayed},
+    )
+    for name, bias_NE in model.frozen.items():
+        stack = model.plan.by_name[name].stack
+        assert stack is not None, name
+        model.frozen[name] = moved_bias(bias_NE, gradients.counts[stack].by_expert, BIAS_RATE)
+    state.step += 1
+    return gradients, norm
+
+
+def _sum_replicas(model: Model, *, last: bool) -> None:
+    for module in model.sharded():
+        module.set_requires_all_reduce(last, recurse=False)
+
+
+def _sum_late(model: Model) -> None:
+    """The gradients of which replicas have parts until now: all of one set of axes and dtype as one."""
+    parameters = model.parameters()
+    waiting: dict[tuple[tuple[str, ...], torch.dtype], list[torch.Tensor]] = {}
+    for group in model.groups:
+        for one in group.weights:
+            parameter, axes = parameters[one.key], group.late(one)
+            if axes:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                slope = local_of(parameter.grad)
+                waiting.setdefault((axes, slope.dtype), []).append(slope)
+    # In the order of the weights, which is that of all ranks.
+    for (axes, _), slopes in waiting.items():
+        flat = torch.cat([slope.flatten() for slope in slopes])
+        dist.all_reduce(flat, group=model.ranks.peers(axes).group)
+        for slope, part in zip(slopes, flat.split([slope.numel() for slope in slopes]), strict=True):
+            slope.copy_(part.view_as(slope))
+
+
+def _summed(array: torch.Tensor, ranks: Ranks, axes: tuple[str, ...]) -> torch.Tensor:
+    peers = ranks.peers(ranks.mesh.in_mesh_order(axes))
+    if peers.group is not None:
+        array = array.clone()
+        dist.all_reduce(array, group=peers.group)
+    return array

@@ -1,0 +1,1 @@
+"""MaxText's files as they stand: rules, models, sizes."""

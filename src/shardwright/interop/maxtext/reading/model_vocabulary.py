@@ -1,0 +1,249 @@
+"""The words in which MaxText's files say what a model is: decoders, dimensions, and what adds weights to a decoder.
+
+Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb). A key that is in no file has the value of its
+``base.yml``.
+"""
+
+from __future__ import annotations
+
+from shardwright.interop.maxtext.reading.vocabulary import Kind
+
+DECODERS = {"llama2": "llama3", "mistral": "llama3", "mixtral": "mixtral", "deepseek": "deepseek3"}
+"""``decoder_block``, and our family whose layers have the same weights."""
+
+OTHER_DECODERS = {
+    "default": "a layer whose attention and feed-forward part stand side by side",
+    "gemma": "gelu, norms around 1 and scaled embeddings",
+    "gemma2": "norms behind attention and feed-forward layers",
+    "gemma3": "norms behind attention and feed-forward layers, and norms of queries and keys",
+    "gemma4": "norms behind attention and feed-forward layers, and norms of queries, keys and values",
+    "gemma4_small": "embeddings for each layer, and layers that share keys",
+    "qwen2": "biases of queries, keys and values",
+    "qwen3": "norms of queries and keys",
+    "qwen3_moe": "norms of queries and keys",
+    "qwen3_custom_moe": "norms of queries and keys, and experts of another width than the stream",
+    "qwen3_next": "gated delta networks in place of attention",
+    "qwen3_5": "gated delta networks in place of attention",
+    "gpt3": "layer norms with biases, learned positions, and queries, keys and values in one weight",
+    "gpt_oss": "biases, and sinks of attention",
+    "llama4": "shared experts beside grouped queries, and layers without positions",
+    "olmo3": "norms of queries and keys, and norms behind attention and feed-forward layers",
+    "deepseek4": "compressed attention, and several streams between layers",
+    "envy": "layers with and without experts in turn, and norms of queries and keys",
+    "simple": "one product a layer",
+    "simple_mlp": "no attention",
+}
+"""The other decoders, and what they have that no family of ours has."""
+
+MODEL_NAMES: dict[str, tuple[str, ...]] = {
+    "deepseek": (
+        "deepseek-custom",
+        "deepseek2-16b",
+        "deepseek2-236b",
+        "deepseek3-671b-2dfsdp",
+        "deepseek3-671b-batchsplit",
+        "deepseek3-671b",
+        "deepseek3-test",
+        "deepseek3-tiny",
+        "deepseek3.2-671b",
+        "kimi-k2-1t",
+    ),
+    "deepseek4": (
+        "deepseek4-284b",
+        "deepseek4-tiny",
+    ),
+    "envy": (
+        "envy-switch-base",
+        "envy-switch-large",
+        "envy-switch-xxl",
+        "envy-test",
+    ),
+    "gemma": (
+        "gemma-2b",
+        "gemma-7b",
+    ),
+    "gemma2": (
+        "gemma2-27b",
+        "gemma2-2b",
+        "gemma2-9b",
+    ),
+    "gemma3": (
+        "gemma3-12b",
+        "gemma3-27b",
+        "gemma3-4b",
+    ),
+    "gemma4": (
+        "gemma4-26b",
+        "gemma4-31b",
+    ),
+    "gemma4_small": (
+        "gemma4-e2b",
+        "gemma4-e4b",
+    ),
+    "gpt_oss": (
+        "gpt-oss-120b",
+        "gpt-oss-20b",
+    ),
+    "gpt3": (
+        "gpt3-175b",
+        "gpt3-22b",
+        "gpt3-52k",
+        "gpt3-6b",
+    ),
+    "llama2": (
+        "llama2-13b",
+        "llama2-70b",
+        "llama2-7b",
+        "llama3-405b",
+        "llama3-70b",
+        "llama3-8b",
+        "llama3.1-405b",
+        "llama3.1-70b",
+        "llama3.1-8b",
+        "llama3.3-70b",
+    ),
+    "llama4": (
+        "llama4-17b-128e",
+        "llama4-17b-16e",
+    ),
+    "mistral": ("mistral-7b",),
+    "mixtral": (
+        "mixtral-8x22b",
+        "mixtral-8x7b",
+    ),
+    "olmo3": (
+        "olmo3-32b",
+        "olmo3-7b-pt",
+        "olmo3-7b",
+    ),
+    "qwen2": (
+        "qwen2.5-1.5b",
+        "qwen2.5-14b",
+        "qwen2.5-7b",
+    ),
+    "qwen3": (
+        "qwen3-0.6b",
+        "qwen3-1.7b-base",
+        "qwen3-1.7b",
+        "qwen3-14b-base",
+        "qwen3-14b",
+        "qwen3-32b",
+        "qwen3-4b-base",
+        "qwen3-4b-thinking-2507",
+        "qwen3-4b",
+        "qwen3-8b-base",
+        "qwen3-8b",
+        "qwen3-vl-2b",
+        "qwen3-vl-4b",
+    ),
+    "qwen3_moe": (
+        "qwen3-235b-a22b",
+        "qwen3-30b-a3b-base",
+        "qwen3-30b-a3b",
+        "qwen3-480b-a35b",
+        "qwen3-omni-30b-a3b",
+        "qwen3-vl-30b-a3b",
+    ),
+    "qwen3_custom_moe": ("qwen3-custom-30b-a3b",),
+    "qwen3_next": ("qwen3-next-80b-a3b",),
+    "qwen3_5": (
+        "qwen3.5-35b-a3b",
+        "qwen3.5-397b-a17b",
+    ),
+}
+"""What ``model_name`` may say, by decoder: each is a file of MaxText's, ``models/NAME.yml``, that it merges in by itself."""
+
+WHOLE: Kind = "a whole number"
+FLAG: Kind = "true or false"
+
+DIMS: dict[str, int | None] = {
+    "base_num_decoder_layers": None,
+    "base_emb_dim": None,
+    "base_num_query_heads": None,
+    "base_num_kv_heads": None,
+    "base_mlp_dim": None,
+    "vocab_size": None,
+    "head_dim": 128,
+    "base_moe_mlp_dim": -1,
+    "num_experts": 1,
+    "num_experts_per_tok": 1,
+    "first_num_dense_layers": 0,
+    "shared_experts": 0,
+    "n_routing_groups": -1,
+    "topk_routing_group": -1,
+    "q_lora_rank": 0,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mtp_num_layers": 0,
+}
+"""Whole numbers, and what holds where no file says them; None: a model must say it."""
+
+CHOICES: dict[str, tuple[Kind, str | bool]] = {
+    "decoder_block": ("text", ""),
+    "attention_type": ("text", "global"),
+    "logits_via_embedding": (FLAG, False),
+    "routed_score_func": ("text", ""),
+    "routed_bias": (FLAG, False),
+    "norm_topk_prob": (FLAG, False),
+}
+"""What else chooses among the weights of a family."""
+
+PLAIN: dict[str, tuple[Kind, str | int | bool, str]] = {
+    "global_parameter_scale": (WHOLE, 1, "it multiplies the dimensions that the file gives"),
+    "mlp_activations": ("a list", "silu, linear", "our feed-forward layers are SwiGLU"),
+    "inhomogeneous_layer_cycle_interval": (WHOLE, 1, "layers of several kinds in turn"),
+    "fused_qkv": (FLAG, False, "queries, keys and values in one weight"),
+    "fused_mlp": (FLAG, False, "gate and up in one weight"),
+    "prefuse_moe_weights": (FLAG, False, "gate and up of the experts in one weight"),
+    "attention_sink": (FLAG, False, "sinks of attention"),
+    "use_indexer": (FLAG, False, "an indexer, which chooses the keys of attention"),
+    "mhc_expansion_rate": (WHOLE, 1, "several streams between layers"),
+    "engram_layers": ("a list", "", "layers with tables of n-grams"),
+    "trainable_position_size": (WHOLE, -1, "learned positions"),
+    "moe_expert_input_dim": (WHOLE, -1, "experts of another width than the stream"),
+    "padded_base_moe_mlp_dim": (WHOLE, -1, "padded experts"),
+    "use_multimodal": (FLAG, False, "an encoder of images"),
+    "use_audio": (FLAG, False, "an encoder of sound"),
+    "lora.enable_lora": (FLAG, False, "adapters beside the weights"),
+}
+"""What gives a decoder of ours other weights than our family has, the value at which it does not, and what it makes."""
+
+EXPERTS_ONLY: dict[str, str] = {"mlp_bias": "biases of the experts", "routed_bias": "a bias of the router"}
+"""What only a decoder with experts reads of flags that add weights; a DeepSeek router has its bias."""
+
+READ_BY: dict[str, tuple[str, ...]] = {
+    "llama3": ("head_dim",),
+    "mixtral": ("head_dim", "base_moe_mlp_dim", "num_experts", "num_experts_per_tok"),
+    "deepseek3": tuple(key for key in DIMS if key != "head_dim"),
+}
+"""The dimensions with a default that MaxText's decoders of a family read; those without one are read by all."""
+
+UNREAD: dict[str, tuple[Kind, int | bool | str, str]] = {
+    "attention_bias": (FLAG, False, "biases of queries, keys and values"),
+    "use_qk_norm": (FLAG, False, "norms of queries and keys"),
+    "use_post_attn_norm": (FLAG, False, "norms behind attention"),
+    "use_post_ffw_norm": (FLAG, False, "norms behind feed-forward layers"),
+    "share_kv_projections": (FLAG, False, "keys and values from one weight"),
+    "attention_output_dim": (WHOLE, -1, "attention of another width than the stream"),
+    "global_head_dim": (WHOLE, 0, "heads of two sizes"),
+    "global_num_kv_heads": (WHOLE, 0, "layers with other KV heads"),
+    "num_kv_shared_layers": (WHOLE, 0, "layers that share keys and values"),
+    "use_double_wide_mlp": (FLAG, False, "feed-forward layers of two widths"),
+    "hidden_size_per_layer_input": (WHOLE, 0, "embeddings for each layer"),
+    "vocab_size_per_layer_input": (WHOLE, 0, "embeddings for each layer"),
+    "interleave_moe_layer_step": (WHOLE, 1, "layers with and without experts in turn"),
+    "first_num_hash_layers": (WHOLE, 0, "layers that choose experts by hash"),
+    "o_lora_rank": (WHOLE, 0, "attention's output through a lower rank"),
+    "o_groups": (WHOLE, 0, "attention's output in groups"),
+}
+"""What gives weights to other decoders of MaxText's and is read by none of ours: ``base.yml``'s value, and what it makes."""
+
+MODEL_KEYS: dict[str, Kind] = {
+    **dict.fromkeys(DIMS, WHOLE),
+    **{key: kind for key, (kind, _) in CHOICES.items()},
+    **{key: kind for key, (kind, _, _) in PLAIN.items()},
+    **{key: kind for key, (kind, _, _) in UNREAD.items()},
+    "mlp_bias": FLAG,
+}

@@ -1,0 +1,231 @@
+"""A MaxText configuration file, read: mesh axes, rules, sizes, what the model is, and how rules are used.
+
+The several hundred other keys of such a file are left alone. Whatever is wrong with those that are read is one
+``InputError`` with its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from shardwright.core.findings.bounds import BOUNDS, is_whole, number_text
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.position import Located, Position
+from shardwright.core.layout.faults import shown
+from shardwright.files.text import error_at, read_text
+from shardwright.files.yaml_text import parse_yaml
+from shardwright.interop.maxtext.reading.model_vocabulary import DIMS, MODEL_KEYS
+from shardwright.interop.maxtext.reading.rules import Rule
+from shardwright.interop.maxtext.reading.vocabulary import SETTINGS, Kind
+
+RULES, EVAL_RULES, MESH, DATA = "logical_axis_rules", "logical_axis_rules_for_eval", "mesh_axes", "data_sharding"
+SIZE_KEY = re.compile(r"(?P<link>ici|dcn)_(?P<word>\w+)_parallelism")
+GROUPED = re.compile(r"[-+]?[0-9]+(_[0-9]+)+")
+"""Digits in groups, as ``32_000``: a number to MaxText's reader of YAML."""
+GIVEN = "--given"
+"""The source of what a command line says."""
+RULE_FORM = "a rule is [name, axis], [name, [axis, axis]] or [name, []]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """A name or a number, and where it stands."""
+
+    value: str | int | float | bool
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFile:
+    """What one file, or the command line, says. None: it does not say."""
+
+    source: str
+    mesh_axes: tuple[Word, ...] | None = None
+    rules: tuple[Rule, ...] | None = None
+    eval_rules: tuple[Rule, ...] | None = None
+    data_sharding: tuple[Word, ...] | None = None
+    sizes: Mapping[str, Word] = field(default_factory=dict)
+    """By key, as ``ici_fsdp_parallelism``; -1 stands for what is left."""
+    settings: Mapping[str, Word] = field(default_factory=dict)
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    """Where each key stands."""
+    not_read: Mapping[str, Position] = field(default_factory=dict)
+    """Keys of a command line that change no layout, and where each stands."""
+
+
+def read_rule_file(path: str | Path) -> RuleFile:
+    """One file of MaxText's, whatever part of a configuration it holds.
+
+    Raises InputError for a file that cannot be read, is not YAML, or has values that are no mesh, rules or sizes.
+    """
+    return parse_rule_file(read_text(path), str(path))
+
+
+def parse_rule_file(text: str, source: str) -> RuleFile:
+    """As ``read_rule_file``, from a text.
+
+    >>> read = parse_rule_file("mesh_axes: [fsdp]\\nlogical_axis_rules: [[embed, fsdp], [norm, []]]", "mine.yml")
+    >>> [str(line) for line in read.rules]
+    ['[embed, [fsdp]]', '[norm, []]']
+    """
+    return _Reading(text, source).file()
+
+
+def parse_given(texts: tuple[str, ...]) -> RuleFile:
+    """What a command line says, as ``KEY=VALUE``; values that are read are YAML, as in a file.
+
+    Any key of MaxText's may stand here: those that change no layout are only named. A text's line is its place among all.
+    Raises InputError for a text that is no KEY=VALUE, for a key that stands twice, and for values as a file would.
+    """
+    lines: dict[str, str] = {}
+    not_read: dict[str, Position] = {}
+    for number, text in enumerate(texts, start=1):
+        key, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+            raise InputError(f"--given '{text}' is not KEY=VALUE, as in ici_expert_parallelism=8.")
+        if key in lines:
+            raise InputError(f"--given {key}: it stands twice. Keep one.")
+        lines[key] = f"{key}: {value}" if _is_read(key) else ""
+        if not lines[key]:
+            not_read[key] = Position(source=GIVEN, line=number, column=1)
+    read = parse_rule_file("\n".join(lines.values()), GIVEN) if any(lines.values()) else RuleFile(source=GIVEN)
+    return replace(read, not_read=not_read)
+
+
+KINDS: Mapping[str, Kind] = {**SETTINGS, **MODEL_KEYS}
+"""The keys that are read beside mesh, rules and sizes, and what their values are."""
+
+
+def _flat(values: Mapping[str, Located]) -> dict[str, Located]:
+    """Keys and those of their blocks, as a command line has them: ``lora.enable_lora``."""
+    inside = {
+        f"{key}.{inner}": value
+        for key, node in values.items()
+        if isinstance(node.value, Mapping)
+        for inner, value in node.value.items()
+    }
+    return {**inside, **values}
+
+
+def _is_read(key: str) -> bool:
+    return key in (MESH, RULES, EVAL_RULES, DATA) or key in KINDS or SIZE_KEY.fullmatch(key) is not None
+
+
+class _Reading:
+    """One reading of a text, which its errors show."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self.text, self.source = text, source
+
+    def file(self) -> RuleFile:
+        top = parse_yaml(self.text, self.source)
+        if not isinstance(top.value, Mapping):
+            self.refuse(top, f"a configuration is a mapping of keys to values; this is {shown(top.value)}.")
+        given = {key: value for key, value in _flat(top.value).items() if _is_read(key)}
+        return RuleFile(
+            source=self.source,
+            mesh_axes=self.names(given[MESH], MESH) if MESH in given else None,
+            rules=self.rules(given[RULES], RULES) if RULES in given else None,
+            eval_rules=self.rules(given[EVAL_RULES], EVAL_RULES) if EVAL_RULES in given else None,
+            data_sharding=self.flat(given[DATA]) if DATA in given else None,
+            sizes={key: self.size(key, value) for key, value in given.items() if SIZE_KEY.fullmatch(key)},
+            settings={
+                key: self.setting(key, value)
+                for key, value in given.items()
+                if key in KINDS and not self.unsaid(key, value)
+            },
+            positions={key: top.key_position(key) for key in given},
+        )
+
+    def refuse(self, node: Located, message: str) -> NoReturn:
+        length = len(str(node.value)) if isinstance(node.value, str | int | float) else 1
+        raise error_at(message, self.text, node.position, length)
+
+    def names(self, node: Located, what: str) -> tuple[Word, ...]:
+        if not isinstance(node.value, tuple):
+            self.refuse(node, f"'{what}' is a list of names; found {shown(node.value)}.")
+        words = tuple(self.name(item, what) for item in node.value)
+        for number, word in enumerate(words):
+            if word.value in [earlier.value for earlier in words[:number]]:
+                self.refuse(node.value[number], f"'{word.value}' stands twice in '{what}'. Keep one.")
+        return words
+
+    def name(self, node: Located, what: str) -> Word:
+        if not isinstance(node.value, str) or not node.value:
+            self.refuse(node, f"'{what}' holds names; found {shown(node.value)}.")
+        return Word(value=node.value, position=node.position)
+
+    def rules(self, node: Located, what: str) -> tuple[Rule, ...]:
+        if not isinstance(node.value, tuple):
+            self.refuse(
+                node, f"'{what}' is a list of rules; found {shown(node.value)}. {RULE_FORM}.".replace(". a", ": a")
+            )
+        return tuple(self.rule(item, what) for item in node.value)
+
+    def rule(self, node: Located, what: str) -> Rule:
+        items = node.value
+        if not isinstance(items, tuple) or len(items) != 2:
+            found = f"a list of {len(items)}" if isinstance(items, tuple) else shown(items)
+            self.refuse(node, f"{RULE_FORM}; found {found} in '{what}'.")
+        name = self.name(items[0], what)
+        axes = items[1].value
+        if axes is None:
+            cuts: tuple[str, ...] = ()
+        elif isinstance(axes, tuple):
+            cuts = tuple(str(self.name(item, f"{what}: {name.value}").value) for item in axes)
+        else:
+            cuts = (str(self.name(items[1], f"{what}: {name.value}").value),)
+        return Rule(name=str(name.value), axes=cuts, position=node.position)
+
+    def flat(self, node: Located) -> tuple[Word, ...]:
+        """The axes of the data: a list of lists of axes, of which MaxText uses all."""
+        if isinstance(node.value, str):
+            return (self.name(node, DATA),)
+        if not isinstance(node.value, tuple):
+            self.refuse(node, f"'{DATA}' is a list of axes, or of lists of them; found {shown(node.value)}.")
+        return tuple(word for item in node.value for word in self.flat(item))
+
+    def size(self, key: str, node: Located) -> Word:
+        value = node.value
+        if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and value != -1):
+            self.refuse(node, f"'{key}' is a whole number of at least 1, or -1 for what is left; found {shown(value)}.")
+        self.bounded(key, node, value, "devices")
+        return Word(value=value, position=node.position)
+
+    def bounded(self, key: str, node: Located, value: int, counted: str) -> None:
+        """Refuse a number above what is taken, here, where its place is known."""
+        bound = BOUNDS[counted]
+        if value > bound.most:
+            self.refuse(node, f"'{key}' is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
+
+    def unsaid(self, key: str, node: Located) -> bool:
+        """Whether a dimension is left open, as MaxText does where it works it out by itself."""
+        return key in MODEL_KEYS and (node.value is None or str(node.value).lower() == "none")
+
+    def setting(self, key: str, node: Located) -> Word:
+        value, kind = node.value, KINDS[key]
+        if kind == "text" and value is None:
+            return Word(value="", position=node.position)
+        if kind == "a mapping" and isinstance(value, Mapping):
+            return Word(value=", ".join(value), position=node.position)
+        if kind == "a list" and isinstance(value, tuple):
+            return Word(value=", ".join(str(item.value) for item in value), position=node.position)
+        if isinstance(value, str) and kind in ("a number", "a whole number") and GROUPED.fullmatch(value):
+            value = int(value.replace("_", ""))
+        fits = {
+            "text": isinstance(value, str),
+            "true or false": isinstance(value, bool),
+            "a number": isinstance(value, int | float) and not isinstance(value, bool),
+            "a whole number": isinstance(value, int) and not isinstance(value, bool),
+            "a list": False,
+            "a mapping": False,
+        }[kind]
+        if not fits or isinstance(value, tuple | Mapping) or value is None:
+            self.refuse(node, f"'{key}' is {'a ' if kind == 'text' else ''}{kind}; found {shown(value)}.")
+        if key in DIMS and is_whole(value):
+            self.bounded(key, node, value, "layers" if key.endswith("layers") else "elements")
+        return Word(value=value, position=node.position)

@@ -1,0 +1,1 @@
+"""What MaxText makes of its rules: annotations of each tensor, resolved as Flax does."""

@@ -1,0 +1,135 @@
+"""What a lock asks of the planner: every option by its name on the command line, chosen or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from shardwright.core.layout.layout import Engine
+from shardwright.core.resolution.request import FLOATS, REMAT_POLICIES
+from shardwright.locks.saved_plan import (
+    FLAG,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Fields,
+    NotSavedError,
+    check_fields,
+    maybe,
+    needed,
+    object_of,
+    or_null,
+)
+
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "engine": get_args(Engine),
+    "dtype": FLOATS,
+    "weights_dtype": FLOATS,
+    "moments_dtype": FLOATS,
+    "remat": REMAT_POLICIES,
+}
+COUNTS = ("batch", "length", "micro_steps")
+
+OPTIONS = ("layout", "mesh", *WORDS, *COUNTS)
+"""Options that can stand in ``by_default``."""
+
+REQUEST: Fields = {
+    "model": needed(TEXT),
+    "set": needed(object_of(TEXT)),
+    "layout": needed(TEXT),
+    "mesh": needed(object_of(WHOLE)),
+    "devices": or_null(WHOLE),
+    "move": needed(object_of(TEXT)),
+    "chips": or_null(TEXT),
+    **dict.fromkeys(WORDS, needed(TEXT)),
+    **dict.fromkeys(COUNTS, needed(WHOLE)),
+    "expert_buffer": or_null(NUMBER),
+    "load_balance": maybe(FLAG),
+    "by_default": needed(TEXTS),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockRequest:
+    """A request in the words of the command line.
+
+    ``layout``: a preset's name, or the path of a file from the lock's folder, which then has a '/' in it.
+    ``by_default``: the options that nobody gave. They are left open when the lock is checked, so that a default which
+    changes is seen to move what it moves.
+    """
+
+    model: str
+    layout: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    devices: int | None = None
+    move: Mapping[str, str] = field(default_factory=dict)
+    chips: str | None = None
+    engine: str
+    batch: int
+    length: int
+    dtype: str
+    weights_dtype: str
+    moments_dtype: str
+    remat: str
+    micro_steps: int
+    expert_buffer: float | None = None
+    load_balance: bool = False
+    by_default: tuple[str, ...] = ()
+
+    @property
+    def is_preset(self) -> bool:
+        return "/" not in self.layout
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "model": self.model,
+            "set": dict(self.settings),
+            "layout": self.layout,
+            "mesh": dict(self.mesh),
+            "devices": self.devices,
+            "move": dict(self.move),
+            "chips": self.chips,
+            "engine": self.engine,
+            "batch": self.batch,
+            "length": self.length,
+            "dtype": self.dtype,
+            "weights_dtype": self.weights_dtype,
+            "moments_dtype": self.moments_dtype,
+            "remat": self.remat,
+            "micro_steps": self.micro_steps,
+            "expert_buffer": self.expert_buffer,
+            "load_balance": self.load_balance,
+            "by_default": list(self.by_default),
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> LockRequest:
+        """Raises NotSavedError for a value that is none."""
+        where = "'request'"
+        found = check_fields(where, value, REQUEST)
+        for name in found:
+            if name not in REQUEST:
+                raise NotSavedError(f"{where} has '{name}', which is no option")
+        for name, words in WORDS.items():
+            if found[name] not in words:
+                raise NotSavedError(f"'{name}' of {where} is '{found[name]}', and must be one of {', '.join(words)}")
+        by_default = found["by_default"]
+        for name in by_default:
+            if name not in OPTIONS:
+                raise NotSavedError(f"'by_default' of {where} has '{name}', which has no default")
+        return cls(
+            model=found["model"],
+            layout=found["layout"],
+            settings=found["set"],
+            mesh=found["mesh"],
+            devices=found.get("devices"),
+            move=found["move"],
+            chips=found.get("chips"),
+            **{name: found[name] for name in (*WORDS, *COUNTS)},
+            expert_buffer=found.get("expert_buffer"),
+            load_balance=found.get("load_balance", False),
+            by_default=tuple(by_default),
+        )

@@ -1,0 +1,66 @@
+"""What a compiler made of a plan, beside the plan: memory, collectives, the largest temporaries, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.agreement.rewrites import TORCH, family
+from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.core.findings.finding import Finding
+from shardwright.core.plan.plan import Plan
+from shardwright.report.compile.agreement_view import agreement_table
+from shardwright.report.compile.compiled_memory_view import compiled_memory_table, temporaries_table
+from shardwright.report.plan.findings_view import counted, findings_list
+from shardwright.report.plan.head import head
+from shardwright.report.text.columns import section
+from shardwright.report.text.notation_text import AxisColors
+from shardwright.report.text.terminal import View
+from shardwright.report.text.units import pretty_seconds, several
+
+
+def compile_view(
+    plan: Plan,
+    program: CompiledProgram,
+    agreement: Agreement,
+    findings: Sequence[Finding],
+    chosen: Mapping[str, str],
+) -> View:
+    """Draws a compiled program. ``findings``: all that are to be shown, the plan's among them where they should be."""
+
+    def view(width: int) -> RenderableType:
+        colors = AxisColors.of(plan.mesh.shape)
+        parts = [
+            head(plan, colors, chosen),
+            _compiled(program),
+            section("memory of one device", compiled_memory_table(plan, program, agreement, width)),
+            section(
+                "collectives of one step, per device: predicted and compiled", agreement_table(agreement, colors, width)
+            ),
+        ]
+        if program.memory.largest:
+            parts.append(section("largest temporaries of one device", temporaries_table(program, width)))
+        title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
+        return Group(*parts, title, *([Text(""), findings_list(findings, width)] if findings else []))
+
+    return view
+
+
+def _compiled(program: CompiledProgram) -> Text:
+    if family(program.target.split(":")[0]) == TORCH:
+        line = Text.assemble(
+            "walked through as ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}"
+        )
+        line.append(": one rank, shapes without values")
+        for told in program.said:
+            line.append(f"; {told}")
+        return line.append("\n")
+    ops = sum(one.num_ops for one in program.collectives)
+    line = Text.assemble("compiled for ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}")
+    line.append(f": {several(ops, 'tensor')} in the collectives of its text")
+    for tool in program.tools:
+        line.append(f"; {tool.name} {tool.version}")
+    return line.append("\n")

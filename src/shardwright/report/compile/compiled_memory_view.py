@@ -1,0 +1,88 @@
+"""Memory of a compiled program beside the plan's, and the largest values that it needs for a while."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from shardwright.compiled.agreement.agreement import Agreement
+from shardwright.compiled.reading.program import CompiledProgram, Temporary
+from shardwright.core.plan.plan import Plan
+from shardwright.report.plan.memory_view import BAR, BAR_WIDTH
+from shardwright.report.text.columns import GAP, INDENT, Column, Rows, aligned
+from shardwright.report.text.units import pretty_bytes
+
+SHOWN = 10
+"""Of the largest temporaries."""
+
+
+def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agreement, width: int) -> RenderableType:
+    """The plan's parts, then the program's; with chips, a full bar is what one may use."""
+    predicted, compiled, chip = plan.memory, program.memory, plan.request.chip
+    total, peak = predicted.total_bytes_per_device, compiled.peak_bytes
+    full = max(1, total, peak, chip.usable_bytes if chip else 0)
+    groups = {
+        "predicted": [
+            ("weights", predicted.weights_bytes),
+            ("gradients", predicted.gradients_bytes),
+            ("optimizer", predicted.optimizer_bytes),
+            ("activations, estimated", predicted.activations_bytes),
+            ("total", total),
+        ],
+        f"compiled for {program.target}": [
+            ("arguments", compiled.arguments_bytes),
+            ("temporaries", compiled.temporaries_bytes),
+            ("output", compiled.output_bytes),
+            ("in one place with arguments", -compiled.aliased_bytes),
+            ("peak", peak),
+        ],
+    }
+    if chip:
+        groups["chip"] = [(f"{chip.name} has", chip.usable_bytes)]
+    names, numbers = zip(*(line for lines in groups.values() for line in lines), strict=True)
+    beside = (
+        2 * INDENT
+        + max(map(len, names))
+        + GAP
+        + max(len(f"{number:,}") for number in numbers)
+        + GAP
+        + max(len(pretty_bytes(number)) for number in numbers)
+        + GAP
+    )
+    longest = max(1, min(BAR_WIDTH, width - beside))
+    rows = []
+    for heading, lines in groups.items():
+        cells = []
+        for name, number in lines:
+            style = "bold" if name in ("total", "peak") else ""
+            bar = Text(BAR * round(longest * max(0, number) / full), style="cyan")
+            cells.append([Text(name, style=style), Text(f"{number:,}", style=style), Text(pretty_bytes(number)), bar])
+        rows.append(Rows(heading=Text(heading, style="dim"), cells=cells))
+    columns = [Column(header="part"), Column(header="bytes", right=True), Column(header="", right=True)]
+    columns.append(Column(header="", flexible=True))
+    told = (
+        f"The plan's total is {abs(agreement.memory_error):.1%} {'above' if agreement.memory_error >= 0 else 'below'} "
+    )
+    told += "the peak" + (f", which is {peak / chip.usable_bytes:.1%} of what the chip has." if chip else ".")
+    return Group(aligned(columns, rows, width), Text(""), Padding(Text(told, style="dim"), (0, 0, 0, INDENT)))
+
+
+def temporaries_table(program: CompiledProgram, width: int) -> RenderableType:
+    """The largest first: bytes, type and shape, whose it is, which operation makes it, and where in the source."""
+    largest = sorted(program.memory.largest, key=lambda one: -one.bytes_per_device)[:SHOWN]
+    columns = [Column(header="", right=True), Column(header="what"), Column(header="whose"), Column(header="made by")]
+    columns.append(Column(header="at", flexible=True))
+    return aligned(columns, [Rows(cells=[_temporary(one) for one in largest])], width)
+
+
+def _temporary(one: Temporary) -> list[Text]:
+    shape = "x".join(map(str, one.shape)) or "one number"
+    whose = "\n".join(word for word in (one.component, one.phase) if word)
+    return [
+        Text(pretty_bytes(one.bytes_per_device)),
+        Text(f"{one.dtype}\n{shape}"),
+        Text(whose),
+        Text(one.op),
+        Text(one.source or "", style="dim"),
+    ]

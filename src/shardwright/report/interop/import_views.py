@@ -1,0 +1,133 @@
+"""What people see of an import: the layout as its file would say it, degrees and ranks, and a model's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.layout import Layout
+from shardwright.interop.hugging_face.command import command
+from shardwright.interop.hugging_face.importing import HuggingFaceImport
+from shardwright.interop.layout_text import layout_text
+from shardwright.interop.torchtitan.importing import TorchTitanImport
+from shardwright.interop.torchtitan.rows import StepRows
+from shardwright.report.plan.findings_view import counted, findings_list
+from shardwright.report.text.columns import INDENT, Column, Rows, aligned, section
+from shardwright.report.text.terminal import View
+from shardwright.report.text.units import pretty_count, several
+
+
+def torchtitan_view(found: TorchTitanImport, source: str) -> View:
+    """Degrees, the groups of rank 0, and the layout."""
+
+    def view(width: int) -> RenderableType:
+        sizes = {**found.degrees.sizes, "ep": found.degrees.ep}
+        lines = {
+            "degrees": " x ".join(f"{axis} {size}" for axis, size in found.degrees.sizes.items())
+            + f" = {several(found.degrees.world, 'rank')}; ep {sizes['ep']}",
+            "mesh": str(found.mesh or ""),
+            "step": "" if found.rows is None else _step(found.rows),
+            "model": _model_of(found),
+        }
+        parts = [heading(source, lines, found.chosen)]
+        groups = {name: ranks for name, ranks in found.groups.items() if len(ranks) > 1}
+        if groups:
+            cells = [[Text(name), Text(_ranks(ranks))] for name, ranks in groups.items()]
+            columns = [Column(header="group"), Column(header="ranks that meet rank 0", flexible=True)]
+            parts.append(section("groups", aligned(columns, [Rows(cells=cells)], width)))
+        return Group(*parts, *layout_section(found.layout), *findings_section(found.findings, width))
+
+    return view
+
+
+def _step(rows: StepRows) -> str:
+    """The rows of a step, and whose they are."""
+    own = rows.batch // rows.ranks // rows.micro_steps
+    share = f"{own:,} on each of {several(rows.ranks, 'data-parallel rank')}" if rows.ranks > 1 else ""
+    passes = f"{several(rows.micro_steps, 'micro-step')}" if rows.micro_steps > 1 else ""
+    return ", ".join(
+        [f"{several(rows.batch, 'row')} of {several(rows.length, 'token')}", *filter(None, (passes, share))]
+    )
+
+
+def _model_of(found: TorchTitanImport) -> str:
+    """The model that was planned, and TorchTitan's name of the file's own."""
+    planned = found.plan.request.table.name if found.plan else ""
+    own = " ".join(found.model or ())
+    return f"{planned} (TorchTitan's {own})" if planned and own else planned or (own and f"TorchTitan's {own}")
+
+
+def hugging_face_view(found: HuggingFaceImport) -> View:
+    """The model by what it has, the command that plans it, and the layout of a plan."""
+
+    def view(width: int) -> RenderableType:
+        table = found.table
+        lines = {
+            "family": table.family,
+            "parameters": f"{table.num_parameters:,} ({pretty_count(table.num_parameters)}), "
+            f"{several(table.num_layers, 'layer')}",
+            "plan it": f"shardwright plan {command(found.model)}" if found.model else "",
+        }
+        parts = [heading(table.name, lines, {})]
+        cells = [
+            [
+                Text(weight.name),
+                Text(f"x{weight.num}" if weight.num > 1 else ""),
+                Text("x".join(map(str, weight.shape))),
+                Text(" ".join(weight.logical_axes)),
+            ]
+            for weight in table.weights
+        ]
+        columns = [
+            Column(header="weight"),
+            Column(header=""),
+            Column(header="shape"),
+            Column(header="dims", flexible=True),
+        ]
+        if found.model is not None:
+            parts.append(section("weights", aligned(columns, [Rows(cells=cells)], width)))
+        return Group(*parts, *layout_section(found.layout), *findings_section(found.findings, width))
+
+    return view
+
+
+def heading(title: str, lines: Mapping[str, str], chosen: Mapping[str, str]) -> RenderableType:
+    """A title with a line for each thing that is said, and what was chosen because nobody said it."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    said = dict(lines)
+    if chosen:
+        said["by default"] = " ".join(f"{option} {value}" for option, value in chosen.items())
+    for label, text in said.items():
+        if text:
+            grid.add_row(label, Text(text))
+    return Group(Text(title, style="bold"), Padding(grid, (0, 0, 0, INDENT)), Text(""))
+
+
+def layout_section(layout: Layout | None) -> Sequence[RenderableType]:
+    """The layout as its file would say it."""
+    if layout is None:
+        return ()
+    lines = (
+        Text(f"{' ' * INDENT}{line}", no_wrap=True, overflow="ignore") for line in layout_text(layout).splitlines()
+    )
+    return (section("in roles", *lines),)
+
+
+def findings_section(findings: Sequence[Finding], width: int) -> Sequence[RenderableType]:
+    """The findings, last, where the prompt is."""
+    title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
+    return (title, *([Text(""), findings_list(findings, width)] if findings else []))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """All of a few, and the first ones and the last of many."""
+    if len(ranks) <= 16:
+        return ", ".join(map(str, ranks))
+    return f"{', '.join(map(str, ranks[:8]))}, ..., {ranks[-1]} ({len(ranks)} of them)"

@@ -1,0 +1,90 @@
+"""An imported configuration of MaxText's as people look at it: the mesh, every tensor under its rules, and in roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shardwright.core.layout.roles import COMPONENTS
+from shardwright.interop.maxtext.importing import MaxTextImport
+from shardwright.interop.maxtext.reading.rules import names_of
+from shardwright.interop.maxtext.resolution.placing import Imported, Placed
+from shardwright.report.interop.import_views import findings_section, heading, layout_section
+from shardwright.report.text.columns import Column, Rows, aligned, section
+from shardwright.report.text.notation_text import AxisColors
+from shardwright.report.text.terminal import View
+from shardwright.report.text.units import pretty_bytes, several
+
+READERS = {"linen": "by Flax Linen", "nnx": "by MaxText's NNX", "flax-nnx": "by Flax NNX"}
+
+
+def maxtext_view(found: MaxTextImport) -> View:
+    """Draws an import; tensors are grouped by component, in the order of the forward pass."""
+
+    def view(width: int) -> RenderableType:
+        imported, comparison = found.imported, found.comparison
+        colors = AxisColors.of(imported.mesh.shape)
+        lines = {
+            "model": imported.table.name,
+            "mesh": _mesh(imported),
+            "rules": f"{several(len(imported.rules), 'line')} for {several(len(names_of(imported.rules)), 'name')}, "
+            f"read {READERS[imported.dialect]}",
+            "step": f"{several(imported.step.batch, 'row')} of {several(imported.step.length, 'token')}",
+        }
+        if imported.configuration.not_read:
+            lines["not read"] = f"{', '.join(imported.configuration.not_read)}: no layout changes with them"
+        parts = [heading(" + ".join(imported.configuration.sources), lines, found.chosen)]
+        for title, tensors, per in (
+            ("weights", imported.weights, "all layers, per device"),
+            ("activations", imported.activations, "per layer and device"),
+        ):
+            parts.append(section(f"{title} under the rules, {per}", _table(imported, tensors, colors, width)))
+        if comparison is not None:
+            parts += layout_section(comparison.layout)
+            same = comparison.compared - len(comparison.differences)
+            turned = sum(1 for each in comparison.differences if each.order)
+            order = f", {turned} but for the order of axes on a dim" if turned else ""
+            parts.append(Text(f"{same} of {comparison.compared} tensors are cut as the rules say{order}.\n"))
+        return Group(*parts, *findings_section(found.findings, width))
+
+    return view
+
+
+def _mesh(imported: Imported) -> str:
+    larger = [f"{axis.name} {axis.size}" for axis in imported.mesh.axes if axis.size > 1]
+    ones = [axis.name for axis in imported.mesh.axes if axis.size == 1]
+    text = " x ".join(larger) + f" = {several(imported.mesh.num_devices, 'device')}" if larger else "1 device"
+    return text + (f"; of size 1: {', '.join(ones)}" if ones else "")
+
+
+def _table(imported: Imported, tensors: Sequence[Placed], colors: AxisColors, width: int) -> RenderableType:
+    columns = [
+        Column(header="tensor"),
+        Column(header="names and axes", flexible=True),
+        Column(header="bytes", right=True),
+    ]
+    groups: dict[str, list[Placed]] = {}
+    for placed in tensors:
+        groups.setdefault(placed.tensor.component, []).append(placed)
+    rows = [
+        Rows(
+            heading=Text(component, style="bold"),
+            cells=[
+                [
+                    Text(_short(placed)),
+                    colors.spec(placed.notation),
+                    Text(pretty_bytes(placed.bytes_per_device(imported.mesh) / placed.tensor.num)),
+                ]
+                for placed in groups[component]
+            ],
+        )
+        for component in sorted(groups, key=COMPONENTS.index)
+    ]
+    return aligned(columns, rows, width)
+
+
+def _short(placed: Placed) -> str:
+    """The name without the component that its group already says."""
+    return placed.tensor.name.removeprefix(f"{placed.tensor.component}.")

@@ -1,0 +1,86 @@
+"""The head of a plan: model, layout, mesh, batch, computation, groups, and what was chosen because nobody said it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.core.plan.plan import Plan
+from shardwright.report.text.columns import INDENT
+from shardwright.report.text.notation_text import AxisColors
+from shardwright.report.text.units import pretty_count, several
+
+
+def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> RenderableType:
+    """``chosen``: options that stand for what was chosen by default."""
+    request = plan.request
+    title = Text.assemble((request.table.name, "bold"), " under ", (request.layout.name, "bold"))
+    lines: list[tuple[str, Text]] = [
+        ("layout", Text(request.layout.about)),
+        ("model", Text(_model(plan))),
+        ("mesh", _mesh(plan, colors)),
+        ("step", Text(_step(plan))),
+        ("computation", Text(_computation(plan))),
+        ("movement", Text(_movement(plan))),
+        ("groups", _groups(plan, colors)),
+    ]
+    if chosen:
+        lines.append(
+            ("by default", Text(" ".join(f"{option} {value}" for option, value in chosen.items()), style="dim"))
+        )
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for label, text in lines:
+        if text:
+            grid.add_row(label, text)
+    return Group(title, Padding(grid, (0, 0, 0, INDENT)), Text(""))
+
+
+def _model(plan: Plan) -> str:
+    table = plan.request.table
+    number = pretty_count(table.num_parameters)
+    return f"{table.num_parameters:,} parameters ({number}), {several(table.num_layers, 'layer')}"
+
+
+def _mesh(plan: Plan, colors: AxisColors) -> Text:
+    axes = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in plan.mesh.shape.items()])
+    chip = plan.request.chip
+    kind = f", {chip.name}" if chip else ""
+    return Text.assemble(axes, f" = {several(plan.mesh.num_devices, 'device')}{kind}")
+
+
+def _step(plan: Plan) -> str:
+    request = plan.request
+    parts = "" if request.micro_steps == 1 else f", in {request.micro_steps} micro-steps"
+    tokens = several(request.batch * request.length, "token")
+    return f"{several(request.batch, 'row')} of {several(request.length, 'token')} = {tokens}{parts}"
+
+
+def _computation(plan: Plan) -> str:
+    request = plan.request
+    return (
+        f"{request.engine}, {request.dtype}; weights {request.weights_dtype}, "
+        f"moments {request.moments_dtype}; recomputed: {request.remat}"
+    )
+
+
+def _movement(plan: Plan) -> str:
+    """How keys meet queries and tokens meet experts, where an axis makes them travel."""
+    layout, mesh = plan.request.layout, plan.mesh
+    parts = []
+    if mesh.larger_than_one(layout.axes_that_cut("length", "attention")):
+        balanced = ", rows head to tail" if not plan.rows_in_order else ""
+        parts.append(f"attention {layout.move_attention}{balanced}")
+    if mesh.larger_than_one(layout.axes_with("expert", "moe")) and "moe" in plan.request.table.components:
+        parts.append(f"moe {layout.move_moe}")
+    return ", ".join(parts)
+
+
+def _groups(plan: Plan, colors: AxisColors) -> Text:
+    named = (("dp", plan.dp), ("cp", plan.cp), ("loss", plan.loss_axes))
+    return Text("   ").join([Text.assemble(f"{name} ", colors.axes(axes) if axes else "-") for name, axes in named])

@@ -1,0 +1,98 @@
+"""A plan as people look at it, its parts one under another; findings last, where the prompt is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from shardwright.core.plan.plan import Choice, Plan
+from shardwright.report.plan.collectives_view import collectives_table
+from shardwright.report.plan.findings_view import counted, findings_list
+from shardwright.report.plan.head import head
+from shardwright.report.plan.memory_view import memory_table
+from shardwright.report.plan.roles_view import roles_table
+from shardwright.report.plan.tensor_tables import activations_table, of_integers, weights_table
+from shardwright.report.text.columns import INDENT, section
+from shardwright.report.text.notation_text import AxisColors
+from shardwright.report.text.terminal import View
+from shardwright.report.text.units import pretty_bytes, pretty_seconds
+
+
+def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) -> View:
+    """Draws a plan. ``tensors`` False leaves out the tables of tensors and collectives, as before a run."""
+
+    def view(width: int) -> RenderableType:
+        colors = AxisColors.of(plan.mesh.shape)
+        parts = [head(plan, colors, chosen), section("roles", roles_table(plan, colors, width))]
+        if tensors:
+            if colors.left_out:
+                parts.append(Text(f"Axes of size 1 are left out below: {', '.join(colors.left_out)}.\n", style="dim"))
+            parts += [
+                section("weights, per layer and device", weights_table(plan, colors, width)),
+                section("activations, per layer and device", activations_table(plan, colors, width), *_integers(plan)),
+                section("collectives of one step, per device", collectives_table(plan, colors, width)),
+            ]
+        parts.append(section("memory of one device", memory_table(plan, width)))
+        if plan.step is not None:
+            parts.append(section("one step, estimated", _paragraph(_step(plan)), *map(_paragraph, _sources(plan))))
+        if plan.choices:
+            parts.append(section("chosen by cost", *(_paragraph(_choice(choice)) for choice in plan.choices)))
+        title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
+        return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))
+
+    return view
+
+
+def _integers(plan: Plan) -> Sequence[Text]:
+    """A line for the activations that the table leaves out."""
+    rows = of_integers(plan)
+    if not rows:
+        return ()
+    total = pretty_bytes(sum(row.bytes_per_device for row in rows))
+    return (
+        Text(f"\nLeft out: {len(rows)} of integers, {total} together ({rows[0].name} ...); --json has them.", "dim"),
+    )
+
+
+def _paragraph(text: str) -> RenderableType:
+    return Padding(Text(text), (0, 0, 0, INDENT))
+
+
+def _step(plan: Plan) -> str:
+    assert plan.step is not None
+    step = plan.step
+    said = (
+        f"{pretty_seconds(step.seconds)}: computing {pretty_seconds(step.compute_seconds)}, "
+        f"communicating {pretty_seconds(step.communication_seconds)}, "
+        f"of which {pretty_seconds(step.exposed_seconds)} is not hidden"
+    )
+    if step.idle_seconds:
+        said += f", stages waiting {pretty_seconds(step.idle_seconds)}"
+    if step.low_seconds is not None and step.high_seconds is not None:
+        low, high = pretty_seconds(step.low_seconds), pretty_seconds(step.high_seconds)
+        said += "" if low == high else f"; from {low} to {high} with what other sources say of the chips"
+    return said
+
+
+def _sources(plan: Plan) -> list[str]:
+    """That nothing is calibrated, and which of the numbers that sources dispute was taken."""
+    assert plan.step is not None
+    if not plan.step.constants:
+        return []
+    lines = ["at the full rates of the chips, not calibrated"]
+    for constant in plan.step.constants:
+        others = ", ".join(f"{value:.4g} ({source})" for value, source in constant.others)
+        if others:
+            lines.append(f"{constant.name} {constant.value:.4g} ({constant.source}); also {others}")
+    return lines
+
+
+def _choice(choice: Choice) -> str:
+    options = []
+    for option, number in sorted(choice.wire_bytes.items(), key=lambda item: item[1]):
+        timed = f", {pretty_seconds(choice.seconds[option])}" if option in choice.seconds else ""
+        options.append(f"{option} {pretty_bytes(number)}{timed}")
+    return f"{choice.what} {choice.chosen}; sent by a device per layer: {'; '.join(options)}"

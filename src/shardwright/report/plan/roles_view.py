@@ -1,0 +1,33 @@
+"""The roles: what every axis does in every component."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.core.layout.roles import COMPONENTS
+from shardwright.core.plan.plan import Plan
+from shardwright.report.text.columns import INDENT
+from shardwright.report.text.notation_text import DIM, AxisColors
+
+
+def roles_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
+    """Axes by components; where that is too wide, components by axes."""
+    layout, present = plan.request.layout, plan.request.table.components
+    components = [name for name in COMPONENTS if name in present]
+    rows = [[Text(""), *(Text(name, style="dim") for name in components)]]
+    for axis, size in plan.mesh.shape.items():
+        row = [colors.axis(axis, f"{axis} {size}")]
+        for component in components:
+            role = layout.role(axis, component)
+            row.append(Text(role, style=DIM) if role == "idle" else colors.axis(axis, role))
+        rows.append(row)
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    if INDENT + sum(widths) + 2 * (len(widths) - 1) > width:
+        rows = [list(column) for column in zip(*rows, strict=True)]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for row in rows:
+        grid.add_row(*row)
+    return Padding(grid, (0, 0, 0, INDENT))

@@ -1,0 +1,1 @@
+"""Words, columns and colours that every view is made of."""

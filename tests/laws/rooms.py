@@ -1,0 +1,132 @@
+"""Which room of a layer may import which, as data, and the reading of it off the sources.
+
+A room is a folder of a layer; ``""`` stands for the files that lie directly in the layer. Each room may import those that
+stand before it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.laws.layers import PACKAGE, absolute
+
+MOST_FILES = 12
+
+ENGINE = ("io", "layers", "attention", "experts", "lowering", "model", "training")
+
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "core": ("findings", "mesh", "model", "boxes", "layout", "resolution", "plan", "checks", ""),
+    "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
+    "checkpoint": ("format", ""),
+    "runs": ("processes", ""),
+    "engine_jax": (*ENGINE, "compile", ""),
+    "engine_torch": (*ENGINE, "dry_run", "own_program", ""),
+    "compiled": ("text", "reading", "agreement", "findings", ""),
+    "interop": (
+        "",
+        "hugging_face",
+        "maxtext.reading",
+        "maxtext.resolution",
+        "maxtext.checks",
+        "maxtext",
+        "torchtitan.program",
+        "torchtitan",
+    ),
+    "report": ("text", "plan", "compile", "review", "interop", ""),
+    "cli": ("typed", "interop", "running", "reviewing", ""),
+}
+
+ONE_FOR_EACH = ("core/checks", "compiled/findings", "layouts")
+"""Rooms of checks and presets: one file for each, as many as there are."""
+
+
+def crowded(package: Path) -> list[str]:
+    """Folders with more files than a reader takes in."""
+    found = []
+    for folder in [package, *sorted(path for path in package.rglob("*") if path.is_dir())]:
+        name, number = folder.relative_to(package).as_posix(), len(list(folder.glob("*.py")))
+        if number > MOST_FILES and name not in ONE_FOR_EACH:
+            found.append(f"{name} has {number} files, {MOST_FILES} at most: look for the rooms in it")
+    return found
+
+
+def without_a_place(modules: Mapping[str, Path], rooms: Mapping[str, tuple[str, ...]] = ROOMS) -> list[str]:
+    """Rooms that the table does not have, and those that are no longer there."""
+    there = {(layer, room) for name, path in modules.items() for layer, room in [place(name, path)] if layer}
+    listed = {(layer, room) for layer, order in rooms.items() for room in order}
+    layers_with_rooms = {layer for layer, room in there if room}
+    new = {
+        f"{layer}: room '{room}' is not in the table" for layer, room in there - listed if layer in layers_with_rooms
+    }
+    return sorted(new | {f"{layer}: room '{room}' is gone" for layer, room in listed - there})
+
+
+def backwards(modules: Mapping[str, Path], rooms: Mapping[str, tuple[str, ...]] = ROOMS) -> list[str]:
+    """Imports of a room from one that stands before it."""
+    wrong = []
+    for name, path in modules.items():
+        layer, room = place(name, path)
+        for target in sorted(_targets(name, path, modules)):
+            other_layer, other = place(target, modules[target])
+            if layer != other_layer or room == other or layer not in rooms:
+                continue
+            order = rooms[layer]
+            if room in order and other in order and order.index(other) > order.index(room):
+                wrong.append(f"{name}: '{room or layer}' stands before '{other or layer}' and may not import {target}")
+    return wrong
+
+
+def circles(modules: Mapping[str, Path]) -> list[str]:
+    """Modules that import themselves by way of others, each circle once."""
+    graph = {name: _targets(name, path, modules) for name, path in modules.items()}
+    found: list[str] = []
+    done: set[str] = set()
+
+    def walk(name: str, way: list[str]) -> None:
+        if name in way:
+            circle = way[way.index(name) :]
+            if not any(set(circle) == set(one.split(" -> ")) for one in found):
+                found.append(" -> ".join(circle))
+            return
+        if name in done:
+            return
+        for target in sorted(graph[name]):
+            walk(target, [*way, name])
+        done.add(name)
+
+    for name in graph:
+        walk(name, [])
+    return found
+
+
+def place(name: str, path: Path) -> tuple[str, str]:
+    """The layer and the room of a module; no layer for those directly in the package."""
+    parts = name.split(".")[1:]
+    folders = parts if path.stem == "__init__" else parts[:-1]
+    return (folders[0], ".".join(folders[1:])) if folders else ("", "")
+
+
+def _targets(name: str, path: Path, modules: Mapping[str, Path]) -> set[str]:
+    """The modules of ours that a module imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(node, name, path.stem == "__init__")
+            found |= {one if (one := f"{base}.{alias.name}") in modules else base for alias in node.names}
+    return {one for one in found if one in modules and one.startswith(f"{PACKAGE}.") and one != name}
+
+
+def drawn(package: Path) -> str:
+    """The folders of the package as a tree, each with the first line of what it says of itself."""
+    rows = []
+    for path in sorted(package.rglob("__init__.py")):
+        folder = path.parent.relative_to(package)
+        if folder.parts:
+            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            rows.append(("  " * (len(folder.parts) - 1) + f"{folder.name}/", said.partition("\n")[0]))
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name:{width}}  {said}\n" for name, said in rows)
