@@ -7,6 +7,7 @@ stand before it.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,7 +39,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli": ("typed", "interop", "running", "reviewing", ""),
 }
 
-ONE_FOR_EACH = ("core/checks", "compiled/findings", "layouts")
+ONE_FOR_EACH = ("core/checks", "compiled/findings", "interop/maxtext/checks", "layouts")
 """Rooms of checks and presets: one file for each, as many as there are."""
 
 
@@ -49,6 +50,21 @@ def crowded(package: Path) -> list[str]:
         name, number = folder.relative_to(package).as_posix(), len(list(folder.glob("*.py")))
         if number > MOST_FILES and name not in ONE_FOR_EACH:
             found.append(f"{name} has {number} files, {MOST_FILES} at most: look for the rooms in it")
+    return found
+
+
+def unlisted(package: Path) -> list[str]:
+    """Rooms whose docstring leaves one of their files out, or has one that is not there."""
+    found = []
+    for folder in sorted(path for path in package.rglob("*") if (path / "__init__.py").exists()):
+        name = folder.relative_to(package).as_posix()
+        if len(folder.relative_to(package).parts) == 1 or name in ONE_FOR_EACH:
+            continue
+        said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+        listed = {line.split()[0] for line in said.splitlines() if re.match(r"\w+[.]py ", line)}
+        there = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+        found += [f"{name} does not say what {file} is" for file in sorted(there - listed)]
+        found += [f"{name} says what {file} is, which is not there" for file in sorted(listed - there)]
     return found
 
 

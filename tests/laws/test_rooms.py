@@ -8,14 +8,14 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.laws.layers import PACKAGE, modules
-from tests.laws.rooms import MOST_FILES, ROOMS, backwards, circles, crowded, drawn, without_a_place
+from tests.laws.rooms import MOST_FILES, ROOMS, backwards, circles, crowded, drawn, unlisted, without_a_place
 
 FOLDER = ROOT / "src" / PACKAGE
 SOURCES = modules(ROOT / "src")
 
 
 def test_the_rooms_hold() -> None:
-    wrong = [*crowded(FOLDER), *without_a_place(SOURCES), *backwards(SOURCES), *circles(SOURCES)]
+    wrong = [*crowded(FOLDER), *unlisted(FOLDER), *without_a_place(SOURCES), *backwards(SOURCES), *circles(SOURCES)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -29,9 +29,9 @@ def package(tmp_path: Path) -> Path:
     """Two rooms of a layer, of which the second imports the first."""
     texts = {
         "core/__init__.py": '"""The core."""\n',
-        "core/mesh/__init__.py": '"""The mesh."""\n',
+        "core/mesh/__init__.py": '"""The mesh.\n\nspec.py  a spec\n"""\n',
         "core/mesh/spec.py": '"""A spec."""\n',
-        "core/layout/__init__.py": '"""Layouts."""\n',
+        "core/layout/__init__.py": '"""Layouts.\n\nroles.py  roles\n"""\n',
         "core/layout/roles.py": '"""Roles."""\nfrom shardwright.core.mesh.spec import Spec\n',
     }
     for name, text in texts.items():
@@ -46,7 +46,13 @@ TWO = {"core": ("mesh", "layout", "")}
 
 def test_an_order_that_holds_is_left_alone(package: Path) -> None:
     found = modules(package.parent)
-    assert [*crowded(package), *without_a_place(found, TWO), *backwards(found, TWO), *circles(found)] == []
+    assert [
+        *crowded(package),
+        *unlisted(package),
+        *without_a_place(found, TWO),
+        *backwards(found, TWO),
+        *circles(found),
+    ] == []
 
 
 def test_an_import_backwards_is_noticed(package: Path) -> None:
@@ -68,6 +74,14 @@ def test_a_crowded_room_is_noticed(package: Path) -> None:
     for number in range(MOST_FILES):
         (package / "core" / "mesh" / f"file_{number}.py").touch()
     assert crowded(package) == [f"core/mesh has {MOST_FILES + 2} files, {MOST_FILES} at most: look for the rooms in it"]
+
+
+def test_a_file_that_a_room_does_not_list_is_noticed(package: Path) -> None:
+    (package / "core" / "mesh" / "spec.py").rename(package / "core" / "mesh" / "hops.py")
+    assert unlisted(package) == [
+        "core/mesh does not say what hops.py is",
+        "core/mesh says what spec.py is, which is not there",
+    ]
 
 
 def test_every_layer_with_rooms_has_an_order() -> None:

@@ -9,6 +9,7 @@ step.py         a step: what hides behind what
 moe.py          tokens or weights, by time
 topology.py     SW201, SW202, SW204
 price.py        all of it, on a plan
+wording.py      seconds and rates as findings write them
 """
 
 from shardwright.cost.machine import Machine, read_machine

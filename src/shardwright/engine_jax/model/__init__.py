@@ -1,1 +1,4 @@
-"""The whole model: layers one after the other, from tokens to logits."""
+"""The whole model, from tokens to logits.
+
+forward.py  both ends, and a scan over each stack of layers
+"""

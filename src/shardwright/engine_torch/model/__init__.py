@@ -1,1 +1,5 @@
-"""The whole model: layers one after the other, from tokens to logits, and as a module."""
+"""The whole model, from tokens to the loss.
+
+forward.py  both ends, and each layer of each stack
+model.py    the same as modules, with the weights of this rank
+"""

@@ -1,1 +1,7 @@
-"""Hugging Face: a ``config.json`` as a model of our table, and a tensor-parallel plan as a layout."""
+"""Hugging Face: a ``config.json`` as a model of our table, and a tensor-parallel plan as a layout.
+
+importing.py  from a file to a model, a layout, or both
+config.py     `config.json` as the dimensions of a family
+tp_plan.py    a tensor-parallel plan as a layout
+command.py    the model as a command line
+"""

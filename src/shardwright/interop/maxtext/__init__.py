@@ -1,1 +1,9 @@
-"""MaxText: ordered rules from logical names to mesh axes, as its configuration files state them."""
+"""MaxText: ordered rules from logical names to mesh axes, as its configuration files state them.
+
+importing.py   from files to an imported configuration
+sources.py     which files are read
+model.py       whose tensors a configuration has
+roles.py       rules as a layout in roles
+comparison.py  the layout beside the rules, tensor by tensor
+export.py      a layout as rules
+"""

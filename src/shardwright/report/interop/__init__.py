@@ -1,1 +1,6 @@
-"""Files of other programs, read and written."""
+"""Files of other programs, as people see them.
+
+import_views.py  a layout, degrees and ranks, a model's table
+maxtext_view.py  a configuration of MaxText's
+annotations.py   findings as GitHub Actions reads them
+"""

@@ -1,1 +1,7 @@
-"""What MaxText makes of its rules: annotations of each tensor, resolved as Flax does."""
+"""What MaxText makes of its rules.
+
+annotations.py      the logical names of each tensor's dims
+tensors.py          the tensors of a step, as it tags them
+flax_resolution.py  what rules make of one tensor, in Flax's two dialects
+placing.py          where each tensor ends up
+"""
