@@ -88,9 +88,13 @@ def test_an_interrupt_that_is_lost_on_the_first_rank_is_one(do) -> None:
         do(lost + f"os.kill(os.getppid(), signal.SIGINT) if rank == '1' else None; {WAITS}")
 
 
-def test_ranks_that_save_when_they_are_asked_to_end_end_well(do) -> None:
-    handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
-    assert do(handled + f"os.kill(os.getppid(), signal.SIGTERM) if rank == '1' else None; {WAITS}") == 0
+def test_ranks_that_save_when_they_are_asked_to_end_end_well(
+    do, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); open('ready' + rank, 'x').close(); "
+    when_both_do = "[time.sleep(0.01) for _ in iter(lambda: os.path.exists('ready0'), True)]; "
+    assert do(f"{handled}{when_both_do}os.kill(os.getppid(), signal.SIGTERM) if rank == '1' else None; {WAITS}") == 0
 
 
 def test_a_rank_that_cannot_be_started_ends_those_that_were(do, monkeypatch: pytest.MonkeyPatch) -> None:

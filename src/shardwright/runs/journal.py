@@ -16,9 +16,7 @@ from typing import Any, Protocol
 from shardwright.checkpoint.save import NO_SPACE
 from shardwright.core.findings.errors import InputError
 from shardwright.runs.earlier import earlier_lines
-from shardwright.training.options import StepRecord
-
-FILE_NAME = "metrics.jsonl"
+from shardwright.training.options import METRICS_FILE, StepRecord
 
 Say = Callable[[str], None]
 """Tells a person a line that stays."""
@@ -80,7 +78,7 @@ def keep_later_lines(out: Path, first_step: int, say: Say) -> None:
     Before anything else is changed: a run that is killed from there on goes on, and may drop them. Raises InputError where
     it cannot be written.
     """
-    path = out / FILE_NAME
+    path = out / METRICS_FILE
     with _explained(path):
         later = earlier_lines(path.read_bytes() if path.exists() else b"", first_step).later
         if later:
@@ -94,7 +92,7 @@ def journal(out: Path, *, first_step: int, writer: BoardWriter | None, say: Say)
     Lines of later steps, which a run wrote after its last checkpoint, are dropped: those steps are done again. Damaged ones
     are kept beside. Whatever does not stay is told to ``say``. Raises InputError where ``out`` cannot be made or written.
     """
-    path = out / FILE_NAME
+    path = out / METRICS_FILE
     with _explained(path):
         out.mkdir(parents=True, exist_ok=True)
         _restore(path, first_step, say)

@@ -13,14 +13,14 @@ from typing import Any, Literal
 from shardwright.checkpoint import RunPoint
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine, StepMetrics
-from shardwright.runs.journal import FILE_NAME, BoardWriter, Journal, journal, keep_later_lines
+from shardwright.runs.journal import BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.records import record_of, require_sound
 from shardwright.runs.resuming import clear_the_way
 from shardwright.runs.saving import save
 from shardwright.runs.source import Source, batches
-from shardwright.training.options import Listener, RunOptions, RunOutcome
+from shardwright.training.options import METRICS_FILE, Listener, RunOptions, RunOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Loop:
     def go(self, first: int, next_row: int, saved: Path | None) -> RunOutcome:
         """The steps after the ``first`` ones, which read from row ``next_row`` on; ``saved``: where those were saved."""
         last = self.options.last_step
-        metrics_path = self.options.out / FILE_NAME
+        metrics_path = self.options.out / METRICS_FILE
         if first >= last:
             self.shown.say(f"nothing to do: {first} steps are done, and this run ends at {last}")
             return RunOutcome(

@@ -18,8 +18,7 @@ from shardwright.checkpoint import (
     step_of,
 )
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.journal import FILE_NAME
-from shardwright.training.options import Listener, RunOptions
+from shardwright.training.options import METRICS_FILE, Listener, RunOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ def _newest(options: RunOptions, passed_over: Mapping[Path, str], shown: Listene
             f"--resume: there is no whole checkpoint under {options.out}, and nothing was changed. Restore one from a copy, or "
             f"begin anew with another --out.{lines}"
         )
-    if not (options.out / FILE_NAME).exists():
+    if not (options.out / METRICS_FILE).exists():
         raise InputError(
             f"--resume: there is no whole checkpoint under {options.out}. "
             f"Give the --out of the run to go on with, or leave --resume out."
@@ -133,7 +132,7 @@ def _require_no_run(out: Path) -> None:
         raise InputError(f"{out} already holds a run. Give --resume to go on with it, or another --out for a new one.")
     if found.passed_over:
         raise InputError(f"{out} already holds a run, without a whole checkpoint to go on from. Give another --out.")
-    if (out / FILE_NAME).exists():
+    if (out / METRICS_FILE).exists():
         raise InputError(
             f"{out} already holds a run, which saved nothing. Give --resume to begin it again, or another --out."
         )

@@ -11,6 +11,9 @@ from shardwright.core.findings.bounds import number_text, within
 from shardwright.core.findings.errors import InputError
 from shardwright.training.cluster import Processes
 
+METRICS_FILE = "metrics.jsonl"
+"""In a run's folder from its first step on: one object a step."""
+
 STDLIB = "stdlib"
 """The name of the corpus that every machine has: the source text of Python's own standard library."""
 

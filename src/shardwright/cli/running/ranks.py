@@ -23,6 +23,7 @@ from types import FrameType
 from typing import IO
 
 from shardwright.core.findings.errors import InputError, ShardwrightError
+from shardwright.training.options import METRICS_FILE
 
 POLL_S = 0.05
 GRACE_S = 20
@@ -79,7 +80,7 @@ def launch(count: int, arguments: Sequence[str], out: Path) -> int:
             environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(_started(rank, count, arguments, environment, stderr))
         codes = _ended(ranks, caught)
-        return _outcome(codes, set(caught.all), told, resumes=(out / "metrics.jsonl").exists())
+        return _outcome(codes, set(caught.all), told, resumes=(out / METRICS_FILE).exists())
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
