@@ -23,7 +23,7 @@ import yaml
 # The simulated devices of the tests, and their environment.
 import tests.conftest  # noqa: F401
 from shardwright.cli.typed.options import PlanOptions
-from shardwright.cli.typed.request import asked, planned
+from shardwright.cli.typed.request import planned, typed_request
 from shardwright.core.findings.errors import ShardwrightError
 from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
 from shardwright.core.layout.roles import COMPONENTS, ROLES
@@ -82,7 +82,7 @@ def drawn(seed: int) -> Drawn:
         engine=dice.choice(("jax", "torch")),
         batch=dice.choice((1, 3, 4, 8, 8, 16, 16, 16)),
         length=dice.choice((8, 12, 30, 32, 32, 64)),
-        micro_steps=dice.choice((1, 1, 2, 2, 4)),
+        microbatches=dice.choice((1, 1, 2, 2, 4)),
         remat=dice.choice(REMAT_POLICIES),
         dtype=dice.choice(TRAINED_IN),
         weights_dtype=dice.choice(("float32", "float32", "bfloat16")),
@@ -135,7 +135,7 @@ def _sizes(dice: random.Random, axes: list[str]) -> dict[str, int]:
 
 def plan_of(one: Drawn, folder: Path) -> Plan:
     """The plan that ``plan`` prints. Raises what ``plan`` says in its place."""
-    return planned(asked(*one.question(folder)))
+    return planned(typed_request(*one.question(folder)))
 
 
 def build(plan: Plan) -> None:

@@ -79,10 +79,10 @@ def test_a_mesh_axis_that_does_not_exist(capsys) -> None:
     ("options", "found"),
     [
         (["--batch", "6"], "found 6 rows over fsdp 8 needed at least 8 rows fix --batch 8"),
-        (["--micro-steps", "2"], "found 8 rows over fsdp 8, in 2 micro-steps: 16 parts needed at least 16 rows"),
-        (["--micro-steps", "3"], "found 8 rows over fsdp 8, in 3 micro-steps: 24 parts needed at least 24 rows"),
+        (["--microbatches", "2"], "found 8 rows over fsdp 8, in 2 microbatches: 16 parts needed at least 16 rows"),
+        (["--microbatches", "3"], "found 8 rows over fsdp 8, in 3 microbatches: 24 parts needed at least 24 rows"),
     ],
-    ids=["rows", "rows of 2 micro-steps", "rows of 3 micro-steps"],
+    ids=["rows", "rows of 2 microbatches", "rows of 3 microbatches"],
 )
 def test_rows_that_do_not_divide(options, found, capsys) -> None:
     before = contents()

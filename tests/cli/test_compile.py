@@ -102,8 +102,8 @@ def test_the_second_time_is_from_the_cache(capsys, own_cache: Path, monkeypatch:
     entry.write_bytes(gzip.compress(b'["cut off'))
     assert compiled(capsys, **DENSE)["compiled"]["collectives"] == first["compiled"]["collectives"]
     assert [path.name for path in (own_cache / "compiled").iterdir()] == [entry.name]
-    # Another number of micro-steps is another program.
-    compiled(capsys, "--micro-steps", "2", "--batch", "16", **DENSE)
+    # Another number of microbatches is another program.
+    compiled(capsys, "--microbatches", "2", "--batch", "16", **DENSE)
     assert len(list((own_cache / "compiled").iterdir())) == 2
 
 

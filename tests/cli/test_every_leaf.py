@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.cli.main import main
 from shardwright.cli.reviewing import checked
-from shardwright.cli.reviewing.locked_request import asked_again
+from shardwright.cli.reviewing.locked_request import request_of_lock
 from shardwright.cli.typed.request import planned
 from shardwright.locks.difference import difference
 from shardwright.locks.lock import Lock, read_lock
@@ -160,7 +160,7 @@ def planned_once(monkeypatch) -> None:
     def asked_once(lock: Lock, path: Path) -> Any:
         key = repr(lock.request)
         if key not in asked:
-            asked[key] = asked_again(lock, path)
+            asked[key] = request_of_lock(lock, path)
         return asked[key]
 
     def planned_once(question: Any) -> Any:
@@ -168,7 +168,7 @@ def planned_once(monkeypatch) -> None:
             plans[id(question)] = planned(question)
         return plans[id(question)]
 
-    monkeypatch.setattr(checked, "asked_again", asked_once)
+    monkeypatch.setattr(checked, "request_of_lock", asked_once)
     monkeypatch.setattr(checked, "planned", planned_once)
 
 

@@ -33,7 +33,7 @@ def test_it_says_what_it_wrote_and_how_to_check_it(typed):
     assert out == (
         "mixtral-test.mine.lock.json: written\n"
         "  holds        56 tensors and 24 collectives of mixtral-test under mine\n"
-        "  by default   --batch --length --engine --dtype --weights-dtype --moments-dtype --remat --micro-steps\n"
+        "  by default   --batch --length --engine --dtype --weights-dtype --moments-dtype --remat --microbatches\n"
         "  to check it  shardwright check mixtral-test.mine.lock.json\n"
     )
     assert typed(*LOCKING)[1].startswith("mixtral-test.mine.lock.json: is as it was\n")
@@ -102,7 +102,7 @@ def test_every_option_is_in_the_request(typed):
         "h100:1x8",
         "--remat",
         "dots",
-        "--micro-steps",
+        "--microbatches",
         "2",
         "--expert-buffer",
         "2",
@@ -126,7 +126,7 @@ def test_every_option_is_in_the_request(typed):
         "weights_dtype": "bfloat16",
         "moments_dtype": "bfloat16",
         "remat": "dots",
-        "micro_steps": 2,
+        "microbatches": 2,
         "expert_buffer": 2,
         "load_balance": True,
         "by_default": [],

@@ -48,7 +48,7 @@ REFUSED = {
     "batch": ([*SMALL, "--batch", "0"], "shardwright: --batch is 0, and must be at least 1.\n"),
     "length": ([*SMALL, "--length", "-2"], "shardwright: --length is -2, and must be at least 1.\n"),
     "devices": ([*SMALL, "--devices", "0"], "shardwright: --devices is 0, and must be at least 1.\n"),
-    "micro-steps": ([*SMALL, "--micro-steps", "0"], "shardwright: --micro-steps is 0, and must be at least 1.\n"),
+    "microbatches": ([*SMALL, "--microbatches", "0"], "shardwright: --microbatches is 0, and must be at least 1.\n"),
     "dimension": (
         [*SMALL, "--set", "num_layer=2"],
         "shardwright: llama3-test with --set num_layer=2: no dimension 'num_layer'. Did you mean 'num_layers'?\n",

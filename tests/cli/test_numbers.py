@@ -13,9 +13,9 @@ from tyro.constructors import PrimitiveConstructorSpec
 from shardwright.cli.main import main
 from shardwright.cli.running.train import run_options
 from shardwright.cli.typed.options import PlanOptions, TrainOptions, TrainVerb
-from shardwright.cli.typed.request import asked, planned
+from shardwright.cli.typed.request import planned, typed_request
 from shardwright.core.findings.errors import FindingsError, InputError
-from shardwright.training.cluster import Said, find_processes
+from shardwright.training.cluster import CommandLine, find_processes
 
 HOSTILE = (
     *(
@@ -52,7 +52,7 @@ OPTIONS = number_options(TrainVerb)
 
 
 def test_the_options_are_found() -> None:
-    assert {"devices", "batch", "length", "micro_steps", "expert_buffer"} == set(number_options(PlanOptions))
+    assert {"devices", "batch", "length", "microbatches", "expert_buffer"} == set(number_options(PlanOptions))
     assert {"steps", "lr", "seed", "join_timeout", "keep", "clip", *number_options(PlanOptions)} < set(OPTIONS)
 
 
@@ -82,10 +82,10 @@ def started(option: str, number: float) -> None:
     plan = PlanOptions(**{**given, option: number} if planning else given)  # pyright: ignore[reportArgumentType]
     run: dict[str, Any] = {"steps": 4, "out": Path("out"), **({} if planning else {option: number})}
     options = TrainOptions(**run)
-    said = Said(count=options.processes, index=options.process, join_timeout_s=options.join_timeout)
+    said = CommandLine(count=options.processes, index=options.process, join_timeout_s=options.join_timeout)
     find_processes(said, {}, lambda: "here")
     run_options(options, devices=plan.devices)
-    question = asked("mixtral-test", "fsdp", plan)
+    question = typed_request("mixtral-test", "fsdp", plan)
     if planning:
         planned(question)
 

@@ -6,7 +6,7 @@ import json
 
 from shardwright.cli.main import main
 from shardwright.cli.typed.options import PlanOptions
-from shardwright.cli.typed.request import asked
+from shardwright.cli.typed.request import typed_request
 from shardwright.core.planning import make_plan
 
 PLAN = {
@@ -49,7 +49,7 @@ def planned(capsys, *arguments: str) -> dict:
 
 
 def test_json_is_the_plan(capsys):
-    plan = make_plan(asked("deepseek3-test", "ep", PlanOptions(json=True)).request)
+    plan = make_plan(typed_request("deepseek3-test", "ep", PlanOptions(json=True)).request)
     assert planned(capsys, "deepseek3-test", "--layout", "ep") == json.loads(json.dumps(plan.to_json()))
 
 
@@ -84,7 +84,7 @@ def test_the_head_shows_what_nobody_chose(capsys, monkeypatch):
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  by default")]
     assert line.split(maxsplit=2)[2] == (
         "--layout fsdp --mesh fsdp=8 --length 128 --engine jax --dtype float32 --weights-dtype float32 "
-        "--moments-dtype float32 --remat full --micro-steps 1"
+        "--moments-dtype float32 --remat full --microbatches 1"
     )
 
 

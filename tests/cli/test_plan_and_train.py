@@ -22,7 +22,7 @@ from shardwright.cli import plan as plan_verb
 from shardwright.cli.main import main
 from shardwright.cli.running import train as train_verb
 from shardwright.cli.typed.options import PlanOptions, PlanVerb, TrainOptions, TrainVerb
-from shardwright.cli.typed.request import Asked, asked, planned
+from shardwright.cli.typed.request import TypedRequest, planned, typed_request
 from shardwright.cost import read_machine
 from shardwright.layouts import preset_names
 from shardwright.training.options import RunOptions, RunOutcome
@@ -47,7 +47,12 @@ def questions() -> Iterator[Question]:
             for turn, engine in enumerate(("jax", "torch")):
                 mesh = SIZES[name][(number + turn) % 2]
                 options = PlanOptions(
-                    mesh=mesh, engine=engine, batch=16, length=64, micro_steps=2, set=((settings,),) if settings else ()
+                    mesh=mesh,
+                    engine=engine,
+                    batch=16,
+                    length=64,
+                    microbatches=2,
+                    set=((settings,),) if settings else (),
                 )
                 yield model.strip(), name, options
 
@@ -71,9 +76,9 @@ def _engines_that_only_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 def said_by_plan(question: Question, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[dict], Plan]:
     """The exit code of ``plan``, the errors that it prints, and the plan, which ``train`` is given too."""
     model, layout, options = question
-    made = planned(asked(model, layout, options))
+    made = planned(typed_request(model, layout, options))
 
-    def once(_: Asked) -> Plan:
+    def once(_: TypedRequest) -> Plan:
         return made
 
     monkeypatch.setattr(plan_verb, "planned", once)

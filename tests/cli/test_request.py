@@ -6,15 +6,15 @@ import pytest
 
 from shardwright import InputError, make_plan
 from shardwright.cli.typed.options import PlanOptions
-from shardwright.cli.typed.request import asked
+from shardwright.cli.typed.request import typed_request
 
 
 def mesh_of(model: str, layout: str | None, **options) -> dict[str, int]:
-    return dict(make_plan(asked(model, layout, PlanOptions(**options)).request).mesh.shape)
+    return dict(make_plan(typed_request(model, layout, PlanOptions(**options)).request).mesh.shape)
 
 
 def test_a_model_alone_has_its_natural_layout_mesh_batch_length_and_dtype():
-    question = asked("deepseek3-671b", None, PlanOptions())
+    question = typed_request("deepseek3-671b", None, PlanOptions())
     request = question.request
     assert (request.layout.name, request.batch, request.length, request.dtype) == ("ep-as-cp", 64, 4096, "bfloat16")
     assert dict(request.mesh_sizes) == {"data": 1, "fsdp": 16, "expert": 8}
@@ -28,7 +28,7 @@ def test_a_model_alone_has_its_natural_layout_mesh_batch_length_and_dtype():
         "--weights-dtype": "float32",
         "--moments-dtype": "float32",
         "--remat": "full",
-        "--micro-steps": "1",
+        "--microbatches": "1",
     }
 
 
@@ -42,26 +42,26 @@ def test_what_is_said_is_not_chosen_by_default():
         moments_dtype="bfloat16",
         dtype="float32",
         remat="dots",
-        micro_steps=2,
+        microbatches=2,
         move="attention=ring,moe=weights",
         load_balance=True,
     )
-    question = asked("deepseek3-test", "ep", said)
+    question = typed_request("deepseek3-test", "ep", said)
     request = question.request
     assert question.chosen == {}
     assert (request.engine, request.batch, request.length, request.dtype) == ("torch", 4, 32, "float32")
     assert (request.weights_dtype, request.moments_dtype, request.remat) == ("bfloat16", "bfloat16", "dots")
-    assert (request.layout.move_attention, request.layout.move_moe, request.micro_steps) == ("ring", "weights", 2)
+    assert (request.layout.move_attention, request.layout.move_moe, request.microbatches) == ("ring", "weights", 2)
     assert request.load_balanced
 
 
 def test_the_defaults_written_out_are_the_same_request():
     """The line `by default` can be copied behind the command."""
-    question = asked("mixtral-test", None, PlanOptions())
+    question = typed_request("mixtral-test", None, PlanOptions())
     options = {option.removeprefix("--").replace("-", "_"): value for option, value in question.chosen.items()}
     layout = options.pop("layout")
-    counts = {name: int(options.pop(name)) for name in ("batch", "length", "micro_steps")}
-    again = asked("mixtral-test", layout, PlanOptions(**options, **counts))
+    counts = {name: int(options.pop(name)) for name in ("batch", "length", "microbatches")}
+    again = typed_request("mixtral-test", layout, PlanOptions(**options, **counts))
     assert again.request == question.request
     assert again.chosen == {}
 
@@ -78,14 +78,14 @@ def test_another_number_of_devices_takes_the_natural_mesh_away():
 
 
 def test_chips_give_the_devices_and_the_limit():
-    request = asked("deepseek3-test", "hsdp", PlanOptions(chips="h100:8x8")).request
+    request = typed_request("deepseek3-test", "hsdp", PlanOptions(chips="h100:8x8")).request
     assert request.chip is not None
     assert (request.chip.name, request.devices) == ("H100 SXM", 64)
     assert mesh_of("deepseek3-test", "hsdp", chips="cpu:4") == {"data": 2, "fsdp": 2}
 
 
 def test_dimensions_are_set_in_the_table():
-    question = asked("llama3-test", None, PlanOptions(set=(("num_layers=2", "vocab=512"), ("embed=64",))))
+    question = typed_request("llama3-test", None, PlanOptions(set=(("num_layers=2", "vocab=512"), ("embed=64",))))
     assert question.request.table.num_layers == 2
     assert question.request.table.weight("embedding.tokens").shape == (512, 64)
 
@@ -93,12 +93,12 @@ def test_dimensions_are_set_in_the_table():
 def test_a_user_s_own_file_is_a_layout(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("mesh: {fsdp: auto}\nroles: {fsdp: fsdp}\n", encoding="utf-8")
-    assert asked("llama3-test", str(path), PlanOptions()).request.layout.name == "mine"
+    assert typed_request("llama3-test", str(path), PlanOptions()).request.layout.name == "mine"
 
 
 def test_an_empty_name_is_no_layout():
     with pytest.raises(InputError, match=r"^no layout is called ''\."):
-        asked("llama3-test", "", PlanOptions())
+        typed_request("llama3-test", "", PlanOptions())
 
 
 def test_a_mistyped_size_answers_at_once():
@@ -106,19 +106,19 @@ def test_a_mistyped_size_answers_at_once():
     with pytest.raises(
         InputError, match=r"^the size of mesh axis 'fsdp' is above 10\^20, and must be at most 1,048,576\."
     ):
-        asked("llama3-test", "fsdp", PlanOptions(mesh=f"fsdp={10**26}"))
-    assert make_plan(asked("llama3-test", "fsdp", PlanOptions(mesh=f"fsdp={1 << 20}")).request).errors
+        typed_request("llama3-test", "fsdp", PlanOptions(mesh=f"fsdp={10**26}"))
+    assert make_plan(typed_request("llama3-test", "fsdp", PlanOptions(mesh=f"fsdp={1 << 20}")).request).errors
 
 
 @pytest.mark.parametrize("given", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_buffer_of_no_size_is_refused_by_its_option(given: float):
     with pytest.raises(InputError, match=rf"^--expert-buffer is {given:g}, and must be a finite number above 0\.$"):
-        asked("mixtral-test", None, PlanOptions(expert_buffer=given))
+        typed_request("mixtral-test", None, PlanOptions(expert_buffer=given))
 
 
 def test_room_beyond_all_that_may_come_is_room_for_all():
     given = PlanOptions(expert_buffer=1e308, set=(("capacity_factor=1e308",),))
-    assert make_plan(asked("mixtral-test", None, given).request).sizes["slots"] > 0
+    assert make_plan(typed_request("mixtral-test", None, given).request).sizes["slots"] > 0
 
 
 def test_a_value_that_nobody_has_is_asked_for(monkeypatch):
@@ -129,4 +129,4 @@ def test_a_value_that_nobody_has_is_asked_for(monkeypatch):
 
     monkeypatch.setattr(module, "build", lambda *_: replace(build("llama3-test"), natural_batch=None))
     with pytest.raises(InputError, match=r"^llama3-test has no value of its own for --batch\. Give one\.$"):
-        asked("llama3-test", None, PlanOptions())
+        typed_request("llama3-test", None, PlanOptions())

@@ -120,7 +120,7 @@ def test_several_tensors_of_one_instruction_are_compared_one_by_one(plan):
 
 def test_only_what_differs_is_counted_as_explained():
     """Of two gathers of the logits' weight one is left out; the other is as planned."""
-    plan = plan_of("llama3-test", "fsdp", devices=8, batch=16, micro_steps=2)
+    plan = plan_of("llama3-test", "fsdp", devices=8, batch=16, microbatches=2)
     wanted = {"component": "logits", "kind": "all-gather"}
     program = changed(as_planned(plan, TARGET), where(wanted, lambda one: replace(one, count_per_step=1)))
     agreement = agree(plan, program)

@@ -171,7 +171,7 @@ CASES = (
     ),
     Case(
         rewrite="gathered once",
-        options={"micro_steps": 2},
+        options={"microbatches": 2},
         explained=counted(lambda one: one.count_per_step // 2, component="logits", kind="all-gather"),
         not_explained=counted(lambda one: one.count_per_step // 2, **WIDE),
     ),

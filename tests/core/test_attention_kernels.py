@@ -9,10 +9,10 @@ import pytest
 from shardwright.core.plan import attention_kernels
 from shardwright.core.plan.attention_kernels import (
     BACKENDS,
+    KERNELS,
     LARGEST_BLOCK,
     NEEDS,
     SCORES_OF_BLOCK,
-    WAYS,
     Attending,
     Backend,
     attending_of,
@@ -71,7 +71,7 @@ def test_what_one_device_attends_with_is_read_off_the_plan() -> None:
     gathered = Attending(rows=1, queries=512, keys=4096, heads=128, width=192, value_width=128, dtype="bfloat16")
     assert attending_of(GATHERED) == gathered
     assert attending_of(BALANCED) == replace(gathered, in_order=False)
-    in_turn = plan_of("llama3-405b", "fsdp-tp", mesh_sizes={"fsdp": 64, "tensor": 8}, batch=512, micro_steps=4)
+    in_turn = plan_of("llama3-405b", "fsdp-tp", mesh_sizes={"fsdp": 64, "tensor": 8}, batch=512, microbatches=4)
     attending = attending_of(in_turn)
     assert attending is not None
     assert (attending.rows, attending.heads) == (2, 16)
@@ -102,7 +102,7 @@ def test_every_need_is_one_that_a_case_can_lack(need: str) -> None:
     ]
     assert NEEDS[need](good)
     assert not all(NEEDS[need](case) for case in bad)
-    assert any(need in way.needs for way in WAYS)
+    assert any(need in way.needs for way in KERNELS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -116,5 +116,5 @@ def test_a_block_is_as_large_as_its_scores_permit(backend: Backend, heads: int) 
 
 def test_the_table_in_words_has_every_way() -> None:
     text = attention_kernels.__doc__ or ""
-    for name in ("whole", *(way.name for way in WAYS), "blockwise"):
+    for name in ("whole", *(way.name for way in KERNELS), "blockwise"):
         assert f"\n| {name} |" in text

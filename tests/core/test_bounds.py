@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from shardwright.core.findings.bounds import BOUNDS, whole_of, within
+from shardwright.core.findings.bounds import BOUNDS, integer_of, within
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.layout.layout import Engine
 from shardwright.core.layout.reading import read_layout
@@ -23,7 +23,7 @@ from shardwright.cost import read_machine
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
-from shardwright.training.cluster import Said, find_processes
+from shardwright.training.cluster import CommandLine, find_processes
 from shardwright.training.options import RunOptions
 
 
@@ -113,9 +113,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: request_with(length=10**5000),
         "length is above 10^20, and must be at most 134,217,728. Give shorter rows.",
     ),
-    "micro-steps": (
-        lambda: request_with(micro_steps=10**12),
-        "micro_steps is 1,000,000,000,000, and must be at most 16,777,216. Give fewer micro-steps.",
+    "microbatches": (
+        lambda: request_with(microbatches=10**12),
+        "microbatches is 1,000,000,000,000, and must be at most 16,777,216. Give fewer microbatches.",
     ),
     "devices": (
         lambda: request_with(devices=10**12),
@@ -170,11 +170,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "this one.",
     ),
     "seconds": (
-        lambda: find_processes(Said(count=2, join_timeout_s=10**11), {}, str),
+        lambda: find_processes(CommandLine(count=2, join_timeout_s=10**11), {}, str),
         "--join-timeout is 100,000,000,000, and must be at most 1,000,000. Give a shorter time.",
     ),
     "processes": (
-        lambda: find_processes(Said(count=10**10), {}, str),
+        lambda: find_processes(CommandLine(count=10**10), {}, str),
         "--processes is 10,000,000,000, and must be at most 1,048,576. Give fewer processes.",
     ),
 }
@@ -201,7 +201,7 @@ def test_a_bound_itself_is_taken(counted) -> None:
 
 
 @pytest.mark.parametrize("value", [True, 2.0, "8", None, float("nan")])
-@pytest.mark.parametrize("name", ["batch", "length", "micro_steps"])
+@pytest.mark.parametrize("name", ["batch", "length", "microbatches"])
 def test_what_is_no_whole_number(name, value) -> None:
     with pytest.raises(InputError, match=f"^{name} is .*, and must be a whole number of at least 1[.]$"):
         request_with(**{name: value})
@@ -254,6 +254,6 @@ def test_a_layout_with_too_many(mesh, found, needed, fix) -> None:
 
 
 def test_a_number_too_long_for_python() -> None:
-    assert whole_of("-" + "9" * 5000) == -(10**100)
+    assert integer_of("-" + "9" * 5000) == -(10**100)
     with pytest.raises(ValueError, match="invalid literal"):
-        whole_of("9" * 50 + "x")
+        integer_of("9" * 50 + "x")

@@ -52,7 +52,7 @@ def test_what_may_come_is_what_comes_where_every_token_chooses_one_devices_exper
         assert traffic.most == kept(traffic, sharing, devices // sharing * rows), traffic
         # One sender has its own part of each of its rows, and cannot know how full an expert already is.
         assert traffic.to_one == kept(traffic, 1, rows), traffic
-        assert traffic.room(1.25) == min(traffic.most, ceil(Fraction("1.25") * rows * tokens * top_k)), traffic
+        assert traffic.buffer_rows(1.25) == min(traffic.most, ceil(Fraction("1.25") * rows * tokens * top_k)), traffic
         held += 1
         shared += sharing > 1 and capacity is not None and traffic.most < devices * traffic.to_one
         limited += traffic.to_one < rows * tokens * min(top_k, experts)

@@ -8,8 +8,8 @@ import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.core.layout.reading import read_layout
-from shardwright.core.plan.crossing import weight_ways
 from shardwright.core.plan.plan import PlannedCollective
+from shardwright.core.plan.resharding import weight_reshardings
 from shardwright.files import parse_yaml
 
 BATCH, LENGTH = 8, 64
@@ -48,8 +48,8 @@ def test_fsdp_gathers_each_weight_twice_and_scatters_its_gradient() -> None:
     assert found(plan_of("llama3-test", "fsdp", {"fsdp": 8}, remat="none"), phase="recompute") == []
 
 
-def test_hsdp_scatters_inside_and_sums_between_once_whatever_the_micro_steps() -> None:
-    plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, micro_steps=2)
+def test_hsdp_scatters_inside_and_sums_between_once_whatever_the_microbatches() -> None:
+    plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, microbatches=2)
     scattered = found(plan, component="mlp", kind="reduce-scatter")
     summed = found(plan, component="mlp", kind="all-reduce")
     assert {(c.axes, c.phase, c.count_per_step) for c in scattered} == {(("fsdp",), "backward", 6 * 3 * 2)}
@@ -134,7 +134,7 @@ def test_a_rule_of_another_component_leaves_kv_heads_as_they_are() -> None:
 
 
 def test_positions_and_segments_are_gathered_once_a_step_and_have_no_gradient() -> None:
-    plan = plan_of("llama3-test", "cp", {"fsdp": 2, "context": 4}, micro_steps=2)
+    plan = plan_of("llama3-test", "cp", {"fsdp": 2, "context": 4}, microbatches=2)
     integers = BATCH // 2 // 2 * LENGTH * 4
     rows = found(plan, component="attention", bytes_per_device=integers)
     assert [(c.phase, c.kind, c.count_per_step) for c in rows] == [("forward", "all-gather", 2 * 2)]
@@ -276,7 +276,7 @@ def test_a_use_in_which_an_axis_is_idle_makes_the_same_gradient_on_each_of_its_d
     """Of a tied weight: where the other use cuts the rows, the sum over the axis is to count this one once."""
     roles = f"{{fsdp: fsdp, other: {{elsewhere: fsdp, {idle}: idle}}}}"
     plan = plan_of("llama3-1b", f"name: mine\nmesh: {{fsdp: 4, other: 2}}\nroles: {roles}\n", {})
-    ways = weight_ways(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+    ways = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
     assert {use: way.alone for use, way in ways.items()} == {"embedding": (), "logits": (), idle: ("other",)}
 
 

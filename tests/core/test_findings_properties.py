@@ -30,7 +30,7 @@ def cases(draw: st.DrawFn) -> Case:
         "mesh_sizes": sizes,
         "batch": draw(st.sampled_from([4, 8, 12, 16, 48])),
         "length": draw(st.sampled_from([96, 128, 130])),
-        "micro_steps": draw(st.sampled_from([1, 2])),
+        "microbatches": draw(st.sampled_from([1, 2])),
         "engine": draw(st.sampled_from(["jax", "torch"])),
     }
     if draw(st.booleans()):
@@ -71,7 +71,7 @@ def test_rows_and_tokens_are_refused_exactly_where_a_device_would_get_a_part_of_
     for name in ("batch", "length"):
         parts = [
             prod(plan.mesh.size(a) for a in t.in_use.axes_of(name))
-            * (plan.request.micro_steps if name == "batch" else 1)
+            * (plan.request.microbatches if name == "batch" else 1)
             for t in plan.activations
             if name in t.in_use.logical_axes
         ]

@@ -91,7 +91,7 @@ def lock(layout: str = "ep", compiled: dict | None = None, **sizes: int) -> Lock
         weights_dtype="float32",
         moments_dtype="float32",
         remat="full",
-        micro_steps=1,
+        microbatches=1,
     )
     return lock_of(asked, declared, make_plan(request), compiled)
 

@@ -27,8 +27,8 @@ def test_the_peak_is_in_a_layer_where_the_vocabulary_is_small() -> None:
     assert memory.optimizer_bytes == 2 * memory.weights_bytes
 
 
-def test_micro_steps_hold_less_at_once_and_the_sums_of_their_gradients() -> None:
-    memory = plan_of("llama3-test", "fsdp", {"fsdp": 2}, micro_steps=4).memory
+def test_microbatches_hold_less_at_once_and_the_sums_of_their_gradients() -> None:
+    memory = plan_of("llama3-test", "fsdp", {"fsdp": 2}, microbatches=4).memory
     assert memory.activations_bytes == (KEPT + WORKING) // 4 + WEIGHTS + memory.gradients_bytes
 
 

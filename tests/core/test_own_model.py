@@ -228,7 +228,7 @@ def test_a_mesh_of_another_layout_is_told() -> None:
         ({"batch": 0}, "batch is 0, and must be a whole number of at least 1."),
         ({"length": 2.5}, "length is 2.5, and must be a whole number of at least 1."),
         ({"devices": -8}, "devices is -8, and must be a whole number of at least 1."),
-        ({"micro_steps": 0}, "micro_steps is 0, and must be a whole number of at least 1."),
+        ({"microbatches": 0}, "microbatches is 0, and must be a whole number of at least 1."),
         ({"mesh_sizes": {"fsdp": "2"}}, "the size of mesh axis 'fsdp' is '2', and must be a whole number."),
         ({"engine": "tf"}, "engine is 'tf', and must be one of jax, torch."),
         ({"remat": "some"}, "remat is 'some', and must be one of full, dots, none."),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.cost import read_machine
 from shardwright.cost.links import Line, lay
@@ -58,7 +58,7 @@ def test_a_cube_is_three_rings_and_slices_are_outside():
 @pytest.mark.parametrize("minor", [4, 16])
 def test_a_part_of_an_axis_has_the_lines_of_its_own_devices(which, minor):
     laid = lay(Mesh.of(fsdp=64), read_machine("v5p:4x4x4"))
-    part = Part(which=which, minor=minor, major=64 // minor)
+    part = SubGroup(which=which, minor=minor, major=64 // minor)
     group = laid.group(["fsdp"], part)
     assert group.lines == (RING4,) * (1 if part.size == 4 else 2)
     # The devices of the part's first group: each stands on the torus by the digits of its number.

@@ -122,7 +122,7 @@ def test_the_constants_are_the_numbers_that_the_time_is_made_of():
 
 
 def test_stages_wait_for_each_other():
-    one = priced("llama3-8b", "pp", "v5p:2x2x2", mesh_sizes={"stage": 2}, batch=32, micro_steps=4).step
+    one = priced("llama3-8b", "pp", "v5p:2x2x2", mesh_sizes={"stage": 2}, batch=32, microbatches=4).step
     assert one is not None
     assert one.idle_seconds == pytest.approx((one.compute_seconds + one.exposed_seconds) * 1 / 4)
     assert one.seconds == pytest.approx(one.compute_seconds + one.exposed_seconds + one.idle_seconds)

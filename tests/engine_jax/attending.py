@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import ModelTable
-from shardwright.core.plan.attention_kernels import Chosen
+from shardwright.core.plan.attention_kernels import ChosenKernel
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
-from shardwright.engine_jax.attention.attention import attention, sight_of
+from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.io.layer_io import Links
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.links import late_sums, links_of
@@ -61,7 +61,7 @@ class Case:
     mesh: tuple[tuple[str, int], ...] = ()
     balanced: bool = False
     dtype: str = "float32"
-    way: Chosen | None = None
+    way: ChosenKernel | None = None
     longer: int = 1
 
 
@@ -121,12 +121,12 @@ def added_and_slopes(weights, arrays, table: ModelTable, links: Links):
 
     def loss(stream, weights):
         used = {name.split(".", 1)[1]: links.use(name, weight) for name, weight in weights.items()}
-        turned_by, sight = sight_of(arrays["positions"], arrays["segments"], table.architecture, links)
-        added = attention(stream, used, table.architecture, turned_by, sight, links)
+        rotation, mask = mask_of(arrays["positions"], arrays["segments"], table.architecture, links)
+        added = attention(stream, used, table.architecture, rotation, mask, links)
         return jnp.sum(jnp.sin(added) * arrays["weighed"]), added
 
-    (_, added), slopes = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays["stream"], weights)
-    return added, slopes
+    (_, added), cotangents = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays["stream"], weights)
+    return added, cotangents
 
 
 @cache

@@ -57,7 +57,7 @@ def assert_program_is_the_plan(text: str, plan: Plan) -> None:
 
     Compared are sums, since layers that are stacked are reduced as one array. Beside the plan's there are three sums
     over a cut vocabulary in the loss, sums of single numbers (the loss, norms), and counts, which are integers. What is
-    the same in every micro-step may be gathered once for all of them.
+    the same in every microbatch may be gathered once for all of them.
     """
     moved = Program(text).collectives(plan.mesh)
     ragged = {row.axes for row in plan.collectives if row.ragged}
@@ -87,10 +87,10 @@ def _assert_exchanged(moved: tuple[CompiledCollective, ...], plan: Plan, axes: t
 
 
 def planned_bytes(plan: Plan) -> tuple[Counter[tuple[str, tuple[str, ...]]], Counter[tuple[str, tuple[str, ...]]]]:
-    """Bytes by kind and axes of what the plan lists in float32, and what of it may be left out between micro-steps."""
+    """Bytes by kind and axes of what the plan lists in float32, and what of it may be left out between microbatches."""
     theirs: Counter[tuple[str, tuple[str, ...]]] = Counter()
     once: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    rows, repeats = plan.by_name, plan.request.micro_steps - 1
+    rows, repeats = plan.by_name, plan.request.microbatches - 1
     ragged = {row.axes for row in plan.collectives if row.ragged}
     for row in plan.collectives:
         tensor = rows[row.tensors[0]]
@@ -98,7 +98,7 @@ def planned_bytes(plan: Plan) -> tuple[Counter[tuple[str, tuple[str, ...]]], Cou
             continue
         theirs[row.kind, row.axes] += row.bytes_per_device * row.count_per_step
         if tensor.kind == "weight" and tensor.stack is None and row.kind == "all-gather":
-            once[row.kind, row.axes] += row.bytes_per_device * row.count_per_step * repeats // plan.request.micro_steps
+            once[row.kind, row.axes] += row.bytes_per_device * row.count_per_step * repeats // plan.request.microbatches
     scores = rows["logits.scores"]
     if vocabulary := plan.mesh.larger_than_one(scores.in_use.axes_of("vocab")):
         tokens = scores.bytes_per_device // (scores.shape[-1] // plan.mesh.size(vocabulary))

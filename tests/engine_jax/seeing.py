@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.engine_jax.attention.scores import Sight
+from shardwright.engine_jax.attention.scores import AttentionMask
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array, Sight, float], jax.Array]
+Attend = Callable[[jax.Array, jax.Array, jax.Array, AttentionMask, float], jax.Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Made(NamedTuple):
     q_BTHD: jax.Array
     k_BSKD: jax.Array
     v_BSKE: jax.Array
-    sight: Sight
+    mask: AttentionMask
     weighed_BTHE: jax.Array
 
 
@@ -75,7 +75,7 @@ def made(shape: Shape, *, seed: int = 0, num_documents: int = 4, shuffled: bool 
         q_BTHD=normal(*tokens, shape.width),
         k_BSKD=normal(shape.rows, shape.keys, shape.kv_heads, shape.width),
         v_BSKE=normal(shape.rows, shape.keys, shape.kv_heads, shape.value_width),
-        sight=Sight(
+        mask=AttentionMask(
             jnp.asarray(positions_BS[:, places]),
             jnp.asarray(segments_BS[:, places]),
             jnp.asarray(positions_BS),
@@ -90,7 +90,7 @@ def with_slopes(attend: Attend, made: Made, scale: float) -> tuple[jax.Array, tu
 
     @jax.jit
     def run(made: Made) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        out_BTHE, pull = jax.vjp(lambda q, k, v: attend(q, k, v, made.sight, scale), *made[:3])
+        out_BTHE, pull = jax.vjp(lambda q, k, v: attend(q, k, v, made.mask, scale), *made[:3])
         return out_BTHE, pull(made.weighed_BTHE.astype(out_BTHE.dtype))
 
     return run(made)
@@ -104,7 +104,7 @@ def plainly(made: Made, scale: float) -> tuple[np.ndarray, tuple[np.ndarray, ...
     q, k, v, weighed = (np.asarray(array, np.float64) for array in (*made[:3], made.weighed_BTHE))
     sharing = q.shape[2] // k.shape[2]
     k, v = np.repeat(k, sharing, axis=2), np.repeat(v, sharing, axis=2)
-    positions_T, segments_T, positions_S, segments_S = (np.asarray(array) for array in made.sight[:4])
+    positions_T, segments_T, positions_S, segments_S = (np.asarray(array) for array in made.mask[:4])
     visible = (segments_T[:, :, None] == segments_S[:, None]) & (positions_T[:, :, None] >= positions_S[:, None])
     scores = np.where(visible[:, None], np.einsum("bthd,bshd->bhts", q, k) * scale, -1e300)
     shares = np.exp(scores - scores.max(-1, keepdims=True))

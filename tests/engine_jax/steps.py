@@ -70,7 +70,7 @@ class Case:
     layout: str
     mesh: str
     rows: int = 8
-    micro_steps: int = 1
+    microbatches: int = 1
     settings: str = ""
     move: str = ""
     balanced: bool = False
@@ -81,7 +81,7 @@ class Case:
                 self.layout,
                 self.mesh,
                 *([] if self.rows == 8 else [f"{self.rows} rows"]),
-                *([] if self.micro_steps == 1 else [f"{self.micro_steps} micro-steps"]),
+                *([] if self.microbatches == 1 else [f"{self.microbatches} microbatches"]),
                 *([self.move] if self.move else []),
                 *(["head-tail"] if self.balanced else []),
                 *([self.settings] if self.settings else []),
@@ -90,7 +90,7 @@ class Case:
 
     @property
     def alone(self) -> Case:
-        """The same rows of the same model on one device, in one micro-step."""
+        """The same rows of the same model on one device, in one microbatch."""
         return Case(model=self.model, layout="fsdp", mesh="fsdp=1", rows=self.rows, settings=self.settings)
 
     @property
@@ -151,7 +151,7 @@ def plan_of(case: Case) -> Plan:
             batch=case.rows,
             length=LENGTH,
             mesh_sizes=mesh_sizes(case.mesh),
-            micro_steps=case.micro_steps,
+            microbatches=case.microbatches,
             load_balanced=case.balanced,
         )
     )

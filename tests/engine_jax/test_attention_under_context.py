@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from shardwright.core.mesh.mesh import Mesh as CoreMesh
 from shardwright.data.packing import arranged
 from shardwright.engine_jax.attention.ring import attend_around
-from shardwright.engine_jax.attention.scores import Sight, attend
+from shardwright.engine_jax.attention.scores import AttentionMask, attend
 from shardwright.engine_jax.io.layer_io import Ring
 from tests.engine_jax.attending import Case, batch, on_one_device, plan_of, program_of, table_of, weights_of
 from tests.engine_jax.program import Program
@@ -147,28 +147,28 @@ def test_a_query_that_sees_no_key_is_as_finite_as_on_one_device() -> None:
     # Of a document that no key has: the whole first piece of row 0, and a few tokens of row 1.
     segments_BT = np.ones((2, 16), np.int32)
     segments_BT[0, :4] = segments_BT[1, 6:9] = 7
-    sight = Sight(positions_BT, segments_BT, positions_BT, np.ones((2, 16), np.int32))
+    mask = AttentionMask(positions_BT, segments_BT, positions_BT, np.ones((2, 16), np.int32))
     mesh = Mesh(np.array(jax.devices()[:4]), ("context",))
     cut, whole, ring = PartitionSpec(None, "context"), PartitionSpec(), Ring.over(CoreMesh.of(context=4), ("context",))
 
-    def around(q_BTHD, k_BSKD, v_BSKE, sight):
+    def around(q_BTHD, k_BSKD, v_BSKE, mask):
         def loss(q_BTHD, k_BSKD, v_BSKE):
-            out = attend_around(q_BTHD, (k_BSKD, v_BSKE), lambda held: held, sight, 0.5, ring)
+            out = attend_around(q_BTHD, (k_BSKD, v_BSKE), lambda held: held, mask, 0.5, ring)
             return jnp.sum(jnp.sin(out)), out
 
-        (_, out), slopes = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q_BTHD, k_BSKD, v_BSKE)
-        return out, slopes
+        (_, out), cotangents = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q_BTHD, k_BSKD, v_BSKE)
+        return out, cotangents
 
-    def alone(q_BTHD, k_BSKD, v_BSKE, sight):
-        out, slope = jax.vjp(lambda *qkv: attend(*qkv, sight, 0.5), q_BTHD, k_BSKD, v_BSKE)
-        return out, slope(jnp.cos(out))
+    def alone(q_BTHD, k_BSKD, v_BSKE, mask):
+        out, cotangent = jax.vjp(lambda *qkv: attend(*qkv, mask, 0.5), q_BTHD, k_BSKD, v_BSKE)
+        return out, cotangent(jnp.cos(out))
 
-    specs = (cut, cut, cut, Sight(cut, cut, whole, whole))
+    specs = (cut, cut, cut, AttentionMask(cut, cut, whole, whole))
     program = jax.shard_map(around, mesh=mesh, in_specs=specs, out_specs=(cut, (cut,) * 3), check_vma=False)
-    ours = jax.jit(program)(q_BTHD, k_BSKD, v_BSKE, sight)
+    ours = jax.jit(program)(q_BTHD, k_BSKD, v_BSKE, mask)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ours))
     assert np.abs(ours[1][0][0, :4]).max() == 0
-    close(ours, alone(q_BTHD, k_BSKD, v_BSKE, sight))
+    close(ours, alone(q_BTHD, k_BSKD, v_BSKE, mask))
 
 
 @pytest.mark.parametrize("model", ["grouped", "latent"])

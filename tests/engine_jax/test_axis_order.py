@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.movement import Step
-from shardwright.engine_jax.io import hop
+from shardwright.engine_jax.io import redistribute
 from shardwright.engine_jax.io.layer_io import Ring, index_of, size_of
 
 MESHES = ({"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 4})
@@ -70,14 +70,14 @@ def by_jax(sizes: Mapping[str, int], axes: tuple[str, ...]) -> Named:
 
     def all_of(own_18: jax.Array) -> dict[str, jax.Array]:
         own, step = own_18[0], Step(kind="all-gather", axes=axes)
-        passed_on, slope = jax.vjp(lambda array: hop.passed_on(array, ring), own)
+        passed_on, cotangent = jax.vjp(lambda array: redistribute.passed_on(array, ring), own)
         found = {
             "index": jnp.float32(index_of(axes)),
             "passed on": passed_on,
-            "passed on, slope": slope(own)[0],
-            "gathered": hop.gathered(own, step, 0),
+            "passed on, slope": cotangent(own)[0],
+            "gathered": redistribute.gathered(own, step, 0),
             "stacked": jax.lax.all_gather(own[0], axes),
-            "scattered": hop.scattered(own, step, 0),
+            "scattered": redistribute.scattered(own, step, 0),
             "exchanged": jax.lax.all_to_all(own, axes, 0, 1, tiled=True),
             "chunks": jax.lax.all_to_all(own[: size_of(axes)], axes, 0, 0),
             "largest": jax.lax.pmax(own, axes),
@@ -120,13 +120,13 @@ def test_a_ragged_exchange_has_groups_in_that_order_too(axes: tuple[str, ...]) -
 
 @pytest.mark.parametrize("which", ["minor", "major"])
 def test_a_hop_takes_its_part_of_an_axis(which) -> None:
-    sizes, part = {"b": 2, "a": 4}, Part(which=which, minor=2, major=2)
+    sizes, part = {"b": 2, "a": 4}, SubGroup(which=which, minor=2, major=2)
     step = Step(kind="all-gather", axes=("a",), part=part)
     groups = [[base + place for place in group] for base in (0, 4) for group in part.groups]
     expected = by_hand(groups)
 
     def both(own_18: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return hop.gathered(own_18[0], step, 0)[None], hop.scattered(own_18[0], step, 0)[None]
+        return redistribute.gathered(own_18[0], step, 0)[None], redistribute.scattered(own_18[0], step, 0)[None]
 
     gathered, scattered = on_devices(both, sizes)(HELD)
     np.testing.assert_array_equal(gathered, expected["gathered"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.core.plan.attention_kernels import Chosen
+from shardwright.core.plan.attention_kernels import ChosenKernel
 from tests.engine_jax.attending import Case, batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.test_attention_under_context import (
     MOVES,
@@ -22,7 +22,7 @@ from tests.engine_jax.test_attention_under_context import (
     moved,
 )
 
-BLOCKS_OF_6 = Chosen(name="blockwise", block=6, why="pieces have several")
+BLOCKS_OF_6 = ChosenKernel(name="blockwise", block=6, why="pieces have several")
 
 
 def in_blocks(case: Case) -> Case:
@@ -55,7 +55,7 @@ def test_what_travels_is_the_same(model: str) -> None:
 
 def test_in_bfloat16_a_ring_of_blocks_is_as_near_as_a_gather() -> None:
     exact, _ = on_one_device("latent")
-    far: dict[Chosen | None, float] = {}
+    far: dict[ChosenKernel | None, float] = {}
     for way in (None, BLOCKS_OF_6):
         case = replace(case_of(WITH_ROWS, "latent", "ring"), dtype="bfloat16", way=way)
         added, _ = program_of(case)(weights_of("latent"), batch())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardwright.engine_jax.attention.blockwise import attend_in_blocks, with_keys_in_blocks
-from shardwright.engine_jax.attention.scores import Sight, attend, with_keys
+from shardwright.engine_jax.attention.scores import AttentionMask, attend, with_keys
 from tests.engine_jax.seeing import Attend, Shape, far, made, plainly, with_slopes
 
 SCALE, BLOCK = 0.3, 16
@@ -39,11 +39,11 @@ def in_blocks(block: int = BLOCK) -> Attend:
 def piece_by_piece(pieces: int, block: int = BLOCK) -> Attend:
     """Keys that come in pieces, as around a ring."""
 
-    def attend(q_BTHD, k_BSKD, v_BSKE, sight: Sight, scale: float) -> jax.Array:
+    def attend(q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask, scale: float) -> jax.Array:
         running = None
         for part in np.array_split(np.arange(k_BSKD.shape[1]), pieces):
-            seen = sight._replace(
-                kv_positions_BS=sight.kv_positions_BS[:, part], kv_segments_BS=sight.kv_segments_BS[:, part]
+            seen = mask._replace(
+                kv_positions_BS=mask.kv_positions_BS[:, part], kv_segments_BS=mask.kv_segments_BS[:, part]
             )
             running = with_keys_in_blocks(running, q_BTHD, k_BSKD[:, part], v_BSKE[:, part], seen, scale, block)
         assert running is not None
@@ -65,13 +65,13 @@ def test_it_is_plain_softmax(shape: Shape, shuffled: bool) -> None:
 @pytest.mark.parametrize("shape", [GROUPED, replace(GROUPED, keys=59), LATENT], ids=["grouped", "odd", "latent"])
 def test_a_query_that_sees_no_key_takes_the_mean_of_all_values(shape: Shape) -> None:
     case = made(shape)
-    segments_BT = case.sight.segments_BT.at[0, :20].set(77).at[-1, 41].set(77)
-    case = case._replace(sight=case.sight._replace(segments_BT=segments_BT))
+    segments_BT = case.mask.segments_BT.at[0, :20].set(77).at[-1, 41].set(77)
+    case = case._replace(mask=case.mask._replace(segments_BT=segments_BT))
     expected = plainly(case, SCALE)
     for way in (in_blocks(), piece_by_piece(2), attend):
-        out, slopes = with_slopes(way, case, SCALE)
-        assert far((out, slopes), expected) < 1e-6
-        assert np.abs(np.asarray(slopes[0])[0, :20]).max() == 0
+        out, cotangents = with_slopes(way, case, SCALE)
+        assert far((out, cotangents), expected) < 1e-6
+        assert np.abs(np.asarray(cotangents[0])[0, :20]).max() == 0
 
 
 @pytest.mark.parametrize("shape", [GROUPED, LATENT], ids=["grouped", "latent"])
@@ -80,10 +80,10 @@ def test_in_bfloat16_it_is_as_near_as_all_scores_at_once(shape: Shape) -> None:
     exact = plainly(case, SCALE)
     whole = far(with_slopes(attend, case, SCALE), exact)
     for way in (in_blocks(), piece_by_piece(4)):
-        out, slopes = with_slopes(way, case, SCALE)
+        out, cotangents = with_slopes(way, case, SCALE)
         assert out.dtype == jnp.bfloat16
-        assert {slope.dtype for slope in slopes} == {jnp.dtype("bfloat16")}
-        assert far((out, slopes), exact) < max(1.2 * whole, 0.005)
+        assert {cotangent.dtype for cotangent in cotangents} == {jnp.dtype("bfloat16")}
+        assert far((out, cotangents), exact) < max(1.2 * whole, 0.005)
 
 
 @pytest.mark.parametrize("way", [in_blocks(), piece_by_piece(2)], ids=["one row", "pieces"])
@@ -94,9 +94,9 @@ def test_blocks_that_nobody_sees_are_passed_over(way: Attend) -> None:
     expected = with_slopes(way, case, SCALE)
     unseen_S = np.arange(64) >= 32
     k_BSKD, v_BSKE = (jnp.where(unseen_S[None, :, None, None], jnp.nan, array) for array in (case[1], case[2]))
-    out, slopes = with_slopes(way, case._replace(k_BSKD=k_BSKD, v_BSKE=v_BSKE), SCALE)
-    jax.tree.map(np.testing.assert_array_equal, (out, slopes), expected)
-    assert np.isnan(np.asarray(attend(case.q_BTHD, k_BSKD, v_BSKE, case.sight, SCALE))).any()
+    out, cotangents = with_slopes(way, case._replace(k_BSKD=k_BSKD, v_BSKE=v_BSKE), SCALE)
+    jax.tree.map(np.testing.assert_array_equal, (out, cotangents), expected)
+    assert np.isnan(np.asarray(attend(case.q_BTHD, k_BSKD, v_BSKE, case.mask, SCALE))).any()
 
 
 @pytest.mark.parametrize("remat", [False, True], ids=["kept", "recomputed"])
@@ -106,14 +106,14 @@ def test_no_pass_holds_a_score_for_every_pair(way: Attend, remat: bool) -> None:
     shape = Shape(rows=1, keys=2048, heads=8, kv_heads=2, width=16, value_width=16)
     case = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), made(shape))
 
-    def layer(x_BTHD: jax.Array, sight: Sight) -> jax.Array:
-        return x_BTHD + way(x_BTHD, x_BTHD[:, :, :2], x_BTHD[:, :, 2:4], sight, SCALE)
+    def layer(x_BTHD: jax.Array, mask: AttentionMask) -> jax.Array:
+        return x_BTHD + way(x_BTHD, x_BTHD[:, :, :2], x_BTHD[:, :, 2:4], mask, SCALE)
 
-    def loss(x_BTHD: jax.Array, sight: Sight) -> jax.Array:
+    def loss(x_BTHD: jax.Array, mask: AttentionMask) -> jax.Array:
         one = jax.checkpoint(layer, prevent_cse=False) if remat else layer
-        return jnp.sum(jax.lax.scan(lambda x_BTHD, _: (one(x_BTHD, sight), None), x_BTHD, length=3)[0])
+        return jnp.sum(jax.lax.scan(lambda x_BTHD, _: (one(x_BTHD, mask), None), x_BTHD, length=3)[0])
 
-    program = jax.jit(jax.grad(loss)).lower(case.q_BTHD, case.sight).compile()
+    program = jax.jit(jax.grad(loss)).lower(case.q_BTHD, case.mask).compile()
     memory = program.memory_analysis()
     assert memory is not None
     scores = shape.heads * shape.keys**2 * 4
@@ -125,8 +125,8 @@ def test_a_running_softmax_may_go_on_either_way() -> None:
     case = made(GROUPED)
     ours = theirs = None
     for part in (slice(0, 32), slice(32, 64)):
-        k_BSKD, v_BSKE, (positions_BT, segments_BT, *_) = case.k_BSKD[:, part], case.v_BSKE[:, part], case.sight
-        seen = Sight(positions_BT, segments_BT, positions_BT[:, part], segments_BT[:, part])
+        k_BSKD, v_BSKE, (positions_BT, segments_BT, *_) = case.k_BSKD[:, part], case.v_BSKE[:, part], case.mask
+        seen = AttentionMask(positions_BT, segments_BT, positions_BT[:, part], segments_BT[:, part])
         ours = with_keys_in_blocks(ours, case.q_BTHD, k_BSKD, v_BSKE, seen, SCALE, BLOCK)
         theirs = with_keys(theirs, case.q_BTHD, k_BSKD, v_BSKE, seen, SCALE)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs)

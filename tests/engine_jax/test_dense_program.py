@@ -17,7 +17,7 @@ CASES = {
     if name != "pp"
 }
 CASES |= {
-    "micro-steps": Case(model="llama3-test", layout="hsdp", mesh="data=2,fsdp=4", rows=16, micro_steps=2),
+    "microbatches": Case(model="llama3-test", layout="hsdp", mesh="data=2,fsdp=4", rows=16, microbatches=2),
     "ring": Case(model="llama3-test", layout="cp", mesh="fsdp=2,context=4", move="attention=ring"),
     "ulysses": Case(model="llama3-test", layout="cp", mesh="fsdp=2,context=4", move="attention=ulysses"),
     "latent ring": Case(
@@ -48,8 +48,8 @@ def test_each_device_multiplies_its_share_and_no_more(case: Case) -> None:
         assert sum(step_flops(plan).values()) == (2 * tokens * (3 * twice + again) + 2 * scores) / 8
 
 
-def test_replicas_are_summed_once_however_many_micro_steps() -> None:
-    case = CASES["micro-steps"]
+def test_replicas_are_summed_once_however_many_microbatches() -> None:
+    case = CASES["microbatches"]
     plan = plan_of(case)
     moved = Program(compiled_step(case).as_text()).collectives(plan.mesh)
     replicas = [one for one in moved if (one.kind, one.axes) == ("all-reduce", ("data",))]

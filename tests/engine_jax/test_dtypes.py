@@ -91,8 +91,8 @@ def test_what_moves_is_in_the_dtype_of_the_table(one: Case, weights_dtype: str) 
 def test_a_frequent_token_is_added_up_as_often_as_it_stands() -> None:
     """One row of a thousand gradients of 1: in bfloat16 the sum would end at 256."""
     ids_BL = jnp.zeros((1, 1000), jnp.int32)
-    slope = jax.grad(lambda table_VM: jnp.sum(rows_of(table_VM, ids_BL).astype(jnp.float32)))
-    np.testing.assert_array_equal(slope(jnp.ones((4, 2), jnp.bfloat16)).astype(jnp.float32)[0], 1000)
+    cotangent = jax.grad(lambda table_VM: jnp.sum(rows_of(table_VM, ids_BL).astype(jnp.float32)))
+    np.testing.assert_array_equal(cotangent(jnp.ones((4, 2), jnp.bfloat16)).astype(jnp.float32)[0], 1000)
 
 
 def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest() -> None:
@@ -106,8 +106,8 @@ def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest() -> None:
         return jnp.sum(first.astype(jnp.float32)) + jnp.sum(second.astype(jnp.float32)) / 1024
 
     spec = PartitionSpec(*(dim.axes or None for dim in row.at_rest.dims)) if row.at_rest else PartitionSpec()
-    slope = jax.jit(jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    np.testing.assert_array_equal(slope(jnp.zeros(row.shape)), 4 * (1 + 1 / 1024))
+    cotangent = jax.jit(jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    np.testing.assert_array_equal(cotangent(jnp.zeros(row.shape)), 4 * (1 + 1 / 1024))
 
 
 def test_a_mean_is_over_the_tokens_that_there_are() -> None:

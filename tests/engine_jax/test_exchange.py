@@ -49,7 +49,7 @@ def choices(seed: int) -> np.ndarray:
     return counts.astype(np.int32)
 
 
-def by_hand(counts: np.ndarray, rows_DNM: np.ndarray, group: list[int], room: int):
+def by_hand(counts: np.ndarray, rows_DNM: np.ndarray, group: list[int], buffer_rows: int):
     """What each device of a group receives, in order, and which of its own rows each device keeps."""
     each = EXPERTS // len(group)
     received = {device: [] for device in group}
@@ -63,30 +63,30 @@ def by_hand(counts: np.ndarray, rows_DNM: np.ndarray, group: list[int], room: in
                     origin[device].append((source, row))
     overflow = dict.fromkeys(group, 0)
     for device in group:
-        for source, _ in origin[device][room:]:
+        for source, _ in origin[device][buffer_rows:]:
             overflow[source] += 1
-        received[device], origin[device] = received[device][:room], origin[device][:room]
+        received[device], origin[device] = received[device][:buffer_rows], origin[device][:buffer_rows]
     return received, origin, overflow
 
 
 @pytest.mark.parametrize("room", [48, 5])
 @pytest.mark.parametrize("axes", GROUPS, ids=str)
-def test_rows_arrive_and_return(axes: tuple[str, ...], room: int) -> None:
+def test_rows_arrive_and_return(axes: tuple[str, ...], buffer_rows: int) -> None:
     counts = choices(seed=len(axes))
     rows_DNM = np.random.default_rng(1).normal(size=(8, ROWS, EMBED)).astype(np.float32)
-    way = Exchange(axes=axes, rows=ROWS, room=room, chunk=ROWS)
+    way = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
 
     def there_and_back(rows_NM, counts):
         routes = routes_of(counts[0], way)
         buffer_RM = to_experts(rows_NM[0], routes, way)
         # Each row that arrived is known by its place when it is back.
-        back_NM = from_experts(buffer_RM + 100.0 * jnp.arange(room)[:, None], routes, way)
+        back_NM = from_experts(buffer_RM + 100.0 * jnp.arange(buffer_rows)[:, None], routes, way)
         return buffer_RM[None], back_NM[None], routes.sizes_E[None], routes.overflow[None]
 
     buffer_DRM, back_DNM, sizes_DE, overflow_D = jax.jit(on_devices(there_and_back, 2))(rows_DNM, counts)
     each = EXPERTS // len(GROUPS[axes][0])
     for group in GROUPS[axes]:
-        received, origin, overflow = by_hand(counts, rows_DNM, group, room)
+        received, origin, overflow = by_hand(counts, rows_DNM, group, buffer_rows)
         expected_DNM = np.zeros_like(rows_DNM)
         for number, device in enumerate(group):
             experts = [expert - number * each for expert, _ in received[device]]
@@ -97,20 +97,20 @@ def test_rows_arrive_and_return(axes: tuple[str, ...], room: int) -> None:
                 expected_DNM[source, row] = row_M + np.float32(100 * place)
             assert overflow_D[device] == overflow[device]
         np.testing.assert_array_equal(back_DNM[np.asarray(group)], expected_DNM[group])
-    assert (np.sum(overflow_D) > 0) == (room == 5)
+    assert (np.sum(overflow_D) > 0) == (buffer_rows == 5)
 
 
 def test_the_way_back_is_the_transpose_of_the_way_there() -> None:
     """<there(x), y> = <x, back(y)> over all devices, and each is the other's gradient."""
-    axes, room = ("context", "expert"), 9
-    way = Exchange(axes=axes, rows=ROWS, room=room, chunk=ROWS)
+    axes, buffer_rows = ("context", "expert"), 9
+    way = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
     rng = np.random.default_rng(2)
     rows_DNM = rng.normal(size=(8, ROWS, EMBED)).astype(np.float32)
-    seen_DRM = rng.normal(size=(8, room, EMBED)).astype(np.float32)
+    seen_DRM = rng.normal(size=(8, buffer_rows, EMBED)).astype(np.float32)
 
     def products(rows_NM, seen_RM, counts):
         routes = routes_of(counts[0], way)
-        arrived_R1 = (jnp.arange(room) < jnp.sum(routes.sizes_E))[:, None]
+        arrived_R1 = (jnp.arange(buffer_rows) < jnp.sum(routes.sizes_E))[:, None]
         seen_RM = jnp.where(arrived_R1, seen_RM[0], 0)
         buffer_RM, pull_there = jax.vjp(lambda x: to_experts(x, routes, way), rows_NM[0])
         back_NM, pull_back = jax.vjp(lambda x: from_experts(x, routes, way), seen_RM)
@@ -148,14 +148,14 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
 
 @pytest.mark.parametrize("room", [48, 5])
 @pytest.mark.parametrize("axes", GROUPS, ids=str)
-def test_ragged_or_in_chunks_the_rows_are_the_same(axes, room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ragged_or_in_chunks_the_rows_are_the_same(axes, buffer_rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_all_to_all)
-    way = Exchange(axes=axes, rows=ROWS, room=room, chunk=ROWS)
+    way = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
     rows_DNM = np.random.default_rng(6).normal(size=(8, ROWS, EMBED)).astype(np.float32)
 
     def both(rows_NM, counts):
         routes = routes_of(counts[0], way)
-        arrived_R1 = (jnp.arange(room) < jnp.sum(routes.sizes_E))[:, None]
+        arrived_R1 = (jnp.arange(buffer_rows) < jnp.sum(routes.sizes_E))[:, None]
         ragged_RM, chunks_RM = (there(rows_NM[0], routes, way=way) for there in (_there_ragged, _there_in_chunks))
         returned = (back(chunks_RM, routes, way=way)[None] for back in (_back_ragged, _back_in_chunks))
         return tuple(jnp.where(arrived_R1, buffer, 0)[None] for buffer in (ragged_RM, chunks_RM)), tuple(returned)
@@ -194,14 +194,14 @@ def test_gathered_tokens_and_summed_parts_are_each_others_gradient() -> None:
 )
 def test_each_backend_has_its_own_way(platform: str, has: str) -> None:
     """Lowered on this machine, for any."""
-    way = Exchange(axes=("expert",), rows=ROWS, room=24, chunk=ROWS)
+    way = Exchange(axes=("expert",), rows=ROWS, buffer_rows=24, chunk=ROWS)
 
-    def slope(rows_NM, counts):
+    def cotangent(rows_NM, counts):
         routes = routes_of(counts[0], way)
         return jax.grad(lambda x: jnp.sum(from_experts(to_experts(x, routes, way) ** 2, routes, way)))(rows_NM[0])[None]
 
     rows, counts = np.zeros((8, ROWS, EMBED), np.float32), choices(1)
-    text = jax.jit(on_devices(slope, 2)).trace(rows, counts).lower(lowering_platforms=(platform,)).as_text()
+    text = jax.jit(on_devices(cotangent, 2)).trace(rows, counts).lower(lowering_platforms=(platform,)).as_text()
     others = {"all_to_all": "@ragged_all_to_all", "ragged_all_to_all": '"stablehlo.all_to_all"'}
     wanted = {"all_to_all": '"stablehlo.all_to_all"', "ragged_all_to_all": "@ragged_all_to_all"}
     # There, back, and both again for the gradient, less the last, which nothing needs.

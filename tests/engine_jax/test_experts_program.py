@@ -28,7 +28,7 @@ def blocks_of(plan: Plan) -> Fraction:
     """How many blocks of rows a device multiplies where experts are chosen alike, without what fills the last ones."""
     experts = links_of(plan).experts
     assert experts is not None
-    return Fraction(experts.traffic.choices, experts.products.rows)
+    return Fraction(experts.traffic.assignments, experts.products.rows)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

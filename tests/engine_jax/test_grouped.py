@@ -17,7 +17,7 @@ from shardwright.engine_jax.experts.grouped_blocks import Matrices, back_in_bloc
 ROWS, EMBED, WIDTH, EXPERTS = 40, 6, 10, 4
 SIZES = [[9, 0, 17, 5], [0, 0, 0, 0], [40, 0, 0, 0], [10, 10, 10, 10], [0, 1, 0, 39]]
 KERNEL_ROWS = 128
-WAYS = {
+KERNELS = {
     "blocks": (ROWS, in_blocks, back_in_blocks),
     # TPU's, as Pallas runs it in Python.
     "megablox": (KERNEL_ROWS, partial(_by_kernel, interpret=True), partial(_back_by_kernel, interpret=True)),
@@ -49,16 +49,16 @@ def row_by_row(rows_RM, experts: Matrices, sizes: list[int]) -> jax.Array:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", KERNELS)
 def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matrices) -> None:
-    room, there, back = WAYS[way]
-    products = products_of("cpu" if way == "blocks" else "tpu", room)
+    buffer_rows, there, back = KERNELS[way]
+    products = products_of("cpu" if way == "blocks" else "tpu", buffer_rows)
     assert products.name == way
     owned = sum(sizes)
     # What lies behind the experts' rows must reach nothing: not a number is the harshest that could lie there.
-    behind = jnp.arange(room)[:, None] >= owned
-    rows_RM = jnp.where(behind, jnp.nan, drawn(room, EMBED))
-    d_out_RM = jnp.where(behind, jnp.nan, drawn(room, EMBED + 1)[:, 1:])
+    behind = jnp.arange(buffer_rows)[:, None] >= owned
+    rows_RM = jnp.where(behind, jnp.nan, drawn(buffer_rows, EMBED))
+    d_out_RM = jnp.where(behind, jnp.nan, drawn(buffer_rows, EMBED + 1)[:, 1:])
 
     expected, pull = jax.vjp(lambda rows, matrices: row_by_row(rows, matrices, sizes), rows_RM, experts)
     d_rows, d_experts = pull(d_out_RM[:owned])
@@ -98,12 +98,12 @@ def test_elsewhere_a_kernel_or_larger_blocks(platform: str, rows: int, loops: bo
 
     products = products_of("tpu" if platform == "tpu" else "gpu", rows)
 
-    def slope(rows_RM):
+    def cotangent(rows_RM):
         return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E, products)), (0, 1))(
             rows_RM, experts
         )
 
-    text = jax.jit(slope).trace(jnp.asarray(drawn(rows, EMBED))).lower(lowering_platforms=(platform,)).as_text()
+    text = jax.jit(cotangent).trace(jnp.asarray(drawn(rows, EMBED))).lower(lowering_platforms=(platform,)).as_text()
     assert "ragged_dot" not in text
     assert ("tpu_custom_call" in text) != loops
     assert ("stablehlo.dot_general" in text) == loops

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.core.plan.attention_kernels import Chosen
+from shardwright.core.plan.attention_kernels import ChosenKernel
 from shardwright.core.resolution.row_order import IN_ORDER
 from shardwright.engine_jax.attention import attention, kernels
 from shardwright.engine_jax.attention.kernels import backend_of, splash, triton
-from shardwright.engine_jax.attention.scores import Sight
+from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.io.layer_io import AttentionLinks
 from tests.engine_jax.attending import batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.seeing import Shape, far, made, plainly, with_slopes
@@ -35,8 +35,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SPLASH_BLOCK", 128)
 
 
-def by_splash(q_BTHD, k_BSKD, v_BSKE, sight: Sight, scale: float) -> jax.Array:
-    return splash(q_BTHD, k_BSKD, v_BSKE, sight.with_reach(), scale, interpret=True)
+def by_splash(q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask, scale: float) -> jax.Array:
+    return splash(q_BTHD, k_BSKD, v_BSKE, mask.with_reach(), scale, interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_splash_passes_over_blocks_that_nobody_sees() -> None:
     expected = with_slopes(by_splash, case, SCALE)
     unseen_1S11 = (np.arange(384) >= 256)[None, :, None, None]
     k_BSKD, v_BSKE = (jnp.where(unseen_1S11, jnp.nan, array) for array in (case.k_BSKD, case.v_BSKE))
-    out, slopes = with_slopes(by_splash, case._replace(k_BSKD=k_BSKD, v_BSKE=v_BSKE), SCALE)
-    jax.tree.map(np.testing.assert_array_equal, (out, slopes), expected)
+    out, cotangents = with_slopes(by_splash, case._replace(k_BSKD=k_BSKD, v_BSKE=v_BSKE), SCALE)
+    jax.tree.map(np.testing.assert_array_equal, (out, cotangents), expected)
 
 
 @pytest.mark.parametrize(("move", "in_text_order"), [("gather", False), ("gather", True), ("ulysses", True)])
@@ -71,7 +71,7 @@ def test_under_context_splash_is_the_attention_of_one_device(
     """Keys that lie head to tail are put in the order of the text before the kernel has them."""
     monkeypatch.setattr(attention, "splash", partial(splash, interpret=True))
     case = case_of(WITH_ROWS, "latent", move, balanced=not in_text_order)
-    case = replace(case, way=Chosen(name="splash", block=0, why="the test wants it"), longer=16)
+    case = replace(case, way=ChosenKernel(name="splash", block=0, why="the test wants it"), longer=16)
     pieces = plan_of(case).row_pieces
     assert (pieces == (0,)) == in_text_order
     added, (of_stream, of_weights) = program_of(case)(weights_of("latent"), balanced(pieces, batch(16)))
@@ -115,7 +115,7 @@ def test_cudnn_is_told_of_whole_rows_in_the_order_of_the_text_alone(
 ) -> None:
     told = []
     monkeypatch.setattr(attention, "cudnn", lambda *_, causal: told.append(causal))
-    links = AttentionLinks(way=Chosen(name="cudnn", block=0, why=""), pieces=pieces)
+    links = AttentionLinks(way=ChosenKernel(name="cudnn", block=0, why=""), pieces=pieces)
     q, k = jnp.zeros((1, 8, 2, 4)), jnp.zeros((1, keys, 2, 4))
-    attention._attend(q, k, k, cast(Sight, None), SCALE, links)
+    attention._attend(q, k, k, cast(AttentionMask, None), SCALE, links)
     assert told == [causal]

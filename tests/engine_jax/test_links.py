@@ -20,7 +20,7 @@ from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.layer_io import index_of, size_of
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.lowering.links import carry, links_of
+from shardwright.engine_jax.lowering.links import links_of, redistribute
 from shardwright.engine_jax.lowering.shardings import partition_spec
 from shardwright.models import build
 
@@ -62,7 +62,7 @@ def test_every_device_ends_with_its_part_of_the_sum(seed: int, mesh: Mesh) -> No
         # What is yet to be summed is not in equal shares: 1 / n each would hide a device left out.
         share = index_of(summed) + 1 if summed else 1
         total = sum(range(1, size_of(summed) + 1))
-        return carry(part * share, way, NAMES) / (total if summed else 1)
+        return redistribute(part * share, way, NAMES) / (total if summed else 1)
 
     with jax.default_device(jax.devices()[0]):
         result = jax.jit(moved)(whole)
@@ -94,8 +94,8 @@ def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) 
         check_vma=False,
     )
     def both(part):
-        gathered = carry(part, gather, ("x", "y"))
-        return gathered, carry(gathered * (index_of(axes) + 1), scatter, ("x", "y"))
+        gathered = redistribute(part, gather, ("x", "y"))
+        return gathered, redistribute(gathered * (index_of(axes) + 1), scatter, ("x", "y"))
 
     gathered, scattered = jax.jit(both)(array)
     for shard in gathered.addressable_shards:

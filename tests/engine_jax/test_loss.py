@@ -32,10 +32,10 @@ def test_loss_and_gradient_are_those_of_pytorch() -> None:
         )
         their_loss.backward()
         assert theirs.grad is not None
-        loss, slope = jax.jit(jax.value_and_grad(summed_cross_entropy))(logits_BLV, targets_BL, valid_BL)
+        loss, cotangent = jax.jit(jax.value_and_grad(summed_cross_entropy))(logits_BLV, targets_BL, valid_BL)
         np.testing.assert_allclose(loss, their_loss.item(), rtol=1e-6)
-        np.testing.assert_allclose(slope, theirs.grad, rtol=0, atol=1e-6)
-        assert not np.any(slope[~valid_BL])
+        np.testing.assert_allclose(cotangent, theirs.grad, rtol=0, atol=1e-6)
+        assert not np.any(cotangent[~valid_BL])
 
 
 def test_narrow_logits_are_summed_wide() -> None:

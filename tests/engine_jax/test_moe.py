@@ -267,14 +267,14 @@ def test_every_layout_does_what_the_definition_says(case: Case) -> None:
 
 def test_what_finds_no_room_is_counted_and_is_nothing() -> None:
     case = replace(EP, expert_buffer=0.5)
-    room = traffic_of(plan_of(case).request, plan_of(case).mesh).room(0.5)
+    buffer_rows = traffic_of(plan_of(case).request, plan_of(case).mesh).buffer_rows(0.5)
     taken_BLE = token_by_token(None)[2]
     # Rows lie over fsdp, then over the expert axis; experts over the latter, two on each device.
     came = taken_BLE.reshape(2, ROWS // 2 * LENGTH, 4, 2).sum(axis=(1, 3))
-    assert np.any(came > room)
-    assert np.any(came < room)
+    assert np.any(came > buffer_rows)
+    assert np.any(came < buffer_rows)
     result = result_of(case)
-    assert int(result.counts.overflow) == np.maximum(came - room, 0).sum()
+    assert int(result.counts.overflow) == np.maximum(came - buffer_rows, 0).sum()
     np.testing.assert_array_equal(result.counts.by_expert, taken_BLE.sum(axis=(0, 1)))
     assert np.all(np.isfinite(result.out_BLM))
     # The first rows of a buffer are those of its first expert: where all of its tokens have room, they are whole.
@@ -294,8 +294,8 @@ def test_one_device_for_all_experts_has_one_program(move: str) -> None:
 @pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
 def test_tokens_or_weights_cross_and_never_both(move: str) -> None:
     compiled, plan = compiled_layer(replace(EP_AS_CP, move=move))
-    crossing = [one for one in Program(compiled.as_text()).collectives(plan.mesh) if one.axes == ("expert",)]
-    floats = [(one.kind, one.shape) for one in crossing if one.dtypes == ("float32",)]
+    resharding = [one for one in Program(compiled.as_text()).collectives(plan.mesh) if one.axes == ("expert",)]
+    floats = [(one.kind, one.shape) for one in resharding if one.dtypes == ("float32",)]
     # Matrices of experts have three dims, tokens as they are gathered have two.
     tokens = (ROWS // 2 * LENGTH, EMBED)
     gathered = [shape for kind, shape in floats if kind == "all-gather"]

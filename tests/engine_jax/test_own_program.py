@@ -99,8 +99,8 @@ def test_kernels_of_convolutions_rest_and_train_as_on_one_device(layout: str) ->
     x_BHWC, y_BV = (draw.normal(size=shape).astype(np.float32) for shape in ((8, 5, 6, 8), (8, 8)))
 
     def step(kernels):
-        loss, slopes = jax.value_and_grad(lambda k: ((convolved(k, x_BHWC) - y_BV) ** 2).mean())(kernels)
-        return loss, jax.tree.map(lambda one, slope: one - 0.1 * slope, kernels, slopes)
+        loss, cotangents = jax.value_and_grad(lambda k: ((convolved(k, x_BHWC) - y_BV) ** 2).mean())(kernels)
+        return loss, jax.tree.map(lambda one, cotangent: one - 0.1 * cotangent, kernels, cotangents)
 
     mesh = device_mesh(plan.mesh)
     shardings = named_shardings(plan, mesh, kernels)

@@ -20,19 +20,19 @@ def of(dims: str) -> jax.Array:
 @pytest.mark.parametrize("dims", ["BLM,MHD->BLHD", "BLHD,HDM->BLM", "BLM,VM->BLV"])
 def test_as_jax_has_it(dims: str) -> None:
     operands, out = dims.split("->")
-    x, weight, slope = (of(each) for each in (*operands.split(","), out))
+    x, weight, cotangent = (of(each) for each in (*operands.split(","), out))
     ours, our_slopes = jax.vjp(lambda x, weight: weight_product(dims, x, weight), x, weight)
     theirs, their_slopes = jax.vjp(lambda x, weight: jnp.einsum(dims, x, weight), x, weight)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    for our, their in zip(our_slopes(slope), their_slopes(slope), strict=True):
+    for our, their in zip(our_slopes(cotangent), their_slopes(cotangent), strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-6)
 
 
 def test_narrow_slopes_of_a_wide_product() -> None:
     x, weight = of("BLM").astype(jnp.bfloat16), of("MV").astype(jnp.bfloat16)
-    out, slopes = jax.vjp(lambda x, weight: weight_product("BLM,MV->BLV", x, weight, "logits"), x, weight)
+    out, cotangents = jax.vjp(lambda x, weight: weight_product("BLM,MV->BLV", x, weight, "logits"), x, weight)
     assert out.dtype == jnp.float32
-    assert [slope.dtype for slope in slopes(out)] == [jnp.bfloat16, jnp.bfloat16]
+    assert [cotangent.dtype for cotangent in cotangents(out)] == [jnp.bfloat16, jnp.bfloat16]
 
 
 def test_products_are_kept_by_name() -> None:

@@ -16,7 +16,7 @@ from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.model import model
 from shardwright.engine_torch.training import step
 from shardwright.training.optimizer import OptimizerOptions
-from tests.engine_torch.carrying import wrong_after_steps
+from tests.engine_torch.redistributing import wrong_after_steps
 from tests.engine_torch.training import Told, train
 
 
@@ -64,7 +64,7 @@ def gradients_averaged(patch: pytest.MonkeyPatch) -> None:
     _change_loss(patch, scaled)
 
 
-def micro_steps_divided_twice(patch: pytest.MonkeyPatch) -> None:
+def microbatches_divided_twice(patch: pytest.MonkeyPatch) -> None:
     def halved(loss: torch.Tensor, valid_BL: torch.Tensor) -> torch.Tensor:
         del valid_BL
         return loss.detach() + (loss - loss.detach()) / 2

@@ -245,7 +245,7 @@ def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bo
     mesh = parallelize(module, plan, sum_gradients=sum_gradients, device=CPU) if plan is not None else None
     optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
     generator = torch.Generator().manual_seed(3)
-    told = []
+    losses = []
     for _ in range(STEPS):
         batch = torch.randint(VOCAB, (ROWS, LENGTH + 1), generator=generator)
         rows = batch if plan is None else _rows_of(batch, plan)
@@ -266,8 +266,8 @@ def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bo
         if plan is not None:
             dist.all_reduce(mean)
             mean /= plan.mesh.num_devices
-        told.append(float(mean))
-    return Trained(losses=tuple(told), kept={name: kept_of(one) for name, one in module.named_parameters()})
+        losses.append(float(mean))
+    return Trained(losses=tuple(losses), kept={name: kept_of(one) for name, one in module.named_parameters()})
 
 
 def refused(unlike: Mapping[str, Sequence[int]], plan: Plan) -> str:

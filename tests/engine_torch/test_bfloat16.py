@@ -20,7 +20,7 @@ from tests.sameness.test_bfloat16 import BATCHES, SEED, Case, alone_of, request_
 
 NARROW = (("weights_dtype", "bfloat16"), ("moments_dtype", "bfloat16"))
 CASES = (
-    Case(model=LLAMA3, layout="heads and words", more="tied=true", options=(("micro_steps", 2),)),
+    Case(model=LLAMA3, layout="heads and words", more="tied=true", options=(("microbatches", 2),)),
     Case(model=LLAMA3, layout="cp", move=(("move_attention", "ring"),), sizes=(("fsdp", 2), ("context", 2))),
     Case(model=LLAMA3, layout="hsdp", sizes=(("data", 2), ("fsdp", 2)), options=NARROW),
     Case(model=MIXTRAL, layout="ep", move=(("move_moe", "ring"),), sizes=(("fsdp", 2), ("expert", 2))),

@@ -23,7 +23,7 @@ from shardwright.engine_torch.dry_run.counting import Seen
 from shardwright.engine_torch.dry_run.held import Held
 from shardwright.models import build
 
-FOUR = {"micro_steps": 4, "batch": 64}
+FOUR = {"microbatches": 4, "batch": 64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,25 +40,25 @@ class Case:
 
 
 def case(model: str, layout: str, move: dict[str, str] | None = None, /, **sizes: object) -> Case:
-    axes = tuple((name, size) for name, size in sizes.items() if isinstance(size, int) and name != "micro_steps")
+    axes = tuple((name, size) for name, size in sizes.items() if isinstance(size, int) and name != "microbatches")
     options = tuple((name, value) for name, value in sizes.items() if (name, value) not in axes)
     return Case(model=model, layout=layout, sizes=axes, move=tuple((move or {}).items()), options=options)  # pyright: ignore[reportArgumentType]
 
 
 CASES = (
-    case("llama3-test", "fsdp", fsdp=16, micro_steps=4),
+    case("llama3-test", "fsdp", fsdp=16, microbatches=4),
     case("llama3-test", "fsdp", fsdp=48),
-    case("llama3-test", "ddp", data=16, micro_steps=4),
-    case("llama3-test", "hsdp", data=4, fsdp=4, micro_steps=4, dtype="bfloat16"),
-    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, micro_steps=4),
+    case("llama3-test", "ddp", data=16, microbatches=4),
+    case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4, dtype="bfloat16"),
+    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, microbatches=4),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="dots"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="none"),
     case("llama3-test", "cp", fsdp=4, context=4),
     case("llama3-test", "cp", {"move_attention": "ring"}, fsdp=4, context=4),
-    case("mixtral-test", "ep", fsdp=4, expert=4, micro_steps=4),
+    case("mixtral-test", "ep", fsdp=4, expert=4, microbatches=4),
     case("mixtral-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
     case("mixtral-test", "ep", {"move_moe": "weights"}, fsdp=4, expert=4),
-    case("deepseek3-test", "ep", fsdp=4, expert=4, micro_steps=4),
+    case("deepseek3-test", "ep", fsdp=4, expert=4, microbatches=4),
     case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4),
 )
 
@@ -66,7 +66,7 @@ CASES = (
 def plan_of(one: Case) -> Plan:
     layout = replace(load_layout(one.layout), **dict(one.move))
     options = {"batch": 48, "length": 64, **dict(one.options)}
-    if "micro_steps" in options:
+    if "microbatches" in options:
         options |= FOUR
     elif dict(one.sizes).get("fsdp") != 48:
         options["batch"] = 16
@@ -98,8 +98,8 @@ def test_what_is_counted_is_what_the_plan_lists(one: Case) -> None:
     assert all(seen.source is not None for seen in beside)
 
 
-def test_replicas_are_summed_once_whatever_the_micro_steps() -> None:
-    plan = plan_of(case("llama3-test", "hsdp", data=4, fsdp=4, micro_steps=4))
+def test_replicas_are_summed_once_whatever_the_microbatches() -> None:
+    plan = plan_of(case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4))
     sums = [(seen.component, count) for seen, count in dry_run.dry_run(plan).collectives if seen.axes == ("data",)]
     # The ends of the model, and each of six layers.
     assert sorted(sums) == [("embedding", 1), ("mlp", 6)]
@@ -124,8 +124,8 @@ def test_as_often_as_pytorch_counts_itself(monkeypatch: pytest.MonkeyPatch) -> N
     assert dict(found) == theirs
 
 
-def test_micro_steps_that_are_not_walked_through_are_like_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(case("mixtral-test", "ep", fsdp=4, expert=4, micro_steps=4))
+def test_microbatches_that_are_not_walked_through_are_like_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(case("mixtral-test", "ep", fsdp=4, expert=4, microbatches=4))
     short = dict(dry_run.dry_run(plan).collectives)
     monkeypatch.setattr(dry_run, "MICRO_STEPS", 4)
     assert dict(dry_run.dry_run(plan).collectives) == short

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.engine_torch.attention.scores import Running, Sight, attend, finished, with_keys
-from shardwright.engine_torch.experts.moe import choose_rows
+from shardwright.engine_torch.attention.scores import AttentionMask, Running, attend, finished, with_keys
+from shardwright.engine_torch.experts.moe import dispatch_rows
 from shardwright.engine_torch.layers.embedding import rows_of
 from shardwright.engine_torch.layers.product import product, weight_product
 from shardwright.engine_torch.training.optimizer import apply_gradients
@@ -33,10 +33,10 @@ def test_logits_are_not_rounded() -> None:
     exact = x.double() @ weight.double().T
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)
-    slopes = torch.autograd.grad(logits, (x, weight), logits.detach())
+    cotangents = torch.autograd.grad(logits, (x, weight), logits.detach())
     expected = torch.autograd.grad(exact, (x, weight), logits.detach().to(torch.bfloat16).double())
-    for slope, one in zip(slopes, expected, strict=True):
-        torch.testing.assert_close(slope, one, rtol=2 * HALF_ULP, atol=1e-3)
+    for cotangent, one in zip(cotangents, expected, strict=True):
+        torch.testing.assert_close(cotangent, one, rtol=2 * HALF_ULP, atol=1e-3)
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
@@ -48,7 +48,7 @@ def test_scores_around_a_ring_are_not_rounded(pieces: int) -> None:
         drawn(1, 16, 2, 8, seed=2),
     )
     places = torch.arange(16)[None]
-    whole = Sight(places, torch.ones_like(places), places, torch.ones_like(places))
+    whole = AttentionMask(places, torch.ones_like(places), places, torch.ones_like(places))
     running: Running | None = None
     size = 16 // pieces
     for start in range(0, 16, size):
@@ -70,9 +70,9 @@ def test_products_of_batches_are_wide_both_ways() -> None:
     )
     wide = product(x, y, torch.float32)
     torch.testing.assert_close(wide.double(), x.double() @ y.double(), rtol=1e-5, atol=1e-5)
-    slope = drawn(3, 5, 7, seed=2)
-    ours = torch.autograd.grad(wide, (x, y), slope.float())
-    for one, exact in zip(ours, torch.autograd.grad(x.double() @ y.double(), (x, y), slope.double()), strict=True):
+    cotangent = drawn(3, 5, 7, seed=2)
+    ours = torch.autograd.grad(wide, (x, y), cotangent.float())
+    for one, exact in zip(ours, torch.autograd.grad(x.double() @ y.double(), (x, y), cotangent.double()), strict=True):
         torch.testing.assert_close(one, exact, rtol=2 * HALF_ULP, atol=1e-3)
 
 
@@ -80,15 +80,15 @@ def test_products_of_batches_are_wide_both_ways() -> None:
     ("taken", "row"),
     [
         (lambda table, rows: rows_of(table, rows[None])[0], "embedding"),
-        (choose_rows, "choices"),
+        (dispatch_rows, "choices"),
     ],
 )
 def test_what_is_taken_often_is_added_up_as_often(taken, row: str) -> None:
     """One row of a thousand gradients of 1: in bfloat16 the sum would end at 256."""
     table = torch.ones(4, 2, dtype=torch.bfloat16, requires_grad=True)
-    (slope,) = torch.autograd.grad(taken(table, torch.zeros(1000, dtype=torch.int64)).sum(), table)
-    assert slope[0].tolist() == [1000, 1000], row
-    assert not slope[1:].any()
+    (cotangent,) = torch.autograd.grad(taken(table, torch.zeros(1000, dtype=torch.int64)).sum(), table)
+    assert cotangent[0].tolist() == [1000, 1000], row
+    assert not cotangent[1:].any()
 
 
 def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest(four: Ranks) -> None:
@@ -102,15 +102,15 @@ def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest(four: Ranks)
 
 def test_an_update_of_narrow_weights_is_that_of_wide_ones_rounded_once() -> None:
     options = OptimizerOptions(lr=1e-2, warmup=0, steps=4, weight_decay=0.1, clip=0.3)
-    weight, slope, mu, nu = (
+    weight, cotangent, mu, nu = (
         drawn(64),
         drawn(64, seed=1),
         drawn(64, seed=2, scale=0.1),
         drawn(64, seed=3, scale=0.1).abs(),
     )
     norm = torch.tensor(1.7)
-    narrow = [{"w": one.clone()} for one in (weight, slope, mu, nu)]
-    wide = [{"w": one.float()} for one in (weight, slope, mu, nu)]
+    narrow = [{"w": one.clone()} for one in (weight, cotangent, mu, nu)]
+    wide = [{"w": one.float()} for one in (weight, cotangent, mu, nu)]
     for state in (narrow, wide):
         apply_gradients(*state, step=3, norm=norm, options=options, decayed=["w"])
     for ours, theirs in zip(narrow, wide, strict=True):

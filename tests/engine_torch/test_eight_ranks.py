@@ -10,8 +10,8 @@ import torch
 
 from shardwright.core.mesh.mesh import Mesh
 from tests.engine_jax.steps import Case
-from tests.engine_torch.carrying import by_hand, each_collective, wrong_after_steps
 from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.redistributing import by_hand, each_collective, wrong_after_steps
 from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 

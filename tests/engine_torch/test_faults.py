@@ -14,16 +14,16 @@ from shardwright.core.plan.plan import Plan
 from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.steps import Case, Run, assert_same
 from tests.engine_torch import faults
-from tests.engine_torch.carrying import MESH
 from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.redistributing import MESH
 from tests.engine_torch.runs import torch_plan, trained_on
-from tests.sameness.cases import LLAMA3, MICRO_STEPS
+from tests.sameness.cases import LLAMA3, MICROBATCHES
 
 SMALL = "num_layers=1,embed=64,mlp=128,num_heads=4,num_kv_heads=4"
 
 
 def small(layout: str, mesh: str) -> Case:
-    return Case(model=LLAMA3, layout=layout, mesh=mesh, micro_steps=MICRO_STEPS, settings=SMALL)
+    return Case(model=LLAMA3, layout=layout, mesh=mesh, microbatches=MICROBATCHES, settings=SMALL)
 
 
 HYBRID = small("hsdp", "data=2,fsdp=2")
@@ -54,7 +54,7 @@ OF_THE_ENGINE = [
     (REPLICAS, faults.late_sums_made_twice),
     (TENSOR, faults.late_sums_left_out),
     (HYBRID, faults.gradients_averaged),
-    (HYBRID, faults.micro_steps_divided_twice),
+    (HYBRID, faults.microbatches_divided_twice),
     (HYBRID, faults.loss_normalised_by_each_rank),
     (HYBRID, faults.a_replica_dropped),
 ]

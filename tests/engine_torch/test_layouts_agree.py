@@ -20,11 +20,11 @@ FEW = 2
 
 
 def few_rows(model: str, layout: str, mesh: str) -> Case:
-    return replace(case(model, layout, mesh), rows=FEW, micro_steps=1)
+    return replace(case(model, layout, mesh), rows=FEW, microbatches=1)
 
 
 def test_hybrid_shards_train_as_full_ones(four: Ranks) -> None:
-    """What replicas sum behind the last micro-step is what a scatter sums in each."""
+    """What replicas sum behind the last microbatch is what a scatter sums in each."""
     hybrid = trained(four, case(LLAMA3, "hsdp", "data=2,fsdp=2"), FEW_STEPS)
     full = trained(four, case(LLAMA3, "fsdp", "fsdp=4"), FEW_STEPS)
     assert_same(hybrid.run, full.run, 1e-5)

@@ -25,8 +25,8 @@ from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.boxes.placements import Placement, Replicate, Shard, StridedShard, placements_of
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.fsdp_groups import WeightOfLayer, weights_of
 from shardwright.core.plan.plan import Plan
-from shardwright.core.plan.together import WeightOfLayer, weights_of
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_torch.io.mesh import Ranks, ranks_of

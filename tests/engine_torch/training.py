@@ -141,7 +141,7 @@ def tied_sums(plan: Plan) -> tuple[str, float, float]:
         innermost = innermost.inside
     innermost._compute = used_twice
     model.root(None).backward()
-    slope = model.parameters()["embedding.tokens"].grad
-    assert slope is not None
-    local = local_of(slope)
+    cotangent = model.parameters()["embedding.tokens"].grad
+    assert cotangent is not None
+    local = local_of(cotangent)
     return str(local.dtype), float(local.min()), float(local.max())

@@ -26,7 +26,7 @@ HEAD = f"""# How far the two engines are apart
 The same seed, rows and layout, on four ranks of PyTorch over Gloo and on one device of the JAX engine. `make test-all` trains
 each case and writes this page anew; `make test` takes the first steps of eight of them and writes nothing.
 
-Each case: float32, {STEPS} steps of 2 micro-steps, AdamW, rows of very unequal numbers of valid tokens, gradients clipped in every
+Each case: float32, {STEPS} steps of 2 microbatches, AdamW, rows of very unequal numbers of valid tokens, gradients clipped in every
 step. The states before the first step are the same bit for bit.
 
 - *loss*: the largest relative difference of a step's loss. Allowed: 1e-5 without experts, 1e-4 with them.

@@ -178,7 +178,7 @@ def _options(draw: random.Random) -> list[str]:
         ["--dtype", draw.choice(("float32", "bfloat16", "float16", "int8"))],
         ["--weights-dtype", draw.choice(("float32", "bfloat16", "x"))],
         ["--remat", draw.choice(("full", "dots", "none", "x"))],
-        ["--micro-steps", str(draw.choice(number))],
+        ["--microbatches", str(draw.choice(number))],
         ["--expert-buffer", str(draw.choice((1.25, 0, -1, "nan", "inf", "x")))],
         ["--load-balance"],
         ["--json"],

@@ -33,7 +33,7 @@ ON_COSTS: tuple[Case, ...] = (
         name="SW121-stages",
         model="llama3-8b",
         layout="pp",
-        options={"devices": 16, "micro_steps": 2},
+        options={"devices": 16, "microbatches": 2},
         neighbour={"options": {"devices": 1, "mesh_sizes": {"stage": 1}}},
     ),
     Case(

@@ -6,7 +6,7 @@ from shardwright.cost import read_machine
 from tests.golden.findings_case import Case, mine
 
 TORCH, JAX = {"engine": "torch", "devices": 8}, {"engine": "jax", "devices": 8}
-STAGED = {"devices": 8, "micro_steps": 2, "batch": 16}
+STAGED = {"devices": 8, "microbatches": 2, "batch": 16}
 TWO_TENSOR = "a: tensor\nb: tensor"
 ENDS_OF_ITS_OWN = mine("fsdp: fsdp\ntensor: {elsewhere: tensor, logits: idle}", "{fsdp: auto, tensor: 2}")
 

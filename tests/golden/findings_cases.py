@@ -101,7 +101,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="SW103-ends-repeated-by-stages",
         layout="pp",
-        options={"devices": 8, "micro_steps": 2},
+        options={"devices": 8, "microbatches": 2},
         neighbour={"options": {"devices": 8, "mesh_sizes": {"stage": 1}}},
     ),
     Case(
@@ -233,10 +233,10 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 8, "batch": 16}},
     ),
     Case(
-        name="SW108-micro-steps",
+        name="SW108-microbatches",
         layout="fsdp",
-        options={"devices": 8, "batch": 16, "micro_steps": 4},
-        neighbour={"options": {"devices": 8, "batch": 16, "micro_steps": 2}},
+        options={"devices": 8, "batch": 16, "microbatches": 4},
+        neighbour={"options": {"devices": 8, "batch": 16, "microbatches": 2}},
     ),
     Case(
         name="SW108-tokens",
@@ -253,15 +253,15 @@ CASES: tuple[Case, ...] = (
     Case(
         name="SW110-layers",
         layout="pp",
-        options={"devices": 8, "mesh_sizes": {"stage": 4}, "micro_steps": 4, "batch": 16},
-        neighbour={"options": {"devices": 6, "mesh_sizes": {"stage": 3}, "micro_steps": 4, "batch": 16}},
+        options={"devices": 8, "mesh_sizes": {"stage": 4}, "microbatches": 4, "batch": 16},
+        neighbour={"options": {"devices": 6, "mesh_sizes": {"stage": 3}, "microbatches": 4, "batch": 16}},
     ),
     Case(
-        name="SW110-micro-steps",
+        name="SW110-microbatches",
         model="llama3-8b",
         layout="pp",
         options={"devices": 16},
-        neighbour={"options": {"devices": 16, "micro_steps": 2}},
+        neighbour={"options": {"devices": 16, "microbatches": 2}},
     ),
     Case(
         name="SW111-axis",

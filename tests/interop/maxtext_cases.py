@@ -15,7 +15,7 @@ from shardwright import FindingsError
 from shardwright.core.findings.finding import Finding
 from shardwright.interop.maxtext.importing import MaxTextImport, import_maxtext
 from shardwright.interop.maxtext.resolution.placing import Imported
-from shardwright.interop.maxtext.sources import Asked
+from shardwright.interop.maxtext.sources import MaxTextRequest
 from tests.interop.rule_files import CLEAN, PRESET, edited, line, without
 
 FOLDER = Path(__file__).parents[1] / "golden" / "imports"
@@ -74,7 +74,7 @@ def _import(case: Case, folder: Path) -> MaxTextImport:
     os.chdir(folder)
     try:
         asked = {"model": "mixtral-test", **case.asked}
-        return import_maxtext(Asked(file=next(iter(case.files)), **asked))
+        return import_maxtext(MaxTextRequest(file=next(iter(case.files)), **asked))
     finally:
         os.chdir(before)
 

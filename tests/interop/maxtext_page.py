@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from shardwright import InputError
 from shardwright.interop.maxtext.model import model_of
-from shardwright.interop.maxtext.sources import Asked, read_configuration
+from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
 from tests.interop.maxtext_facts import FACTS, write_configs
 
 PAGE = Path(__file__).parents[2] / "docs" / "maxtext-files.md"
@@ -29,7 +29,7 @@ Outcome = tuple[str, int | None]
 def outcome(folder: Path, name: str) -> Outcome:
     """What becomes of a file, and the parameters of the model that it is."""
     try:
-        configuration = read_configuration(Asked(file=str(folder / name)))
+        configuration = read_configuration(MaxTextRequest(file=str(folder / name)))
         table = model_of(None, {}, configuration).table
     except InputError as error:
         return f"refused: {_reason(str(error), name)}", None

@@ -13,7 +13,7 @@ from transformers.distributed import tensor_parallel
 from shardwright import InputError, Request, make_plan
 from shardwright.core.model.table import as_torch_stores
 from shardwright.interop.hugging_face.command import nearest_named
-from shardwright.interop.hugging_face.importing import Asked, import_hugging_face
+from shardwright.interop.hugging_face.importing import HuggingFaceRequest, import_hugging_face
 from shardwright.interop.hugging_face.tp_plan import STYLES
 from shardwright.models import build
 
@@ -120,7 +120,7 @@ PUBLISHED = {
 def imported(tmp_path, values: Any, **asked):
     path = tmp_path / "config.json"
     path.write_text(values if isinstance(values, str) else json.dumps(values, indent=1))
-    return import_hugging_face(Asked(file=str(path), **asked))
+    return import_hugging_face(HuggingFaceRequest(file=str(path), **asked))
 
 
 def parameters_of(config: transformers.PreTrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -352,7 +352,7 @@ def test_a_number_that_nobody_means_is_refused_where_it_stands(key, value, messa
     lines = ",\n".join(f'"{name}": {number}' for name, number in {**sizes, key: value}.items())
     (tmp_path / "config.json").write_text(f'{{"model_type": "llama",\n{lines}}}')
     with pytest.raises(InputError) as refused:
-        import_hugging_face(Asked(file="config.json"))
+        import_hugging_face(HuggingFaceRequest(file="config.json"))
     assert str(refused.value).splitlines()[0] == f"config.json:{2 + list(sizes).index(key)}:1: {message}"
 
 
@@ -363,6 +363,6 @@ def test_a_layout_from_a_plan_has_its_place_in_the_users_file(key, place, tmp_pa
         '{"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}'
     )
     (tmp_path / "plan.json").write_text(styles if key is None else f'{{\n"{key}": {styles}}}')
-    layout = import_hugging_face(Asked(file="plan.json", model="llama3-test")).layout
+    layout = import_hugging_face(HuggingFaceRequest(file="plan.json", model="llama3-test")).layout
     assert layout is not None
     assert str(layout.mesh["tensor"].position) == place

@@ -11,7 +11,7 @@ from shardwright.interop.maxtext.export import export_maxtext
 from shardwright.interop.maxtext.importing import import_maxtext
 from shardwright.interop.maxtext.reading.reading import parse_rule_file
 from shardwright.interop.maxtext.resolution.tensors import Step, tensors_of
-from shardwright.interop.maxtext.sources import Asked
+from shardwright.interop.maxtext.sources import MaxTextRequest
 from shardwright.layouts import preset_names
 from shardwright.models import build
 
@@ -72,7 +72,7 @@ def test_back_again_it_is_the_same_layout(layout, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = planned(layout, model)
     (tmp_path / "rules.yml").write_text(export_maxtext(plan).text)
-    found = import_maxtext(Asked(file="rules.yml", model=model, batch=8, length=64))
+    found = import_maxtext(MaxTextRequest(file="rules.yml", model=model, batch=8, length=64))
     assert not [finding for finding in found.findings if finding.severity == "error"]
     assert found.comparison is not None
     mine = found.comparison.layout

@@ -11,7 +11,7 @@ from shardwright.interop.maxtext.importing import placed_for
 from shardwright.interop.maxtext.model import model_of
 from shardwright.interop.maxtext.reading.model_vocabulary import DECODERS, MODEL_NAMES, OTHER_DECODERS
 from shardwright.interop.maxtext.reading.vocabulary import MODELS
-from shardwright.interop.maxtext.sources import Asked, read_configuration
+from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
 from shardwright.models import build
 from tests.interop.maxtext_facts import FACTS, write_configs
 from tests.interop.maxtext_page import PAGE, Outcome, outcomes, page
@@ -69,7 +69,7 @@ def test_a_name_alone_is_ours_where_maxtexts_model_has_the_same_weights(
     name: str, found_of: dict[str, Outcome], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: {name}\n")
-    table = model_of(None, {}, read_configuration(Asked(file=str(tmp_path / "mine.yml")))).table
+    table = model_of(None, {}, read_configuration(MaxTextRequest(file=str(tmp_path / "mine.yml")))).table
     assert table.name == MODELS[name]
     _, number = found_of[f"models/{name}.yml"]
     assert sum(weight.num_parameters for weight in build(table.name).weights) == number
@@ -98,7 +98,7 @@ def test_a_model_that_is_not_here_becomes_a_table_of_its_own(
     text: str, family: str, weights: int, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: my-own\n{text}")
-    imported, _, chosen = placed_for(Asked(file=str(tmp_path / "mine.yml")))
+    imported, _, chosen = placed_for(MaxTextRequest(file=str(tmp_path / "mine.yml")))
     assert (imported.table.name, imported.table.family) == ("my-own", family)
     assert sum(weight.num_parameters for weight in imported.table.weights) == weights
     assert chosen["--model"] == f"my-own, a {family} by the dimensions of {tmp_path / 'mine.yml'}"
@@ -195,7 +195,7 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(text)
     with pytest.raises(InputError) as refused:
-        placed_for(Asked(file="mine.yml"))
+        placed_for(MaxTextRequest(file="mine.yml"))
     assert str(refused.value).splitlines()[0] == message
 
 
@@ -213,10 +213,10 @@ def test_maxtexts_command_line_and_the_models_own_file(tmp_path: Path, monkeypat
     )
     named = ("model_name=llama2-7b",)
     for asked in (
-        Asked(file="base.yml", given=named),
-        Asked(file="models/llama2-7b.yml"),
-        Asked(file="gpu/mine.yml"),
-        Asked(file="gpu/mine.yml", given=("base_emb_dim=96", "logical_axis_rules=[[norm, fsdp]]")),
+        MaxTextRequest(file="base.yml", given=named),
+        MaxTextRequest(file="models/llama2-7b.yml"),
+        MaxTextRequest(file="gpu/mine.yml"),
+        MaxTextRequest(file="gpu/mine.yml", given=("base_emb_dim=96", "logical_axis_rules=[[norm, fsdp]]")),
     ):
         imported, _, _ = placed_for(asked)
         assert imported.table.sizes["embed"] == 96
@@ -226,12 +226,12 @@ def test_maxtexts_command_line_and_the_models_own_file(tmp_path: Path, monkeypat
         ("logical_axis_rules=[[kv, []]]", "1, and models/llama2-7b.yml:9:1 says others"),
     ):
         with pytest.raises(InputError) as refused:
-            placed_for(Asked(file="base.yml", given=(*named, key)))
+            placed_for(MaxTextRequest(file="base.yml", given=(*named, key)))
         assert str(refused.value) == (
             f"--given {key.partition('=')[0]}: {found}: MaxText takes neither. Add override_model_config=true, which lets "
             "the command line have it, or take it out."
         )
-        imported, _, _ = placed_for(Asked(file="base.yml", given=(*named, key, "override_model_config=true")))
+        imported, _, _ = placed_for(MaxTextRequest(file="base.yml", given=(*named, key, "override_model_config=true")))
         assert imported.table.sizes["embed"] == (48 if "emb" in key else 96)
         # A key that the command line has goes from the model's file as a whole: its rule for norms with the list.
         norm = next(line for line in imported.rules if line.name == "norm")
@@ -243,5 +243,5 @@ def test_configs_that_name_each_other_in_a_circle(tmp_path: Path, monkeypatch: p
     for name, other in (("a.yml", "b.yml"), ("b.yml", "a.yml")):
         (tmp_path / name).write_text(f"base_config: {other}\n")
     with pytest.raises(InputError) as refused:
-        placed_for(Asked(file="a.yml"))
+        placed_for(MaxTextRequest(file="a.yml"))
     assert str(refused.value) == "b.yml:1:14: base_config names this very file, by way of others."

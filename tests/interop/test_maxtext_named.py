@@ -11,7 +11,7 @@ from shardwright.interop.maxtext.importing import import_maxtext, placed_for
 from shardwright.interop.maxtext.reading.model_files import BASE, FILES
 from shardwright.interop.maxtext.reading.model_vocabulary import MODEL_KEYS, UNREAD
 from shardwright.interop.maxtext.reading.vocabulary import MODELS
-from shardwright.interop.maxtext.sources import Asked
+from shardwright.interop.maxtext.sources import MaxTextRequest
 from tests.interop.maxtext_facts import FACTS, write_configs
 from tests.interop.rule_files import CLEAN
 from tests.interop.test_maxtext_models import EXPERTS
@@ -98,7 +98,7 @@ def test_what_stands_beside_a_name_is_refused(case: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: llama3-8b\n{text}")
     with pytest.raises(InputError) as refused:
-        placed_for(Asked(file="mine.yml", given=given))
+        placed_for(MaxTextRequest(file="mine.yml", given=given))
     assert str(refused.value) == message
 
 
@@ -126,7 +126,7 @@ def test_a_model_by_its_name_and_what_stands_beside_it(
         text = "".join(f"{key}: {value!r}\n" for key, value in BASE.items() if not isinstance(value, bool | str))
         text += "decoder_block: llama2\n"
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: {name}\n{text}")
-    asked = Asked(file=str(tmp_path / "mine.yml"), given=given)
+    asked = MaxTextRequest(file=str(tmp_path / "mine.yml"), given=given)
     if model is None:
         with pytest.raises(InputError, match="which no table of ours has"):
             placed_for(asked)
@@ -143,7 +143,7 @@ def test_a_model_by_its_name_and_what_stands_beside_it(
 def test_what_gives_weights_to_other_decoders_only_is_said(key: str, tmp_path: Path) -> None:
     value = "true" if MODEL_KEYS[key] == "true or false" else "7"
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: llama3-8b\n")
-    asked = Asked(file=str(tmp_path / "mine.yml"), given=(f"{key}={value}",))
+    asked = MaxTextRequest(file=str(tmp_path / "mine.yml"), given=(f"{key}={value}",))
     imported, (finding,), _ = placed_for(asked)
     assert not imported.configuration.not_read
     assert (finding.code, finding.severity, finding.where) == ("SW111", "warning", f"'{key}'")
@@ -153,7 +153,7 @@ def test_what_gives_weights_to_other_decoders_only_is_said(key: str, tmp_path: P
 def test_what_a_models_own_file_replaces_is_said(tmp_path: Path) -> None:
     """MaxText's own gpu/models/mixtral_8x1b.yml asks for 5 layers beside model_name, and gets 32."""
     folder = write_configs(tmp_path / "configs")
-    found = import_maxtext(Asked(file=str(folder / "gpu/models/mixtral_8x1b.yml")))
+    found = import_maxtext(MaxTextRequest(file=str(folder / "gpu/models/mixtral_8x1b.yml")))
     (finding,) = (each for each in found.findings if "model_name" in each.where)
     assert finding.text().splitlines()[1:] == [
         f"  where  {finding.position}: 'base_num_decoder_layers' beside 'model_name'",
@@ -164,14 +164,14 @@ def test_what_a_models_own_file_replaces_is_said(tmp_path: Path) -> None:
     assert finding.position is not None
     assert finding.position.source.endswith("gpu/models/mixtral_8x1b.yml")
     assert "models/mixtral-8x7b.yml:" in finding.found
-    plain = import_maxtext(Asked(file=str(folder / "gpu/models/mixtral_8x7b.yml")))
+    plain = import_maxtext(MaxTextRequest(file=str(folder / "gpu/models/mixtral_8x7b.yml")))
     assert not [each for each in plain.findings if "model_name" in each.where]
 
 
 def test_a_fully_sparse_model_has_one_width(tmp_path: Path) -> None:
     (tmp_path / "mine.yml").write_text(f"{CLEAN}{EXPERTS}base_moe_mlp_dim: 32\n")
     with pytest.raises(InputError) as refused:
-        placed_for(Asked(file=str(tmp_path / "mine.yml")))
+        placed_for(MaxTextRequest(file=str(tmp_path / "mine.yml")))
     assert str(refused.value) == (
         f"{tmp_path / 'mine.yml'}:55:19: mine: 'base_moe_mlp_dim' is 32 and 'base_mlp_dim' is 128: MaxText ends with an error "
         "where all layers have experts and the two differ. Give both the same."

@@ -12,7 +12,7 @@ from shardwright import FindingsError
 from shardwright.interop.maxtext.export import export_maxtext
 from shardwright.interop.maxtext.importing import placed_for
 from shardwright.interop.maxtext.resolution.placing import Placed
-from shardwright.interop.maxtext.sources import Asked
+from shardwright.interop.maxtext.sources import MaxTextRequest
 from shardwright.layouts import preset_names
 from tests.interop.maxtext_facts import DIMS_OF_LAYERS, FACTS, specs_of, write_configs
 from tests.interop.test_maxtext_export import TORN, planned
@@ -64,7 +64,9 @@ def as_maxtext_has_it(spec: str) -> tuple[list[str], set[str]]:
 def test_each_weight_rests_where_maxtext_puts_it(case: str, configs: Path) -> None:
     facts = FACTS["cases"][case]
     given = (*facts["given"], *UNREAD)
-    imported, sizes, _ = placed_for(Asked(file=str(configs / "base.yml"), given=given, devices=64, batch=64, length=64))
+    imported, sizes, _ = placed_for(
+        MaxTextRequest(file=str(configs / "base.yml"), given=given, devices=64, batch=64, length=64)
+    )
     assert not sizes
     keys = [each.partition("=")[0] for each in given]
     assert list(imported.configuration.not_read) == [key for key in keys if key in CHANGES_NO_LAYOUT]
@@ -114,7 +116,7 @@ def test_random_rules_resolve_as_flax_does_on_maxtexts_names(configs: Path) -> N
             text = ", ".join(f"[{name}, [{', '.join(cut)}]]" for name, cut in rules)
             try:
                 imported, _, _ = placed_for(
-                    Asked(
+                    MaxTextRequest(
                         file=str(configs / "base.yml"),
                         given=(
                             f"model_name={model}",

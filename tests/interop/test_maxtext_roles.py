@@ -7,7 +7,7 @@ import pytest
 from shardwright.core.layout.roles import ROLES
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.importing import MaxTextImport, import_maxtext
-from shardwright.interop.maxtext.sources import Asked
+from shardwright.interop.maxtext.sources import MaxTextRequest
 from shardwright.layouts import load_layout, preset_names
 from tests.interop.rule_files import CLEAN, PRESET, edited, line
 
@@ -16,7 +16,9 @@ EMBED = line("embed", "fsdp", "context", "expert")
 
 def imported(tmp_path, text: str, model: str, **sizes: int) -> MaxTextImport:
     (tmp_path / "rules.yml").write_text(text)
-    return import_maxtext(Asked(file=str(tmp_path / "rules.yml"), model=model, mesh_sizes=sizes, batch=16, length=64))
+    return import_maxtext(
+        MaxTextRequest(file=str(tmp_path / "rules.yml"), model=model, mesh_sizes=sizes, batch=16, length=64)
+    )
 
 
 def roles_of(found: MaxTextImport) -> list[str]:

@@ -9,7 +9,7 @@ from shardwright.interop.maxtext.importing import import_maxtext
 from shardwright.interop.maxtext.reading.merging import merged
 from shardwright.interop.maxtext.reading.reading import parse_rule_file
 from shardwright.interop.maxtext.reading.sizes import Devices, sized
-from shardwright.interop.maxtext.sources import Asked
+from shardwright.interop.maxtext.sources import MaxTextRequest
 from tests.interop.rule_files import CLEAN, edited
 
 AXES = "mesh_axes: [data, stage, fsdp, tensor, expert]\nlogical_axis_rules: []\n"
@@ -83,7 +83,7 @@ def test_a_size_that_nobody_means_is_refused_where_it_stands(size, given, place,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(edited(CLEAN, ("parallelism: 2", f"parallelism: {size.replace('_', '')}")))
     with pytest.raises(InputError) as refused:
-        import_maxtext(Asked(file="mine.yml", model="llama3-test", given=given))
+        import_maxtext(MaxTextRequest(file="mine.yml", model="llama3-test", given=given))
     assert (
         str(refused.value).splitlines()[0] == f"{place} is {number}, and must be at most 1,048,576. Give fewer devices."
     )
@@ -93,7 +93,7 @@ def test_a_dimension_that_nobody_means_is_refused_where_it_stands(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(f"{CLEAN}base_num_decoder_layers: 16385\n")
     with pytest.raises(InputError) as refused:
-        import_maxtext(Asked(file="mine.yml"))
+        import_maxtext(MaxTextRequest(file="mine.yml"))
     assert str(refused.value).splitlines()[0] == (
         "mine.yml:45:26: 'base_num_decoder_layers' is 16,385, and must be at most 16,384. Give fewer layers."
     )
@@ -105,7 +105,9 @@ def test_sizes_that_are_too_many_together_are_a_finding_in_the_users_file(given,
     (tmp_path / "mine.yml").write_text(edited(CLEAN, ("fsdp_parallelism: 2", f"fsdp_parallelism: {1 << 20}")))
     with pytest.raises(FindingsError) as refused:
         import_maxtext(
-            Asked(file="mine.yml", model="llama3-test", mesh_sizes={"expert": 32, **(given or {})} if given else None)
+            MaxTextRequest(
+                file="mine.yml", model="llama3-test", mesh_sizes={"expert": 32, **(given or {})} if given else None
+            )
         )
     size, other, all_of_them = (1 << 18, 32, "8,388,608") if given else (1 << 20, 4, "4,194,304")
     (finding,) = refused.value.findings
@@ -121,5 +123,5 @@ def test_a_name_that_our_notation_cannot_write_has_its_place_in_the_users_file(t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(edited(CLEAN, ("mesh_axes: [data", "mesh_axes: ['my axis', data")))
     with pytest.raises(FindingsError) as refused:
-        import_maxtext(Asked(file="mine.yml", model="llama3-test", mesh_sizes={"my axis": 2}))
+        import_maxtext(MaxTextRequest(file="mine.yml", model="llama3-test", mesh_sizes={"my axis": 2}))
     assert {str(finding.position) for finding in refused.value.findings} == {"mine.yml:1:13"}

@@ -11,7 +11,7 @@ import pytest
 from shardwright import FindingsError, Request, make_plan
 from shardwright.interop.layout_text import layout_text
 from shardwright.interop.torchtitan.degrees import Degrees
-from shardwright.interop.torchtitan.importing import Asked, import_torchtitan
+from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_torchtitan
 from shardwright.interop.torchtitan.layout import layout_of, mesh_of, parts_of, ranks
 from shardwright.models import build
 
@@ -179,7 +179,7 @@ def test_experts_rest_where_torchtitan_has_them():
 def found_in(tmp_path, text: str, **asked):
     (tmp_path / "a.toml").write_text(text)
     try:
-        return import_torchtitan(Asked(file=str(tmp_path / "a.toml"), **asked)).findings
+        return import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"), **asked)).findings
     except FindingsError as error:
         return error.findings
 
@@ -282,16 +282,16 @@ def test_findings(tmp_path, text, asked, code, found, fix):
 
 def test_what_is_left_goes_to_dp_shard(tmp_path):
     (tmp_path / "a.toml").write_text("[parallelism]\ntensor_parallel_degree = 2\n")
-    asked = Asked(file=str(tmp_path / "a.toml"), devices=8)
+    asked = TorchTitanRequest(file=str(tmp_path / "a.toml"), devices=8)
     assert import_torchtitan(asked).degrees.sizes["dp_shard"] == 4
-    named = import_torchtitan(Asked(file=str(tmp_path / "a.toml"), model="llama3-8b"))
+    named = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"), model="llama3-8b"))
     assert (named.degrees.sizes["dp_shard"], dict(named.chosen)) == (8, {"--devices": "16"})
 
 
 def test_whole_text_of_experts_that_do_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text("[parallelism]\ndata_parallel_shard_degree = 6\nexpert_parallel_degree = 4\n")
-    (finding,) = import_torchtitan(Asked(file="a.toml")).findings
+    (finding,) = import_torchtitan(TorchTitanRequest(file="a.toml")).findings
     assert finding.text() == (
         """\
 error SW109: The ranks that hold experts divide the experts, and the ranks that they are borrowed from.
@@ -307,7 +307,7 @@ def test_whole_text_of_ranks_that_no_axes_hold(tmp_path, monkeypatch):
     (tmp_path / "a.toml").write_text(
         "[parallelism]\ndata_parallel_shard_degree = 3\ntensor_parallel_degree = 4\nexpert_parallel_degree = 6\n"
     )
-    found = import_torchtitan(Asked(file="a.toml"))
+    found = import_torchtitan(TorchTitanRequest(file="a.toml"))
     assert found.layout is None
     assert found.findings[0].text() == (
         """\
@@ -340,16 +340,16 @@ def test_a_batch_is_that_of_one_data_parallel_rank(tmp_path, said, degrees, step
             {"pp": "pipeline_parallel_degree", "dp_replicate": "data_parallel_replicate_degree"}.get(name, name)
         ] = value
     (tmp_path / "a.json").write_text(json.dumps({"parallelism": options, "training": said}))
-    found = import_torchtitan(Asked(file=str(tmp_path / "a.json")))
+    found = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.json")))
     rows = found.rows
     assert (rows and (rows.batch, rows.length, rows.passes, rows.microbatches)) == step
     planned = import_torchtitan(
-        Asked(file=str(tmp_path / "a.json"), model="llama3-8b", settings={"num_layers": "2"})
+        TorchTitanRequest(file=str(tmp_path / "a.json"), model="llama3-8b", settings={"num_layers": "2"})
     ).plan
     assert planned is not None
     if step is not None:
         assert (planned.request.batch, planned.request.length) == step[:2]
-        assert planned.request.micro_steps == step[2] * step[3]
+        assert planned.request.microbatches == step[2] * step[3]
 
 
 def test_whole_text_of_a_step_that_is_no_whole_passes(tmp_path, monkeypatch):
@@ -357,7 +357,7 @@ def test_whole_text_of_a_step_that_is_no_whole_passes(tmp_path, monkeypatch):
     (tmp_path / "a.toml").write_text(
         "[parallelism]\ndata_parallel_shard_degree = 8\n[training]\nlocal_batch_size = 4\nglobal_batch_size = 48\n"
     )
-    (finding,) = import_torchtitan(Asked(file="a.toml")).findings
+    (finding,) = import_torchtitan(TorchTitanRequest(file="a.toml")).findings
     assert finding.text() == (
         """\
 error SW108: The axes that cut the batch divide its rows; those that cut the length, its tokens.
@@ -376,16 +376,16 @@ def mine():
     return Trainer.Config(model_spec=model_registry("8B"{options}))
 """
     (tmp_path / "a.py").write_text(text.format(options=', attn_backend="flex"'))
-    found = import_torchtitan(Asked(file=str(tmp_path / "a.py")))
+    found = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.py")))
     assert (found.model, found.plan and found.plan.request.table.name) == (("llama3", "8B"), "llama3-8b")
     (tmp_path / "a.py").write_text(text.format(options=", converters=[LoRAConverter.Config(rank=8)]"))
-    found = import_torchtitan(Asked(file=str(tmp_path / "a.py")))
+    found = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.py")))
     assert (found.model, found.plan) == (("llama3", "8B"), None)
 
 
 def test_ranks_are_chosen_that_experts_can_borrow(tmp_path):
     """dp_shard -1 and ep 8: 8 ranks, and not 1 of which 8 cannot be borrowed."""
     (tmp_path / "a.toml").write_text("[parallelism]\nexpert_parallel_degree = 8\ntensor_parallel_degree = 2\n")
-    found = import_torchtitan(Asked(file=str(tmp_path / "a.toml")))
+    found = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml")))
     assert (dict(found.chosen), found.findings) == ({"--devices": "8"}, ())
     assert found.degrees.sizes["dp_shard"] == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright import FindingsError
-from shardwright.interop.torchtitan.importing import Asked, import_torchtitan
+from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_torchtitan
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_degrees_that_nobody_means_are_a_finding_where_they_stand(text, where, f
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text(f"[parallelism]\n{text}")
     with pytest.raises(FindingsError) as refused:
-        import_torchtitan(Asked(file="a.toml", name="a"))
+        import_torchtitan(TorchTitanRequest(file="a.toml", name="a"))
     (finding,) = refused.value.findings
     assert (finding.code, finding.place, finding.found, finding.needed, finding.fix) == (
         "SW106",
@@ -62,6 +62,6 @@ def test_a_finding_on_the_layout_has_its_place_in_the_users_file(tmp_path, monke
     """The layout has no file of its own yet."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text("[parallelism]\ndata_parallel_shard_degree = 2\npipeline_parallel_degree = 2\n")
-    found = import_torchtitan(Asked(file="a.toml", name="a", model="llama3-test", batch=8))
+    found = import_torchtitan(TorchTitanRequest(file="a.toml", name="a", model="llama3-test", batch=8))
     places = {str(finding.position) for finding in found.findings if finding.position is not None}
     assert places == {"a.toml:3:1"}

@@ -14,7 +14,7 @@ import types
 import pytest
 
 from shardwright import InputError
-from shardwright.interop.torchtitan.importing import Asked, import_torchtitan
+from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_torchtitan
 from shardwright.interop.torchtitan.reading import parse_section
 from shardwright.interop.torchtitan.words import DEGREES, SEQUENCE, TRAINING
 from tests.conftest import ROOT
@@ -162,10 +162,10 @@ def test_a_function_that_needs_arguments():
 def test_names_of_files_beside_are_read_too(tmp_path):
     (tmp_path / "base.py").write_text(HEAD)
     (tmp_path / "mine.py").write_text("from base import base\n\ndef mine():\n    return base(4)\n")
-    assert import_torchtitan(Asked(file=str(tmp_path / "mine.py"), devices=8)).degrees.sizes["tp"] == 4
+    assert import_torchtitan(TorchTitanRequest(file=str(tmp_path / "mine.py"), devices=8)).degrees.sizes["tp"] == 4
     (tmp_path / "base.py").write_text("def base(:\n")
     with pytest.raises(InputError, match=r"'mine' is not known.*base\.py:1:10: not Python: invalid syntax\.\n"):
-        import_torchtitan(Asked(file=str(tmp_path / "mine.py"), config="mine", devices=8))
+        import_torchtitan(TorchTitanRequest(file=str(tmp_path / "mine.py"), config="mine", devices=8))
 
 
 def test_a_program_without_end_is_refused():
@@ -187,7 +187,7 @@ def table_line(module, function, sizes, sequence, microbatches, training, model,
     said = {} if training is None else {"training": dict(zip(TRAINING, training, strict=True))}
     (folder / "a.json").write_text(json.dumps({"parallelism": options, **said}))
     whole = sizes[0] * sizes[1] * abs(sizes[2]) * sizes[3] * sizes[4]
-    found = import_torchtitan(Asked(file=str(folder / "a.json"), devices=64 if sizes[2] == -1 else whole))
+    found = import_torchtitan(TorchTitanRequest(file=str(folder / "a.json"), devices=64 if sizes[2] == -1 else whole))
     mesh = " ".join(f"{part} {size}" for part, size in (found.mesh.shape if found.mesh else {}).items())
     rows = "-" if found.rows is None else f"{found.rows.batch} x {found.rows.length:,}"
     return f"| {module} | `{function}` | {model} | {mesh} | {rows} |"

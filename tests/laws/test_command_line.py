@@ -23,7 +23,7 @@ PLAN = {
     "--moments-dtype",
     "--dtype",
     "--remat",
-    "--micro-steps",
+    "--microbatches",
     "--expert-buffer",
     "--load-balance",
     "--json",

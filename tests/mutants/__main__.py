@@ -40,7 +40,9 @@ NOT_ASKED = (
 )
 """Tests of texts and of other programs, which say nothing of a fault in the code, or take long to."""
 
-IN_OTHER_PROCESSES = {"engine_torch": ("tests/engine_torch/test_carry.py", "tests/engine_torch/test_layouts_agree.py")}
+IN_OTHER_PROCESSES = {
+    "engine_torch": ("tests/engine_torch/test_redistribute.py", "tests/engine_torch/test_layouts_agree.py")
+}
 """Tests whose lines run on ranks, where nobody notes them: asked about any fault of that area, after the others."""
 
 SURVIVORS = Path(__file__).parent / "survivors.toml"

@@ -123,7 +123,7 @@ def test_differences_are_shares_where_they_are_small(factor, shown):
 
 
 def test_a_rewrite_has_a_letter_and_its_reason():
-    plan = planned("llama3-test", "fsdp", devices=8, batch=16, micro_steps=2)
+    plan = planned("llama3-test", "fsdp", devices=8, batch=16, microbatches=2)
     program = changed(
         as_planned(plan),
         where({"kind": "all-gather", "component": "logits"}, lambda one: replace(one, count_per_step=1)),

@@ -31,7 +31,7 @@ def test_lines_where_there_is_no_terminal(capsys) -> None:
 def test_a_bar_shows_loss_speed_and_place() -> None:
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=100)
-    with Progress("{task.description}", "{task.completed}/{task.total}", "{task.fields[told]}", console=console) as bar:
+    with Progress("{task.description}", "{task.completed}/{task.total}", "{task.fields[line]}", console=console) as bar:
         shown = Bar(bar)
         shown.say("text: 12 tokens")
         shown.begin(10, 20)

@@ -48,7 +48,7 @@ def several(folder: Path, case: str) -> tuple[list[Ended], float]:
     return [Ended(*one) for one in zip(answer["codes"], said, strict=True)], answer["took_s"]
 
 
-class Together(Counting):
+class FsdpGroup(Counting):
     """Its steps end together with those of the others; in step ``AT`` a process does what the case says."""
 
     barrier: Any
@@ -94,7 +94,7 @@ CASES: dict[str, Callable[[int], None]] = {
 
 def one(folder: Path, index: int, port: int, barrier: Any, case: str) -> int:
     os.dup2(os.open(folder / f"said-{index}", os.O_WRONLY | os.O_CREAT), 2)
-    engine = Together((index,) if index < COUNT - 1 else (COUNT - 1, COUNT), {"counting": "1"})
+    engine = FsdpGroup((index,) if index < COUNT - 1 else (COUNT - 1, COUNT), {"counting": "1"})
     engine.barrier, engine.do = barrier, lambda: CASES[case](index)
     engine.gives_up = "gives up" in case
     processes = Processes(

@@ -45,7 +45,10 @@ def test_every_row_once_in_the_order_of_the_seed(tmp_path: Path) -> None:
     assert engine.calls == ["begin 3", "prepare"]
     assert ended.checkpoint is not None
     assert open_checkpoint(ended.checkpoint).point.data_position == 24
-    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == ["step-00000004", "step-00000006"]
+    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == [
+        "step-00000004",
+        "step-00000006",
+    ]
 
 
 def test_another_engine_goes_on_under_another_layout(tmp_path: Path) -> None:
@@ -97,7 +100,10 @@ def test_a_step_that_was_not_the_model_s_is_neither_recorded_nor_saved(tmp_path:
     with pytest.raises(RunError):
         go(engine, told, checkpoint_every=1)
     assert losses(told.out) == sums(told, 2)
-    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == [
+        "step-00000001",
+        "step-00000002",
+    ]
 
 
 def by_two(folder: Path, engines: list[Counting], connection: Connection = NOBODY, **changes) -> list[RunOutcome]:
@@ -111,7 +117,9 @@ def by_two(folder: Path, engines: list[Counting], connection: Connection = NOBOD
     with ThreadPoolExecutor(2) as pool:
         return list(
             pool.map(
-                lambda index: go(engines[index], told, connection=connection, processes=where[index], **changes),
+                lambda index: go(
+                    engines[index], told, connection=connection, processes=where[index], **changes
+                ),
                 range(2),
             )
         )
@@ -135,7 +143,9 @@ def test_two_processes_with_different_versions_do_not_begin(tmp_path: Path) -> N
     told = options(tmp_path)
     engines = [counting(offsets=(0, 1), version="1"), counting(offsets=(2, 3), version="2")]
     with together(2) as groups:
-        errors = each(groups, lambda group: _run(told, plan_of(), Silent(), group, made(engines[group.index])))
+        errors = each(
+            groups, lambda group: _run(told, plan_of(), Silent(), group, made(engines[group.index]))
+        )
     assert [str(error) for error in errors] == [
         "before the first step: the 2 processes of this run were not told the same:\n"
         "  counting: '1' in process 0, '2' in process 1\n"

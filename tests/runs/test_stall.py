@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.checkpoint import latest
-from shardwright.runs.processes.pace import Beat, Pace, Stall, Watch, told
+from shardwright.runs.processes.pace import Beat, Pace, Stall, Watch, stall_message
 from tests.runs.counting import counting, go, options, sums
 from tests.runs.processes import COUNT, several
 from tests.runs.test_run import losses
@@ -49,7 +49,9 @@ ENDS = r"So all end\. Start all of them again, with --resume\."
         ),
     ],
 )
-def test_who_stops_is_named_and_all_end(case: str, told: str, silent: int | None, why: str, tmp_path: Path) -> None:
+def test_who_stops_is_named_and_all_end(
+    case: str, stall_message: str, silent: int | None, why: str, tmp_path: Path
+) -> None:
     ended, took_s = several(tmp_path, case)
     assert took_s < 30
     for index, process in enumerate(ended):
@@ -57,7 +59,7 @@ def test_who_stops_is_named_and_all_end(case: str, told: str, silent: int | None
         said = "\n".join(process.said)
         # Whoever wakes up is told too, or finds all others gone.
         if index != silent:
-            assert re.fullmatch(f"shardwright: process {index} of 3: {told} {why} {ENDS}", said), said
+            assert re.fullmatch(f"shardwright: process {index} of 3: {stall_message} {why} {ENDS}", said), said
     out = tmp_path / "out"
     assert len(losses(out)) == 3
     found = latest(out)
@@ -143,7 +145,7 @@ def test_the_pace_is_that_of_the_longest_step(monkeypatch: pytest.MonkeyPatch) -
 
 def test_many_that_are_silent_are_counted() -> None:
     stall = Stall(tuple(range(1, 8)), 301.0, 0, 0.0)
-    assert told(stall, {index: f"p{index}" for index in range(8)}, 8, 300) == (
+    assert stall_message(stall, {index: f"p{index}" for index in range(8)}, 8, 300) == (
         "p1, p2, p3, p4, p5 and 2 more: no answer for 301 s, since before the first step: stopped, or the machine hangs. "
         "That is longer than --stall-timeout, 300 s, beyond the longest step, 0.0 s. So all end. Start all of them again, "
         "with --resume."

@@ -15,9 +15,9 @@ from tests.engine_jax.steps import Case, layout_of
 
 LLAMA3, MIXTRAL, DEEPSEEK3 = MODELS = ("llama3-test", "mixtral-test", "deepseek3-test")
 SHARED_HEADS = "num_kv_heads=4"
-MICRO_STEPS = 2
+MICROBATCHES = 2
 ROWS, FEW_ROWS = 8, 4
-"""Rows of a step, where a device has one in each micro-step with no more of them; and fewer rows than devices."""
+"""Rows of a step, where a device has one in each microbatch with no more of them; and fewer rows than devices."""
 
 UNTRAINED = {"pp": "stages are planned and not yet trained"}
 
@@ -42,11 +42,11 @@ MESHES = {
 def case(
     model: str, layout: str, mesh: str, move: str = "", settings: str = "", rows: int = ROWS, *, balanced: bool = False
 ) -> Case:
-    """A case in two micro-steps, of more rows where there are devices for them."""
+    """A case in two microbatches, of more rows where there are devices for them."""
     one = Case(model=model, layout=layout, mesh=mesh, move=move, settings=settings, rows=rows, balanced=balanced)
     sizes = mesh_sizes(mesh)
-    readers = prod(sizes.get(axis, 1) for axis in layout_of(one).axes_that_cut("batch", "input"))
-    return replace(one, rows=max(rows, MICRO_STEPS * readers), micro_steps=MICRO_STEPS)
+    readers = prod(sizes.get(axis, 1) for axis in layout_of(one).axes_sharding("batch", "input"))
+    return replace(one, rows=max(rows, MICROBATCHES * readers), microbatches=MICROBATCHES)
 
 
 def presets(model: str) -> Iterator[Case]:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_torch.attention import attention
-from shardwright.engine_torch.attention.scores import Running, Sight, finished, with_keys
+from shardwright.engine_torch.attention.scores import AttentionMask, Running, finished, with_keys
 from shardwright.engine_torch.io.private import imagined_ranks
 from shardwright.layouts import load_layout
 from tests.engine_jax.made_rows import Batch
@@ -59,7 +59,7 @@ def runs(request: Request, batches: Sequence[Batch], seed: int, orders: int) -> 
             devices=None,
             engine="torch",
             remat="none",
-            micro_steps=1,
+            microbatches=1,
             load_balanced=False,
         )
     )
@@ -106,7 +106,7 @@ class _Parts(TorchDispatchMode):
 
 
 def _attend_by_pieces(
-    q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, sight: Sight, scale: float
+    q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, sight: AttentionMask, scale: float
 ) -> torch.Tensor:
     running: Running | None = None
     size = k_BSKD.shape[1] // PARTS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.engine_jax.made_rows import LENGTH
 from tests.engine_jax.steps import OPTIONS, STEPS, Case, Difference
-from tests.sameness.cases import COVERING, MICRO_STEPS, MODELS, UNTRAINED
+from tests.sameness.cases import COVERING, MICROBATCHES, MODELS, UNTRAINED
 from tests.sameness.measure import Measured
 
 PAGE = Path(__file__).parents[2] / "docs" / "sameness.md"
@@ -18,9 +18,9 @@ Every layout trains the same model: only the order in which numbers are added di
 `make test-all` trains each of the cases below on simulated CPU devices, holds it against one device, and writes this
 page anew; `make test` takes the first steps of those marked *.
 
-Each case: float32, {STEPS} steps of {MICRO_STEPS} micro-steps, AdamW, rows of {LENGTH} tokens of which very unequal
+Each case: float32, {STEPS} steps of {MICROBATCHES} microbatches, AdamW, rows of {LENGTH} tokens of which very unequal
 numbers are valid (in every fourth step half of the rows have none), gradients clipped to a norm of {OPTIONS.clip} in
-every step. One device takes the same rows in one micro-step, from the same seed: one under which no token comes so near
+every step. One device takes the same rows in one microbatch, from the same seed: one under which no token comes so near
 to a tie between two experts that the last bit of a sum decides, since from there on two runs are two runs.
 
 - *loss*: the largest relative difference of a step's loss. Allowed: 1e-5 without experts, 1e-4 with them.

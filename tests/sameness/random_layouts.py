@@ -114,7 +114,7 @@ class Drawn:
         }
         return (
             f"{self.engine} {self.model} {plan.mesh}, attention {layout.move_attention}, moe {layout.move_moe}, "
-            f"{request.micro_steps} micro-steps, remat {request.remat}, head-tail {request.load_balanced}, {entries}, "
+            f"{request.microbatches} microbatches, remat {request.remat}, head-tail {request.load_balanced}, {entries}, "
             f"rules {[(rule.component, rule.logical_axis, rule.axes) for rule in layout.rules]}"
         )
 
@@ -130,7 +130,7 @@ class Drawn:
     def alone(self) -> Plan:
         """The same model, rows and dtype on one device."""
         layout = read_layout(parse_yaml("name: alone\nmesh: {a: 1}\nroles: {a: data}\n", "alone.yaml"))
-        one = replace(self.plan.request, layout=layout, micro_steps=1, load_balanced=False, remat="none")
+        one = replace(self.plan.request, layout=layout, microbatches=1, load_balanced=False, remat="none")
         plan = make_plan(one)
         assert not plan.errors, plan.errors
         return plan
@@ -157,7 +157,7 @@ def _plan(dice: random.Random, model: Model, engine: Engine, most: int, dtype: s
     """A plan with no errors that the engine runs, or by what it was refused."""
     table = model.table
     text = yaml.safe_dump(_layout(dice, table, most), sort_keys=False)
-    micro_steps, balanced = dice.choice((1, 1, 2)), dice.random() < 0.3
+    microbatches, balanced = dice.choice((1, 1, 2)), dice.random() < 0.3
     remat = dice.choice(("none", "none", *REMAT_POLICIES))
     try:
         layout = read_layout(parse_yaml(text, "random.yaml"))
@@ -169,7 +169,7 @@ def _plan(dice: random.Random, model: Model, engine: Engine, most: int, dtype: s
             engine=engine,
             dtype=dtype,
             remat=remat,
-            micro_steps=micro_steps,
+            microbatches=microbatches,
             load_balanced=balanced,
         )
         plan = make_plan(request)

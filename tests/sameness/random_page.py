@@ -39,7 +39,7 @@ def _lines(results: Sequence[Result], seed: int, dtype: str) -> Iterator[str]:
     numbers = f"{len(results):,} layouts of seed {seed}"
     yield f"{numbers} (`python -m tests.sameness.random_whole --seed {seed} --dtype {dtype}`), each two steps beside two on"
     yield "one device of the same engine: roles drawn for every component, axes in any order, up to four of them, on up to 16"
-    yield "simulated devices of JAX or 8 ranks of PyTorch; every movement, rules, `weights:`, micro-steps, head-tail, remat."
+    yield "simulated devices of JAX or 8 ranks of PyTorch; every movement, rules, `weights:`, microbatches, head-tail, remat."
     yield ""
     bounded = " most of its bound | of | number |" if dtype == "bfloat16" else ""
     yield f"| engine | family | layouts | loss | gradient | of | number |{bounded}"

@@ -54,7 +54,7 @@ class Case:
 
 CASES = (
     Case(model=LLAMA3, layout="uses apart", more="tied=true"),
-    Case(model=LLAMA3, layout="heads and words", more="tied=true", options=(("micro_steps", 2),)),
+    Case(model=LLAMA3, layout="heads and words", more="tied=true", options=(("microbatches", 2),)),
     Case(model=LLAMA3, layout="all at once", move=(("move_attention", "ring"),)),
     Case(model=LLAMA3, layout="cp", move=(("move_attention", "ulysses"),), sizes=(("fsdp", 2), ("context", 2))),
     Case(model=MIXTRAL, layout="ep-as-cp", sizes=(("fsdp", 2), ("expert", 2))),

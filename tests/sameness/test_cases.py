@@ -48,8 +48,8 @@ def test_rows_are_few_and_unequal() -> None:
             assert any(0 in each.reshape(readers, -1).sum(axis=1) for each in valid), (rows, readers)
 
 
-def test_every_case_has_micro_steps_and_a_plan() -> None:
-    assert {case.micro_steps for case in WHOLE} == {2}
+def test_every_case_has_microbatches_and_a_plan() -> None:
+    assert {case.microbatches for case in WHOLE} == {2}
     assert all(plan_of(case).errors == () for case in WHOLE)
 
 

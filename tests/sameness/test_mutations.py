@@ -18,13 +18,13 @@ from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.training import step as engine_step
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.engine_jax.steps import Case, Run, assert_same, compile_plan, plan_of, run_plan
-from tests.sameness.cases import LLAMA3, MICRO_STEPS
+from tests.sameness.cases import LLAMA3, MICROBATCHES
 
 SMALL = "num_layers=1,embed=64,mlp=128,num_heads=4,num_kv_heads=4"
 
 
 def small(layout: str, mesh: str, *, balanced: bool = False) -> Case:
-    return Case(model=LLAMA3, layout=layout, mesh=mesh, micro_steps=MICRO_STEPS, settings=SMALL, balanced=balanced)
+    return Case(model=LLAMA3, layout=layout, mesh=mesh, microbatches=MICROBATCHES, settings=SMALL, balanced=balanced)
 
 
 HYBRID = small("hsdp", "data=2,fsdp=2")

@@ -21,7 +21,7 @@ class Case:
     length: int
     move: str | None = None
     set: str | None = None
-    micro_steps: int | None = None
+    microbatches: int | None = None
     expert_buffer: float | None = None
     why: str = ""
 
@@ -29,7 +29,7 @@ class Case:
     def name(self) -> str:
         """As a file can be called, and one of a kind."""
         extra = [part.replace("=", "-").replace(",", " ") for part in (self.move, self.set) if part]
-        extra += [f"{self.micro_steps} micro-steps"] if self.micro_steps else []
+        extra += [f"{self.microbatches} microbatches"] if self.microbatches else []
         extra += [f"buffer {self.expert_buffer:g}"] if self.expert_buffer else []
         return " ".join([self.model, self.layout, self.mesh.replace("=", ""), self.chips, *extra])
 
@@ -42,7 +42,7 @@ class Case:
             length=self.length,
             move=self.move,
             set=((self.set,),) if self.set else (),
-            micro_steps=self.micro_steps,
+            microbatches=self.microbatches,
             expert_buffer=self.expert_buffer,
             **TRAINED_IN_BF16,
         )
@@ -78,7 +78,7 @@ CASES: tuple[Case, ...] = (
         **LLAMA | {"batch": 16},
         layout="hsdp",
         mesh="data=2,fsdp=4",
-        micro_steps=2,
+        microbatches=2,
         why="replicas are summed once",
     ),
     *_on((GPU, V5P, "b200:1x8"), **LLAMA, layout="fsdp-tp", mesh="fsdp=2,tensor=4", why="two ways to cut a weight"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shardwright.cli.typed.request import asked, planned
+from shardwright.cli.typed.request import planned, typed_request
 from shardwright.core.plan.plan import Plan
 from tests.targets.cases import CASES, LARGE, Case
 
@@ -24,7 +24,7 @@ def predicted(plan: Plan) -> Prediction:
 
 
 def plan_of(case: Case) -> Plan:
-    return planned(asked(case.model, case.layout, case.options))
+    return planned(typed_request(case.model, case.layout, case.options))
 
 
 def kept() -> dict[str, Prediction]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shardwright.cli.running.compile import compile_plan, without_hardware
 from shardwright.cli.typed.devices import simulate_devices
-from shardwright.cli.typed.request import asked, planned
+from shardwright.cli.typed.request import planned, typed_request
 from tests.targets.cases import CASES, LARGE, Case
 from tests.targets.moe_page import moe_page
 from tests.targets.movements import (
@@ -61,7 +61,7 @@ def compile_cases(cases: list[Case]) -> int:
     simulate_devices(8, os.environ, jax_is_loaded=False)
     began, moved = time.monotonic(), []
     for number, case in enumerate(cases, 1):
-        question = asked(case.model, case.layout, case.options)
+        question = typed_request(case.model, case.layout, case.options)
         plan = planned(question)
         if predicted(plan) != kept()[case.name]:
             moved.append(case.name)

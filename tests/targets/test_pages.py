@@ -148,5 +148,5 @@ def test_what_the_page_says_of_a_buffer_for_all_that_may_come() -> None:
     plan = plan_of(replace(case, expert_buffer=None))
     assert [finding.code for finding in plan.errors] == ["SW312"]
     traffic = traffic_of(plan.request, plan.mesh)
-    assert traffic.room(None) == 32 * traffic.choices
+    assert traffic.buffer_rows(None) == 32 * traffic.assignments
     assert "32 times" in (DOCS / "beside-maxtext.md").read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ def compiled(case: Case) -> dict:
     arguments += ["--weights-dtype", "bfloat16", "--moments-dtype", "bfloat16"]
     arguments += ["--move", case.move] if case.move else []
     arguments += ["--set", case.set] if case.set else []
-    arguments += ["--micro-steps", str(case.micro_steps)] if options.micro_steps else []
+    arguments += ["--microbatches", str(case.microbatches)] if options.microbatches else []
     command = [sys.executable, "-c", "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"]
     told = subprocess.run(
         [*command, "compile", *arguments, "--json"],

@@ -6,12 +6,12 @@ import sys
 
 from shardwright.cli.typed.options import PlanVerb
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import asked, planned
+from shardwright.cli.typed.request import planned, typed_request
 
 
 def run_plan(verb: PlanVerb) -> int:
     """Print the plan. 1 where it has a finding of severity error."""
-    question = asked(verb.model, verb.layout, verb.plan)
+    question = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(question)
     if verb.plan.json:
         write_json(plan.to_json())

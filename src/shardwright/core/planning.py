@@ -10,7 +10,7 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Activation, Weight, as_torch_stores
 from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.memory import bytes_on_device, estimate_memory
-from shardwright.core.plan.moe_choice import choose_moe_move
+from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.resolution.gradients import gradient_reductions
 from shardwright.core.resolution.mesh_sizes import resolve_mesh

@@ -95,19 +95,19 @@ def line_bytes_per_s(line: Line, link_bytes_per_s: float) -> float:
     return 2 * one_way if line.closed else one_way * line.size / (line.size - 1)
 
 
-def _gathered_inside(whole_bytes: float, group: Group, rates: Rates) -> float:
+def _gathered_inside(unsharded_bytes: float, group: Group, rates: Rates) -> float:
     if group.inside == 1:
         return 0.0
     if rates.is_torus:
-        return whole_bytes / sum(line_bytes_per_s(line, rates.link_bytes_per_s) for line in group.lines)
-    return whole_bytes * (group.inside - 1) / (group.inside * rates.link_bytes_per_s)
+        return unsharded_bytes / sum(line_bytes_per_s(line, rates.link_bytes_per_s) for line in group.lines)
+    return unsharded_bytes * (group.inside - 1) / (group.inside * rates.link_bytes_per_s)
 
 
-def _gathered(whole_bytes: float, group: Group, rates: Rates) -> float:
+def _gathered(unsharded_bytes: float, group: Group, rates: Rates) -> float:
     if group.domains == 1:
         return 0.0
     assert rates.out_bytes_per_s is not None
-    return whole_bytes * (group.domains - 1) / (group.domains * group.inside * rates.out_bytes_per_s)
+    return unsharded_bytes * (group.domains - 1) / (group.domains * group.inside * rates.out_bytes_per_s)
 
 
 def _exchanged_inside(own_bytes: float, group: Group, rates: Rates) -> float:

@@ -71,11 +71,11 @@ def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -
     table, layout = plan.request.table, plan.request.layout
     tokens = plan.sizes["batch"] * plan.sizes["length"]
     chosen = table.top_k / weight.size("experts") if table.top_k and "experts" in weight.logical_axes else 1.0
-    cutting = {axis for name in ("batch", "length", "groups") for axis in layout.axes_that_cut(name, component)}
+    cutting = {axis for name in ("batch", "length", "groups") for axis in layout.axes_sharding(name, component)}
     if set(weight.logical_axes) >= KEYS_OF_A_LATENT:
         # Made where they are attended to: of all tokens that a device has gathered, or that come by, for its own heads.
         keys = plan.by_name.get("attention.keys_attended")
-        cutting = set(keys.in_use.axes if keys else layout.axes_that_cut("batch", component))
+        cutting = set(keys.in_use.axes if keys else layout.axes_sharding("batch", component))
     part = multiplied(tensor.in_use, component, layout, plan.mesh)
     return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(cutting | set(part.axes))
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import gcd, prod
 
-from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.cost.machine import Machine
 
@@ -88,7 +88,7 @@ class Laid:
     pieces: Mapping[str, tuple[Piece, ...]]
     domains: Mapping[str, int]
 
-    def group(self, axes: Iterable[str], part: Part | None = None) -> Group:
+    def group(self, axes: Iterable[str], part: SubGroup | None = None) -> Group:
         """The group of the given axes together, or of a part of the only one."""
         axes = tuple(axes)
         pieces = [piece for axis in axes for piece in self.pieces[axis]]

@@ -1,7 +1,7 @@
 """Tokens or weights by time: what `move: {moe: auto}` takes on a machine.
 
 Each option is the collectives of one layer in all passes; a device sends (N-1)/N of an all-to-all's bytes and
-(N-1)/N of a gather's result, so the bytes it sends (core/plan/moe_choice.py) give the bytes of each collective.
+(N-1)/N of a gather's result, so the bytes it sends (core/plan/moe_move.py) give the bytes of each collective.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.core.plan.moe_choice import crossings, moe_wire_bytes
+from shardwright.core.plan.moe_move import collectives_per_layer, moe_wire_bytes
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.cost.collectives import Rates, time_of
@@ -45,7 +45,7 @@ def moe_seconds(plan: Plan, laid: Laid) -> dict[str, float] | None:
     group = laid.group(axes)
     found: dict[str, float] = {}
     for option, sent in moe_wire_bytes(plan.request, plan.mesh).items():
-        kind, times = COLLECTIVES[option], crossings(option, plan.request)
+        kind, times = COLLECTIVES[option], collectives_per_layer(option, plan.request)
         time = time_of(kind, round(sent / times * group.size / (group.size - 1)), group, rates)
         if time is None:
             return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from shardwright.core.findings.finding import Finding, worst_first
-from shardwright.core.plan.plan import Choice, Plan, StepCost
+from shardwright.core.plan.plan import MoeMove, Plan, StepCost
 from shardwright.cost.links import lay
 from shardwright.cost.machine import Machine
 from shardwright.cost.moe import choose_by_time
@@ -52,7 +52,7 @@ def _timed_choices(plan: Plan) -> Iterable[Finding]:
             yield finding
 
 
-def _timed_choice(finding: Finding, choice: Choice) -> Finding:
+def _timed_choice(finding: Finding, choice: MoeMove) -> Finding:
     ordered = sorted(choice.seconds.items(), key=lambda item: item[1])
     most, least = ordered[-1][1], ordered[0][1]
     return replace(

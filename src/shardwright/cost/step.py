@@ -8,7 +8,7 @@
 | any other movement of activations | nothing: the next product waits for it |
 
 A step takes what it computes at the chip's full rate, the optimizer's pass through memory, what is not hidden, and,
-with pipeline stages, waiting: (stages - 1) / micro-steps of the rest (book, Training). Nothing here is calibrated.
+with pipeline stages, waiting: (stages - 1) / microbatches of the rest (book, Training). Nothing here is calibrated.
 """
 
 from __future__ import annotations
@@ -115,4 +115,4 @@ def _left(hideable: Mapping[tuple[str, Phase], float], computing: Work) -> float
 def _waiting(plan: Plan) -> float:
     """The share of the rest of a step that a stage waits for the others."""
     stages = plan.mesh.size(plan.request.layout.axes_with("stage", "residual"))
-    return (stages - 1) / plan.request.micro_steps
+    return (stages - 1) / plan.request.microbatches

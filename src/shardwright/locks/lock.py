@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.core.findings.bounds import is_whole
+from shardwright.core.findings.bounds import is_integer
 from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.declaration import MOVED, declaration
 from shardwright.core.layout.layout import Layout
@@ -160,7 +160,7 @@ def read_lock(value: object, source: str) -> Lock:
         found = check_fields("the lock", value, {})
         if MARK not in found:
             raise NotSavedError(f"it has no '{MARK}'")
-        if not is_whole(found[MARK]):
+        if not is_integer(found[MARK]):
             raise NotSavedError(f"'{MARK}' is not a whole number")
         if found[MARK] != FORMAT:
             raise InputError(

@@ -30,10 +30,13 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "moments_dtype": FLOATS,
     "remat": REMAT_POLICIES,
 }
-COUNTS = ("batch", "length", "micro_steps")
+COUNTS = ("batch", "length", "microbatches")
 
 OPTIONS = ("layout", "mesh", *WORDS, *COUNTS)
 """Options that can stand in ``by_default``."""
+
+FORMER: Mapping[str, str] = {"micro_steps": "microbatches"}
+"""Options by the names that older locks have for them."""
 
 REQUEST: Fields = {
     "model": needed(TEXT),
@@ -74,7 +77,7 @@ class LockRequest:
     weights_dtype: str
     moments_dtype: str
     remat: str
-    micro_steps: int
+    microbatches: int
     expert_buffer: float | None = None
     load_balance: bool = False
     by_default: tuple[str, ...] = ()
@@ -99,7 +102,7 @@ class LockRequest:
             "weights_dtype": self.weights_dtype,
             "moments_dtype": self.moments_dtype,
             "remat": self.remat,
-            "micro_steps": self.micro_steps,
+            "microbatches": self.microbatches,
             "expert_buffer": self.expert_buffer,
             "load_balance": self.load_balance,
             "by_default": list(self.by_default),
@@ -109,7 +112,7 @@ class LockRequest:
     def from_json(cls, value: object) -> LockRequest:
         """Raises NotSavedError for a value that is none."""
         where = "'request'"
-        found = check_fields(where, value, REQUEST)
+        found = check_fields(where, _renamed(value), REQUEST)
         for name in found:
             if name not in REQUEST:
                 raise NotSavedError(f"{where} has '{name}', which is no option")
@@ -133,3 +136,13 @@ class LockRequest:
             load_balance=found.get("load_balance", False),
             by_default=tuple(by_default),
         )
+
+
+def _renamed(value: object) -> object:
+    """A request as it is written now; what is none stays as it is."""
+    if not isinstance(value, dict):
+        return value
+    renamed = {FORMER.get(name, name): held for name, held in value.items()}
+    if isinstance(by_default := renamed.get("by_default"), list):
+        renamed["by_default"] = [FORMER.get(name, name) if isinstance(name, str) else name for name in by_default]
+    return renamed

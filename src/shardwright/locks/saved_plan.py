@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from shardwright.core.findings.bounds import is_number, is_whole
+from shardwright.core.findings.bounds import is_integer, is_number
 from shardwright.core.findings.codes import SEVERITIES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.roles import COMPONENTS
@@ -68,7 +68,7 @@ def or_null(kind: Kind) -> Field:
 
 
 TEXT = Kind(name="a text", holds=lambda value: isinstance(value, str))
-WHOLE = Kind(name="a whole number", holds=is_whole)
+WHOLE = Kind(name="a whole number", holds=is_integer)
 NUMBER = Kind(name="a number", holds=lambda value: is_number(value) and isfinite(value))
 FLAG = Kind(name="true or false", holds=lambda value: isinstance(value, bool))
 OBJECT = Kind(name="an object", holds=lambda value: isinstance(value, dict))

@@ -8,7 +8,7 @@ from math import isfinite
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from shardwright.core.findings.bounds import whole_of, within
+from shardwright.core.findings.bounds import integer_of, within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 
@@ -69,7 +69,7 @@ def _value(key: str, name: str, config: Any, text: str) -> Any:
             return known[text.lower()]
         raise InputError(f"{key} is '{text}', and must be {WORDS[bool]}.")
     try:
-        value = whole_of(text) if kind is int and isinstance(text, str) else kind(text)
+        value = integer_of(text) if kind is int and isinstance(text, str) else kind(text)
     except ValueError:
         raise InputError(f"{key} is '{text}', and must be {WORDS[kind]}.") from None
     if isinstance(value, float) and not isfinite(value):

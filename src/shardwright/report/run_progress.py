@@ -20,7 +20,7 @@ class Bar:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("starting", total=None, told="")
+        self._task = progress.add_task("starting", total=None, line="")
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)
@@ -32,7 +32,7 @@ class Bar:
         self._progress.reset(self._task, total=last, completed=first, description="training", start=True)
 
     def step(self, record: StepRecord) -> None:
-        self._progress.update(self._task, completed=record.step, told=told(record))
+        self._progress.update(self._task, completed=record.step, line=progress_line(record))
 
     def end(self, why: str, exit_code: int) -> None:
         del exit_code
@@ -57,14 +57,14 @@ class Lines:
 
     def step(self, record: StepRecord) -> None:
         if record.step % self._every == 0 or record.step in (1, self._last):
-            print(f"step {record.step:>{len(str(self._last))}}/{self._last}  {told(record)}", flush=True)
+            print(f"step {record.step:>{len(str(self._last))}}/{self._last}  {progress_line(record)}", flush=True)
 
     def end(self, why: str, exit_code: int) -> None:
         del exit_code
         write_why(why)
 
 
-def told(record: StepRecord) -> str:
+def progress_line(record: StepRecord) -> str:
     """Loss and speed, of one width from step to step."""
     return f"loss {record.loss:7.4f}  {record.tokens_per_s:>9,.0f} tokens/s"
 
@@ -79,7 +79,7 @@ def run_progress() -> Iterator[Listener]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[line]}"),
         TextColumn("left"),
         TimeRemainingColumn(),
     )

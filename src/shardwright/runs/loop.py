@@ -25,7 +25,7 @@ from shardwright.training.options import METRICS_FILE, Listener, RunOptions, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """All that the steps need. ``told``: what makes this the same run when it goes on; saved with it.
+    """All that the steps need. ``fingerprint``: what makes this the same run when it goes on; saved with it.
 
     ``passed_over``: the checkpoints that are proven damaged, and by what.
     """
@@ -34,7 +34,7 @@ class Loop:
     plan: Plan
     engine: Engine
     source: Source
-    told: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     passed_over: Mapping[Path, str]
     shown: Listener
     writer: BoardWriter | None
@@ -112,7 +112,7 @@ class Loop:
             layout_name=self.plan.request.layout.name,
             layout_text=self.plan.dump(),
             mesh=self.plan.mesh.shape,
-            metadata=self.told,
+            metadata=self.fingerprint,
         )
         engine = self.engine
         return save(self.options.out, point, engine.tensors(), engine.boxes(), self.group, keep=self.options.keep)

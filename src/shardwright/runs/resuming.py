@@ -33,7 +33,7 @@ class Beginning:
         return None if self.checkpoint is None else self.checkpoint.point.step
 
 
-def beginning(options: RunOptions, told: Mapping[str, Any], shown: Listener) -> Beginning:
+def beginning(options: RunOptions, fingerprint: Mapping[str, Any], shown: Listener) -> Beginning:
     """Where a run begins. Looks at no element of a checkpoint, and changes nothing. Raises InputError where it cannot."""
     if options.resume_from is not None:
         found = Beginning(checkpoint=_of_step(options.out, options.resume_from), passed_over={})
@@ -43,11 +43,13 @@ def beginning(options: RunOptions, told: Mapping[str, Any], shown: Listener) -> 
         _require_no_run(options.out)
         return Beginning(checkpoint=None, passed_over={})
     if found.checkpoint is not None:
-        _require_same_run(found.checkpoint, told)
+        _require_same_run(found.checkpoint, fingerprint)
     return found
 
 
-def older(options: RunOptions, before: Beginning, damage: str, told: Mapping[str, Any], shown: Listener) -> Beginning:
+def older(
+    options: RunOptions, before: Beginning, damage: str, fingerprint: Mapping[str, Any], shown: Listener
+) -> Beginning:
     """The next older checkpoint, where elements of the one before are damaged. Raises InputError where there is none."""
     assert before.checkpoint is not None
     if options.resume_from is not None:
@@ -59,7 +61,7 @@ def older(options: RunOptions, before: Beginning, damage: str, told: Mapping[str
     shown.say(f"passed over a checkpoint that is not whole: {damage}")
     found = _newest(options, {**before.passed_over, directory: damage}, shown)
     assert found.checkpoint is not None
-    _require_same_run(found.checkpoint, told)
+    _require_same_run(found.checkpoint, fingerprint)
     return found
 
 
@@ -138,11 +140,11 @@ def _require_no_run(out: Path) -> None:
         )
 
 
-def _require_same_run(checkpoint: Checkpoint, told: Mapping[str, Any]) -> None:
+def _require_same_run(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
     before = checkpoint.point.metadata
     moved = [
         f"  {name}: was {before.get(name)!r}, is {value!r}"
-        for name, value in told.items()
+        for name, value in fingerprint.items()
         if before.get(name) != value and name != "tokenizer"  # a path; what it made of the text is in "corpus"
     ]
     if moved:

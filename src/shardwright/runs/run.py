@@ -11,6 +11,7 @@ from shardwright.checkpoint import DamagedError
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine
+from shardwright.runs.fingerprint import run_fingerprint, shared_by_processes
 from shardwright.runs.hold import held
 from shardwright.runs.journal import board_writer
 from shardwright.runs.loop import Loop
@@ -18,7 +19,6 @@ from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.meeting import Connection, joined
 from shardwright.runs.resuming import Beginning, beginning, older
 from shardwright.runs.source import open_source
-from shardwright.runs.told import told, told_to_all
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 
 MakeEngine = Callable[[RunOptions, Plan], Engine]
@@ -61,9 +61,11 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
     engine = make_engine(options, plan)
     shown.doing(f"reading {options.data}")
     source = open_source(options, plan)
-    same = told(options, plan, source)
+    same = run_fingerprint(options, plan, source)
     start = beginning(options, same, shown)
-    must_agree(group, {**same, **told_to_all(options, plan, start.step, engine.versions)}, "before the first step")
+    must_agree(
+        group, {**same, **shared_by_processes(options, plan, start.step, engine.versions)}, "before the first step"
+    )
     shown.say(
         f"text: {source.corpus.num_tokens:,} tokens of {source.corpus.num_documents:,} documents "
         f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
@@ -74,7 +76,7 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
         plan=plan,
         engine=engine,
         source=source,
-        told=same,
+        fingerprint=same,
         passed_over=start.passed_over,
         shown=shown,
         writer=writer,

@@ -61,7 +61,7 @@ class Processes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CommandLine:
     """What a person said: any part of it, or nothing."""
 
     coordinator: str | None = None
@@ -86,7 +86,7 @@ class _Cluster:
 
 
 def find_processes(
-    said: Said, environment: Mapping[str, str], full_host_name: Callable[[], str], engine: Engine = "jax"
+    said: CommandLine, environment: Mapping[str, str], full_host_name: Callable[[], str], engine: Engine = "jax"
 ) -> tuple[Processes | None, str | None]:
     """The processes that this one runs with, or None for a run by itself; and what was found, where that is not plain.
 
@@ -121,7 +121,7 @@ def find_processes(
 
 
 def _filled(
-    cluster: _Cluster, said: Said, address: str | None, address_from: str
+    cluster: _Cluster, said: CommandLine, address: str | None, address_from: str
 ) -> tuple[Processes | None, str | None]:
     """The cluster's values where nothing was said. Raises InputError for a contradiction and for what nobody says."""
     for option, ours, theirs, theirs_from in (
@@ -155,7 +155,7 @@ def _filled(
     return _checked(count, index, address, found, cluster.launcher, said), None
 
 
-def _checked(count: int, index: int, address: str, found: str, launcher: str | None, said: Said) -> Processes:
+def _checked(count: int, index: int, address: str, found: str, launcher: str | None, said: CommandLine) -> Processes:
     if not 0 <= index < count:
         raise InputError(
             f"process {index} of {count} ({found}): processes count from 0, so the last one is {count - 1}."
@@ -194,7 +194,7 @@ def _host_fault(host: str) -> str | None:
     return None
 
 
-def _check(said: Said) -> None:
+def _check(said: CommandLine) -> None:
     for option, number, least, counted in (
         ("--processes", said.count, 1, "processes"),
         ("--process", said.index, 0, "processes"),
@@ -207,7 +207,7 @@ def _check(said: Said) -> None:
             within(option, number, counted)
 
 
-def _address(said: Said, environment: Mapping[str, str]) -> tuple[str | None, str]:
+def _address(said: CommandLine, environment: Mapping[str, str]) -> tuple[str | None, str]:
     """HOST:PORT of the coordinator where a person or JAX's own variables say it, and which of them does."""
     if said.coordinator is not None:
         return said.coordinator, "--coordinator"

@@ -8,7 +8,7 @@ from shardwright.cli.interop.import_ import write_whole
 from shardwright.cli.interop.import_options import ExportVerb
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import asked
+from shardwright.cli.typed.request import typed_request
 from shardwright.core.findings.errors import InputError
 from shardwright.core.planning import make_plan
 
@@ -20,7 +20,7 @@ def run_export(verb: ExportVerb) -> int:
     if verb.model is None:
         raise InputError("export: rules are written for a model. Give one: --model mixtral-8x7b.")
     options = PlanOptions(mesh=verb.mesh, devices=verb.devices, move=verb.move, set=verb.set)
-    found = export_maxtext(make_plan(asked(verb.model, verb.layout, options).request))
+    found = export_maxtext(make_plan(typed_request(verb.model, verb.layout, options).request))
     wrong = any(finding.severity == "error" for finding in found.findings)
     if verb.out is not None and not wrong:
         write_whole(verb.out, found.text)

@@ -32,7 +32,7 @@ def run_import(verb: ImportVerb) -> int:
 
 def _maxtext(verb: ImportMaxTextVerb) -> int:
     from shardwright.interop.maxtext.importing import import_maxtext
-    from shardwright.interop.maxtext.sources import Asked
+    from shardwright.interop.maxtext.sources import MaxTextRequest
 
     for option, value in (("--devices", verb.devices), ("--slices", verb.slices), ("--batch", verb.batch)):
         at_least_one(option, value)
@@ -41,7 +41,7 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
     for axis, size in (sizes or {}).items():
         at_least_one(f"--mesh {axis}", size)
     found = import_maxtext(
-        Asked(
+        MaxTextRequest(
             file=verb.file,
             base=verb.base,
             preset=verb.preset,
@@ -69,12 +69,12 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
 
 
 def _torchtitan(verb: ImportTorchTitanVerb) -> int:
-    from shardwright.interop.torchtitan.importing import Asked, import_torchtitan
+    from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_torchtitan
 
     for option, value in (("--devices", verb.devices), ("--batch", verb.batch), ("--length", verb.length)):
         at_least_one(option, value)
     found = import_torchtitan(
-        Asked(
+        TorchTitanRequest(
             file=verb.file,
             config=verb.config,
             devices=verb.devices,
@@ -97,11 +97,11 @@ def _torchtitan(verb: ImportTorchTitanVerb) -> int:
 
 
 def _hugging_face(verb: ImportHuggingFaceVerb) -> int:
-    from shardwright.interop.hugging_face.importing import Asked, import_hugging_face
+    from shardwright.interop.hugging_face.importing import HuggingFaceRequest, import_hugging_face
 
     at_least_one("--devices", verb.devices)
     found = import_hugging_face(
-        Asked(file=verb.file, model=verb.model, settings=settings(verb.set), devices=verb.devices)
+        HuggingFaceRequest(file=verb.file, model=verb.model, settings=settings(verb.set), devices=verb.devices)
     )
     if verb.out is not None:
         _write_layout(verb.out, found.layout, found.findings)

@@ -12,7 +12,7 @@ from shardwright.cli.reviewing.checked import Checked, check
 from shardwright.cli.reviewing.lock import SUFFIX
 from shardwright.cli.typed.options import CheckVerb
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import Asked
+from shardwright.cli.typed.request import TypedRequest
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 
@@ -66,7 +66,7 @@ def annotated(asked: str | None, environment: Mapping[str, str]) -> bool:
     return environment.get("GITHUB_ACTIONS") == "true" if asked is None else asked == "github"
 
 
-def _compiled(question: Asked, plan: Plan, target: str) -> Mapping[str, Any]:
+def _compiled(question: TypedRequest, plan: Plan, target: str) -> Mapping[str, Any]:
     # Loaded only for a lock that has a compiled part.
     from shardwright.cli.reviewing.locked_program import compiled_now
 

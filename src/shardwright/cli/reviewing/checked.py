@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.cli.reviewing.locked_request import asked_again, command_of, layout_of, options_of, request_of
+from shardwright.cli.reviewing.locked_request import command_of, layout_of, options_of, request_of, request_of_lock
 from shardwright.cli.reviewing.saved_plan import read_saved_lock
-from shardwright.cli.typed.request import Asked, planned
+from shardwright.cli.typed.request import TypedRequest, planned
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.position import Position, located
@@ -23,7 +23,7 @@ from shardwright.locks.difference import Difference, difference
 from shardwright.locks.lock import Lock, line_of, lock_of, moved
 from shardwright.locks.review import moved_finding, skipped_finding
 
-Compiler = Callable[[Asked, Plan, str], Mapping[str, Any]]
+Compiler = Callable[[TypedRequest, Plan, str], Mapping[str, Any]]
 """From a plan and a target to the compiled part of a lock (``core.lock.compiled_part``).
 
 Raises InputError where it cannot be compiled here, and FindingsError for a program that cannot be.
@@ -74,7 +74,7 @@ def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
         if lock.compiled is not None and lock.compiled["target"] != lock.request.chips:
             raise InputError(_another_target(path, lock))
         try:
-            question = asked_again(lock, path)
+            question = request_of_lock(lock, path)
             plan = planned(question)
         except FindingsError as error:
             return _without_plan(path, lock, error.findings)
@@ -84,7 +84,7 @@ def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
 
 
 def _compared(
-    path: Path, text: str, lock: Lock, question: Asked, plan: Plan, update: bool, compiler: Compiler
+    path: Path, text: str, lock: Lock, question: TypedRequest, plan: Plan, update: bool, compiler: Compiler
 ) -> Checked:
     request = request_of(question, layout_of(lock.request, path), options_of(lock.request), lock.request.model, path)
     compiled, skipped = (None, ()) if lock.compiled is None else _compiled_again(path, lock, question, plan, compiler)
@@ -118,7 +118,9 @@ def _compared(
     )
 
 
-def _agrees_with_itself(path: Path, lock: Lock, question: Asked, now: Lock, declared: Sequence[DeclaredChange]) -> None:
+def _agrees_with_itself(
+    path: Path, lock: Lock, question: TypedRequest, now: Lock, declared: Sequence[DeclaredChange]
+) -> None:
     """Refuse a lock whose declaration is not that of its tensors, which are where they were locked.
 
     A layout's file may say the same in other words; what the lock says was never in a file. Raises InputError.
@@ -140,7 +142,7 @@ def _agrees_with_itself(path: Path, lock: Lock, question: Asked, now: Lock, decl
 
 
 def _compiled_again(
-    path: Path, lock: Lock, question: Asked, plan: Plan, compiler: Compiler
+    path: Path, lock: Lock, question: TypedRequest, plan: Plan, compiler: Compiler
 ) -> tuple[Mapping[str, Any] | None, tuple[Finding, ...]]:
     """The compiled part, or what is to be said where there is none."""
     assert lock.compiled is not None

@@ -11,7 +11,7 @@ from shardwright.cli.reviewing.locked_request import options_of
 from shardwright.cli.reviewing.saved_plan import is_saved, read_saved
 from shardwright.cli.typed.options import DiffVerb, PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import asked, with_sizes
+from shardwright.cli.typed.request import typed_request, with_sizes
 from shardwright.cli.typed.values import mesh_sizes
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.nearest import did_you_mean
@@ -70,7 +70,7 @@ def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, An
         options = replace(options, mesh=None)
         sizes = {**common, **sizes}
     try:
-        return make_plan(with_sizes(asked(model, name, options).request, sizes)).to_json()
+        return make_plan(with_sizes(typed_request(model, name, options).request, sizes)).to_json()
     except FindingsError:
         own = f"Sizes of its own are given behind its name, as in {name}:AXIS=SIZE,..."
         sys.stderr.write(f"shardwright: '{side}' has no plan, for the reason below. {own}\n\n")

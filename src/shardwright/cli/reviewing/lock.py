@@ -15,7 +15,7 @@ from shardwright.cli.reviewing.locked_request import request_of
 from shardwright.cli.reviewing.saved_plan import read_json_file
 from shardwright.cli.typed.options import LockVerb
 from shardwright.cli.typed.output import write_json
-from shardwright.cli.typed.request import Asked, asked, planned
+from shardwright.cli.typed.request import TypedRequest, planned, typed_request
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.files import replace_text
@@ -29,7 +29,7 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 def run_lock(verb: LockVerb) -> int:
     """Write the lock. Raises FindingsError where the layout has a fault, which is not to be held fast."""
-    question = asked(verb.model, verb.layout, verb.plan)
+    question = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(question)
     if plan.faults:
         raise FindingsError(plan.faults)
@@ -56,7 +56,7 @@ def default_name(model: str, layout: str) -> str:
     return f"{model}.{_NOT_IN_A_NAME.sub('-', layout)[:100]}{SUFFIX}"
 
 
-def _compiled(question: Asked, plan: Plan, target: str) -> tuple[Mapping[str, Any], str]:
+def _compiled(question: TypedRequest, plan: Plan, target: str) -> tuple[Mapping[str, Any], str]:
     """The compiled part, and what there is to say of the program. A compiler's own ways are held, and not refused."""
     from shardwright.cli.reviewing.locked_program import compiled_for, part_of
 

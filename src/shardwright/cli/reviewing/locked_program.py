@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from shardwright.cli.running.compile import Compiled, compile_plan
-from shardwright.cli.typed.request import Asked
+from shardwright.cli.typed.request import TypedRequest
 from shardwright.core.findings.errors import InputError
 from shardwright.core.installed import installed_version
 from shardwright.core.plan.plan import Plan
@@ -19,12 +19,12 @@ GPU = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cuda-nvcc")
 """Whose versions a lock holds, of those that are there."""
 
 
-def compiled_now(question: Asked, plan: Plan, target: str) -> dict[str, Any]:
+def compiled_now(question: TypedRequest, plan: Plan, target: str) -> dict[str, Any]:
     """The compiled part. Raises InputError where it cannot be compiled here."""
     return part_of(compiled_for(question, plan, target), question)
 
 
-def compiled_for(question: Asked, plan: Plan, target: str) -> Compiled:
+def compiled_for(question: TypedRequest, plan: Plan, target: str) -> Compiled:
     """The program for a target. Raises InputError where it cannot be compiled here."""
     machine = question.machine
     if machine is not None and machine.numbers is None and "jax" in sys.modules:
@@ -37,7 +37,7 @@ def compiled_for(question: Asked, plan: Plan, target: str) -> Compiled:
     return compile_plan(question, plan, target)
 
 
-def part_of(compiled: Compiled, question: Asked) -> dict[str, Any]:
+def part_of(compiled: Compiled, question: TypedRequest) -> dict[str, Any]:
     """What a lock holds of it."""
     program = compiled.program
     return compiled_part(program.target, program.to_json(), versions(question.machine))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardwright.cli.typed.options import PlanOptions
-from shardwright.cli.typed.request import Asked, asked
+from shardwright.cli.typed.request import TypedRequest, typed_request
 from shardwright.cli.typed.values import mesh_sizes, moves, settings
 from shardwright.core.findings.errors import InputError
 from shardwright.layouts import preset_names
@@ -16,7 +16,9 @@ from shardwright.locks.lock import Lock
 from shardwright.locks.lock_request import LockRequest
 
 
-def request_of(question: Asked, layout_name: str | None, options: PlanOptions, model: str, lock: Path) -> LockRequest:
+def request_of(
+    question: TypedRequest, layout_name: str | None, options: PlanOptions, model: str, lock: Path
+) -> LockRequest:
     """What a lock that is to be written to ``lock`` asks."""
     request = question.request
     name = question.chosen["--layout"] if layout_name is None else layout_name
@@ -35,21 +37,21 @@ def request_of(question: Asked, layout_name: str | None, options: PlanOptions, m
         weights_dtype=request.weights_dtype,
         moments_dtype=request.moments_dtype,
         remat=request.remat,
-        micro_steps=request.micro_steps,
+        microbatches=request.microbatches,
         expert_buffer=request.expert_buffer,
         load_balance=request.load_balanced,
         by_default=tuple(option.removeprefix("--").replace("-", "_") for option in question.chosen),
     )
 
 
-def asked_again(lock: Lock, path: Path) -> Asked:
+def request_of_lock(lock: Lock, path: Path) -> TypedRequest:
     """What a lock asks, of the layout file, the model and the defaults as they are now.
 
     Raises InputError, which names the lock, where any of them is no longer there or no longer takes what it is given;
     FindingsError for a layout file that is no layout.
     """
     try:
-        return asked(lock.request.model, layout_of(lock.request, path), options_of(lock.request))
+        return typed_request(lock.request.model, layout_of(lock.request, path), options_of(lock.request))
     except InputError as error:
         raise InputError(f"{path}: what it asks cannot be planned: {error}") from None
 
@@ -70,7 +72,7 @@ def options_of(request: LockRequest) -> PlanOptions:
         moments_dtype=None if "moments_dtype" in left_open else request.moments_dtype,
         dtype=None if "dtype" in left_open else request.dtype,
         remat=None if "remat" in left_open else request.remat,
-        micro_steps=None if "micro_steps" in left_open else request.micro_steps,
+        microbatches=None if "microbatches" in left_open else request.microbatches,
         expert_buffer=request.expert_buffer,
         load_balance=request.load_balance,
     )

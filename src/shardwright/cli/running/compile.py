@@ -15,7 +15,7 @@ from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.options import CompileVerb
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import Asked, asked, planned
+from shardwright.cli.typed.request import TypedRequest, planned, typed_request
 from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.agreement.rewrites import family
 from shardwright.compiled.findings import compiled_findings
@@ -43,7 +43,7 @@ WITHOUT_HARDWARE = {
 
 def run_compile(verb: CompileVerb) -> int:
     """Compile and compare. 1 where the plan, or the program, has a finding of severity error."""
-    question = asked(verb.model, verb.layout, verb.plan)
+    question = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(question)
     on_torch = question.request.engine == "torch"
     require_lowered(plan)
@@ -64,7 +64,7 @@ def run_compile(verb: CompileVerb) -> int:
     return 1 if any(finding.severity == "error" for finding in compiled.findings) else 0
 
 
-def _refused(verb: CompileVerb, question: Asked, plan: Plan, findings: Sequence[Finding]) -> int:
+def _refused(verb: CompileVerb, question: TypedRequest, plan: Plan, findings: Sequence[Finding]) -> int:
     """Show what was predicted, and what the compiler said in place of compiling."""
     if verb.plan.json:
         shown = [finding.to_json() for finding in worst_first((*plan.findings, *findings))]
@@ -79,7 +79,7 @@ def _refused(verb: CompileVerb, question: Asked, plan: Plan, findings: Sequence[
     return 1
 
 
-def compile_plan(question: Asked, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
+def compile_plan(question: TypedRequest, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
     """The plan's step compiled for its chips, without them.
 
     Raises InputError for what the user can mend, and FindingsError where the compiler says that it does not fit.

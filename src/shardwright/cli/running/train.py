@@ -16,9 +16,9 @@ from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.options import TrainOptions, TrainVerb
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import asked, planned
+from shardwright.cli.typed.request import planned, typed_request
 from shardwright.core.findings.errors import FindingsError
-from shardwright.training.cluster import Processes, Said, find_processes
+from shardwright.training.cluster import CommandLine, Processes, find_processes
 from shardwright.training.options import RunOptions, RunOutcome, Silent
 
 WARMUP_SHARE = 10
@@ -39,7 +39,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
-    question = asked(verb.model, verb.layout, verb.plan)
+    question = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(question)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
         # Each rank plans for itself, and the first of them prints.
@@ -83,8 +83,8 @@ def _engine(engine: str, run: RunOptions) -> Callable[..., RunOutcome]:
         return import_module("shardwright.engine_jax.training.run").train
 
 
-def _said(options: TrainOptions) -> Said:
-    return Said(
+def _said(options: TrainOptions) -> CommandLine:
+    return CommandLine(
         coordinator=options.coordinator,
         count=options.processes,
         index=options.process,

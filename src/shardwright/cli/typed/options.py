@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
 
-from shardwright.core.findings.bounds import whole_of
+from shardwright.core.findings.bounds import integer_of
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.resolution.request import REMAT_POLICIES
 from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
@@ -17,7 +17,7 @@ from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
 
 def _whole(values: list[str]) -> int:
     try:
-        return whole_of(values[0])
+        return integer_of(values[0])
     except ValueError:
         raise ValueError(f"'{values[0]}' is not a whole number.") from None
 
@@ -124,8 +124,10 @@ class PlanOptions:
     """What the computation runs in."""
     remat: Annotated[Remat, arg(help_behavior_hint="(default: full)")] = None
     """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
-    micro_steps: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
-    """Parts of the batch that are computed one after the other."""
+    microbatches: Annotated[Count, arg(metavar="N", aliases=["--micro-steps"], help_behavior_hint="(default: 1)")] = (
+        None
+    )
+    """Parts of the batch that are computed one after the other, and their gradients summed."""
     expert_buffer: Annotated[Share, arg(metavar="F", help_behavior_hint="(default: room for all that may come)")] = None
     """Room for the tokens that come to a device's experts, in even shares. A run stops where more come."""
     load_balance: Flag = False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TypedRequest:
     """A request, the options that stand for what was chosen by default (``--batch`` to ``8``), and the chips."""
 
     request: Request
@@ -31,7 +31,7 @@ class Asked:
     machine: Machine | None = None
 
 
-def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
+def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> TypedRequest:
     """The request of one model under one layout.
 
     Without a layout and a mesh, the model's natural ones are taken together; the natural mesh gives way when a
@@ -70,15 +70,15 @@ def asked(model: str, layout_name: str | None, options: PlanOptions) -> Asked:
         weights_dtype=_taken("--weights-dtype", options.weights_dtype, "float32", chosen),
         moments_dtype=_taken("--moments-dtype", options.moments_dtype, "float32", chosen),
         remat=_taken("--remat", options.remat, "full", chosen),
-        micro_steps=_natural("--micro-steps", options.micro_steps, 1, table, chosen),
+        microbatches=_natural("--microbatches", options.microbatches, 1, table, chosen),
         load_balanced=options.load_balance,
         expert_buffer=options.expert_buffer,
         chip=None if machine is None else machine.chip,
     )
-    return Asked(request=request, chosen=chosen, machine=machine)
+    return TypedRequest(request=request, chosen=chosen, machine=machine)
 
 
-def planned(question: Asked) -> Plan:
+def planned(question: TypedRequest) -> Plan:
     """The plan of what was asked, with times where there are chips. Raises FindingsError where there can be none."""
     plan = make_plan(question.request)
     if question.machine is None:

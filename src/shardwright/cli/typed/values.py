@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from shardwright.core.findings.bounds import number_text, whole_of, within
+from shardwright.core.findings.bounds import integer_of, number_text, within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.findings.position import caret
@@ -19,7 +19,7 @@ COUNTED: Mapping[str, str] = {
     "--mesh": "devices",
     "--batch": "rows",
     "--length": "tokens",
-    "--micro-steps": "micro-steps",
+    "--microbatches": "microbatches",
 }
 """What an option counts, in the words of ``core.bounds.BOUNDS``."""
 
@@ -34,7 +34,7 @@ def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int]:
     sizes: dict[str, int] = {}
     for key, value, start in _pairs(text, option, form):
         try:
-            sizes[key] = whole_of(value)
+            sizes[key] = integer_of(value)
         except ValueError:
             rest = (
                 " 'auto' stands in a layout's own mesh: leave the axis out here, and give --devices."

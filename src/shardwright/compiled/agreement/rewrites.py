@@ -87,8 +87,8 @@ def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
-    """What all micro-steps gather alike, weights that no loop over layers cuts, may be gathered once for all of them."""
-    turns = plan.request.micro_steps
+    """What all microbatches gather alike, weights that no loop over layers cuts, may be gathered once for all of them."""
+    turns = plan.request.microbatches
     return 1.0 - _share_of_single(plan, one) * (turns - 1) / turns, 1.0
 
 
@@ -100,7 +100,7 @@ def _read_once(plan: Plan, one: PlannedCollective) -> Range:
 def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
     """Of what a row counts, the part of weights that stand in no stack, or alone in theirs."""
     single = [name for name in one.tensors if plan.by_name[name].kind == "weight" and plan.by_name[name].num == 1]
-    return min(1.0, len(single) * plan.request.micro_steps / one.count_per_step)
+    return min(1.0, len(single) * plan.request.microbatches / one.count_per_step)
 
 
 def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
@@ -124,7 +124,7 @@ def _room_for_all(plan: Plan, one: PlannedCollective) -> Range:
     if not one.ragged:
         return AS_PLANNED
     traffic = traffic_of(plan.request, plan.mesh)
-    most = max(traffic.choices, traffic.room(plan.request.expert_buffer)) / traffic.choices
+    most = max(traffic.assignments, traffic.buffer_rows(plan.request.expert_buffer)) / traffic.assignments
     return most, most
 
 
@@ -133,8 +133,8 @@ def _chunks(plan: Plan, one: PlannedCollective) -> Range:
     if not one.ragged:
         return AS_PLANNED
     traffic = traffic_of(plan.request, plan.mesh)
-    chunk = min(traffic.to_one, traffic.room(plan.request.expert_buffer))
-    most = traffic.devices * chunk / traffic.choices
+    chunk = min(traffic.to_one, traffic.buffer_rows(plan.request.expert_buffer))
+    most = traffic.devices * chunk / traffic.assignments
     return most, most
 
 
@@ -168,7 +168,7 @@ def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
     if one.kind != "all-reduce" or one.axes != cut or one.component not in ("logits", None):
         return False
     tokens = scores.bytes_per_device // width(scores.dtype) // (scores.shape[-1] // plan.mesh.size(cut))
-    each = tokens // plan.request.micro_steps * width("float32")
+    each = tokens // plan.request.microbatches * width("float32")
     return one.bytes_per_device % each == 0 and one.bytes_per_device <= LOSS_SUMS * each
 
 
@@ -232,8 +232,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=("all-gather",),
             compiled=(),
-            rule="of weights that no loop over layers cuts, one gather for those of all micro-steps",
-            reason="what is the same in every micro-step is taken out of the loop over them",
+            rule="of weights that no loop over layers cuts, one gather for those of all microbatches",
+            reason="what is the same in every microbatch is taken out of the loop over them",
             ratio=_gathered_once,
         ),
         Rewrite(

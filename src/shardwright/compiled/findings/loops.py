@@ -16,14 +16,14 @@ from shardwright.core.plan.plan import Plan
 
 
 def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """Replicas that are summed in every micro-step, and whatever else a loop repeats without need."""
+    """Replicas that are summed in every microbatch, and whatever else a loop repeats without need."""
     yield from _replicas(plan, program, agreement)
     yield from _repeated(plan, program)
 
 
 def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """Gradients of replicas, which wait for the last micro-step: as many times the bytes as there are micro-steps."""
-    turns = plan.request.micro_steps
+    """Gradients of replicas, which wait for the last microbatch: as many times the bytes as there are microbatches."""
+    turns = plan.request.microbatches
     late = [one for one in plan.collectives if one.phase == "update" and one.kind == "all-reduce"]
     for key in dict.fromkeys((one.component, one.axes) for one in late) if turns > 1 else ():
         component, axes = key
@@ -47,9 +47,9 @@ def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Ite
             where=place(component, "all-reduce", axes),
             tensor=wanted[0].tensors[0],
             position=plan.request.layout.entries[axes[0]].position,
-            found=f"replicas summed in each of {turns} micro-steps: "
+            found=f"replicas summed in each of {turns} microbatches: "
             f"{several_times(total(found), _runs(found))}{of_tensors(found, 'gradient')}",
-            needed=f"once a step, after the last micro-step: "
+            needed=f"once a step, after the last microbatch: "
             f"{several_times(total(wanted), sum(one.count_per_step for one in wanted), like=total(found))}",
             cost=cost_of(plan, total(found) - total(wanted), axes),
         )
@@ -70,7 +70,7 @@ def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
             needed=f"outside of the loop: {several_times(once, sum(one.num_ops for one in found), like=total(found))}",
             cost=cost_of(plan, total(found) - once, axes),
         )
-        candidates = (option("micro-steps", 1),) if plan.request.micro_steps > 1 else ()
+        candidates = (option("microbatches", 1),) if plan.request.microbatches > 1 else ()
         yield settled(plan, Draft(finding=finding, candidates=candidates), lambda _: True)
 
 

@@ -60,7 +60,7 @@ def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
         needed="fewer tokens or fewer entries at a time",
         cost=f"{bytes_text(largest.bytes_per_device)} a device",
     )
-    candidates = tuple(option("micro-steps", plan.request.micro_steps * factor) for factor in (2, 4, 8))
+    candidates = tuple(option("microbatches", plan.request.microbatches * factor) for factor in (2, 4, 8))
     yield settled(plan, Draft(finding=finding, candidates=candidates), smaller)
 
 
@@ -72,12 +72,12 @@ def _has_scores(plan: Plan, one: Temporary) -> bool:
     vocabulary = row.shape[-1]
     own = vocabulary // plan.mesh.size(row.in_use.axes_of("vocab"))
     entries = [size for size in (vocabulary, own) if size in one.shape]
-    tokens = row.bytes_per_device // width(row.dtype) // own // plan.request.micro_steps
+    tokens = row.bytes_per_device // width(row.dtype) // own // plan.request.microbatches
     return bool(entries) and prod(one.shape) >= tokens * entries[0]
 
 
 def _score_bytes(plan: Plan) -> float:
-    return plan.by_name["logits.scores"].bytes_per_device / plan.request.micro_steps
+    return plan.by_name["logits.scores"].bytes_per_device / plan.request.microbatches
 
 
 def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:

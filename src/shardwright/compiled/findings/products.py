@@ -47,7 +47,7 @@ def _by_component(plan: Plan) -> Mapping[str, float]:
         work[component] = work.get(component, 0.0) + flops
     if "moe" in work and expert_axes(plan.request.layout, plan.mesh):
         traffic = traffic_of(plan.request, plan.mesh)
-        work["moe"] *= max(1.0, traffic.room(plan.request.expert_buffer) / traffic.choices)
+        work["moe"] *= max(1.0, traffic.buffer_rows(plan.request.expert_buffer) / traffic.assignments)
     return work
 
 

@@ -293,8 +293,8 @@ def _sent(context: Context, where: Computation, send: Instruction) -> Iterator[C
         return
     groups: Groups = source_target_pairs(send.rest) or ()
     transfer = _TRANSFER.search(send.rest)
-    crossing = context.numbering.crossing
-    axes = crossing if transfer else context.numbering.axes(groups)
+    resharding = context.numbering.resharding
+    axes = resharding if transfer else context.numbering.axes(groups)
     if not axes:
         return
     kind = transfer[1].lower().replace("_", "-") if transfer else "send-recv"

@@ -22,13 +22,13 @@ from shardwright.core.mesh.mesh import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbering:
-    """``sizes``: of each axis inside a slice. ``crossing``: the axes that cross slices, ``num_slices`` of them."""
+    """``sizes``: of each axis inside a slice. ``resharding``: the axes that cross slices, ``num_slices`` of them."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     num_devices: int
     num_slices: int = 1
-    crossing: tuple[str, ...] = ()
+    resharding: tuple[str, ...] = ()
 
     def axes(self, groups: Groups) -> tuple[str, ...]:
         """The axes along which the devices of groups, or the ends of pairs, differ; mesh order."""
@@ -39,7 +39,7 @@ def numbering(mesh: Mesh, num_partitions: int | None) -> Numbering:
     """How a program for so many devices numbers those of a mesh. Raises InputError where it cannot be for that mesh.
 
     >>> found = numbering(Mesh.of(data=4, fsdp=4), 8)
-    >>> found.sizes, found.crossing, found.axes(((0, 4),)), found.axes(((0, 1),))
+    >>> found.sizes, found.resharding, found.axes(((0, 4),)), found.axes(((0, 1),))
     ((2, 4), ('data',), ('data',), ('fsdp',))
     """
     number = mesh.num_devices if num_partitions is None else num_partitions
@@ -58,5 +58,5 @@ def numbering(mesh: Mesh, num_partitions: int | None) -> Numbering:
         sizes=tuple(inside.values()),
         num_devices=number,
         num_slices=num_slices,
-        crossing=tuple(axis.name for axis in mesh.axes if inside[axis.name] < axis.size),
+        resharding=tuple(axis.name for axis in mesh.axes if inside[axis.name] < axis.size),
     )

@@ -124,13 +124,15 @@ def _best_cut(region: Box, boxes: Sequence[Box]) -> tuple[int, int] | None:
     return None if best is None else best[2:]
 
 
-Parts = list[tuple[int, Box]]
+DeviceBoxes = list[tuple[int, Box]]
 
 
-def _split(region: Box, parts: Parts, dim: int, at: int) -> tuple[tuple[Box, Parts], tuple[Box, Parts]]:
+def _split(
+    region: Box, parts: DeviceBoxes, dim: int, at: int
+) -> tuple[tuple[Box, DeviceBoxes], tuple[Box, DeviceBoxes]]:
     """``region`` and the boxes in it, above and below ``at`` along ``dim``: the last is looked at first."""
-    below: Parts = []
-    above: Parts = []
+    below: DeviceBoxes = []
+    above: DeviceBoxes = []
     for index, box in parts:
         if box.stop[dim] <= at:
             below.append((index, box))

@@ -15,7 +15,7 @@ from shardwright.core.checks.engines import not_run
 from shardwright.core.checks.idle import idle_axes
 from shardwright.core.checks.memory import memory
 from shardwright.core.checks.pays import pays
-from shardwright.core.checks.replicas import whole_activations, whole_weights
+from shardwright.core.checks.replicas import replicated_activations, replicated_weights
 from shardwright.core.checks.rows import rows_and_tokens
 from shardwright.core.checks.slots import slots
 from shardwright.core.checks.stages import stages
@@ -32,8 +32,8 @@ from shardwright.core.resolution.mesh_sizes import mends, mesh_faults
 from shardwright.core.resolution.request import Request
 
 CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
-    whole_weights,
-    whole_activations,
+    replicated_weights,
+    replicated_activations,
     two_dims,
     idle_axes,
     padded,

@@ -29,7 +29,7 @@ def devices(number: int) -> Candidate:
 
 
 def both(first: Candidate, second: Candidate) -> Candidate:
-    """Two changes at once: ``--batch 128 --micro-steps 2``."""
+    """Two changes at once: ``--batch 128 --microbatches 2``."""
     return Candidate(text=f"{first.text} {second.text}", edit=lambda request: second.edit(first.edit(request)))
 
 

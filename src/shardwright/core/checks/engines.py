@@ -15,9 +15,9 @@ from shardwright.core.layout.layout import Rule
 from shardwright.core.layout.roles import ROLES
 from shardwright.core.layout.wording import every, others, product
 from shardwright.core.mesh.notation import place_in
-from shardwright.core.plan.crossing import WeightWay, weight_ways
+from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained, weight_of_layer
 from shardwright.core.plan.plan import Plan
-from shardwright.core.plan.together import WeightOfLayer, trained, weight_of_layer
+from shardwright.core.plan.resharding import WeightResharding, weight_reshardings
 
 ON_JAX = option("engine", "jax")
 
@@ -100,7 +100,7 @@ def _chips(plan: Plan) -> Iterator[Draft]:
 def _two_ways(plan: Plan) -> Iterator[Draft]:
     """PyTorch gathers a weight that has two uses once, and so must be the same thing in both."""
     for row in plan.weights:
-        (own, way), *uses = weight_ways(plan.request, plan.mesh, row).items()
+        (own, way), *uses = weight_reshardings(plan.request, plan.mesh, row).items()
         for component, other in uses:
             if difference := _difference(own, way, component, other):
                 finding = Finding(
@@ -114,7 +114,7 @@ def _two_ways(plan: Plan) -> Iterator[Draft]:
                 yield Draft(finding=finding, candidates=(*_one_role(plan, own, component), ON_JAX))
 
 
-def _difference(own: str, way: WeightWay, component: str, other: WeightWay) -> str:
+def _difference(own: str, way: WeightResharding, component: str, other: WeightResharding) -> str:
     if way.part != other.part or way.whole != other.whole:
         specs = (way.part, other.part) if way.part != other.part else (way.whole, other.whole)
         return f"it is {specs[0]} in '{own}' and {specs[1]} in '{component}'"

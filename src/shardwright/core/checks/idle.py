@@ -71,7 +71,7 @@ def _cuts_what_is_not_listed(plan: Plan, axis: str, component: str) -> bool:
     activations only whose layout was asked for."""
     table = plan.request.table
     listed = table.program == "ours" or any(row.component == component for row in table.activations)
-    return not listed and not {"batch", "length"}.isdisjoint(plan.request.layout.cut_by(axis, component))
+    return not listed and not {"batch", "length"}.isdisjoint(plan.request.layout.dims_sharded_by(axis, component))
 
 
 def _role_cuts_nothing(plan: Plan, axis: str, component: str, role: str) -> Draft:

@@ -50,7 +50,7 @@ def cures(plan: Plan) -> Iterator[Candidate]:
     if request.remat != REMAT_POLICIES[0]:
         yield option("remat", REMAT_POLICIES[0])
     for factor in (2, 4, 8, 16, 32):
-        yield option("micro-steps", request.micro_steps * factor)
+        yield option("microbatches", request.microbatches * factor)
     for axis in mesh.larger_than_one(request.layout.entries):
         declared = request.layout.entries[axis]
         if declared.elsewhere == "data":

@@ -63,7 +63,7 @@ def _fsdp(plan: Plan, axis: str) -> str:
 def _context(plan: Plan, axis: str) -> str:
     rows = plan.request.batch
     keys = _keys(plan, axis)
-    have = plan.mesh.size(plan.dp) * plan.request.micro_steps
+    have = plan.mesh.size(plan.dp) * plan.request.microbatches
     what = "queries, keys and values exchanged" if plan.request.layout.move_attention == "ulysses" else "keys moved"
     text = f"{bytes_text(keys)} of {what} a step"
     if rows < have * plan.mesh.size(axis):
@@ -85,8 +85,8 @@ def _expert(plan: Plan, axis: str) -> str:
 
 
 def _stage(plan: Plan, axis: str) -> str:
-    stages, steps = plan.mesh.size(axis), plan.request.micro_steps
-    return f"{count(steps, 'micro-step')}: stages stand idle for {percent((stages - 1) / (steps + stages - 1))} of the time"
+    stages, steps = plan.mesh.size(axis), plan.request.microbatches
+    return f"{count(steps, 'microbatch')}: stages stand idle for {percent((stages - 1) / (steps + stages - 1))} of the time"
 
 
 FACTS: dict[str, Callable[[Plan, str], str]] = {
@@ -114,7 +114,7 @@ def _rows_instead(plan: Plan) -> Iterator[Draft]:
     request = plan.request
     for axis in plan.mesh.larger_than_one(plan.cp):
         declared = request.layout.entries[axis]
-        parts = plan.mesh.size(plan.dp) * request.micro_steps * plan.mesh.size(axis)
+        parts = plan.mesh.size(plan.dp) * request.microbatches * plan.mesh.size(axis)
         if declared.elsewhere != "context" or request.batch % parts:
             continue
         keys = _keys(plan, axis)

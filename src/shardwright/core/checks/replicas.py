@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.core.checks.edits import entry, named_roles, resized, rule, without_rule
-from shardwright.core.checks.tensors import cuts, device_bytes, largest_first, state_factor, weight_rows, whole_bytes
+from shardwright.core.checks.tensors import (
+    cuts,
+    device_bytes,
+    largest_first,
+    state_factor,
+    unsharded_bytes,
+    weight_rows,
+)
 from shardwright.core.findings.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
@@ -47,7 +54,7 @@ AT_MOST_A_WARNING = ("left-out",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class Replicated:
     """A weight that some axes leave whole, for one reason."""
 
     tensor: TensorPlan
@@ -56,16 +63,16 @@ class Whole:
     cause: Cause
 
 
-def whole_weights(plan: Plan) -> Iterator[Draft]:
+def replicated_weights(plan: Plan) -> Iterator[Draft]:
     """Weights by the axes that leave them whole and the reason, with their bytes and their share of all weights."""
-    total = sum(whole_bytes(tensor) for tensor in plan.weights)
-    groups: dict[tuple[Cause, tuple[str, ...], bool], list[Whole]] = {}
+    total = sum(unsharded_bytes(tensor) for tensor in plan.weights)
+    groups: dict[tuple[Cause, tuple[str, ...], bool], list[Replicated]] = {}
     for whole in _whole(plan):
         uncut = not plan.mesh.larger_than_one(whole.tensor.rests.axes)
         key = (whole.cause, whole.axes, uncut and whole.cause not in DECLARED)
         groups.setdefault(key, []).append(whole)
     for (cause, axes, uncut), group in groups.items():
-        share = sum(whole_bytes(w.tensor) for w in group) / total
+        share = sum(unsharded_bytes(w.tensor) for w in group) / total
         severity = _severity(share, cause)
         if severity is not None:
             yield _weights(plan, cause, axes, uncut, group, total, severity)
@@ -79,7 +86,7 @@ def _severity(share: float, cause: Cause) -> Severity | None:
     return "warning" if share < REPLICATED_ERROR_SHARE.value or cause in AT_MOST_A_WARNING else "error"
 
 
-def _whole(plan: Plan) -> Iterator[Whole]:
+def _whole(plan: Plan) -> Iterator[Replicated]:
     layout, mesh = plan.request.layout, plan.mesh
     # Of an axis that does nothing at all SW103 speaks.
     at_work = [axis for axis in mesh.larger_than_one(mesh.names) if cuts(plan, axis)]
@@ -95,15 +102,21 @@ def _whole(plan: Plan) -> Iterator[Whole]:
             cause = ROLE_CAUSES.get(role) or (_ruled(plan, tensor) if refused == "left-out" else refused or "no-dim")
             causes.setdefault(cause, []).append(axis)
         for cause, axes in causes.items():
-            yield Whole(tensor=tensor, weight=weight, axes=tuple(axes), cause=cause)
+            yield Replicated(tensor=tensor, weight=weight, axes=tuple(axes), cause=cause)
 
 
 def _weights(
-    plan: Plan, cause: Cause, axes: tuple[str, ...], uncut: bool, group: list[Whole], total: int, severity: Severity
+    plan: Plan,
+    cause: Cause,
+    axes: tuple[str, ...],
+    uncut: bool,
+    group: list[Replicated],
+    total: int,
+    severity: Severity,
 ) -> Draft:
     tensors = largest_first(w.tensor for w in group)
     tensor = tensors[0]
-    held = sum(whole_bytes(t) for t in tensors)
+    held = sum(unsharded_bytes(t) for t in tensors)
     saved = sum(device_bytes(t) for t in tensors) * (1 - 1 / plan.mesh.size(axes))
     cut_by = "no axis cuts it" if uncut else f"each part is on {plan.mesh.size(axes)} devices"
     where = f"weights over {every(repr(a) for a in axes)}, {tensor.name} the largest"
@@ -146,7 +159,7 @@ def _position(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPla
     return layout.entries[axes[0]].position
 
 
-def _could_be_cut(group: list[Whole], tensor: TensorPlan) -> tuple[int, int] | None:
+def _could_be_cut(group: list[Replicated], tensor: TensorPlan) -> tuple[int, int] | None:
     """The first dim of the weight's storage list, where it has one."""
     weight = next(w.weight for w in group if w.tensor is tensor)
     name = weight.storage[0] if weight.storage else weight.logical_axes[0]
@@ -170,10 +183,10 @@ def _cures(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPlan, 
         yield from resized(plan, axes[0], 1)
 
 
-def whole_activations(plan: Plan) -> Iterator[Draft]:
+def replicated_activations(plan: Plan) -> Iterator[Draft]:
     """Activations that no axis cuts, where an axis that a layout calls idle there could cut their rows or tokens."""
     mesh, layout = plan.mesh, plan.request.layout
-    total = sum(whole_bytes(tensor) for tensor in plan.activations)
+    total = sum(unsharded_bytes(tensor) for tensor in plan.activations)
     groups: dict[tuple[str, ...], list[TensorPlan]] = {}
     for tensor in plan.activations:
         free = tuple(axis for axis in _free(plan, tensor.component) if cuts(plan, axis))
@@ -181,7 +194,7 @@ def whole_activations(plan: Plan) -> Iterator[Draft]:
         if free and tokens and not mesh.larger_than_one(tensor.in_use.axes):
             groups.setdefault(free, []).append(tensor)
     for free, tensors in groups.items():
-        held = sum(whole_bytes(t) for t in tensors)
+        held = sum(unsharded_bytes(t) for t in tensors)
         if held / total < REPLICATED_WARNING_SHARE.value:
             continue
         tensors = largest_first(tensors)

@@ -30,7 +30,7 @@ def rows_and_tokens(plan: Plan) -> Iterator[Draft]:
 
 def _divisor(plan: Plan, name: str, axes: tuple[str, ...]) -> int:
     if name == "batch":
-        return plan.mesh.size(axes) * plan.request.micro_steps
+        return plan.mesh.size(axes) * plan.request.microbatches
     balanced = not plan.rows_in_order and set(axes) & set(plan.cp)
     return plan.mesh.size(axes) * (2 if balanced else 1)
 
@@ -45,8 +45,8 @@ def _draft(plan: Plan, name: str, axes: tuple[str, ...], tensor: TensorPlan) -> 
     request, have, divisor = plan.request, plan.sizes[name], _divisor(plan, name, axes)
     noun = "row" if name == "batch" else "token"
     over = product(plan.mesh, axes)
-    if name == "batch" and request.micro_steps > 1:
-        over += f", in {request.micro_steps} micro-steps: {divisor} parts"
+    if name == "batch" and request.microbatches > 1:
+        over += f", in {request.microbatches} microbatches: {divisor} parts"
     elif divisor > plan.mesh.size(axes):
         over += f", twice for load balancing: {divisor} parts"
     legal = nearest_multiples(divisor, have)
@@ -69,16 +69,16 @@ def _draft(plan: Plan, name: str, axes: tuple[str, ...], tensor: TensorPlan) -> 
     flag = "batch" if name == "batch" else "length"
     candidates = [option(flag, size) for size in reversed(legal)]
     if name == "batch":
-        candidates += _fewer_micro_steps(plan, axes)
+        candidates += _fewer_microbatches(plan, axes)
         candidates += _sequence_instead(plan, axes)
     return Draft(finding=finding, candidates=tuple(candidates))
 
 
-def _fewer_micro_steps(plan: Plan, axes: tuple[str, ...]) -> list[Candidate]:
+def _fewer_microbatches(plan: Plan, axes: tuple[str, ...]) -> list[Candidate]:
     rows, remainder = divmod(plan.request.batch, plan.mesh.size(axes))
     if remainder or rows < 1:
         return []
-    return [option("micro-steps", m) for m in reversed(divisors(rows)) if m < plan.request.micro_steps]
+    return [option("microbatches", m) for m in reversed(divisors(rows)) if m < plan.request.microbatches]
 
 
 def _sequence_instead(plan: Plan, axes: tuple[str, ...]) -> list[Candidate]:

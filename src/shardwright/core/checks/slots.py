@@ -20,7 +20,7 @@ def slots(plan: Plan) -> Iterator[Draft]:
     if request.table.top_k is None or DISPATCHED not in tensors:
         return
     traffic = traffic_of(request, plan.mesh)
-    room, share = traffic.room(request.expert_buffer), f"its even share being {traffic.choices:,}"
+    room, share = traffic.buffer_rows(request.expert_buffer), f"its even share being {traffic.assignments:,}"
     capacity = capacity_of(request.table, request.length)
     if capacity is not None and capacity < request.length:
         even = request.table.top_k * request.length / plan.sizes["experts"]
@@ -39,19 +39,19 @@ def slots(plan: Plan) -> Iterator[Draft]:
             "where more come than there is room for",
             f"{traffic.most:,}: leave --expert-buffer out, or watch the load of the experts",
         )
-    elif traffic.most > traffic.choices:
+    elif traffic.most > traffic.assignments:
         yield _draft(
             plan,
             "info",
             f"a device has room for all {traffic.most:,} choices of tokens that may come to its experts, {share}: "
-            f"{traffic.most / traffic.choices:.3g} times as many",
+            f"{traffic.most / traffic.assignments:.3g} times as many",
             "nothing; --expert-buffer 2 keeps room for twice the even share, and stops the run where more come",
         )
 
 
 def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:
     row, traffic = plan.by_name[DISPATCHED], traffic_of(plan.request, plan.mesh)
-    room = traffic.room(plan.request.expert_buffer)
+    room = traffic.buffer_rows(plan.request.expert_buffer)
     held = sum(t.bytes_per_device for t in plan.activations if "slots" in t.in_use.logical_axes)
     return Draft(
         finding=Finding(
@@ -64,6 +64,6 @@ def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:
             found=found,
             needed=needed,
             cost=f"{bytes_text(held)} a device for the buffers of one layer; "
-            f"{bytes_text(held * traffic.choices / room)} with room for the even share and no more",
+            f"{bytes_text(held * traffic.assignments / room)} with room for the even share and no more",
         )
     )

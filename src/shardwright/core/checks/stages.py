@@ -1,4 +1,4 @@
-"""SW110: pipeline stages against the layers, and against the micro-steps that fill them."""
+"""SW110: pipeline stages against the layers, and against the microbatches that fill them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def stages(plan: Plan) -> Iterator[Draft]:
-    """Each stack whose layers its stages do not divide; and fewer micro-steps than stages."""
+    """Each stack whose layers its stages do not divide; and fewer microbatches than stages."""
     stacked = [t for t in plan.weights if len(t.rests.dims) > len(t.shape)]
     axes = plan.mesh.larger_than_one({a: None for t in stacked for a in t.rests.dims[0].axes})
     if not axes:
@@ -26,8 +26,8 @@ def stages(plan: Plan) -> Iterator[Draft]:
     for num, tensor in sorted(first.items()):
         if num % num_stages:
             yield _uneven(plan, axes, num, tensor, common)
-    micro_steps = plan.request.micro_steps
-    if micro_steps < num_stages:
+    microbatches = plan.request.microbatches
+    if microbatches < num_stages:
         readers = plan.mesh.size(plan.dp)
         # Those that leave a device without a row need not be planned.
         filling = [
@@ -39,15 +39,15 @@ def stages(plan: Plan) -> Iterator[Draft]:
             finding=Finding(
                 code="SW110",
                 severity="warning",
-                where=f"micro-steps under layout '{plan.request.layout.name}'",
+                where=f"microbatches under layout '{plan.request.layout.name}'",
                 position=plan.request.layout.entries[axes[0]].position,
-                found=f"{count(micro_steps, 'micro-step')} for {product(plan.mesh, axes)}",
-                needed=f"at least {num_stages} micro-steps, one for each stage",
-                cost=f"stages stand idle for {percent((num_stages - 1) / (micro_steps + num_stages - 1))} of the time",
+                found=f"{count(microbatches, 'microbatch')} for {product(plan.mesh, axes)}",
+                needed=f"at least {num_stages} microbatches, one for each stage",
+                cost=f"stages stand idle for {percent((num_stages - 1) / (microbatches + num_stages - 1))} of the time",
             ),
             candidates=(
-                *(option("micro-steps", steps) for steps in filling),
-                both(option("batch", readers * num_stages), option("micro-steps", num_stages)),
+                *(option("microbatches", steps) for steps in filling),
+                both(option("batch", readers * num_stages), option("microbatches", num_stages)),
             ),
         )
 

@@ -16,7 +16,7 @@ def weight_rows(plan: Plan) -> Iterator[tuple[TensorPlan, Weight]]:
         yield tensor, as_torch_stores(weight) if plan.request.engine == "torch" else weight
 
 
-def whole_bytes(tensor: TensorPlan) -> int:
+def unsharded_bytes(tensor: TensorPlan) -> int:
     """Bytes of all layers of a tensor, uncut."""
     return prod(tensor.shape) * tensor.num * DTYPE_BYTES[tensor.dtype]
 
@@ -27,7 +27,7 @@ def device_bytes(tensor: TensorPlan) -> int:
 
 
 def largest_first(tensors: Iterable[TensorPlan]) -> list[TensorPlan]:
-    return sorted(tensors, key=lambda tensor: (-whole_bytes(tensor), tensor.name))
+    return sorted(tensors, key=lambda tensor: (-unsharded_bytes(tensor), tensor.name))
 
 
 def cuts(plan: Plan, axis: str, component: str | None = None) -> bool:

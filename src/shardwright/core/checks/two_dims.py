@@ -30,7 +30,11 @@ def two_dims(plan: Plan) -> Iterator[Draft]:
                     groups.setdefault((tensor.component, asked.axis, asked.granted, wants), []).append(tensor)
     for tensor in plan.activations:
         for axis in plan.mesh.names:
-            names = [n for n in plan.request.layout.cut_by(axis, tensor.component) if n in tensor.in_use.logical_axes]
+            names = [
+                n
+                for n in plan.request.layout.dims_sharded_by(axis, tensor.component)
+                if n in tensor.in_use.logical_axes
+            ]
             for wants in names[1:]:
                 key = (tensor.component, axis, names[0], wants)
                 if key not in groups:

@@ -27,7 +27,7 @@ BOUNDS: Mapping[str, Bound] = {
     "processes": Bound(most=1 << 20, fix="Give fewer processes."),
     "rows": Bound(most=1 << 24, fix="Give fewer rows."),
     "tokens": Bound(most=1 << 27, fix="Give shorter rows."),
-    "micro-steps": Bound(most=1 << 24, fix="Give fewer micro-steps."),
+    "microbatches": Bound(most=1 << 24, fix="Give fewer microbatches."),
     "layers": Bound(most=1 << 14, fix="Give fewer layers."),
     "elements": Bound(most=1 << 32, fix="Give a smaller dim."),
     # An optimizer counts its steps in 32 bits.
@@ -48,27 +48,27 @@ def within(where: str, value: float, counted: str) -> None:
         raise InputError(f"{where} is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number, whole or not."""
-    return is_whole(value) or isinstance(value, float)
+    return is_integer(value) or isinstance(value, float)
 
 
 def shown_number(value: object) -> str:
     """What stands where a number should, for an error about it."""
-    return number_text(value) if is_whole(value) else repr(value)
+    return number_text(value) if is_integer(value) else repr(value)
 
 
-def whole_of(text: str) -> int:
+def integer_of(text: str) -> int:
     """The whole number that a text is; one too long for Python to read is 10^100, which is above every bound.
 
     Raises ValueError for a text that is none.
 
-    >>> whole_of("-12"), whole_of("9" * 5000) == 10**100
+    >>> integer_of("-12"), integer_of("9" * 5000) == 10**100
     (-12, True)
     """
     digits = text.strip().lstrip("+-")

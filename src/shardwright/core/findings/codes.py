@@ -90,7 +90,7 @@ CODES: dict[str, Code] = {
             code="SW110",
             severity="error",
             title="layers and stages",
-            law="The stages divide the layers of every stack, and micro-steps fill them.",
+            law="The stages divide the layers of every stack, and microbatches fill them.",
         ),
         Code(
             code="SW111",

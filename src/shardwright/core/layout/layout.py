@@ -77,7 +77,7 @@ class Layout:
         """The axes that have a role in a component, in mesh order."""
         return tuple(axis for axis in self.entries if self.role(axis, component) == role)
 
-    def cut_by(self, axis: str, component: str) -> tuple[str, ...]:
+    def dims_sharded_by(self, axis: str, component: str) -> tuple[str, ...]:
         """The logical axes of activations that ``axis`` cuts in ``component``, whichever of them a tensor has.
 
         Where the experts' weights travel, tokens stay: ``moe`` is then cut as the router is, and tokens that are whole
@@ -85,26 +85,26 @@ class Layout:
         """
         role = self.role(axis, component)
         if role == "expert" and self.move_moe == "weights":
-            return self.cut_by(axis, "router") or ("groups",)
+            return self.dims_sharded_by(axis, "router") or ("groups",)
         cuts = ROLES[role].activations
         if role == "tensor" and self.entries[axis].sequence_parallel and component == SEQUENCE_PARALLEL[0]:
             return (*cuts, SEQUENCE_PARALLEL[1])
         return cuts
 
-    def cut_of(self, axis: str, component: str, logical_axes: Sequence[str]) -> str | None:
+    def dim_sharded_by(self, axis: str, component: str, logical_axes: Sequence[str]) -> str | None:
         """The dim that ``axis`` cuts of an activation with these logical axes, if any.
 
-        Two things are asked beyond ``cut_by``. KV heads are whole on an axis that a rule leaves out of the KV weights'.
+        Two things are asked beyond ``dims_sharded_by``. KV heads are whole on an axis that a rule leaves out of the KV weights'.
         And under ``ulysses`` the axes of role ``context`` exchange the tokens of what is attended for its heads: for
         its KV heads too, unless these are whole on an axis that cuts the heads, and would no longer meet their queries.
         """
-        cuts = self.cut_by(axis, component)
+        cuts = self.dims_sharded_by(axis, component)
         attended = component == "attention" and "length" not in logical_axes
         if attended and self.role(axis, component) == "context" and self.move_attention == "ulysses":
             cuts = EXCHANGED_FOR_HEADS
         name = next((name for name in cuts if name in logical_axes), None)
         if name == "kv_heads":
-            with_heads = (axis, *self.axes_that_cut("heads", component)) if attended else (axis,)
+            with_heads = (axis, *self.axes_sharding("heads", component)) if attended else (axis,)
             if any(self._left_out(other, component, name) for other in with_heads):
                 return None
         return name
@@ -115,6 +115,6 @@ class Layout:
         ruled = [r for r in self.rules if (r.component, r.logical_axis) == (component, logical_axis)]
         return would and any(axis not in rule.axes for rule in ruled)
 
-    def axes_that_cut(self, logical_axis: str, component: str) -> tuple[str, ...]:
+    def axes_sharding(self, logical_axis: str, component: str) -> tuple[str, ...]:
         """The axes that cut a logical axis of activations in a component, in mesh order."""
-        return tuple(axis for axis in self.entries if logical_axis in self.cut_by(axis, component))
+        return tuple(axis for axis in self.entries if logical_axis in self.dims_sharded_by(axis, component))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from shardwright.core.findings.bounds import BOUNDS, is_whole, number_text
+from shardwright.core.findings.bounds import BOUNDS, is_integer, number_text
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.position import Located, Position
 from shardwright.core.layout.faults import Faults, shown
@@ -95,7 +95,7 @@ def _size(faults: Faults, axis: str, node: Located) -> int | Auto:
     if node.value == "auto":
         return "auto"
     most = BOUNDS["devices"].most
-    if is_whole(node.value) and node.value > most:
+    if is_integer(node.value) and node.value > most:
         faults.fault(
             "SW106",
             node.position,
@@ -105,7 +105,7 @@ def _size(faults: Faults, axis: str, node: Located) -> int | Auto:
             f"Write '{axis}: auto' for what is left of the devices, or a smaller size.",
         )
         return 1
-    if is_whole(node.value) and node.value >= 1:
+    if is_integer(node.value) and node.value >= 1:
         return node.value
     faults.fault(
         "SW106",

@@ -35,7 +35,7 @@ class WholeSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SubGroup:
     """Of the devices of one mesh axis, those that take a hop together: ``minor`` neighbours, or one in ``minor``."""
 
     which: Literal["minor", "major"]
@@ -50,9 +50,9 @@ class Part:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The groups, by their devices' indices along the axis.
 
-        >>> Part(which="minor", minor=2, major=4).groups
+        >>> SubGroup(which="minor", minor=2, major=4).groups
         ((0, 1), (2, 3), (4, 5), (6, 7))
-        >>> Part(which="major", minor=2, major=4).groups
+        >>> SubGroup(which="major", minor=2, major=4).groups
         ((0, 2, 4, 6), (1, 3, 5, 7))
         """
         devices = range(self.minor * self.major)
@@ -65,7 +65,7 @@ class Hop(NamedTuple):
     """One hop: over these axes, or a part of the only one; ``elements`` of its operand or result, the larger."""
 
     axes: tuple[str, ...]
-    part: Part | None
+    part: SubGroup | None
     elements: int
 
 
@@ -96,7 +96,7 @@ def hops(
         major = devices // sizes[axes[-1]]
     elif devices % whole.minor == 0 and 1 < whole.minor < devices:
         major = devices // whole.minor
-        ends = tuple((axes, Part(which=which, minor=whole.minor, major=major)) for which in ("minor", "major"))
+        ends = tuple((axes, SubGroup(which=which, minor=whole.minor, major=major)) for which in ("minor", "major"))
     else:
         yield Hop(axes, None, elements)
         return

@@ -25,14 +25,14 @@ def row_capacity(factor: float | None, *, top_k: int, experts: int, length: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one device sends to experts in one micro-step, and what may come to it.
+    """What one device sends to experts in one microbatch, and what may come to it.
 
     ``devices`` share the experts between them, ``experts`` each; one alone has all of them, or gathers their weights.
     Each has ``tokens`` tokens of each of its ``rows`` rows, and a row lies on ``sharing`` of these devices. A token has
     ``top_k`` choices, an expert takes ``capacity`` tokens of a row, or all.
 
     >>> even = Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=None)
-    >>> even.choices, even.most, even.room(None), even.room(1.5), even.room(1e308)
+    >>> even.assignments, even.most, even.buffer_rows(None), even.buffer_rows(1.5), even.buffer_rows(1e308)
     (256, 1024, 1024, 384, 1024)
     >>> Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=20).most
     320
@@ -47,7 +47,7 @@ class Traffic:
     capacity: int | None
 
     @property
-    def choices(self) -> int:
+    def assignments(self) -> int:
         """Choices of one device's tokens; as many come to it where all experts are chosen alike."""
         return self.rows * self.tokens * self.top_k
 
@@ -68,9 +68,9 @@ class Traffic:
             return most
         return min(most, self.experts * self.capacity * self.rows)
 
-    def room(self, factor: float | None) -> int:
+    def buffer_rows(self, factor: float | None) -> int:
         """Rows of a device's buffer: the choices of its even share times the factor, and never more than may come.
 
         Without a factor: as many as may come.
         """
-        return self.most if factor is None else ceil(min(self.most, factor * self.choices))
+        return self.most if factor is None else ceil(min(self.most, factor * self.assignments))

@@ -119,7 +119,7 @@ PRECISION: Mapping[str, Precision] = {
         summed="computation",
     ),
     "gradient": Precision(
-        what="the gradient of one use of a weight in one micro-step; both uses of a tied one, micro-steps and devices are summed",
+        what="the gradient of one use of a weight in one microbatch; both uses of a tied one, microbatches and devices are summed",
         computed="float32",
         kept="in use",
         sent="at rest",

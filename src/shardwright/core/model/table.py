@@ -217,11 +217,11 @@ def as_torch_stores(weight: Weight) -> Weight:
     assert sorted(name for dim in dims for name in dim) == sorted(weight.logical_axes), weight.name
     unit = {dim[0]: prod(weight.size(name) for name in dim[1:]) for dim in dims if len(dim) > 1}
     # A user's own weight may have no dim, or one in front that nothing may cut.
-    may_rest_cut = bool(dims) and not dims[0][0].startswith("_")
+    may_shard_at_rest = bool(dims) and not dims[0][0].startswith("_")
     return replace(
         weight,
         logical_axes=tuple(dim[0] for dim in dims),
         shape=tuple(prod(weight.size(name) for name in dim) for dim in dims),
         unit={**(weight.unit or {}), **unit} or None,
-        storage=() if (weight.frozen and not weight.storage) or not may_rest_cut else (dims[0][0],),
+        storage=() if (weight.frozen and not weight.storage) or not may_shard_at_rest else (dims[0][0],),
     )

@@ -22,7 +22,7 @@ from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan
 
 Backend = Literal["cpu", "tpu", "gpu", "gpu with cuDNN"]
-WayName = Literal["whole", "splash", "cudnn", "triton", "blockwise"]
+KernelName = Literal["whole", "splash", "cudnn", "triton", "blockwise"]
 
 BACKENDS: tuple[Backend, ...] = ("cpu", "tpu", "gpu", "gpu with cuDNN")
 ACCELERATORS: tuple[Backend, ...] = ("tpu", "gpu", "gpu with cuDNN")
@@ -66,26 +66,26 @@ class Attending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class AttentionKernel:
     """A line of the table. ``needs``: names of ``NEEDS``."""
 
-    name: WayName
+    name: KernelName
     backends: tuple[Backend, ...]
     needs: tuple[str, ...]
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenKernel:
     """The way taken, tokens of a block where it is plain JAX, and what each better one lacked."""
 
-    name: WayName
+    name: KernelName
     block: int
     why: str
-    lacking: Mapping[WayName, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    lacking: Mapping[KernelName, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
-WHOLE = Chosen(name="whole", block=0, why="nothing is known of the row")
+UNPLANNED = ChosenKernel(name="whole", block=0, why="nothing is known of the row")
 """Of a model that runs without a plan."""
 
 NEEDS: Mapping[str, Callable[[Attending], bool]] = {
@@ -104,20 +104,20 @@ NEEDS: Mapping[str, Callable[[Attending], bool]] = {
 
 _NO_RING, _OWN_TOKENS, _TILES, _EVEN, _TPU_FLOATS, _HALF, _CUDNN_WIDTH, _TRITON_WIDTH, _MASK = NEEDS
 
-WAYS = (
-    Way(
+KERNELS = (
+    AttentionKernel(
         name="splash",
         backends=("tpu",),
         needs=(_NO_RING, _TILES, _TPU_FLOATS),
         why="scores stay in the chip's vector memory, and blocks that nobody sees are passed over",
     ),
-    Way(
+    AttentionKernel(
         name="cudnn",
         backends=("gpu with cuDNN",),
         needs=(_NO_RING, _HALF, _CUDNN_WIDTH, _EVEN, _MASK),
         why="scores stay in shared memory; the vendor's own kernel, which shares keys between heads",
     ),
-    Way(
+    AttentionKernel(
         name="triton",
         backends=("gpu", "gpu with cuDNN"),
         needs=(_NO_RING, _OWN_TOKENS, _TILES, _HALF, _TRITON_WIDTH),
@@ -127,7 +127,7 @@ WAYS = (
 """Those that are a backend's own, best first. ``choose_attention`` tries ``whole`` before and ``blockwise`` after them."""
 
 
-def choose_attention(backend: Backend, attending: Attending) -> Chosen:
+def choose_attention(backend: Backend, attending: Attending) -> ChosenKernel:
     """The first way that has what it needs.
 
     >>> case = Attending(rows=1, queries=4096, keys=4096, heads=16, width=128, value_width=128, dtype="bfloat16")
@@ -139,16 +139,16 @@ def choose_attention(backend: Backend, attending: Attending) -> Chosen:
     """
     block = block_of(backend, attending.heads)
     if attending.keys <= LARGEST_BLOCK[backend]:
-        return Chosen(name="whole", block=block, why=f"so few keys ({attending.keys}) are one block")
-    lacking: dict[WayName, tuple[str, ...]] = {}
-    for way in WAYS:
+        return ChosenKernel(name="whole", block=block, why=f"so few keys ({attending.keys}) are one block")
+    lacking: dict[KernelName, tuple[str, ...]] = {}
+    for way in KERNELS:
         if backend not in way.backends:
             continue
         missing = tuple(need for need in way.needs if not NEEDS[need](attending))
         if not missing:
-            return Chosen(name=way.name, block=block, why=way.why, lacking=lacking)
+            return ChosenKernel(name=way.name, block=block, why=way.why, lacking=lacking)
         lacking[way.name] = missing
-    return Chosen(name="blockwise", block=block, why="takes any positions and segments", lacking=lacking)
+    return ChosenKernel(name="blockwise", block=block, why="takes any positions and segments", lacking=lacking)
 
 
 def block_of(backend: Backend, heads: int) -> int:
@@ -175,7 +175,7 @@ def attending_of(plan: Plan) -> Attending | None:
         for size, dim in zip(queries.shape, queries.in_use.dims, strict=True)
     }
     return Attending(
-        rows=part["batch"] // plan.request.micro_steps,
+        rows=part["batch"] // plan.request.microbatches,
         queries=part["q_length"],
         keys=plan.sizes["kv_length"],
         heads=part["heads"],

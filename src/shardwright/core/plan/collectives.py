@@ -8,10 +8,17 @@ from dataclasses import replace
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES, ModelTable, Move
-from shardwright.core.plan.crossing import crossing, weight_ways
+from shardwright.core.plan.fsdp_groups import (
+    FsdpGroup,
+    WeightOfLayer,
+    component_of,
+    groups_of,
+    trained,
+    weight_of_layer,
+)
 from shardwright.core.plan.movement import Collective, StepKind, collectives, elements_per_device, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
-from shardwright.core.plan.together import Together, WeightOfLayer, component_of, groups_of, trained, weight_of_layer
+from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.resolution.request import FLOATS, Request
 from shardwright.core.resolution.resolve import expert_axes
 
@@ -37,9 +44,9 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
     assert tensor.at_rest is not None
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
     layers = layers_on_device(request, mesh, tensor)
-    times = layers * request.micro_steps
+    times = layers * request.microbatches
     again = tensor.stack is not None and request.remat != "none"
-    ways = weight_ways(request, mesh, tensor)
+    ways = weight_reshardings(request, mesh, tensor)
     for number, (component, way) in enumerate(ways.items()):
         # What is brought for one use serves another that needs the same.
         if way in list(ways.values())[:number]:
@@ -59,12 +66,12 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
 
 
 def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> Iterator[PlannedCollective]:
-    """Those of weights that are gathered together (``core/plan/together.py``), layer by layer.
+    """Those of weights that are gathered together (``core/plan/fsdp_groups.py``), layer by layer.
 
     | what | when | of how much |
     |---|---|---|
-    | all-gather | in each pass that needs it, each micro-step | the whole weights of a group, padded, in the dtype that travels |
-    | reduce-scatter | each micro-step | their whole gradients, padded, in the weights' dtype |
+    | all-gather | in each pass that needs it, each microbatch | the whole weights of a group, padded, in the dtype that travels |
+    | reduce-scatter | each microbatch | their whole gradients, padded, in the weights' dtype |
     | all-reduce over the replicas of all of a group | once a step | what the reduce-scatter gave |
     | all-reduce over other replicas | once a step | the gradients at rest of all groups that have the same axes and dtype |
     """
@@ -77,37 +84,37 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
         layers = layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
         for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):
-            yield from _of_group(group, mesh, layers, request.micro_steps, again=again)
+            yield from _of_group(group, mesh, layers, request.microbatches, again=again)
             for one in group.weights:
                 if axes := group.late(one):
                     late.setdefault((axes, one.dtype), []).append((one, layers))
     for (axes, dtype), ones in late.items():
-        elements = sum(one.part_elements(mesh) * layers for one, layers in ones)
+        elements = sum(one.shard_elements(mesh) * layers for one, layers in ones)
         reduce = Collective(kind="all-reduce", axes=axes, elements_per_device=elements)
         together = [one for one, layers in ones for _ in range(layers)]
-        yield _planned_together(together, mesh, "update", reduce, DTYPE_BYTES[dtype], 1)
+        yield _planned_groups(together, mesh, "update", reduce, DTYPE_BYTES[dtype], 1)
 
 
 def _of_group(
-    group: Together, mesh: Mesh, layers: int, micro_steps: int, *, again: bool
+    group: FsdpGroup, mesh: Mesh, layers: int, microbatches: int, *, again: bool
 ) -> Iterator[PlannedCollective]:
     if not group.axes:
         return
-    first, part = group.weights[0], group.part_elements(mesh)
-    whole, times = part * mesh.size(group.axes), layers * micro_steps
+    first, part = group.weights[0], group.shard_elements(mesh)
+    whole, times = part * mesh.size(group.axes), layers * microbatches
     summed, travels = DTYPE_BYTES[first.summed_in], DTYPE_BYTES[first.gathered_in]
     gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=whole)
-    yield _planned_together(group.weights, mesh, "forward", gather, travels, times)
+    yield _planned_groups(group.weights, mesh, "forward", gather, travels, times)
     if again:
-        yield _planned_together(group.weights, mesh, "recompute", gather, travels, times)
+        yield _planned_groups(group.weights, mesh, "recompute", gather, travels, times)
     scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=whole)
-    yield _planned_together(group.weights, mesh, "backward", scatter, summed, times)
+    yield _planned_groups(group.weights, mesh, "backward", scatter, summed, times)
     if group.replicas:
         reduce = Collective(kind="all-reduce", axes=group.replicas, elements_per_device=part)
-        yield _planned_together(group.weights, mesh, "update", reduce, summed, layers)
+        yield _planned_groups(group.weights, mesh, "update", reduce, summed, layers)
 
 
-def _planned_together(
+def _planned_groups(
     weights: Sequence[WeightOfLayer], mesh: Mesh, phase: Phase, collective: Collective, width: int, times: int
 ) -> PlannedCollective:
     names = tuple(dict.fromkeys(one.weight for one in weights))
@@ -121,7 +128,7 @@ def _of_move(
         yield from _of_experts(request, mesh, by_name, move)
         return
     source, target = by_name[move.source], by_name[move.target]
-    way = crossing(request, by_name, move)
+    way = resharding(request, by_name, move)
     around = move.kind == "keys" and request.layout.move_attention == "ring"
     # What goes around is not gathered, in one hop or two.
     on = Mesh(mesh.axes) if around else mesh
@@ -131,7 +138,7 @@ def _of_move(
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
-    times = layers_on_device(request, mesh, shared) * request.micro_steps
+    times = layers_on_device(request, mesh, shared) * request.microbatches
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
         rounds = times * _rounds(collective, mesh)
@@ -203,10 +210,10 @@ def _of_experts(
                 continue
             row = by_name[name]
             shape = dict(zip(row.in_use.logical_axes, row.shape, strict=True))
-            shape["batch"] //= request.micro_steps
+            shape["batch"] //= request.microbatches
             held = row.in_use if kind == "all-to-all" else row.in_use.without(axes)
             size = elements_per_device(held, shape, mesh)
-            times = layers_on_device(request, mesh, row) * request.micro_steps
+            times = layers_on_device(request, mesh, row) * request.microbatches
             for one in collectives(kind, axes, size, mesh):
                 planned = _planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name)
                 yield replace(planned, ragged=kind == "all-to-all")

@@ -41,7 +41,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     TPU compilers keep of a layer's gradients only what is at work: the activations' of one component, the largest, and
     the whole gradient of one weight, the largest; others are summed and scattered before.
 
-    With micro-steps the sums of their gradients are held all along; what replicas sum is summed in place. What layers
+    With microbatches the sums of their gradients are held all along; what replicas sum is summed in place. What layers
     keep is ``remat``'s: the residual stream; with ``dots`` every named activation but the dispatched tokens; with
     ``none`` all. Queries and keys that are attended where they were made count once. docs/compiled.md has the estimate
     beside what compilers need.
@@ -59,7 +59,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
         _at_the_logits(request, mesh, trained, activations),
         gradients + _in_a_layer(request, mesh, trained, activations),
     )
-    sums = gradients if request.micro_steps > 1 else 0
+    sums = gradients if request.microbatches > 1 else 0
     return Memory(
         weights_bytes=resting,
         gradients_bytes=gradients,
@@ -88,7 +88,7 @@ def _at_the_logits(
     )
     kernels = [w for w in trained if w.component == "logits" or "logits" in request.table.weight(w.name).uses]
     gathered = sum(2 * bytes_on_device(w.in_use, w.shape, request.dtype, mesh) for w in kernels)
-    return _kept(request, mesh, activations) + ceil(scores / request.micro_steps) + gathered
+    return _kept(request, mesh, activations) + ceil(scores / request.microbatches) + gathered
 
 
 def _in_a_layer(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]) -> int:
@@ -102,7 +102,7 @@ def _in_a_layer(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], act
     most = 0
     for stack, weights in stacks.items():
         own = [a for a in inside if not having[a.name] or stack in having[a.name]]
-        working = ceil(_worked_on(request, own) / request.micro_steps)
+        working = ceil(_worked_on(request, own) / request.microbatches)
         most = max(most, working + _weights_in_use(request, mesh, weights))
     return _kept(request, mesh, activations) + most
 
@@ -133,7 +133,7 @@ def _turns(request: Request) -> bool:
 
 
 def _kept(request: Request, mesh: Mesh, activations: Sequence[TensorPlan]) -> int:
-    """What the forward pass of all layers leaves for the backward pass, of one micro-step."""
+    """What the forward pass of all layers leaves for the backward pass, of one microbatch."""
     kept = {
         "full": lambda a: a.component == "residual" and a.name.endswith("stream"),
         "dots": lambda a: not {"slots", "tokens"} & set(a.in_use.logical_axes),
@@ -141,4 +141,4 @@ def _kept(request: Request, mesh: Mesh, activations: Sequence[TensorPlan]) -> in
     }[request.remat]
     found = [a for a in activations if a.component not in OUTSIDE_LAYERS and kept(a)]
     saved = sum(a.bytes_per_device * layers_on_device(request, mesh, a) for a in found)
-    return ceil(saved / request.micro_steps)
+    return ceil(saved / request.microbatches)

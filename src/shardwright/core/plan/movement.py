@@ -23,7 +23,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Literal
 
-from shardwright.core.mesh.hops import Hop, Part, hops
+from shardwright.core.mesh.hops import Hop, SubGroup, hops
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 
@@ -41,7 +41,7 @@ class Step:
     axes: tuple[str, ...]
     source: str | None = None
     target: str | None = None
-    part: Part | None = None
+    part: SubGroup | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Collective:
     kind: str
     axes: tuple[str, ...]
     elements_per_device: int
-    part: Part | None = None
+    part: SubGroup | None = None
 
 
 def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[Step, ...]:
@@ -76,7 +76,7 @@ def hopped(step: Step, mesh: Mesh) -> tuple[Step, ...]:
 def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> tuple[Step, ...]:
     # A plan asks the same of all layers, and so do the plans that its findings try for a fix.
     assert set(before.logical_axes) == set(after.logical_axes), (str(before), str(after))
-    return tuple(_Way(before, after, partial, mesh).found())
+    return tuple(_StepSearch(before, after, partial, mesh).found())
 
 
 def movement(
@@ -132,7 +132,7 @@ def _take(step: Step, held: Mapping[str, list[str]]) -> None:
             held[step.target].append(axis)
 
 
-class _Way:
+class _StepSearch:
     """The search for steps: what cuts each dim now, and what is to cut it in the end, both major first."""
 
     def __init__(self, before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> None:

@@ -9,12 +9,12 @@ from typing import Literal
 
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.finding import Finding, worst_first
-from shardwright.core.mesh.hops import Part
+from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.resolution.gradients import Reduction
 from shardwright.core.resolution.request import Request
-from shardwright.core.resolution.resolve import Asked
+from shardwright.core.resolution.resolve import AxisRequest
 from shardwright.core.resolution.row_order import in_order, row_pieces
 
 Phase = Literal["forward", "recompute", "backward", "update"]
@@ -39,7 +39,7 @@ class TensorPlan:
     shard_group: tuple[str, ...]
     replica_group: tuple[str, ...]
     gradient: Mapping[str, Reduction] = field(default_factory=dict)
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[AxisRequest, ...] = ()
     stack: str | None = None
 
     @property
@@ -91,7 +91,7 @@ class PlannedCollective:
     tensors: tuple[str, ...]
     seconds: float | None = None
     ragged: bool = False
-    part: Part | None = None
+    part: SubGroup | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -132,7 +132,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class MoeMove:
     """What ``auto`` chose. ``wire_bytes``: bytes one device sends for one layer of a step, for each option."""
 
     what: str
@@ -205,7 +205,7 @@ class Plan:
     tensors: tuple[TensorPlan, ...]
     collectives: tuple[PlannedCollective, ...]
     memory: Memory
-    choices: tuple[Choice, ...]
+    choices: tuple[MoeMove, ...]
     findings: tuple[Finding, ...]
     step: StepCost | None = None
 
@@ -224,12 +224,12 @@ class Plan:
     @property
     def dp(self) -> tuple[str, ...]:
         """The axes that cut batch in ``input``: which rows a device reads."""
-        return self.request.layout.axes_that_cut("batch", "input")
+        return self.request.layout.axes_sharding("batch", "input")
 
     @property
     def cp(self) -> tuple[str, ...]:
         """The axes that cut length in ``input``: which tokens of a row a device reads."""
-        return self.request.layout.axes_that_cut("length", "input")
+        return self.request.layout.axes_sharding("length", "input")
 
     @property
     def row_pieces(self) -> tuple[int, ...]:

@@ -25,7 +25,9 @@ Reduction = Literal["reduce-scatter", "all-reduce"]
 def partial_axes(layout: Layout, contracted: tuple[Contraction, ...]) -> tuple[str, ...]:
     """The axes over which a tensor is partial that was made by summing over the given dims, in mesh order."""
     return tuple(
-        axis for axis in layout.entries if any(name in layout.cut_by(axis, component) for component, name in contracted)
+        axis
+        for axis in layout.entries
+        if any(name in layout.dims_sharded_by(axis, component) for component, name in contracted)
     )
 
 
@@ -33,13 +35,17 @@ def gradient_reductions(weight: Weight, layout: Layout, at_rest: Spec, in_use: S
     """The reduction of a weight's gradient over each axis that needs one; none for a frozen weight."""
     if weight.frozen:
         return {}
-    partial = {axis for component in (None, *weight.uses) for axis in in_parts(weight, layout, in_use, component)}
+    partial = {
+        axis for component in (None, *weight.uses) for axis in partial_gradient_axes(weight, layout, in_use, component)
+    }
     return {
         axis: "reduce-scatter" if axis in at_rest.axes else "all-reduce" for axis in layout.entries if axis in partial
     }
 
 
-def in_parts(weight: Weight, layout: Layout, in_use: Spec, component: str | None = None) -> tuple[str, ...]:
+def partial_gradient_axes(
+    weight: Weight, layout: Layout, in_use: Spec, component: str | None = None
+) -> tuple[str, ...]:
     """The axes over which the gradient that one use of a weight makes is in parts, in mesh order.
 
     ``component``: of a tied weight's second use; None: the weight's own. Besides what is contracted, an axis of which
@@ -50,6 +56,6 @@ def in_parts(weight: Weight, layout: Layout, in_use: Spec, component: str | None
     contracted = tuple(c for c in weight.contracted if c[0] == own) if weight.uses else weight.contracted
     summed = set(partial_axes(layout, contracted))
     for axis in layout.entries:
-        if axis not in in_use.axes and set(layout.cut_by(axis, own)) & set(weight.logical_axes):
+        if axis not in in_use.axes and set(layout.dims_sharded_by(axis, own)) & set(weight.logical_axes):
             summed.add(axis)
     return tuple(axis for axis in layout.entries if axis in summed)

@@ -16,18 +16,18 @@ from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 
 
-def ordered(mesh: Mesh, stay: Iterable[str], leave: Iterable[str]) -> tuple[str, ...]:
+def ordered(mesh: Mesh, persistent: Iterable[str], gathered: Iterable[str]) -> tuple[str, ...]:
     """The axes of one dim, major first.
 
-    >>> ordered(Mesh.of(fsdp=2, tensor=4), stay=["tensor"], leave=["fsdp"])
+    >>> ordered(Mesh.of(fsdp=2, tensor=4), persistent=["tensor"], gathered=["fsdp"])
     ('tensor', 'fsdp')
     """
-    return (*mesh.in_mesh_order(stay), *mesh.in_mesh_order(leave))
+    return (*mesh.in_mesh_order(persistent), *mesh.in_mesh_order(gathered))
 
 
-def staying_axes(layout: Layout, logical_axis: str, components: Iterable[str]) -> frozenset[str]:
+def persistent_axes(layout: Layout, logical_axis: str, components: Iterable[str]) -> frozenset[str]:
     """The axes that cut a logical axis of activations in each of the components."""
     # A row's queries carry the cut of its length: both are one question.
     name = "length" if logical_axis == "q_length" else logical_axis
     present = list(components)
-    return frozenset(axis for axis in layout.entries if all(name in layout.cut_by(axis, c) for c in present))
+    return frozenset(axis for axis in layout.entries if all(name in layout.dims_sharded_by(axis, c) for c in present))

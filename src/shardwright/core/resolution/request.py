@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, get_args
 
-from shardwright.core.findings.bounds import is_number, is_whole, shown_number, within
+from shardwright.core.findings.bounds import is_integer, is_number, shown_number, within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.hops import WholeSlice
@@ -60,22 +60,22 @@ class Request:
     weights_dtype: str = "float32"
     moments_dtype: str = "float32"
     remat: str = "full"
-    micro_steps: int = 1
+    microbatches: int = 1
     load_balanced: bool = False
     expert_buffer: float | None = None
     chip: Chip | None = None
 
     def __post_init__(self) -> None:
-        counts = {"batch": "rows", "length": "tokens", "micro_steps": "micro-steps", "devices": "devices"}
+        counts = {"batch": "rows", "length": "tokens", "microbatches": "microbatches", "devices": "devices"}
         for name, counted in counts.items():
             value = getattr(self, name)
             if name == "devices" and value is None:
                 continue
-            if not is_whole(value) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise InputError(f"{name} is {shown_number(value)}, and must be a whole number of at least 1.")
             within(name, value, counted)
         for axis, size in self.mesh_sizes.items():
-            if not is_whole(size):
+            if not is_integer(size):
                 raise InputError(f"the size of mesh axis '{axis}' is {shown_number(size)}, and must be a whole number.")
             within(f"the size of mesh axis '{axis}'", size, "devices")
         room = self.expert_buffer

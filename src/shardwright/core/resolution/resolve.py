@@ -13,7 +13,7 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.capacity import Traffic, row_capacity
 from shardwright.core.model.table import Activation, ModelTable, Weight
-from shardwright.core.resolution.order import ordered, staying_axes
+from shardwright.core.resolution.order import ordered, persistent_axes
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.storage import choose_storage
 
@@ -23,7 +23,7 @@ another dim of the weight already; no dim of the storage list divides; the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AxisRequest:
     """One axis that a layout asks to cut a tensor: the dim that it was ``granted``, or why it was ``refused`` one."""
 
     axis: str
@@ -43,7 +43,7 @@ class ResolvedWeight:
     weight: Weight
     at_rest: Spec
     in_use: Spec
-    asked: tuple[Asked, ...]
+    asked: tuple[AxisRequest, ...]
 
 
 def resolve_weight(
@@ -56,11 +56,11 @@ def resolve_weight(
     A pipeline stage cuts the stack of layers, which then stands first, as ``layers/stage``.
     """
     component = component or weight.component
-    asked: list[Asked] = []
+    asked: list[AxisRequest] = []
     rules = {r.logical_axis: r.axes for r in layout.rules if r.component == component}
     ruled = {name: axes for name, axes in rules.items() if name in weight.logical_axes}
-    stays: dict[str, list[str]] = {name: [] for name in (*weight.logical_axes, "layers")}
-    leaves: dict[str, list[str]] = {name: [] for name in weight.logical_axes}
+    persistent: dict[str, list[str]] = {name: [] for name in (*weight.logical_axes, "layers")}
+    gathered: dict[str, list[str]] = {name: [] for name in weight.logical_axes}
     storing: list[str] = []
     for axis in mesh.names:
         role = ROLES[layout.role(axis, component)]
@@ -68,25 +68,25 @@ def resolve_weight(
         if wanted:
             name = wanted[0]
             if name in ruled and axis not in ruled[name]:
-                asked.append(Asked(axis=axis, role=role.name, tried=wanted, refused="left-out"))
+                asked.append(AxisRequest(axis=axis, role=role.name, tried=wanted, refused="left-out"))
                 continue
             travels = role.name == "expert" and layout.move_moe == "weights"
-            (leaves if travels else stays)[name].append(axis)
-            asked.append(Asked(axis=axis, role=role.name, tried=wanted, granted=name))
+            (gathered if travels else persistent)[name].append(axis)
+            asked.append(AxisRequest(axis=axis, role=role.name, tried=wanted, granted=name))
         elif role.stores and layout.entries[axis].weights != "whole":
             storing.append(axis)
         elif role.stores:
-            asked.append(Asked(axis=axis, role=role.name, tried=(), refused="kept-whole"))
+            asked.append(AxisRequest(axis=axis, role=role.name, tried=(), refused="kept-whole"))
     if ruled:
         # PyTorch gathers parameters for use, and no buffer: it rests as it is used.
         gathers = engine == "jax" or not weight.frozen
-        storing = _apply_rules(ruled, layout, component, gathers, storing, stays, leaves, asked)
-    already = {name: stays.get(name, []) + leaves[name] for name in weight.logical_axes}
+        storing = _apply_rules(ruled, layout, component, gathers, storing, persistent, gathered, asked)
+    already = {name: persistent.get(name, []) + gathered[name] for name in weight.logical_axes}
     for choice in choose_storage(weight, layout, mesh, engine, storing, already):
         if choice.granted:
-            leaves[choice.granted].extend(choice.axes)
+            gathered[choice.granted].extend(choice.axes)
         asked += [
-            Asked(
+            AxisRequest(
                 axis=a,
                 role=layout.role(a, component),
                 tried=choice.tried,
@@ -95,10 +95,15 @@ def resolve_weight(
             )
             for a in choice.axes
         ]
-    at_rest = Spec.build(weight.logical_axes, {n: ordered(mesh, stays[n], leaves[n]) for n in weight.logical_axes})
-    in_use = Spec.build(weight.logical_axes, {n: ordered(mesh, stays[n], ()) for n in weight.logical_axes})
-    if stays["layers"]:
-        at_rest, in_use = at_rest.prefixed("layers", stays["layers"]), in_use.prefixed("layers", stays["layers"])
+    at_rest = Spec.build(
+        weight.logical_axes, {n: ordered(mesh, persistent[n], gathered[n]) for n in weight.logical_axes}
+    )
+    in_use = Spec.build(weight.logical_axes, {n: ordered(mesh, persistent[n], ()) for n in weight.logical_axes})
+    if persistent["layers"]:
+        at_rest, in_use = (
+            at_rest.prefixed("layers", persistent["layers"]),
+            in_use.prefixed("layers", persistent["layers"]),
+        )
     return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, asked=tuple(asked))
 
 
@@ -108,28 +113,32 @@ def _apply_rules(
     component: str,
     gathers: bool,
     storing: list[str],
-    stays: dict[str, list[str]],
-    leaves: dict[str, list[str]],
-    asked: list[Asked],
+    persistent: dict[str, list[str]],
+    gathered: dict[str, list[str]],
+    asked: list[AxisRequest],
 ) -> list[str]:
     """Give the ruled dims exactly their axes; a storing axis that no rule names becomes a replica here.
 
     ``gathers``: whether what only a rule puts on a dim can be gathered for use.
     """
-    placed: dict[str, str] = {axis: name for cuts in (stays, leaves) for name, axes in cuts.items() for axis in axes}
+    placed: dict[str, str] = {
+        axis: name for cuts in (persistent, gathered) for name, axes in cuts.items() for axis in axes
+    }
     for name, axes in ruled.items():
         for axis in axes:
             # A second dim for one axis is left out here and reported as SW102.
             if axis not in placed and not gathers:
-                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), refused="no-list"))
+                asked.append(
+                    AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), refused="no-list")
+                )
             elif axis not in placed:
                 placed[axis] = name
-                leaves[name].append(axis)
-                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
+                gathered[name].append(axis)
+                asked.append(AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
             elif placed[axis] != name:
-                asked.append(Asked(axis=axis, role=layout.role(axis, component), tried=(name,), refused="taken"))
+                asked.append(AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), refused="taken"))
     left = [axis for axis in storing if axis not in placed]
-    asked += [Asked(axis=axis, role=layout.role(axis, component), tried=(), refused="left-out") for axis in left]
+    asked += [AxisRequest(axis=axis, role=layout.role(axis, component), tried=(), refused="left-out") for axis in left]
     return []
 
 
@@ -138,8 +147,8 @@ def multiplied(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec
     dim whole on an axis that cuts it of the activations, its slice."""
     cuts = {dim.logical_axis: list(dim.axes) for dim in in_use.dims}
     for axis in mesh.names:
-        # A rule that leaves an axis out of the KV heads' weights leaves the KV heads whole, which ``cut_of`` knows.
-        name = layout.cut_of(axis, component, ("batch", "length", *in_use.logical_axes))
+        # A rule that leaves an axis out of the KV heads' weights leaves the KV heads whole, which ``dim_sharded_by`` knows.
+        name = layout.dim_sharded_by(axis, component, ("batch", "length", *in_use.logical_axes))
         if name in cuts and axis not in in_use.axes:
             cuts[name].append(axis)
     return Spec.build(in_use.logical_axes, cuts)
@@ -152,7 +161,9 @@ def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, compo
     for axis in mesh.names:
         dispatched_from = component == "router" and "groups" in cuts
         name = (
-            dispatched_cut(layout, axis) if dispatched_from else layout.cut_of(axis, component, activation.logical_axes)
+            dispatched_dim(layout, axis)
+            if dispatched_from
+            else layout.dim_sharded_by(axis, component, activation.logical_axes)
         )
         if name is not None:
             cuts[name].append(axis)
@@ -177,14 +188,14 @@ def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components:
     if name == "groups":
         # A row is cut further where it lies, so that no share of it has to travel.
         outside = order_on(
-            "length", [a for a in axes if "length" in layout.cut_by(a, "router")], layout, mesh, components
+            "length", [a for a in axes if "length" in layout.dims_sharded_by(a, "router")], layout, mesh, components
         )
         return (*outside, *ordered(mesh, [a for a in axes if a not in outside], ()))
-    stay = staying_axes(layout, name, components)
-    return ordered(mesh, [a for a in axes if a in stay], [a for a in axes if a not in stay])
+    persistent = persistent_axes(layout, name, components)
+    return ordered(mesh, [a for a in axes if a in persistent], [a for a in axes if a not in persistent])
 
 
-def dispatched_cut(layout: Layout, axis: str) -> str | None:
+def dispatched_dim(layout: Layout, axis: str) -> str | None:
     """The dim that an axis cuts of tokens as they are dispatched from, ``batch`` or ``groups``: no axis does their experts'
     products twice that has a job in ``moe``.
 
@@ -196,8 +207,8 @@ def dispatched_cut(layout: Layout, axis: str) -> str | None:
     | any other | as ``moe`` cuts them |
     """
     if layout.role(axis, "moe") == "expert" and layout.move_moe != "weights":
-        return "batch" if "batch" in layout.cut_by(axis, "router") else "groups"
-    return next((name for name in layout.cut_by(axis, "moe") if name in ("batch", "groups")), None)
+        return "batch" if "batch" in layout.dims_sharded_by(axis, "router") else "groups"
+    return next((name for name in layout.dims_sharded_by(axis, "moe") if name in ("batch", "groups")), None)
 
 
 def expert_axes(layout: Layout, mesh: Mesh) -> tuple[str, ...]:
@@ -221,19 +232,19 @@ def activation_sizes(request: Request, mesh: Mesh) -> Mapping[str, int]:
         groups = mesh.size(_axes_that_dispatch(request.layout, mesh, "groups"))
         sizes["groups"], sizes["tokens"] = groups, ceil(length / groups)
         traffic = traffic_of(request, mesh)
-        cut = request.layout.axes_that_cut
-        rows = ceil(request.batch / request.micro_steps / mesh.size(cut("batch", "moe")))
+        cut = request.layout.axes_sharding
+        rows = ceil(request.batch / request.microbatches / mesh.size(cut("batch", "moe")))
         held = traffic.experts * rows * ceil(groups / mesh.size(cut("groups", "moe")))
-        sizes["slots"] = ceil(traffic.room(request.expert_buffer) / held)
+        sizes["slots"] = ceil(traffic.buffer_rows(request.expert_buffer) / held)
     return sizes
 
 
 def traffic_of(request: Request, mesh: Mesh) -> Traffic:
-    """What a device sends to experts and may receive, in one layer and micro-step."""
+    """What a device sends to experts and may receive, in one layer and microbatch."""
     table, layout = request.table, request.layout
     axes = expert_axes(layout, mesh)
     row = _axes_that_dispatch(layout, mesh, "groups")
-    rows = request.batch / request.micro_steps / mesh.size(_axes_that_dispatch(layout, mesh, "batch"))
+    rows = request.batch / request.microbatches / mesh.size(_axes_that_dispatch(layout, mesh, "batch"))
     devices = mesh.size(axes)
     return Traffic(
         devices=devices,
@@ -247,7 +258,7 @@ def traffic_of(request: Request, mesh: Mesh) -> Traffic:
 
 
 def _axes_that_dispatch(layout: Layout, mesh: Mesh, name: str) -> tuple[str, ...]:
-    return tuple(axis for axis in mesh.names if dispatched_cut(layout, axis) == name)
+    return tuple(axis for axis in mesh.names if dispatched_dim(layout, axis) == name)
 
 
 def capacity_of(table: ModelTable, length: int) -> int | None:

@@ -35,7 +35,7 @@ def head_and_tail(devices: int) -> tuple[int, ...]:
 
 def in_order(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> bool:
     """Whether rows lie as they are written: ``row_pieces`` is ``IN_ORDER``, found without naming a piece of each device."""
-    whole = mesh.size(layout.axes_that_cut("length", "input")) == 1
+    whole = mesh.size(layout.axes_sharding("length", "input")) == 1
     return whole or not load_balanced or layout.move_attention == "ulysses"
 
 
@@ -46,7 +46,7 @@ def row_pieces(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> tuple[int,
     """
     if in_order(layout, mesh, load_balanced=load_balanced):
         return IN_ORDER
-    return head_and_tail(mesh.size(layout.axes_that_cut("length", "input")))
+    return head_and_tail(mesh.size(layout.axes_sharding("length", "input")))
 
 
 def tiles(pieces: Sequence[int], groups: int) -> tuple[int, ...]:

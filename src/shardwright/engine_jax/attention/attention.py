@@ -17,7 +17,7 @@ from shardwright.core.resolution.row_order import IN_ORDER
 from shardwright.engine_jax.attention.blockwise import attend_in_blocks
 from shardwright.engine_jax.attention.kernels import cudnn, splash, triton
 from shardwright.engine_jax.attention.ring import KeysAndValues, attend_around
-from shardwright.engine_jax.attention.scores import Sight, attend
+from shardwright.engine_jax.attention.scores import AttentionMask, attend
 from shardwright.engine_jax.io.layer_io import AttentionLinks, Links, Params, index_of, size_of
 from shardwright.engine_jax.layers.norm import rms_norm
 from shardwright.engine_jax.layers.product import weight_product
@@ -25,9 +25,9 @@ from shardwright.engine_jax.layers.rotary import Angles, angles, rotate
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
 
 
-def sight_of(
+def mask_of(
     positions_BL: jax.Array, segments_BL: jax.Array, architecture: Architecture, links: Links
-) -> tuple[Angles, Sight]:
+) -> tuple[Angles, AttentionMask]:
     """What queries and keys are turned by, and which keys a query sees: once a step, for all layers.
 
     ``positions`` within a document and ``segments``, the number of the document, as the input has them, int32.
@@ -36,7 +36,7 @@ def sight_of(
     segments_BL = links.move("input.segments", "attention.segments", segments_BL)
     kv_positions_BS = links.move("attention.positions", "attention.kv_positions", positions_BL)
     kv_segments_BS = links.move("attention.segments", "attention.kv_segments", segments_BL)
-    seen = Sight(
+    seen = AttentionMask(
         positions_BT=links.move("attention.positions", "attention.q_positions", positions_BL),
         segments_BT=links.move("attention.segments", "attention.q_segments", segments_BL),
         kv_positions_BS=_as_told(kv_positions_BS, links.attention),
@@ -48,14 +48,14 @@ def sight_of(
 
 
 def attention(
-    x_BLM: jax.Array, weights: Params, architecture: Architecture, turned_by: Angles, sight: Sight, links: Links
+    x_BLM: jax.Array, weights: Params, architecture: Architecture, rotation: Angles, mask: AttentionMask, links: Links
 ) -> jax.Array:
     """What attention adds to the residual stream, BLM. ``weights`` are one layer's, in use, by their short names."""
     x_BLM = links.move("residual.stream", "attention.input", x_BLM)
     if isinstance(architecture.attention, GroupedQueryAttention):
-        out_BTHE = _grouped(x_BLM, weights, architecture, architecture.attention, turned_by, sight, links)
+        out_BTHE = _grouped(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     else:
-        out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, turned_by, sight, links)
+        out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     out_BLHE = links.move("attention.attended", "attention.output", out_BTHE)
     out_BLM = weight_product("BLHE,HEM->BLM", out_BLHE, weights["attention.o"])
     return links.move("attention.projected", "residual.stream", out_BLM)
@@ -66,13 +66,13 @@ def _grouped(
     weights: Params,
     architecture: Architecture,
     form: GroupedQueryAttention,
-    turned_by: Angles,
-    sight: Sight,
+    rotation: Angles,
+    mask: AttentionMask,
     links: Links,
 ) -> jax.Array:
     interleaved = architecture.rope.interleaved
-    q_BLHD = rotate(weight_product("BLM,MHD->BLHD", x_BLM, weights["attention.q"]), turned_by, interleaved)
-    k_BLKD = rotate(weight_product("BLM,MKD->BLKD", x_BLM, weights["attention.k"]), turned_by, interleaved)
+    q_BLHD = rotate(weight_product("BLM,MHD->BLHD", x_BLM, weights["attention.q"]), rotation, interleaved)
+    k_BLKD = rotate(weight_product("BLM,MKD->BLKD", x_BLM, weights["attention.k"]), rotation, interleaved)
     v_BLKD = weight_product("BLM,MKD->BLKD", x_BLM, weights["attention.v"])
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
@@ -82,10 +82,10 @@ def _grouped(
         return _met(k_BSKD, num_heads, links.attention), _met(v_BSKD, num_heads, links.attention)
 
     if links.attention.ring:
-        return _around(q_BTHD, (k_BLKD, v_BLKD), met, sight, scale, links.attention)
+        return _around(q_BTHD, (k_BLKD, v_BLKD), met, mask, scale, links.attention)
     k_BSKD = _as_told(links.move("attention.keys", "attention.keys_attended", k_BLKD), links.attention)
     v_BSKD = _as_told(links.move("attention.values", "attention.values_attended", v_BLKD), links.attention)
-    return _attend(q_BTHD, *met((k_BSKD, v_BSKD)), sight, scale, links.attention)
+    return _attend(q_BTHD, *met((k_BSKD, v_BSKD)), mask, scale, links.attention)
 
 
 def _latent(
@@ -93,8 +93,8 @@ def _latent(
     weights: Params,
     architecture: Architecture,
     form: LatentAttention,
-    turned_by: Angles,
-    sight: Sight,
+    rotation: Angles,
+    mask: AttentionMask,
     links: Links,
 ) -> jax.Array:
     rope, eps = architecture.rope, architecture.latent_norm_eps
@@ -105,46 +105,46 @@ def _latent(
         down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
         q_BLHD = weight_product("BLQ,QHD->BLHD", down_BLQ, weights["attention.q_up"])
     plain_BLHD, turning_BLHP = jnp.split(q_BLHD, [form.nope_dim], axis=-1)
-    q_BLHD = jnp.concatenate([plain_BLHD, rotate(turning_BLHP, turned_by, rope.interleaved)], axis=-1)
+    q_BLHD = jnp.concatenate([plain_BLHD, rotate(turning_BLHP, rotation, rope.interleaved)], axis=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
     latent_BLR = weight_product("BLM,MR->BLR", x_BLM, weights["attention.kv_down"])
     compressed_BLN, key_BLP = jnp.split(latent_BLR, [form.kv_lora], axis=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
-    key_BLP = rotate(key_BLP[:, :, None, :], turned_by, rope.interleaved)[:, :, 0]
+    key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]
     latent_BLR = jnp.concatenate([compressed_BLN, key_BLP], axis=-1)
 
     scale = form.head_dim**-0.5 * rope.score_factor
     made = _keys_and_values(_own_heads(weights["attention.kv_up"], q_BTHD.shape[2], links.attention), form)
     if links.attention.ring:
-        return _around(q_BTHD, latent_BLR, made, sight, scale, links.attention)
+        return _around(q_BTHD, latent_BLR, made, mask, scale, links.attention)
     latent_BSR = _as_told(links.move("attention.latent", "attention.latent_attended", latent_BLR), links.attention)
-    return _attend(q_BTHD, *made(latent_BSR), sight, scale, links.attention)
+    return _attend(q_BTHD, *made(latent_BSR), mask, scale, links.attention)
 
 
 def _attend(
-    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float, links: AttentionLinks
+    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float, links: AttentionLinks
 ) -> jax.Array:
     match links.way.name:
         case "whole":
-            return attend(q_BTHD, k_BSKD, v_BSKE, sight, scale)
+            return attend(q_BTHD, k_BSKD, v_BSKE, mask, scale)
         case "blockwise":
-            return attend_in_blocks(q_BTHD, k_BSKD, v_BSKE, sight, scale, links.way.block)
+            return attend_in_blocks(q_BTHD, k_BSKD, v_BSKE, mask, scale, links.way.block)
         case "splash":
-            return splash(q_BTHD, k_BSKD, v_BSKE, sight, scale)
+            return splash(q_BTHD, k_BSKD, v_BSKE, mask, scale)
         case "triton":
-            return triton(q_BTHD, k_BSKD, v_BSKE, sight, scale)
+            return triton(q_BTHD, k_BSKD, v_BSKE, mask, scale)
         case "cudnn":
             causal = links.pieces == IN_ORDER and q_BTHD.shape[1] == k_BSKD.shape[1]
-            return cudnn(q_BTHD, k_BSKD, v_BSKE, sight, scale, causal=causal)
+            return cudnn(q_BTHD, k_BSKD, v_BSKE, mask, scale, causal=causal)
 
 
 def _around(
-    q_BTHD: jax.Array, held: Any, made: KeysAndValues, sight: Sight, scale: float, links: AttentionLinks
+    q_BTHD: jax.Array, held: Any, made: KeysAndValues, mask: AttentionMask, scale: float, links: AttentionLinks
 ) -> jax.Array:
     assert links.ring is not None
     block = None if links.way.name == "whole" else links.way.block
-    return attend_around(q_BTHD, held, made, sight, scale, links.ring, block)
+    return attend_around(q_BTHD, held, made, mask, scale, links.ring, block)
 
 
 def _as_told(array_BS: jax.Array, links: AttentionLinks) -> jax.Array:

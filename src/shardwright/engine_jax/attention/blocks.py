@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.engine_jax.attention.scores import Sight
+from shardwright.engine_jax.attention.scores import AttentionMask
 
 
 class Blocks(NamedTuple):
@@ -61,27 +61,27 @@ class Row(NamedTuple):
     q_KGTD: jax.Array
     k_KSD: jax.Array
     v_KSE: jax.Array
-    sight: Sight
+    mask: AttentionMask
     queries: Blocks
     keys: Blocks
 
     @staticmethod
-    def of(block: int, q_THD: jax.Array, k_SKD: jax.Array, v_SKE: jax.Array, sight: Sight) -> Row:
+    def of(block: int, q_THD: jax.Array, k_SKD: jax.Array, v_SKE: jax.Array, mask: AttentionMask) -> Row:
         return Row(
             q_KGTD=by_kv_head(q_THD, k_SKD.shape[1]),
             k_KSD=jnp.moveaxis(k_SKD, 0, 1),
             v_KSE=jnp.moveaxis(v_SKE, 0, 1),
-            sight=sight,
+            mask=mask,
             queries=Blocks.of(q_THD.shape[0], block),
             keys=Blocks.of(k_SKD.shape[0], block),
         )
 
     def visible(self, of_q: jax.Array, of_kv: jax.Array) -> jax.Array:
         """Whether a query of a block sees a key of a block, ts. What is in two blocks counts in the first of them."""
-        queries, keys, sight = self.queries, self.keys, self.sight
-        positions_t, segments_t = (queries.take(a, of_q, 0) for a in (sight.positions_BT, sight.segments_BT))
-        positions_s, segments_s = (keys.take(a, of_kv, 0) for a in (sight.kv_positions_BS, sight.kv_segments_BS))
-        visible_ts = Sight(positions_t, segments_t, positions_s, segments_s).visible()
+        queries, keys, mask = self.queries, self.keys, self.mask
+        positions_t, segments_t = (queries.take(a, of_q, 0) for a in (mask.positions_BT, mask.segments_BT))
+        positions_s, segments_s = (keys.take(a, of_kv, 0) for a in (mask.kv_positions_BS, mask.kv_segments_BS))
+        visible_ts = AttentionMask(positions_t, segments_t, positions_s, segments_s).visible()
         if queries.overlap:
             visible_ts &= queries.first(of_q)[:, None]
         if keys.overlap:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.engine_jax.attention.blocks import Row, by_kv_head, by_token
-from shardwright.engine_jax.attention.scores import UNSEEN, Running, Sight
+from shardwright.engine_jax.attention.scores import UNSEEN, AttentionMask, Running
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 
@@ -27,13 +27,13 @@ _Tree = TypeVar("_Tree")
 
 
 def attend_in_blocks(
-    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float, block: int
+    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float, block: int
 ) -> jax.Array:
     """``scores.attend``, BTHE, ``block`` tokens at a time.
 
     For the backward pass it keeps the result, and one number for each query and head.
     """
-    return _attend(scale, block, q_BTHD, k_BSKD, v_BSKE, sight)
+    return _attend(scale, block, q_BTHD, k_BSKD, v_BSKE, mask)
 
 
 def with_keys_in_blocks(
@@ -41,7 +41,7 @@ def with_keys_in_blocks(
     q_BTHD: jax.Array,
     k_BSKD: jax.Array,
     v_BSKE: jax.Array,
-    sight: Sight,
+    mask: AttentionMask,
     scale: float,
     block: int,
 ) -> Running:
@@ -54,7 +54,7 @@ def with_keys_in_blocks(
         K, E = v_BSKE.shape[2:]
         nothing = _nothing(K, H // K, T, E, computed("scores", q_BTHD.dtype))
         before = jax.tree.map(lambda array: jnp.broadcast_to(array, (B, *array.shape)), nothing)
-    return _with_keys(scale, block, before, q_BTHD, k_BSKD, v_BSKE, sight)
+    return _with_keys(scale, block, before, q_BTHD, k_BSKD, v_BSKE, mask)
 
 
 def _nothing(K: int, G: int, T: int, E: int, dtype: jnp.dtype) -> Running:
@@ -114,17 +114,17 @@ def _with_block(
     scores_KGts = _wide("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
     scores_KGts = jnp.where(visible_ts[None, None], scores_KGts, UNSEEN)
     largest_KGt = jnp.maximum(part.largest_BKGT, jnp.max(scores_KGts, axis=-1))
-    shares_KGts = jnp.exp(scores_KGts - largest_KGt[..., None])
+    probs_KGts = jnp.exp(scores_KGts - largest_KGt[..., None])
     kept_KGt = jnp.exp(part.largest_BKGT - largest_KGt)
-    of_block_KGtE = _wide("KGts,KsE->KGtE", shares_KGts.astype(kept_in("shares", v_KsE.dtype)), v_KsE)
+    of_block_KGtE = _wide("KGts,KsE->KGtE", probs_KGts.astype(kept_in("shares", v_KsE.dtype)), v_KsE)
     return Running(
         largest_KGt,
-        part.weight_BKGT * kept_KGt + jnp.sum(shares_KGts, axis=-1),
+        part.weight_BKGT * kept_KGt + jnp.sum(probs_KGts, axis=-1),
         part.sum_BKGTE * kept_KGt[..., None] + of_block_KGtE,
     )
 
 
-class _Slopes(NamedTuple):
+class _Gradients(NamedTuple):
     """A share is e to the score less ``log``; of the shares' slopes, ``plus`` is what does not depend on the key.
 
     ``blind_KE``: what queries that see no key leave to the values of every key.
@@ -136,7 +136,7 @@ class _Slopes(NamedTuple):
     blind_KE: jax.Array
 
 
-def _backward(row: Row, slopes: _Slopes, scale: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _backward(row: Row, cotangents: _Gradients, scale: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of one row's queries (THD), keys (SKD) and values (SKE)."""
     queries, keys = row.queries, row.keys
 
@@ -151,25 +151,25 @@ def _backward(row: Row, slopes: _Slopes, scale: float) -> tuple[jax.Array, jax.A
 
             def seen():
                 q_KGtD, log_KGt, plus_KGt, d_out_KGtE = (
-                    queries.take(array, i, 2) for array in (row.q_KGTD, *slopes[:3])
+                    queries.take(array, i, 2) for array in (row.q_KGTD, *cotangents[:3])
                 )
                 scores_KGts = _wide("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
-                shares_KGts = jnp.where(visible_ts[None, None], jnp.exp(scores_KGts - log_KGt[..., None]), 0)
-                d_shares_KGts = _wide("KGtE,KsE->KGts", d_out_KGtE, v_KsE)
-                d_scores_KGts = (shares_KGts * (d_shares_KGts + plus_KGt[..., None]) * scale).astype(
+                probs_KGts = jnp.where(visible_ts[None, None], jnp.exp(scores_KGts - log_KGt[..., None]), 0)
+                d_probs_KGts = _wide("KGtE,KsE->KGts", d_out_KGtE, v_KsE)
+                d_scores_KGts = (probs_KGts * (d_probs_KGts + plus_KGt[..., None]) * scale).astype(
                     kept_in("slope", k_KsD.dtype)
                 )
-                shares_KGts = shares_KGts.astype(kept_in("shares", v_KsE.dtype))
+                probs_KGts = probs_KGts.astype(kept_in("shares", v_KsE.dtype))
                 return (
                     dq_KGtD + _wide("KGts,KsD->KGtD", d_scores_KGts, k_KsD),
                     dk_KsD + _wide("KGts,KGtD->KsD", d_scores_KGts, q_KGtD),
-                    dv_KsE + _wide("KGts,KGtE->KsE", shares_KGts, d_out_KGtE),
+                    dv_KsE + _wide("KGts,KGtE->KsE", probs_KGts, d_out_KGtE),
                 )
 
             dq_KGtD, dk_KsD, dv_KsE = lax.cond(jnp.any(visible_ts), seen, lambda: (dq_KGtD, dk_KsD, dv_KsE))
             return queries.put(dq_KGtD, dq_KGTD, i, 2), dk_KsD, dv_KsE
 
-        dv_KsE = jnp.broadcast_to(slopes.blind_KE[:, None, :], v_KsE.shape)
+        dv_KsE = jnp.broadcast_to(cotangents.blind_KE[:, None, :], v_KsE.shape)
         none = dq_KGTD, jnp.zeros(k_KsD.shape, dq_KGTD.dtype), dv_KsE
         dq_KGTD, dk_KsD, dv_KsE = lax.fori_loop(0, queries.number, and_queries, none)
         return dq_KGTD, keys.put(dk_KsD, dk_KSD, j, 1), keys.put(dv_KsE, dv_KSE, j, 1)
@@ -189,8 +189,8 @@ def _wide(dims: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(scale: float, block: int, q_BTHD, k_BSKD, v_BSKE, sight: Sight) -> jax.Array:
-    return _attend_forward(scale, block, q_BTHD, k_BSKD, v_BSKE, sight)[0]
+def _attend(scale: float, block: int, q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask) -> jax.Array:
+    return _attend_forward(scale, block, q_BTHD, k_BSKD, v_BSKE, mask)[0]
 
 
 def _attend_forward(scale: float, block: int, *operands):
@@ -222,7 +222,7 @@ def _attend_backward(scale: float, block: int, kept, d_out_BTHE: jax.Array):
         plus_KGT = -jnp.sum(out_KGTE.astype(wide) * d_out_KGTE.astype(wide), axis=-1)
         # What is added to the least number there is leaves it as it is.
         blind_KE = _of_the_blind(d_out_KGTE, log_KGT) / S
-        return _backward(row, _Slopes(log_KGT, plus_KGT, d_out_KGTE, blind_KE), scale)
+        return _backward(row, _Gradients(log_KGT, plus_KGT, d_out_KGTE, blind_KE), scale)
 
     return *lax.map(one, (*kept, d_out_BTHE)), None
 
@@ -237,8 +237,8 @@ def _of_the_blind(d_out_KGTE: jax.Array, log_KGT: jax.Array) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_keys(scale: float, block: int, before: Running, q_BTHD, k_BSKD, v_BSKE, sight: Sight) -> Running:
-    return _with_keys_forward(scale, block, before, q_BTHD, k_BSKD, v_BSKE, sight)[0]
+def _with_keys(scale: float, block: int, before: Running, q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask) -> Running:
+    return _with_keys_forward(scale, block, before, q_BTHD, k_BSKD, v_BSKE, mask)[0]
 
 
 def _with_keys_forward(scale: float, block: int, before: Running, *operands):
@@ -260,13 +260,13 @@ def _with_keys_backward(scale: float, block: int, kept, d_after: Running):
     def one(operands) -> tuple[jax.Array, jax.Array, jax.Array]:
         operands, largest_KGT, d_weight_KGT, d_sum_KGTE = operands
         row = Row.of(block, *operands)
-        slopes = _Slopes(
+        cotangents = _Gradients(
             largest_KGT,
             d_weight_KGT,
             d_sum_KGTE.astype(kept_in("slope", row.v_KSE.dtype)),
             _of_the_blind(d_sum_KGTE, largest_KGT),
         )
-        return _backward(row, slopes, scale)
+        return _backward(row, cotangents, scale)
 
     of_operands = lax.map(one, (operands, largest_BKGT, d_after.weight_BKGT, d_after.sum_BKGTE))
     d_before = Running(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from shardwright.core.installed import installed_version
 from shardwright.core.plan.attention_kernels import Backend
-from shardwright.engine_jax.attention.scores import Reach, Sight
+from shardwright.engine_jax.attention.scores import AttentionMask, Reach
 
 SPLASH_BLOCK = 512
 """Tokens of a block on TPU: with 256 wide heads in float32, forward and backward fit the vector memory of every chip."""
@@ -40,9 +40,15 @@ def backend_of(mesh: jax.sharding.Mesh) -> Backend:
 
 
 def splash(
-    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float, *, interpret: bool = False
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKE: jax.Array,
+    mask: AttentionMask,
+    scale: float,
+    *,
+    interpret: bool = False,
 ) -> jax.Array:
-    """TPU's. Keys lie in the order of the text, and ``sight.reach`` says between which of them a query's are."""
+    """TPU's. Keys lie in the order of the text, and ``mask.reach`` says between which of them a query's are."""
     # Imported here, because Pallas takes a while to load and only accelerators need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
@@ -56,15 +62,15 @@ def splash(
         block_kv_dq=keys,
     )
 
-    def of_row(row: tuple[jax.Array, jax.Array, jax.Array, Sight]) -> jax.Array:
-        q_THD, k_SKD, v_SKE, sight = row
-        assert sight.reach is not None
-        run_XY = _run(sight.reach, queries, keys, k_SKD.shape[0])
-        by_query = _told(run_XY, sight.reach, axis=1)
+    def of_row(row: tuple[jax.Array, jax.Array, jax.Array, AttentionMask]) -> jax.Array:
+        q_THD, k_SKD, v_SKE, mask = row
+        assert mask.reach is not None
+        run_XY = _run(mask.reach, queries, keys, k_SKD.shape[0])
+        by_query = _told(run_XY, mask.reach, axis=1)
         attend = kernel.SplashAttentionKernel(
             by_query,
             by_query,
-            _told(run_XY, sight.reach, axis=0),
+            _told(run_XY, mask.reach, axis=0),
             block_sizes=sizes,
             is_mqa=False,
             save_residuals=False,
@@ -74,7 +80,7 @@ def splash(
             mask_function=_not_after,
             interpret=interpret,
         )
-        segments = kernel.SegmentIds(q=sight.segments_BT, kv=sight.kv_segments_BS)
+        segments = kernel.SegmentIds(q=mask.segments_BT, kv=mask.kv_segments_BS)
         # It has no scale of its own.
         scaled_THD = (q_THD * scale).astype(q_THD.dtype)
         out_HTE = attend(scaled_THD.swapaxes(0, 1), k_SKD.swapaxes(0, 1), v_SKE.swapaxes(0, 1), segments)
@@ -82,7 +88,7 @@ def splash(
         return out_HTE.swapaxes(0, 1)
 
     # Rows in turn: each has blocks of its own to pass over.
-    return jax.lax.map(of_row, (q_BTHD, k_BSKD, v_BSKE, sight))
+    return jax.lax.map(of_row, (q_BTHD, k_BSKD, v_BSKE, mask))
 
 
 def _not_after(last: jax.Array, key: jax.Array) -> jax.Array:
@@ -120,7 +126,13 @@ def _told(run_XY: jax.Array, reach: Reach, axis: int):
 
 
 def triton(
-    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float, *, interpret: bool = False
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKE: jax.Array,
+    mask: AttentionMask,
+    scale: float,
+    *,
+    interpret: bool = False,
 ) -> jax.Array:
     """NVIDIA's. Queries are the tokens of whole rows, in the order of the text."""
     from jax.experimental.pallas.ops.gpu import attention as kernel
@@ -140,7 +152,7 @@ def triton(
     v_BSKD = jnp.pad(v_BSKE, ((0, 0), (0, 0), (0, 0), (0, D - E)))
 
     def of_group(q_BTKD: jax.Array) -> jax.Array:
-        return kernel.mha(q_BTKD, k_BSKD, v_BSKD, sight.segments_BT, scale, True, sizes, interpret=interpret)
+        return kernel.mha(q_BTKD, k_BSKD, v_BSKD, mask.segments_BT, scale, True, sizes, interpret=interpret)
 
     # Over the heads that share a KV head, which is not repeated for them.
     out_BTKGD = jax.vmap(of_group, in_axes=3, out_axes=3)(q_BTHD.reshape(B, T, K, H // K, D))
@@ -148,14 +160,14 @@ def triton(
 
 
 def cudnn(
-    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float, *, causal: bool = False
+    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float, *, causal: bool = False
 ) -> jax.Array:
     """NVIDIA's, where cuDNN is installed. ``causal``: queries are the tokens of whole rows, in the order of the text."""
     return jax.nn.dot_product_attention(
         q_BTHD,
         k_BSKD,
         v_BSKE,
-        mask=sight.visible()[:, None],
+        mask=mask.visible()[:, None],
         scale=scale,
         is_causal=causal,
         implementation="cudnn",

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 
 from shardwright.engine_jax.attention.blockwise import with_keys_in_blocks
-from shardwright.engine_jax.attention.scores import Sight, finished, with_keys
-from shardwright.engine_jax.io.hop import passed_on
+from shardwright.engine_jax.attention.scores import AttentionMask, finished, with_keys
 from shardwright.engine_jax.io.layer_io import Ring, index_of
+from shardwright.engine_jax.io.redistribute import passed_on
 
 KeysAndValues = Callable[[Any], tuple[jax.Array, jax.Array]]
 
@@ -25,7 +25,7 @@ def attend_around(
     q_BTHD: jax.Array,
     held: Any,
     keys_and_values: KeysAndValues,
-    sight: Sight,
+    mask: AttentionMask,
     scale: float,
     ring: Ring,
     block: int | None = None,
@@ -33,7 +33,7 @@ def attend_around(
     """Softmax attention of this device's queries to the keys of all devices of the ring, BTHE.
 
     ``held``: what this device passes on, an array or several; ``keys_and_values`` makes BSKD and BSKE of it.
-    ``sight`` has the positions and segments of the whole row of keys: they are small, and known before the first layer.
+    ``mask`` has the positions and segments of the whole row of keys: they are small, and known before the first layer.
     ``block``: of how many tokens a device makes scores at once; None: of a piece.
 
     JAX differentiates the passing on, which is exact: its transpose passes a gradient the other way, and on its way each
@@ -45,7 +45,7 @@ def attend_around(
         if step:
             held = jax.tree.map(lambda part: passed_on(part, ring), held)
         k_BSKD, v_BSKE = keys_and_values(held)
-        seen = _piece(sight, (own - step) % num, num)
+        seen = _piece(mask, (own - step) % num, num)
         if block is None:
             running = with_keys(running, q_BTHD, k_BSKD, v_BSKE, seen, scale)
         else:
@@ -54,11 +54,11 @@ def attend_around(
     return finished(running, q_BTHD.dtype)
 
 
-def _piece(sight: Sight, source: jax.Array | int, num: int) -> Sight:
+def _piece(mask: AttentionMask, source: jax.Array | int, num: int) -> AttentionMask:
     """What queries see of the keys that came from one device."""
-    size = sight.kv_positions_BS.shape[1] // num
+    size = mask.kv_positions_BS.shape[1] // num
 
     def part(array_BS: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(array_BS, source * size, size, axis=1)
 
-    return sight._replace(kv_positions_BS=part(sight.kv_positions_BS), kv_segments_BS=part(sight.kv_segments_BS))
+    return mask._replace(kv_positions_BS=part(mask.kv_positions_BS), kv_segments_BS=part(mask.kv_segments_BS))

@@ -25,7 +25,7 @@ class Reach(NamedTuple):
     last_BT: jax.Array
 
 
-class Sight(NamedTuple):
+class AttentionMask(NamedTuple):
     """What decides which keys a query sees: those of its own document (segment), not later than itself.
 
     ``reach``: for the one kernel that must be told; where keys lie in the order of the text, the keys of a query are
@@ -43,7 +43,7 @@ class Sight(NamedTuple):
         same_BTS = self.segments_BT[..., :, None] == self.kv_segments_BS[..., None, :]
         return same_BTS & (self.positions_BT[..., :, None] >= self.kv_positions_BS[..., None, :])
 
-    def with_reach(self) -> Sight:
+    def with_reach(self) -> AttentionMask:
         """A query that sees no key reaches all, so that what it takes is a number."""
         visible_BTS, num = self.visible(), self.kv_positions_BS.shape[-1]
         key_11S = jnp.arange(num, dtype=jnp.int32)[None, None]
@@ -64,7 +64,7 @@ class Running(NamedTuple):
     sum_BKGTE: jax.Array
 
 
-def scores_of(q_BTHD: jax.Array, k_BSKD: jax.Array, sight: Sight, scale: float) -> jax.Array:
+def scores_of(q_BTHD: jax.Array, k_BSKD: jax.Array, mask: AttentionMask, scale: float) -> jax.Array:
     """Products of queries and keys, BKGTS; the least number there is where a query does not see a key.
 
     Queries of head ``h`` meet KV head ``h // (H / K)``.
@@ -74,27 +74,27 @@ def scores_of(q_BTHD: jax.Array, k_BSKD: jax.Array, sight: Sight, scale: float) 
     q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D)
     wide = computed("scores", q_BTHD.dtype)
     scores_BKGTS = jnp.einsum("BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=wide) * scale
-    scores_BKGTS = jnp.where(sight.visible()[:, None, None], scores_BKGTS, UNSEEN)
+    scores_BKGTS = jnp.where(mask.visible()[:, None, None], scores_BKGTS, UNSEEN)
     return scores_BKGTS.astype(kept("scores", q_BTHD.dtype))
 
 
-def attend(q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float) -> jax.Array:
+def attend(q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float) -> jax.Array:
     """Softmax attention, BTHE."""
-    return finished(with_keys(None, q_BTHD, k_BSKD, v_BSKE, sight, scale), q_BTHD.dtype)
+    return finished(with_keys(None, q_BTHD, k_BSKD, v_BSKE, mask, scale), q_BTHD.dtype)
 
 
 def with_keys(
-    before: Running | None, q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, sight: Sight, scale: float
+    before: Running | None, q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float
 ) -> Running:
     """Attention to these keys and to all ``before``."""
-    scores_BKGTS = scores_of(q_BTHD, k_BSKD, sight, scale)
+    scores_BKGTS = scores_of(q_BTHD, k_BSKD, mask, scale)
     largest_BKGT = jax.lax.stop_gradient(jnp.max(scores_BKGTS, axis=-1))
     if before is not None:
         largest_BKGT = jnp.maximum(before.largest_BKGT, largest_BKGT)
-    shares_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT[..., None])
-    weight_BKGT = jnp.sum(shares_BKGTS, axis=-1)
+    probs_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT[..., None])
+    weight_BKGT = jnp.sum(probs_BKGTS, axis=-1)
     narrow, wide = kept("shares", v_BSKE.dtype), computed("attended", v_BSKE.dtype)
-    sum_BKGTE = jnp.einsum("BKGTS,BSKE->BKGTE", shares_BKGTS.astype(narrow), v_BSKE, preferred_element_type=wide)
+    sum_BKGTE = jnp.einsum("BKGTS,BSKE->BKGTE", probs_BKGTS.astype(narrow), v_BSKE, preferred_element_type=wide)
     if before is not None:
         kept_BKGT = jnp.exp(before.largest_BKGT - largest_BKGT)
         weight_BKGT = before.weight_BKGT * kept_BKGT + weight_BKGT

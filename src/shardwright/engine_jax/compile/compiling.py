@@ -86,6 +86,6 @@ def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
     output, aliased = memory.output_size_in_bytes, memory.alias_size_in_bytes
     total = arguments + temporaries + output - aliased
     # CPU's own figure leaves temporaries out.
-    told = getattr(memory, "peak_memory_in_bytes", 0) if machine.numbers is not None else 0
-    stats = Stats(arguments, temporaries, output, aliased, told or total)
+    peak = getattr(memory, "peak_memory_in_bytes", 0) if machine.numbers is not None else 0
+    stats = Stats(arguments, temporaries, output, aliased, peak or total)
     return Built(text, stats, seconds)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.engine_jax.io import hop
+from shardwright.engine_jax.io import redistribute
 from shardwright.engine_jax.io.layer_io import Around, index_of, size_of
 
 
@@ -26,13 +26,13 @@ from shardwright.engine_jax.io.layer_io import Around, index_of, size_of
 class Exchange:
     """What of an exchange is known before any token is: its axes, major first, and its sizes.
 
-    ``rows``: those of a device before. ``room``: of the buffer of what comes. ``chunk``: the most that go from one
+    ``rows``: those of a device before. ``buffer_rows``: of the buffer of what comes. ``chunk``: the most that go from one
     device to one other.
     """
 
     axes: tuple[str, ...]
     rows: int
-    room: int
+    buffer_rows: int
     chunk: int
 
 
@@ -66,8 +66,8 @@ def routes_of(counts: jax.Array, way: Exchange) -> Routes:
     # In a buffer, expert by expert and, within one, device by device.
     of_buffer_DES = from_to_SDE.transpose(1, 2, 0)
     end_DES = jnp.cumsum(of_buffer_DES.reshape(devices, -1), axis=1).reshape(of_buffer_DES.shape)
-    place_DES = jnp.minimum(end_DES - of_buffer_DES, way.room)
-    kept_SDE = (jnp.minimum(end_DES, way.room) - place_DES).transpose(2, 0, 1)
+    place_DES = jnp.minimum(end_DES - of_buffer_DES, way.buffer_rows)
+    kept_SDE = (jnp.minimum(end_DES, way.buffer_rows) - place_DES).transpose(2, 0, 1)
     kept_SD = jnp.sum(kept_SDE, axis=2)
     asked_SD = jnp.sum(from_to_SDE, axis=2)
     first_SD = jnp.cumsum(asked_SD, axis=1) - asked_SD
@@ -124,14 +124,14 @@ def summed_parts(array: jax.Array, around: Around | None) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gathered(array: jax.Array, around: Around) -> jax.Array:
     for step in around.gather:
-        array = hop.gathered(array, step, 0)
+        array = redistribute.gathered(array, step, 0)
     return array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _summed_parts(array: jax.Array, around: Around) -> jax.Array:
     for step in around.scatter:
-        array = hop.scattered(array, step, 0)
+        array = redistribute.scattered(array, step, 0)
     return array
 
 
@@ -147,7 +147,7 @@ def _there_ragged(rows_NM: jax.Array, routes: Routes, *, way: Exchange) -> jax.A
     sent_D, came_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.came_DE, axis=1)
     came_RM = lax.ragged_all_to_all(
         rows_NM,
-        jnp.zeros((way.room, *rows_NM.shape[1:]), rows_NM.dtype),
+        jnp.zeros((way.buffer_rows, *rows_NM.shape[1:]), rows_NM.dtype),
         routes.first_D,
         sent_D,
         routes.written_D,
@@ -160,7 +160,7 @@ def _there_ragged(rows_NM: jax.Array, routes: Routes, *, way: Exchange) -> jax.A
 def _back_ragged(buffer_RM: jax.Array, routes: Routes, *, way: Exchange) -> jax.Array:
     sent_D, came_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.came_DE, axis=1)
     place_R = _through(
-        jnp.arange(way.room, dtype=jnp.int32), _starts(routes.came_DE.reshape(-1)), routes.place_DE.reshape(-1)
+        jnp.arange(way.buffer_rows, dtype=jnp.int32), _starts(routes.came_DE.reshape(-1)), routes.place_DE.reshape(-1)
     )
     return lax.ragged_all_to_all(
         _rows(buffer_RM, place_R),
@@ -195,7 +195,9 @@ def _back_in_chunks(buffer_RM: jax.Array, routes: Routes, *, way: Exchange) -> j
 def _sorted_by_expert(came_XM: jax.Array, routes: Routes, begins_D: jax.Array, way: Exchange) -> jax.Array:
     """The buffer, of rows that lie device by device from ``begins_D`` on."""
     lies_ED = (begins_D[:, None] + _starts(routes.came_DE)).T
-    source_R = _through(jnp.arange(way.room, dtype=jnp.int32), routes.place_DE.T.reshape(-1), lies_ED.reshape(-1))
+    source_R = _through(
+        jnp.arange(way.buffer_rows, dtype=jnp.int32), routes.place_DE.T.reshape(-1), lies_ED.reshape(-1)
+    )
     return _rows(came_XM, source_R)
 
 

@@ -67,7 +67,7 @@ def _back_by_kernel(
 ) -> tuple[jax.Array, Matrices]:
     tile = (products.rows, *products.tile)
     by_transposed = partial(_product, sizes_E=sizes_E, tile=tile, transposed=True, interpret=interpret)
-    of_weight = partial(_slope_of_weight, sizes_E=sizes_E, tile=tile, interpret=interpret)
+    of_weight = partial(_gradient_of_weight, sizes_E=sizes_E, tile=tile, interpret=interpret)
     hidden_RF, pull = jax.vjp(activated, *hidden)
     d_gate_RF, d_up_RF = pull(by_transposed(d_out_RM, experts.down_EFM))
     d_rows_RM = by_transposed(d_gate_RF, experts.gate_EMF) + by_transposed(d_up_RF, experts.up_EMF)
@@ -93,9 +93,9 @@ def _product(
     return gmm(x, matrices, sizes_E, x.dtype, tile, transpose_rhs=transposed, interpret=interpret)
 
 
-def _slope_of_weight(
+def _gradient_of_weight(
     x: jax.Array,
-    slope: jax.Array,
+    cotangent: jax.Array,
     matrices: jax.Array,
     *,
     sizes_E: jax.Array,
@@ -104,4 +104,4 @@ def _slope_of_weight(
 ) -> jax.Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    return tgmm(x.swapaxes(0, 1), slope, sizes_E, matrices.dtype, tile, interpret=interpret)
+    return tgmm(x.swapaxes(0, 1), cotangent, sizes_E, matrices.dtype, tile, interpret=interpret)

@@ -63,8 +63,8 @@ def in_blocks(
         return tuple(block.put(new, old) for new, old in zip((out_PM, gate_PF, up_PF), done, strict=True))
 
     # Unlike numbers, because XLA makes one array of equal ones, and then copies of it to write to.
-    room = tuple(jnp.full((R, width), number, rows_RM.dtype) for number, width in enumerate((M, F, F)))
-    out_RM, gate_RF, up_RF = lax.fori_loop(0, blocks.number, one_block, room)
+    buffer_rows = tuple(jnp.full((R, width), number, rows_RM.dtype) for number, width in enumerate((M, F, F)))
+    out_RM, gate_RF, up_RF = lax.fori_loop(0, blocks.number, one_block, buffer_rows)
     return out_RM, Hidden(gate_RF, up_RF)
 
 
@@ -88,8 +88,10 @@ def back_in_blocks(
         d_gate_PF, d_up_PF, hidden_PF = block.own(d_gate_PF), block.own(d_up_PF), block.own(hidden_PF)
         d_rows_PM = _by_transposed(d_gate_PF, block.matrix(experts.gate_EMF))
         d_rows_PM += _by_transposed(d_up_PF, block.matrix(experts.up_EMF))
-        slopes = ((rows_PM, d_gate_PF), (rows_PM, d_up_PF), (hidden_PF, d_out_PM))
-        d_experts = Matrices(*(block.add(x, slope, to) for (x, slope), to in zip(slopes, d_experts, strict=True)))
+        cotangents = ((rows_PM, d_gate_PF), (rows_PM, d_up_PF), (hidden_PF, d_out_PM))
+        d_experts = Matrices(
+            *(block.add(x, cotangent, to) for (x, cotangent), to in zip(cotangents, d_experts, strict=True))
+        )
         return block.put(d_rows_PM, d_rows_RM), d_experts
 
     # Many blocks add to one matrix.
@@ -127,9 +129,9 @@ class _Block(NamedTuple):
     def matrix(self, matrices: jax.Array) -> jax.Array:
         return lax.dynamic_index_in_dim(matrices, self.expert, keepdims=False)
 
-    def add(self, x_PA: jax.Array, slope_PB: jax.Array, sums_EAB: jax.Array) -> jax.Array:
+    def add(self, x_PA: jax.Array, cotangent_PB: jax.Array, sums_EAB: jax.Array) -> jax.Array:
         over_rows = (((0,), (0,)), ((), ()))
-        product = lax.dot_general(x_PA, slope_PB, over_rows, preferred_element_type=sums_EAB.dtype)
+        product = lax.dot_general(x_PA, cotangent_PB, over_rows, preferred_element_type=sums_EAB.dtype)
         return lax.dynamic_update_index_in_dim(sums_EAB, self.matrix(sums_EAB) + product, self.expert, 0)
 
 

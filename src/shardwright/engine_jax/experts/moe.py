@@ -47,11 +47,11 @@ class MoeCounts(NamedTuple):
 class Sorted(NamedTuple):
     """Choices in the order of their experts, those of a token that none sees last.
 
-    A choice is a token with one of its experts, numbered ``token * K + which``. ``choice_N``: the choice at each place;
+    A choice is a token with one of its experts, numbered ``token * K + which``. ``assignment_N``: the choice at each place;
     ``place_N``: the place of each choice; ``sizes_E``: choices of each expert.
     """
 
-    choice_N: jax.Array
+    assignment_N: jax.Array
     place_N: jax.Array
     sizes_E: jax.Array
 
@@ -118,32 +118,35 @@ def kept(chosen_BTK: jax.Array, experts: Experts, links: ExpertLinks) -> jax.Arr
 def sort_by_expert(expert_N: jax.Array, experts: int) -> Sorted:
     """Choices by expert, earlier ones first within each; those of ``experts`` and above are none's."""
     number_N = jnp.arange(expert_N.shape[0], dtype=jnp.int32)
-    _, choice_N = jax.lax.sort((expert_N, number_N), num_keys=1, is_stable=True)
-    _, place_N = jax.lax.sort((choice_N, number_N), num_keys=1)
-    return Sorted(choice_N, place_N, _counted(expert_N, experts))
+    _, assignment_N = jax.lax.sort((expert_N, number_N), num_keys=1, is_stable=True)
+    _, place_N = jax.lax.sort((assignment_N, number_N), num_keys=1)
+    return Sorted(assignment_N, place_N, _counted(expert_N, experts))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def choose_rows(x_XM: jax.Array, order: Sorted, taken: jax.Array | int, room: int) -> jax.Array:
-    """The tokens of the first ``room`` choices, in the order of the experts, RM. Only ``taken`` of them have a gradient."""
+def dispatch_rows(x_XM: jax.Array, order: Sorted, taken: jax.Array | int, buffer_rows: int) -> jax.Array:
+    """The tokens of the first ``buffer_rows`` choices, in the order of the experts, RM. Only ``taken`` of them have a gradient."""
     del taken
-    return _at(x_XM, _token_of(order, x_XM.shape[0], room))
+    return _at(x_XM, _token_of(order, x_XM.shape[0], buffer_rows))
 
 
-def _choose_rows_backward(
-    room: int, kept: tuple[Sorted, jax.Array | int, int], d_RM: jax.Array
+def _dispatch_rows_backward(
+    buffer_rows: int, kept: tuple[Sorted, jax.Array | int, int], d_RM: jax.Array
 ) -> tuple[jax.Array, None, None]:
     # A token's gradient is the sum over its choices.
     order, taken, tokens = kept
-    del room
+    del buffer_rows
     place_XK = order.place_N.reshape(tokens, -1)
     d_XM = _summed("slope", d_RM, place_XK, jnp.ones(place_XK.shape, d_RM.dtype), taken)
     return d_XM.astype(kept_in("slope", d_RM.dtype)), None, None
 
 
-choose_rows.defvjp(
-    lambda x_XM, order, taken, room: (choose_rows(x_XM, order, taken, room), (order, taken, x_XM.shape[0])),
-    _choose_rows_backward,
+dispatch_rows.defvjp(
+    lambda x_XM, order, taken, buffer_rows: (
+        dispatch_rows(x_XM, order, taken, buffer_rows),
+        (order, taken, x_XM.shape[0]),
+    ),
+    _dispatch_rows_backward,
 )
 
 
@@ -155,17 +158,19 @@ def weighed_sum(y_RM: jax.Array, weights_XK: jax.Array, order: Sorted, taken: ja
 
 def _weighed_sum_backward(kept, d_XM: jax.Array):
     y_RM, weights_XK, order, taken = kept
-    room, place_XK = y_RM.shape[0], order.place_N.reshape(weights_XK.shape)
-    weight_R = jnp.where(jnp.arange(room) < taken, _at(weights_XK.reshape(-1), order.choice_N[:room]), 0)
+    buffer_rows, place_XK = y_RM.shape[0], order.place_N.reshape(weights_XK.shape)
+    weight_R = jnp.where(
+        jnp.arange(buffer_rows) < taken, _at(weights_XK.reshape(-1), order.assignment_N[:buffer_rows]), 0
+    )
     # The slope of what is given on in the rows' dtype: nothing is lost by taking it so.
-    d_RM = _at(d_XM.astype(y_RM.dtype), _token_of(order, place_XK.shape[0], room))
+    d_RM = _at(d_XM.astype(y_RM.dtype), _token_of(order, place_XK.shape[0], buffer_rows))
     wide = computed("slope", y_RM.dtype)
     d_y_RM = (d_RM.astype(wide) * weight_R[:, None]).astype(kept_in("slope", y_RM.dtype))
 
-    def slope(place_X: jax.Array) -> jax.Array:
+    def cotangent(place_X: jax.Array) -> jax.Array:
         return jnp.sum(_rows_at(y_RM, place_X, taken, wide) * d_XM, axis=1)
 
-    return d_y_RM, jax.lax.map(slope, place_XK.T).T.astype(weights_XK.dtype), None, None
+    return d_y_RM, jax.lax.map(cotangent, place_XK.T).T.astype(weights_XK.dtype), None, None
 
 
 weighed_sum.defvjp(lambda *given: (weighed_sum(*given), given), _weighed_sum_backward)
@@ -194,9 +199,9 @@ def _rows_at(rows_RM: jax.Array, place_X: jax.Array, taken: jax.Array | int, dty
     return jnp.where((place_X < taken)[:, None], row_XM, 0.0)
 
 
-def _token_of(order: Sorted, tokens: int, room: int) -> jax.Array:
+def _token_of(order: Sorted, tokens: int, buffer_rows: int) -> jax.Array:
     """The token of each of the first choices."""
-    return order.choice_N[:room] // (order.choice_N.shape[0] // tokens)
+    return order.assignment_N[:buffer_rows] // (order.assignment_N.shape[0] // tokens)
 
 
 def _seen_by_experts(
@@ -214,7 +219,7 @@ def _seen_by_experts(
     """
     B, T, K = taken_BTK.shape
     M, own = x_BTM.shape[-1], matrices.gate_EMF.shape[0]
-    traffic, room = links.traffic, links.room
+    traffic, buffer_rows = links.traffic, links.buffer_rows
     assert (B, T, K, own) == (traffic.rows, traffic.tokens, traffic.top_k, traffic.experts), (taken_BTK.shape, traffic)
     with of_tensor("router.grouped"):
         x_XM = gathered(x_BTM.reshape(B * T, M), links.around)
@@ -227,19 +232,22 @@ def _seen_by_experts(
     expert_N = jnp.where((taken_X >= 0) & (taken_X < group), taken_X, group)
     order = sort_by_expert(expert_N, group)
     way = Exchange(
-        axes=() if links.around else links.axes, rows=expert_N.shape[0], room=room, chunk=min(traffic.to_one, room)
+        axes=() if links.around else links.axes,
+        rows=expert_N.shape[0],
+        buffer_rows=buffer_rows,
+        chunk=min(traffic.to_one, buffer_rows),
     )
     routes = routes_of(order.sizes_E, way)
     if way.axes:
         with of_tensor("router.grouped"):
-            rows_RM = to_experts(choose_rows(x_XM, order, way.rows, way.rows), routes, way)
+            rows_RM = to_experts(dispatch_rows(x_XM, order, way.rows, way.rows), routes, way)
         y_RM = grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products)
         with of_tensor("router.combined"):
             y_NM = from_experts(y_RM, routes, way)
         out_XM = weighed_sum(y_NM, weights_XK, order, way.rows)
     else:
         taken = jnp.sum(routes.sizes_E)
-        y_RM = grouped_swiglu(choose_rows(x_XM, order, taken, room), matrices, routes.sizes_E, links.products)
+        y_RM = grouped_swiglu(dispatch_rows(x_XM, order, taken, buffer_rows), matrices, routes.sizes_E, links.products)
         out_XM = weighed_sum(y_RM, weights_XK, order, taken)
     with of_tensor("router.combined"):
         out_BTM = jnp.reshape(summed_parts(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.around), (B, T, M))

@@ -35,12 +35,12 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
     )
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = jax.nn.sigmoid(products_BLE) if sigmoid else jax.nn.softmax(products_BLE, axis=-1)
-    worth_BLE = jax.lax.stop_gradient(scores_BLE)
+    scores_BLE = jax.lax.stop_gradient(scores_BLE)
     if bias_E is not None:
-        worth_BLE = worth_BLE + jax.lax.stop_gradient(bias_E.astype(wide))[None, None]
+        scores_BLE = scores_BLE + jax.lax.stop_gradient(bias_E.astype(wide))[None, None]
     if experts.num_groups > 1:
-        worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = largest(worth_BLE, experts.top_k)
+        scores_BLE = _in_best_groups(scores_BLE, experts, best_of_group=2 if sigmoid else 1)
+    _, experts_BLK = largest(scores_BLE, experts.top_k)
     # Masked sums in place of indices: their gradient is one too, and no scatter.
     is_chosen_BLKE = experts_BLK[..., None] == jnp.arange(experts.num, dtype=jnp.int32)[None, None, None]
     weights_BLK = jnp.sum(jnp.where(is_chosen_BLKE, scores_BLE[:, :, None], 0.0), axis=-1)
@@ -75,11 +75,11 @@ def moved_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Arr
     return bias_LE + rate * jnp.sign(violation_LE).astype(bias_LE.dtype)
 
 
-def _in_best_groups(worth_BLE: jax.Array, experts: Experts, best_of_group: int) -> jax.Array:
+def _in_best_groups(scores_BLE: jax.Array, experts: Experts, best_of_group: int) -> jax.Array:
     """The same worth, and minus infinity for experts outside the best groups."""
-    worth_BLNX = worth_BLE.reshape(*worth_BLE.shape[:-1], experts.num_groups, -1)
-    best, _ = largest(worth_BLNX, best_of_group)
+    scores_BLNX = scores_BLE.reshape(*scores_BLE.shape[:-1], experts.num_groups, -1)
+    best, _ = largest(scores_BLNX, best_of_group)
     group_BLN = jnp.sum(best, axis=-1)
     _, chosen = largest(group_BLN, experts.chosen_groups)
     is_chosen_BLN = jnp.any(chosen[..., None] == jnp.arange(experts.num_groups)[None, None, None], axis=-2)
-    return jnp.where(is_chosen_BLN[..., None], worth_BLNX, -jnp.inf).reshape(worth_BLE.shape)
+    return jnp.where(is_chosen_BLN[..., None], scores_BLNX, -jnp.inf).reshape(scores_BLE.shape)

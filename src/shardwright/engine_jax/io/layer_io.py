@@ -16,7 +16,7 @@ import jax
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.capacity import Traffic
-from shardwright.core.plan.attention_kernels import WHOLE, Chosen
+from shardwright.core.plan.attention_kernels import UNPLANNED, ChosenKernel
 from shardwright.core.plan.expert_kernels import ExpertProducts
 from shardwright.core.plan.movement import Step
 from shardwright.core.resolution.row_order import IN_ORDER
@@ -66,7 +66,7 @@ class AttentionLinks:
     ring: Ring | None = None
     heads: tuple[str, ...] = ()
     kv_heads: tuple[str, ...] = ()
-    way: Chosen = WHOLE
+    way: ChosenKernel = UNPLANNED
     pieces: tuple[int, ...] = IN_ORDER
 
 
@@ -84,12 +84,12 @@ class ExpertLinks:
 
     ``axes`` cut the experts, none where their weights travel. ``around``: the ring in which all tokens come to all of
     them; None: choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the
-    place of the i-th of them in the text. ``traffic``: what a device sends and may receive; ``room``: rows of its buffer;
+    place of the i-th of them in the text. ``traffic``: what a device sends and may receive; ``buffer_rows``: rows of its buffer;
     ``products``: by which algorithm these meet their matrices.
     """
 
     traffic: Traffic
-    room: int
+    buffer_rows: int
     products: ExpertProducts
 
     axes: tuple[str, ...] = ()

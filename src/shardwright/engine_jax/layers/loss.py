@@ -45,10 +45,10 @@ def _forward(cut, logits_BLV, targets_BL, valid_BL):
 
 def _backward(cut, kept, cotangent):
     logits_BLV, log_sum_BL, targets_BL, valid_BL = kept
-    chances_BLV = jnp.exp(logits_BLV.astype(log_sum_BL.dtype) - log_sum_BL[..., None])
-    slope_BLV = chances_BLV - _is_target(logits_BLV, targets_BL, cut)
-    slope_BLV = jnp.where(valid_BL, cotangent, 0.0)[..., None] * slope_BLV
-    return slope_BLV.astype(logits_BLV.dtype), None, None
+    probs_BLV = jnp.exp(logits_BLV.astype(log_sum_BL.dtype) - log_sum_BL[..., None])
+    cotangent_BLV = probs_BLV - _is_target(logits_BLV, targets_BL, cut)
+    cotangent_BLV = jnp.where(valid_BL, cotangent, 0.0)[..., None] * cotangent_BLV
+    return cotangent_BLV.astype(logits_BLV.dtype), None, None
 
 
 def _is_target(logits_BLV: jax.Array, targets_BL: jax.Array, cut: tuple[str, ...]) -> jax.Array:

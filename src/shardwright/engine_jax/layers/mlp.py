@@ -18,10 +18,10 @@ def silu(gate: jax.Array) -> jax.Array:
     return jax.nn.silu(gate.astype(computed("hidden", gate.dtype))).astype(kept("hidden", gate.dtype))
 
 
-def _silu_backward(gate: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
+def _silu_backward(gate: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
     wide = gate.astype(computed("hidden", gate.dtype))
     share = jax.nn.sigmoid(wide)
-    return ((slope.astype(wide.dtype) * share * (1 + wide * (1 - share))).astype(slope.dtype),)
+    return ((cotangent.astype(wide.dtype) * share * (1 + wide * (1 - share))).astype(cotangent.dtype),)
 
 
 silu.defvjp(lambda gate: (silu(gate), gate), _silu_backward)

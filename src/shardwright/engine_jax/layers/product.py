@@ -33,12 +33,14 @@ def _forward(dims, x, weight, what):
     return _product(dims, x, weight, what), (x, weight)
 
 
-def _backward(dims: str, _, kept: tuple[jax.Array, jax.Array], slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(dims: str, _, kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, weight = kept
     operands, out = dims.split("->")
     of_x, of_weight = operands.split(",")
-    slope = slope.astype(kept_in("slope", x.dtype))
-    return jnp.einsum(f"{out},{of_weight}->{of_x}", slope, weight), jnp.einsum(f"{of_x},{out}->{of_weight}", x, slope)
+    cotangent = cotangent.astype(kept_in("slope", x.dtype))
+    return jnp.einsum(f"{out},{of_weight}->{of_x}", cotangent, weight), jnp.einsum(
+        f"{of_x},{out}->{of_weight}", x, cotangent
+    )
 
 
 _product.defvjp(_forward, _backward)

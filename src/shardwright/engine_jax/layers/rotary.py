@@ -28,7 +28,7 @@ def angles(rope: Rope, dim: int, positions_BL: jax.Array) -> Angles:
     return Angles(jnp.cos(turn_BLP) * rope.amplitude, jnp.sin(turn_BLP) * rope.amplitude)
 
 
-def rotate(x_BLHD: jax.Array, turned_by: Angles, interleaved: bool) -> jax.Array:
+def rotate(x_BLHD: jax.Array, rotation: Angles, interleaved: bool) -> jax.Array:
     """``x`` with each pair turned, the pairs' first elements before their second ones.
 
     Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
@@ -38,6 +38,6 @@ def rotate(x_BLHD: jax.Array, turned_by: Angles, interleaved: bool) -> jax.Array
         first, second = wide[..., 0::2], wide[..., 1::2]
     else:
         first, second = jnp.split(wide, 2, axis=-1)
-    cos, sin = turned_by.cos_BLP[:, :, None, :], turned_by.sin_BLP[:, :, None, :]
+    cos, sin = rotation.cos_BLP[:, :, None, :], rotation.sin_BLP[:, :, None, :]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(kept("rotation", x_BLHD.dtype))

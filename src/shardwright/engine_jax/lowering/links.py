@@ -7,7 +7,7 @@ differentiates none of the collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -19,14 +19,14 @@ from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import in_use_dtype
 from shardwright.core.model.table import Move, Weight
 from shardwright.core.plan.attention_kernels import Backend, attending_of, choose_attention
-from shardwright.core.plan.crossing import WeightWay, crossing, weight_ways
 from shardwright.core.plan.expert_kernels import choose_products
 from shardwright.core.plan.movement import Step, hopped, steps
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
-from shardwright.engine_jax.io.hop import gathered, scattered
 from shardwright.engine_jax.io.layer_io import Around, AttentionLinks, ExpertLinks, Links, Ring, index_of, size_of
+from shardwright.engine_jax.io.redistribute import redistribute
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 
 
@@ -34,17 +34,17 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
     """What the mathematics needs of a plan, for one device among those of its mesh; ``backend``: what they are."""
     # Those of dispatched tokens are the experts' own.
     moves = {
-        (move.source, move.target): _Crossing.of(plan, move)
+        (move.source, move.target): _Resharding.of(plan, move)
         for move in plan.request.table.moves
         if move.kind not in ("dispatch", "combine")
     }
     uses = _uses(plan)
-    embedding = weight_ways(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+    embedding = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
 
     def move(source: str, target: str, array: jax.Array) -> jax.Array:
-        crossing = moves[source, target]
-        with of_component(crossing.component), of_tensor(target):
-            return crossing.cross(array)
+        resharding = moves[source, target]
+        with of_component(resharding.component), of_tensor(target):
+            return resharding.reshard(array)
 
     def use(name: str, weight: jax.Array, component: str | None = None) -> jax.Array:
         with of_component(component or plan.by_name[name].component), of_tensor(name):
@@ -62,7 +62,7 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
         use_twice=use_twice,
         vocab={
             "embedding": plan.mesh.larger_than_one(embedding["embedding"].part.axes_of("vocab")),
-            "logits": _cut(plan, "logits.scores", "vocab"),
+            "logits": _sharding_axes(plan, "logits.scores", "vocab"),
         },
         tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan, backend),
@@ -71,39 +71,12 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
 
 
 def late_sums(plan: Plan, name: str) -> tuple[str, ...]:
-    """The axes over which the gradient of a weight is left in parts until the last micro-step: its replicas."""
+    """The axes over which the gradient of a weight is left in parts until the last microbatch: its replicas."""
     gradient = plan.by_name[name].gradient
     return plan.mesh.larger_than_one(axis for axis, kind in gradient.items() if kind == "all-reduce")
 
 
-def carry(array: jax.Array, way: Iterable[Step], names: Sequence[str]) -> jax.Array:
-    """A device's part of an array, taken through the steps; ``names`` are the logical axes of its dims."""
-
-    def dim(name: str | None) -> int:
-        assert name is not None, way
-        return names.index(name)
-
-    for step in way:
-        match step.kind:
-            case "all-reduce":
-                array = jax.lax.psum(array, step.axes)
-            case "reduce-scatter":
-                array = scattered(array, step, dim(step.target))
-            case "all-gather":
-                array = gathered(array, step, dim(step.source))
-            case "all-to-all":
-                array = jax.lax.all_to_all(array, step.axes, dim(step.target), dim(step.source), tiled=True)
-            case "slice":
-                array = _own_part(array, step.axes, dim(step.target))
-    return array
-
-
-def _own_part(array: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
-    size = array.shape[dim] // size_of(axes)
-    return jax.lax.dynamic_slice_in_dim(array, index_of(axes) * size, size, dim)
-
-
-class _Crossing(NamedTuple):
+class _Resharding(NamedTuple):
     """A move of the table on a mesh. ``shape``: of the source's part on a device, None where the table gives none."""
 
     move: Move
@@ -114,34 +87,34 @@ class _Crossing(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: Plan, move: Move) -> _Crossing:
-        mesh, way = plan.mesh, crossing(plan.request, plan.by_name, move)
+    def of(cls, plan: Plan, move: Move) -> _Resharding:
+        mesh, way = plan.mesh, resharding(plan.request, plan.by_name, move)
         return cls(
             move=move,
             component=way.component,
             names=way.before.logical_axes,
             forward=way.forward(mesh),
             backward=way.backward(mesh),
-            shape=_part(way.before, way.shape.values(), mesh),
+            shape=_shard_shape(way.before, way.shape.values(), mesh),
         )
 
-    def cross(self, array: jax.Array) -> jax.Array:
+    def reshard(self, array: jax.Array) -> jax.Array:
         assert array.shape == self.shape, (self.move.source, self.move.target, array.shape, self.shape)
         if not jnp.issubdtype(array.dtype, jnp.floating):
-            return carry(array, self.forward, self.names)
+            return redistribute(array, self.forward, self.names)
         if not self.forward and not self.backward:
             return array
 
         @jax.custom_vjp
-        def cross(array: jax.Array) -> jax.Array:
-            return carry(_in_order(array), self.forward, self.names)
+        def reshard(array: jax.Array) -> jax.Array:
+            return redistribute(_in_order(array), self.forward, self.names)
 
         def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
             with of_tensor(self.move.source):
-                return (_in_order(carry(cotangent, self.backward, self.names)),)
+                return (_in_order(redistribute(cotangent, self.backward, self.names)),)
 
-        cross.defvjp(lambda array: (cross(array), None), backward)
-        return cross(array)
+        reshard.defvjp(lambda array: (reshard(array), None), backward)
+        return reshard(array)
 
 
 class _Use(NamedTuple):
@@ -168,7 +141,9 @@ class _Use(NamedTuple):
         @jax.custom_vjp
         def bring(weight: jax.Array) -> tuple[jax.Array, ...]:
             narrow = _in_order(weight).astype(jnp.dtype(self.gathered_in))
-            return (carry(narrow, (*self.gathered, *self.taken), self.names).astype(jnp.dtype(self.dtype)),) * times
+            return (
+                redistribute(narrow, (*self.gathered, *self.taken), self.names).astype(jnp.dtype(self.dtype)),
+            ) * times
 
         def backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Array]:
             # Cast before they are summed: with more devices more is summed on the way, and no layout may change numbers.
@@ -178,7 +153,7 @@ class _Use(NamedTuple):
                 gradient = _in_its_place(gradient, step.axes, self.names.index(step.target or ""))
             if self.alone:
                 gradient = jnp.where(index_of(self.alone) == 0, gradient, jnp.zeros_like(gradient))
-            gradient = carry(gradient, self.scattered, self.names)
+            gradient = redistribute(gradient, self.scattered, self.names)
             return (_in_order(gradient.astype(jnp.dtype(self.dtype_at_rest))),)
 
         bring.defvjp(lambda weight: (bring(weight), None), backward)
@@ -208,13 +183,13 @@ def _uses(plan: Plan) -> dict[tuple[str, str | None], Callable[..., tuple[jax.Ar
     rows = plan.by_name
     found = {}
     for weight in plan.request.table.weights:
-        for component, way in weight_ways(plan.request, plan.mesh, rows[weight.name]).items():
+        for component, way in weight_reshardings(plan.request, plan.mesh, rows[weight.name]).items():
             second = None if component == weight.component else component
             found[weight.name, second] = _use(plan, weight, rows[weight.name], way).bring
     return found
 
 
-def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightWay) -> _Use:
+def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightResharding) -> _Use:
     mesh = plan.mesh
     return _Use(
         names=way.at_rest.logical_axes,
@@ -226,30 +201,30 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightWay) -> _Use:
         dtype_at_rest=row.dtype,
         gathered_in=way.gathered_in,
         summed_in=way.summed_in,
-        shape=_part(way.at_rest, row.shape, mesh),
+        shape=_shard_shape(way.at_rest, row.shape, mesh),
     )
 
 
-def _part(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
+def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
     """The shape of a device's part."""
     return tuple(size // mesh.size(dim.axes) for size, dim in zip(shape, spec.dims, strict=True))
 
 
-def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
+def _sharding_axes(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
     return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
 
 
 def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     keys = "attention.keys_attended"
     heads = "kv_heads" if "kv_heads" in plan.by_name[keys].in_use.logical_axes else "heads"
-    length = _cut(plan, "attention.queries", "length")
+    length = _sharding_axes(plan, "attention.queries", "length")
     travels = plan.request.layout.move_attention == "ring" and length
     attending = attending_of(plan)
     assert attending is not None, plan.request.table.name
     return AttentionLinks(
         ring=Ring.over(plan.mesh, length) if travels else None,
-        heads=_cut(plan, "attention.queries_attended", "heads"),
-        kv_heads=_cut(plan, keys, heads),
+        heads=_sharding_axes(plan, "attention.queries_attended", "heads"),
+        kv_heads=_sharding_axes(plan, keys, heads),
         way=choose_attention(backend, attending),
         pieces=plan.row_pieces,
     )
@@ -259,17 +234,17 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
     if "moe.dispatched" not in plan.by_name:
         return None
     traffic = traffic_of(plan.request, plan.mesh)
-    room = traffic.room(plan.request.expert_buffer)
-    row, axes = _cut(plan, "router.grouped", "groups"), expert_axes(plan.request.layout, plan.mesh)
+    buffer_rows = traffic.buffer_rows(plan.request.expert_buffer)
+    row, axes = _sharding_axes(plan, "router.grouped", "groups"), expert_axes(plan.request.layout, plan.mesh)
     return ExpertLinks(
         axes=axes,
         around=_around(axes, plan.mesh) if axes and plan.request.layout.move_moe == "ring" else None,
         row=row,
         tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
         traffic=traffic,
-        room=room,
+        buffer_rows=buffer_rows,
         products=choose_products(
-            backend, buffer_rows=room, experts=traffic.experts, dtype=plan.by_name["moe.dispatched"].dtype
+            backend, buffer_rows=buffer_rows, experts=traffic.experts, dtype=plan.by_name["moe.dispatched"].dtype
         ),
     )
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 
 from shardwright.core.model.table import ModelTable
-from shardwright.engine_jax.attention.attention import attention, sight_of
-from shardwright.engine_jax.attention.scores import Sight
+from shardwright.engine_jax.attention.attention import attention, mask_of
+from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, seen_by_experts
 from shardwright.engine_jax.io.layer_io import Links, Params
 from shardwright.engine_jax.io.scopes import of_component
@@ -42,7 +42,7 @@ def forward(
     weights) or ``none``.
     """
     architecture: Architecture = table.architecture
-    turned_by, sight = sight_of(batch["positions"], batch["segments"], architecture, links)
+    rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
     tokens, tied_VM = params["embedding.tokens"], None
     if "logits.kernel" not in params and links.tied_once:
         table_VM, tied_VM = links.use_twice("embedding.tokens", tokens)
@@ -61,7 +61,7 @@ def forward(
             x_BLM: jax.Array, layer: Params, stack: Stack = stack, names: Mapping[str, str] = names
         ) -> tuple[jax.Array, MoeCounts | None]:
             weights = {names[name]: links.use(name, array) for name, array in layer.items()}
-            return _layer(x_BLM, valid_BL, weights, stack, architecture, turned_by, sight, links)
+            return _layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, links)
 
         x_BLM, of_stack = jax.lax.scan(_recomputed(one_layer, remat), x_BLM, layers)
         if of_stack is not None:
@@ -79,15 +79,15 @@ def _layer(
     weights: Params,
     stack: Stack,
     architecture: Architecture,
-    turned_by: Angles,
-    sight: Sight,
+    rotation: Angles,
+    mask: AttentionMask,
     links: Links,
 ) -> tuple[jax.Array, MoeCounts | None]:
     eps = architecture.norm_eps
     with of_component("residual"):
         normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
     with of_component("attention"):
-        attended_BLM = attention(normed_BLM, weights, architecture, turned_by, sight, links)
+        attended_BLM = attention(normed_BLM, weights, architecture, rotation, mask, links)
     with of_component("residual"):
         x_BLM = x_BLM + attended_BLM
         normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)

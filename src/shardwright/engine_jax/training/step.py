@@ -65,7 +65,7 @@ def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
 def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Arrays], Gradients[jax.Array]]:
     """``f(weights, buffers, batch)``: the gradient of the mean loss over the valid tokens of the global step.
 
-    With micro-steps, rows are taken in turn and the sums are divided once, by the count of the whole step, so their
+    With microbatches, rows are taken in turn and the sums are divided once, by the count of the whole step, so their
     number changes no result. What replicas hold in parts is summed once, after the last of them.
     """
     shardings = weight_shardings(plan, mesh)
@@ -95,20 +95,20 @@ def _own_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays
             loss = summed_cross_entropy(result.logits_BLV, targets, valid, links.vocab.get("logits", ()))
         return loss, result.counts
 
-    # Traced once, though micro-steps ask twice; inlined, it is not seen in the program.
-    slope = jax.jit(jax.value_and_grad(summed_loss, has_aux=True), inline=True)
+    # Traced once, though microbatches ask twice; inlined, it is not seen in the program.
+    cotangent = jax.jit(jax.value_and_grad(summed_loss, has_aux=True), inline=True)
 
     def gradients(weights: Arrays, buffers: Arrays, batch: Arrays) -> Gradients[jax.Array]:
         tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _cutting(plan, "input.valid"))
-        if request.micro_steps == 1:
-            (loss, counts), by_weight = slope(weights, buffers, batch)
+        if request.microbatches == 1:
+            (loss, counts), by_weight = cotangent(weights, buffers, batch)
         else:
-            parts = {name: _in_turn(array, request.micro_steps) for name, array in batch.items()}
-            one = jax.eval_shape(slope, weights, buffers, jax.tree.map(lambda array: array[0], parts))
+            parts = {name: _in_turn(array, request.microbatches) for name, array in batch.items()}
+            one = jax.eval_shape(cotangent, weights, buffers, jax.tree.map(lambda array: array[0], parts))
             nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
 
             def add(total: Any, part: Arrays) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, slope(weights, buffers, part)), None
+                return jax.tree.map(jnp.add, total, cotangent(weights, buffers, part)), None
 
             ((loss, counts), by_weight), _ = jax.lax.scan(add, nothing, parts)
         count = jnp.maximum(tokens, 1).astype(jnp.float32)

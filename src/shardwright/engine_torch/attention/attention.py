@@ -13,23 +13,23 @@ import torch
 from torch.nn import functional
 
 from shardwright.engine_torch.attention.ring import attend_around
-from shardwright.engine_torch.attention.scores import Sight, attend
+from shardwright.engine_torch.attention.scores import AttentionMask, attend
 from shardwright.engine_torch.io.layer_io import AttentionLinks, Links, Params
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.rotary import Angles, angles, rotate
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
 
 
-def sight_of(
+def mask_of(
     positions_BL: torch.Tensor, segments_BL: torch.Tensor, architecture: Architecture, links: Links
-) -> tuple[Angles, Sight]:
+) -> tuple[Angles, AttentionMask]:
     """What queries and keys are turned by, and which keys a query sees: once a step, for all layers.
 
     ``positions`` within a document and ``segments``, the number of the document, as the input has them.
     """
     positions_BL = links.move("input.positions", "attention.positions", positions_BL)
     segments_BL = links.move("input.segments", "attention.segments", segments_BL)
-    seen = Sight(
+    seen = AttentionMask(
         positions_BT=links.move("attention.positions", "attention.q_positions", positions_BL),
         segments_BT=links.move("attention.segments", "attention.q_segments", segments_BL),
         kv_positions_BS=links.move("attention.positions", "attention.kv_positions", positions_BL),
@@ -39,14 +39,19 @@ def sight_of(
 
 
 def attention(
-    x_BLM: torch.Tensor, weights: Params, architecture: Architecture, turned_by: Angles, sight: Sight, links: Links
+    x_BLM: torch.Tensor,
+    weights: Params,
+    architecture: Architecture,
+    rotation: Angles,
+    mask: AttentionMask,
+    links: Links,
 ) -> torch.Tensor:
     """What attention adds to the residual stream, BLM. ``weights`` are one layer's, in use, by their short names."""
     x_BLM = links.move("residual.stream", "attention.input", x_BLM)
     if isinstance(architecture.attention, GroupedQueryAttention):
-        out_BTHE = _grouped(x_BLM, weights, architecture, architecture.attention, turned_by, sight, links)
+        out_BTHE = _grouped(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     else:
-        out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, turned_by, sight, links)
+        out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     out_BLHE = links.move("attention.attended", "attention.output", out_BTHE)
     out_BLM = functional.linear(out_BLHE.flatten(2), weights["attention.o"])
     return links.move("attention.projected", "residual.stream", out_BLM)
@@ -62,13 +67,13 @@ def _grouped(
     weights: Params,
     architecture: Architecture,
     form: GroupedQueryAttention,
-    turned_by: Angles,
-    sight: Sight,
+    rotation: Angles,
+    mask: AttentionMask,
     links: Links,
 ) -> torch.Tensor:
     interleaved = architecture.rope.interleaved
-    q_BLHD = rotate(_heads(x_BLM, weights["attention.q"], form.head_dim), turned_by, interleaved)
-    k_BLKD = rotate(_heads(x_BLM, weights["attention.k"], form.head_dim), turned_by, interleaved)
+    q_BLHD = rotate(_heads(x_BLM, weights["attention.q"], form.head_dim), rotation, interleaved)
+    k_BLKD = rotate(_heads(x_BLM, weights["attention.k"], form.head_dim), rotation, interleaved)
     v_BLKD = _heads(x_BLM, weights["attention.v"], form.head_dim)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
@@ -78,10 +83,10 @@ def _grouped(
         return _met(k_BSKD, num_heads, links.attention), _met(v_BSKD, num_heads, links.attention)
 
     if links.attention.ring.group is not None:
-        return attend_around(q_BTHD, (k_BLKD, v_BLKD), met, sight, scale, links.attention.ring)
+        return attend_around(q_BTHD, (k_BLKD, v_BLKD), met, mask, scale, links.attention.ring)
     k_BSKD = links.move("attention.keys", "attention.keys_attended", k_BLKD)
     v_BSKD = links.move("attention.values", "attention.values_attended", v_BLKD)
-    return attend(q_BTHD, *met((k_BSKD, v_BSKD)), sight, scale)
+    return attend(q_BTHD, *met((k_BSKD, v_BSKD)), mask, scale)
 
 
 def _latent(
@@ -89,8 +94,8 @@ def _latent(
     weights: Params,
     architecture: Architecture,
     form: LatentAttention,
-    turned_by: Angles,
-    sight: Sight,
+    rotation: Angles,
+    mask: AttentionMask,
     links: Links,
 ) -> torch.Tensor:
     rope, eps = architecture.rope, architecture.latent_norm_eps
@@ -100,22 +105,22 @@ def _latent(
         down_BLQ = rms_norm(functional.linear(x_BLM, weights["attention.q_down"]), weights["attention.q_norm"], eps)
         q_BLHD = _heads(down_BLQ, weights["attention.q_up"], form.head_dim)
     plain_BLHD, turning_BLHP = q_BLHD.split([form.nope_dim, form.rope_dim], dim=-1)
-    q_BLHD = torch.cat([plain_BLHD, rotate(turning_BLHP, turned_by, rope.interleaved)], dim=-1)
+    q_BLHD = torch.cat([plain_BLHD, rotate(turning_BLHP, rotation, rope.interleaved)], dim=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
     latent_BLR = functional.linear(x_BLM, weights["attention.kv_down"])
     compressed_BLN, key_BLP = latent_BLR.split([form.kv_lora, form.rope_dim], dim=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
-    key_BLP = rotate(key_BLP[:, :, None, :], turned_by, rope.interleaved)[:, :, 0]
+    key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]
     latent_BLR = torch.cat([compressed_BLN, key_BLP], dim=-1)
 
     scale = form.head_dim**-0.5 * rope.score_factor
     kv_up = _own_heads(weights["attention.kv_up"], q_BTHD.shape[2], form, links.attention)
     made = _keys_and_values(kv_up, form)
     if links.attention.ring.group is not None:
-        return attend_around(q_BTHD, (latent_BLR,), made, sight, scale, links.attention.ring)
+        return attend_around(q_BTHD, (latent_BLR,), made, mask, scale, links.attention.ring)
     latent_BSR = links.move("attention.latent", "attention.latent_attended", latent_BLR)
-    return attend(q_BTHD, *made((latent_BSR,)), sight, scale)
+    return attend(q_BTHD, *made((latent_BSR,)), mask, scale)
 
 
 def _keys_and_values(

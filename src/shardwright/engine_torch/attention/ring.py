@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from shardwright.engine_torch.attention.scores import Running, Sight, finished, with_keys
+from shardwright.engine_torch.attention.scores import AttentionMask, Running, finished, with_keys
 from shardwright.engine_torch.io.layer_io import Peers
 
 KeysAndValues = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor]]
@@ -23,13 +23,13 @@ def attend_around(
     q_BTHD: torch.Tensor,
     held: tuple[torch.Tensor, ...],
     keys_and_values: KeysAndValues,
-    sight: Sight,
+    mask: AttentionMask,
     scale: float,
     ring: Peers,
 ) -> torch.Tensor:
     """Softmax attention of this rank's queries to the keys of all ranks of the ring, BTHE.
 
-    ``held``: what this rank passes on; ``keys_and_values`` makes BSKD and BSKE of it. ``sight`` has the positions and
+    ``held``: what this rank passes on; ``keys_and_values`` makes BSKD and BSKE of it. ``mask`` has the positions and
     segments of the whole row of keys: they are small, and known before the first layer. A slope goes the other way round,
     and on its way each rank adds its part.
     """
@@ -38,7 +38,7 @@ def attend_around(
         if step:
             held = tuple(passed_on(part, ring) for part in held)
         k_BSKD, v_BSKE = keys_and_values(held)
-        seen = _piece(sight, (ring.index - step) % ring.size, ring.size)
+        seen = _piece(mask, (ring.index - step) % ring.size, ring.size)
         running = with_keys(running, q_BTHD, k_BSKD, v_BSKE, seen, scale)
     assert running is not None
     return finished(running, q_BTHD.dtype)
@@ -56,8 +56,8 @@ class _PassedOn(torch.autograd.Function):
         return _turned(part, ring, 1)
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _turned(slopes[0], ctx.ring, -1), None
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _turned(cotangents[0], ctx.ring, -1), None
 
 
 def _turned(part: torch.Tensor, ring: Peers, by: int) -> torch.Tensor:
@@ -77,10 +77,10 @@ def _turned(part: torch.Tensor, ring: Peers, by: int) -> torch.Tensor:
     return came
 
 
-def _piece(sight: Sight, source: int, num: int) -> Sight:
+def _piece(mask: AttentionMask, source: int, num: int) -> AttentionMask:
     """What queries see of the keys that came from one rank."""
-    size = sight.kv_positions_BS.shape[1] // num
-    return sight._replace(
-        kv_positions_BS=sight.kv_positions_BS.narrow(1, source * size, size),
-        kv_segments_BS=sight.kv_segments_BS.narrow(1, source * size, size),
+    size = mask.kv_positions_BS.shape[1] // num
+    return mask._replace(
+        kv_positions_BS=mask.kv_positions_BS.narrow(1, source * size, size),
+        kv_segments_BS=mask.kv_segments_BS.narrow(1, source * size, size),
     )

@@ -17,7 +17,7 @@ UNSEEN = torch.finfo(torch.float32).min
 """The score of a key that a query does not see. A query that sees none takes the mean of all values."""
 
 
-class Sight(NamedTuple):
+class AttentionMask(NamedTuple):
     """What decides which keys a query sees: those of its own document (segment), not later than itself."""
 
     positions_BT: torch.Tensor
@@ -43,10 +43,10 @@ class Running(NamedTuple):
 
 
 def attend(
-    q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, sight: Sight, scale: float
+    q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, mask: AttentionMask, scale: float
 ) -> torch.Tensor:
     """Softmax attention, BTHE. Queries of head ``h`` meet KV head ``h // (H / K)``. Each sees a key, its own."""
-    mask_B1TS = sight.visible()[:, None]
+    mask_B1TS = mask.visible()[:, None]
     q_BHTD, k_BKSD, v_BKSE = (x.transpose(1, 2) for x in (q_BTHD, k_BSKD, v_BSKE))
     out_BHTE = functional.scaled_dot_product_attention(
         q_BHTD, k_BKSD, v_BKSE, attn_mask=mask_B1TS, scale=scale, enable_gqa=q_BHTD.shape[1] != k_BKSD.shape[1]
@@ -59,7 +59,7 @@ def with_keys(
     q_BTHD: torch.Tensor,
     k_BSKD: torch.Tensor,
     v_BSKE: torch.Tensor,
-    sight: Sight,
+    mask: AttentionMask,
     scale: float,
 ) -> Running:
     """Attention to these keys and to all ``before``."""
@@ -69,15 +69,15 @@ def with_keys(
     q_XtD = q_BTHD.reshape(B, T, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(B * K, -1, D)
     k_XDS = k_BSKD.permute(0, 2, 3, 1).flatten(0, 1)
     scores_BKGTS = product(q_XtD, k_XDS, computed("scores", q_BTHD.dtype)).view(*by_kv_head, -1) * scale
-    scores_BKGTS = scores_BKGTS.masked_fill(~sight.visible()[:, None, None], UNSEEN)
+    scores_BKGTS = scores_BKGTS.masked_fill(~mask.visible()[:, None, None], UNSEEN)
     largest_BKGT = scores_BKGTS.detach().amax(dim=-1)
     if before is not None:
         largest_BKGT = torch.maximum(before.largest_BKGT, largest_BKGT)
-    shares_BKGTS = (scores_BKGTS - largest_BKGT[..., None]).exp()
-    weight_BKGT = shares_BKGTS.sum(dim=-1)
-    shares_XtS = shares_BKGTS.to(kept("shares", v_BSKE.dtype)).view(B * K, -1, k_BSKD.shape[1])
+    probs_BKGTS = (scores_BKGTS - largest_BKGT[..., None]).exp()
+    weight_BKGT = probs_BKGTS.sum(dim=-1)
+    probs_XtS = probs_BKGTS.to(kept("shares", v_BSKE.dtype)).view(B * K, -1, k_BSKD.shape[1])
     v_XSE = v_BSKE.transpose(1, 2).flatten(0, 1)
-    sum_BKGTE = product(shares_XtS, v_XSE, computed("attended", v_BSKE.dtype)).view(*by_kv_head, -1)
+    sum_BKGTE = product(probs_XtS, v_XSE, computed("attended", v_BSKE.dtype)).view(*by_kv_head, -1)
     if before is not None:
         kept_BKGT = (before.largest_BKGT - largest_BKGT).exp()
         weight_BKGT = before.weight_BKGT * kept_BKGT + weight_BKGT

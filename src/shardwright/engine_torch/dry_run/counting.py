@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES
+from shardwright.core.plan.fsdp_groups import FsdpGroup, component_of
 from shardwright.core.plan.plan import Phase
-from shardwright.core.plan.together import Together, component_of
 from shardwright.engine_torch.dry_run.held import Held
 from shardwright.engine_torch.io.private import group_of
 from shardwright.engine_torch.io.scopes import what_moves
@@ -130,7 +130,7 @@ class Counting(TorchDispatchMode):
 
 
 def of_weights(
-    groups: list[Together], mesh: Mesh
+    groups: list[FsdpGroup], mesh: Mesh
 ) -> Mapping[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]]:
     """Whose weights travel in a collective of ``fully_shard`` or of late sums, by its kind, axes and bytes."""
     found: dict[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]] = {}
@@ -140,7 +140,7 @@ def of_weights(
         found.setdefault((kind, axes, size), (component_of(ones, mesh), tuple(dict.fromkeys(o.weight for o in ones))))
 
     for group in groups:
-        first, part = group.weights[0], group.part_elements(mesh)
+        first, part = group.weights[0], group.shard_elements(mesh)
         if group.axes:
             whole = part * mesh.size(group.axes)
             name("all-gather", group.axes, whole * DTYPE_BYTES[first.gathered_in], group.weights)
@@ -150,7 +150,7 @@ def of_weights(
             if axes := group.late(one):
                 late.setdefault((axes, one.dtype), []).append(one)
     for (axes, dtype), ones in late.items():
-        name("all-reduce", axes, sum(one.part_elements(mesh) for one in ones) * DTYPE_BYTES[dtype], ones)
+        name("all-reduce", axes, sum(one.shard_elements(mesh) for one in ones) * DTYPE_BYTES[dtype], ones)
     return found
 
 

@@ -27,7 +27,7 @@ from shardwright.engine_torch.training.step import changed
 from shardwright.models.parts.architecture import LatentAttention
 from shardwright.training.optimizer import OptimizerOptions, decayed_names
 
-MICRO_STEPS = 2
+MICROBATCHES = 2
 """So many are walked through at most: the first, and the last one, that sums replicas. Each other is like the first."""
 
 FIELDS = ("tokens", "positions", "segments", "targets")
@@ -58,10 +58,10 @@ def dry_run(plan: Plan) -> DryRun:
     Raises FindingsError for a plan with errors.
     """
     require_lowered(plan)
-    num = plan.request.micro_steps
-    walked = min(num, MICRO_STEPS)
+    num = plan.request.microbatches
+    walked = min(num, MICROBATCHES)
     rows = plan.request.batch * walked // num
-    shorter = make_plan(replace(plan.request, micro_steps=walked, batch=rows))
+    shorter = make_plan(replace(plan.request, microbatches=walked, batch=rows))
     with imagined_ranks(plan.mesh.num_devices):
         found = _walked(shorter)
     collectives = tuple(

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from shardwright.engine_torch.io.carry import gathered as gathered_parts
-from shardwright.engine_torch.io.carry import scattered
 from shardwright.engine_torch.io.layer_io import HowMany, as_counted
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.redistribute import gathered as gathered_parts
+from shardwright.engine_torch.io.redistribute import scattered
 
 
 class Routes(NamedTuple):
@@ -78,8 +78,8 @@ class _Gathered(torch.autograd.Function):
         return gathered_parts(array, 0, peers)
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return scattered(slopes[0], 0, ctx.peers), None
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return scattered(cotangents[0], 0, ctx.peers), None
 
 
 class _SummedParts(torch.autograd.Function):
@@ -89,8 +89,8 @@ class _SummedParts(torch.autograd.Function):
         return scattered(array, 0, peers)
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gathered_parts(slopes[0], 0, ctx.peers), None
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gathered_parts(cotangents[0], 0, ctx.peers), None
 
 
 class _Sent(torch.autograd.Function):
@@ -102,9 +102,9 @@ class _Sent(torch.autograd.Function):
         return _exchanged(rows, sent, came, peers)
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         sent, came, peers = ctx.way
-        return _exchanged(slopes[0], came, sent, peers), None, None, None
+        return _exchanged(cotangents[0], came, sent, peers), None, None, None
 
 
 def _sent(rows: torch.Tensor, sent: Sequence[int], came: Sequence[int], peers: Peers) -> torch.Tensor:

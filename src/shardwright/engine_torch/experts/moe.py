@@ -14,10 +14,10 @@ from torch.nn import functional
 from shardwright.engine_torch.experts.exchange import from_experts, gathered, routes_of, summed_parts, to_experts
 from shardwright.engine_torch.experts.grouped import Matrices, grouped_swiglu
 from shardwright.engine_torch.experts.routing import route
-from shardwright.engine_torch.io.carry import gathered as gathered_parts
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.dtypes import kept as kept_in
 from shardwright.engine_torch.io.layer_io import ExpertLinks, Links, Params
+from shardwright.engine_torch.io.redistribute import gathered as gathered_parts
 from shardwright.models.parts.architecture import Experts
 from shardwright.models.parts.ends import NO_DOCUMENT
 
@@ -116,8 +116,8 @@ def _seen_by_experts(
     # Choices that no expert takes come last.
     # Around the ring, a rank's experts have their part of the choices of all.
     num = sum(links.how_many(sizes_E, taken_XK.numel() * group // experts.num))
-    choice_N = order_N[:num]
-    rows_NM = choose_rows(x_XM, choice_N // K)
+    assignment_N = order_N[:num]
+    rows_NM = dispatch_rows(x_XM, assignment_N // K)
     if links.around:
         y_NM, came = grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many), num
     else:
@@ -127,16 +127,16 @@ def _seen_by_experts(
         y_NM, came = from_experts(y_RM, routes, links.peers), sum(routes.came_D)
     # A sum of a few rows: no product of matrices.
     wide = computed("combined", y_NM.dtype)
-    weighed_NM = y_NM.to(wide) * weights_XK.flatten()[choice_N].to(wide)[:, None]
-    out_XM = torch.zeros(x_XM.shape, dtype=wide, device=x_XM.device).index_add(0, choice_N // K, weighed_NM)
+    weighed_NM = y_NM.to(wide) * weights_XK.flatten()[assignment_N].to(wide)[:, None]
+    out_XM = torch.zeros(x_XM.shape, dtype=wide, device=x_XM.device).index_add(0, assignment_N // K, weighed_NM)
     out_XM = out_XM.to(kept_in("combined", x_BTM.dtype))
     if links.around:
         out_XM = summed_parts(out_XM, links.peers)
-    overflow = max(0, came - links.room) if links.room is not None else 0
+    overflow = max(0, came - links.buffer_rows) if links.buffer_rows is not None else 0
     return out_XM.view(B, T, M), torch.tensor(overflow, device=x_BTM.device)
 
 
-def choose_rows(x_XM: torch.Tensor, token_N: torch.Tensor) -> torch.Tensor:
+def dispatch_rows(x_XM: torch.Tensor, token_N: torch.Tensor) -> torch.Tensor:
     """The tokens of choices, NM. A token's slope is the sum over its choices."""
     return _Chosen.apply(x_XM, token_N)  # pyright: ignore[reportReturnType]
 
@@ -149,11 +149,11 @@ class _Chosen(torch.autograd.Function):
         return x_XM[token_N]
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (token_N,), slope_NM = ctx.saved_tensors, slopes[0]
-        wide = computed("slope", slope_NM.dtype)
-        sums_XM = torch.zeros(ctx.num, slope_NM.shape[1], dtype=wide, device=slope_NM.device)
-        return sums_XM.index_add_(0, token_N, slope_NM.to(wide)).to(kept_in("slope", slope_NM.dtype)), None
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (token_N,), cotangent_NM = ctx.saved_tensors, cotangents[0]
+        wide = computed("slope", cotangent_NM.dtype)
+        sums_XM = torch.zeros(ctx.num, cotangent_NM.shape[1], dtype=wide, device=cotangent_NM.device)
+        return sums_XM.index_add_(0, token_N, cotangent_NM.to(wide)).to(kept_in("slope", cotangent_NM.dtype)), None
 
 
 def _counted(chosen: torch.Tensor, experts: int) -> torch.Tensor:

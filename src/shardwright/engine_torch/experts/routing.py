@@ -30,12 +30,12 @@ def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | N
     products_BLE = functional.linear(x_BLM.to(wide), kernel_EM.to(wide))
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = products_BLE.sigmoid() if sigmoid else products_BLE.softmax(dim=-1)
-    worth_BLE = scores_BLE.detach()
+    scores_BLE = scores_BLE.detach()
     if bias_E is not None:
-        worth_BLE = worth_BLE + bias_E.to(wide)
+        scores_BLE = scores_BLE + bias_E.to(wide)
     if experts.num_groups > 1:
-        worth_BLE = _in_best_groups(worth_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = largest(worth_BLE, experts.top_k)
+        scores_BLE = _in_best_groups(scores_BLE, experts, best_of_group=2 if sigmoid else 1)
+    _, experts_BLK = largest(scores_BLE, experts.top_k)
     weights_BLK = scores_BLE.gather(-1, experts_BLK)
     if experts.normalized:
         weights_BLK = weights_BLK / (weights_BLK.sum(dim=-1, keepdim=True) + 1e-20)
@@ -62,11 +62,11 @@ def moved_bias(bias_LE: torch.Tensor, counts_LE: torch.Tensor, rate: float) -> t
     return bias_LE + rate * violation_LE.sign().to(bias_LE.dtype)
 
 
-def _in_best_groups(worth_BLE: torch.Tensor, experts: Experts, best_of_group: int) -> torch.Tensor:
+def _in_best_groups(scores_BLE: torch.Tensor, experts: Experts, best_of_group: int) -> torch.Tensor:
     """The same worth, and minus infinity for experts outside the best groups."""
-    worth_BLNX = worth_BLE.unflatten(-1, (experts.num_groups, -1))
-    best, _ = largest(worth_BLNX, best_of_group)
+    scores_BLNX = scores_BLE.unflatten(-1, (experts.num_groups, -1))
+    best, _ = largest(scores_BLNX, best_of_group)
     _, chosen = largest(best.sum(dim=-1), experts.chosen_groups)
-    is_chosen_BLN = torch.zeros(worth_BLNX.shape[:-1], dtype=torch.bool, device=worth_BLE.device)
+    is_chosen_BLN = torch.zeros(scores_BLNX.shape[:-1], dtype=torch.bool, device=scores_BLE.device)
     is_chosen_BLN = is_chosen_BLN.scatter(-1, chosen, True)
-    return worth_BLNX.masked_fill(~is_chosen_BLN[..., None], float("-inf")).flatten(-2)
+    return scores_BLNX.masked_fill(~is_chosen_BLN[..., None], float("-inf")).flatten(-2)

@@ -66,7 +66,7 @@ class ExpertLinks:
     ``peers`` share the experts; alone, where their weights travel. ``around``: all tokens come to all of them in a ring;
     otherwise choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal
     pieces over the ranks of ``row``, and ``tiles[i]`` is the place of the i-th of them in the text. ``capacity``:
-    tokens of a row that one expert takes at most; None: all. ``room``: rows of a rank's buffer of tokens; None: as many
+    tokens of a row that one expert takes at most; None: all. ``buffer_rows``: rows of a rank's buffer of tokens; None: as many
     as come. ``how_many``: see there.
     """
 
@@ -75,7 +75,7 @@ class ExpertLinks:
     row: Peers = ALONE
     tiles: tuple[int, ...] = (0,)
     capacity: int | None = None
-    room: int | None = None
+    buffer_rows: int | None = None
     how_many: HowMany = as_counted
 
 

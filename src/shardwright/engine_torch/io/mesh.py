@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.plan.crossing import crossing, weight_ways
 from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.engine_torch.io.private import flattened
 
 Axes = tuple[str, ...]
@@ -91,7 +91,7 @@ def axes_that_meet(plan: Plan) -> Iterator[Axes]:
         yield one.axes
     for move in plan.request.table.moves:
         if move.kind not in ("dispatch", "combine"):
-            way = crossing(plan.request, plan.by_name, move)
+            way = resharding(plan.request, plan.by_name, move)
             yield from (step.axes for step in (*way.forward(mesh), *way.backward(mesh)))
     for tensor in plan.tensors:
         yield tensor.in_use.axes
@@ -99,7 +99,7 @@ def axes_that_meet(plan: Plan) -> Iterator[Axes]:
         if tensor.kind == "weight":
             yield from (tensor.shard_group, tensor.replica_group, tuple(tensor.gradient))
             yield tuple(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
-            for way in weight_ways(plan.request, mesh, tensor).values():
+            for way in weight_reshardings(plan.request, mesh, tensor).values():
                 yield tuple(axis for axis in way.at_rest.axes if axis not in way.whole.axes)
 
 

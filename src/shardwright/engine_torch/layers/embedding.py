@@ -41,12 +41,12 @@ class _Rows(torch.autograd.Function):
         return functional.embedding(ids_BL, table_VM)
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (ids_BL,), slope_BLM = ctx.saved_tensors, slopes[0]
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (ids_BL,), cotangent_BLM = ctx.saved_tensors, cotangents[0]
         # A frequent token is added thousands of times to one row.
-        wide_BLM = slope_BLM.to(computed("gradient", slope_BLM.dtype))
+        wide_BLM = cotangent_BLM.to(computed("gradient", cotangent_BLM.dtype))
         sums_VM = torch.ops.aten.embedding_dense_backward(wide_BLM, ids_BL, ctx.num, -1, False)
-        return sums_VM.to(slope_BLM.dtype), None
+        return sums_VM.to(cotangent_BLM.dtype), None
 
 
 def logits(x_BLM: torch.Tensor, params: Params, links: Links) -> torch.Tensor:

@@ -45,8 +45,8 @@ class _OverRanks(torch.autograd.Function):
         return ((log_sum_BL - both_2BL[1]) * valid_BL).sum()
 
     @staticmethod
-    def backward(ctx, *slopes):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, *cotangents):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits_BLV, log_sum_BL, own_BL, there_BL, valid_BL = ctx.saved_tensors
-        slope_BLV = (logits_BLV - log_sum_BL[..., None]).exp()
-        slope_BLV.scatter_add_(-1, own_BL[..., None], -there_BL[..., None].to(slope_BLV.dtype))
-        return slope_BLV * (valid_BL[..., None] * slopes[0]), None, None, None
+        cotangent_BLV = (logits_BLV - log_sum_BL[..., None]).exp()
+        cotangent_BLV.scatter_add_(-1, own_BL[..., None], -there_BL[..., None].to(cotangent_BLV.dtype))
+        return cotangent_BLV * (valid_BL[..., None] * cotangents[0]), None, None, None

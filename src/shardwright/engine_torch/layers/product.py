@@ -34,12 +34,12 @@ class _Wide(torch.autograd.Function):
         return _wide(x, y)
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, y = ctx.saved_tensors
-        slope = slopes[0].to(kept("slope", x.dtype))
+        cotangent = cotangents[0].to(kept("slope", x.dtype))
         if y.dim() == 2:
-            return slope @ y.mT, x.flatten(0, -2).mT @ slope.flatten(0, -2)
-        return slope @ y.mT, x.mT @ slope
+            return cotangent @ y.mT, x.flatten(0, -2).mT @ cotangent.flatten(0, -2)
+        return cotangent @ y.mT, x.mT @ cotangent
 
 
 @torch.library.custom_op("shardwright::wide_product", mutates_args=())

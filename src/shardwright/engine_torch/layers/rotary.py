@@ -27,7 +27,7 @@ def angles(rope: Rope, dim: int, positions_BL: torch.Tensor) -> Angles:
     return Angles(torch.cos(turn_BLP) * rope.amplitude, torch.sin(turn_BLP) * rope.amplitude)
 
 
-def rotate(x_BLHD: torch.Tensor, turned_by: Angles, interleaved: bool) -> torch.Tensor:
+def rotate(x_BLHD: torch.Tensor, rotation: Angles, interleaved: bool) -> torch.Tensor:
     """``x`` with each pair turned, the pairs' first elements before their second ones.
 
     Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
@@ -37,6 +37,6 @@ def rotate(x_BLHD: torch.Tensor, turned_by: Angles, interleaved: bool) -> torch.
         first, second = wide[..., ::2], wide[..., 1::2]
     else:
         first, second = wide.chunk(2, dim=-1)
-    cos, sin = turned_by.cos_BLP[:, :, None, :], turned_by.sin_BLP[:, :, None, :]
+    cos, sin = rotation.cos_BLP[:, :, None, :], rotation.sin_BLP[:, :, None, :]
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return turned.to(kept("rotation", x_BLHD.dtype))

@@ -1,4 +1,4 @@
-"""The modules of what is gathered together (``core/plan/together.py``), one inside the other, and ``fully_shard`` of each."""
+"""The modules of what is gathered together (``core/plan/fsdp_groups.py``), one inside the other, and ``fully_shard`` of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from shardwright.core.plan.together import Together
+from shardwright.core.plan.fsdp_groups import FsdpGroup
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import Params
 from shardwright.engine_torch.io.mesh import Ranks
@@ -60,7 +60,7 @@ class Gathered(nn.Module):
 
 
 def build(
-    groups: Sequence[Together],
+    groups: Sequence[FsdpGroup],
     parameters: Mapping[str, nn.Parameter],
     compute: Compute,
     ranks: Ranks,
@@ -84,7 +84,7 @@ def build(
     return inside
 
 
-def _shard(module: Gathered, group: Together, ranks: Ranks, *, again: bool) -> None:
+def _shard(module: Gathered, group: FsdpGroup, ranks: Ranks, *, again: bool) -> None:
     mesh = ranks.submesh(group.axes)
     if group.replicas:
         mesh = joined([ranks.submesh(group.replicas), mesh])

@@ -18,15 +18,15 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import in_use_dtype
 from shardwright.core.model.table import Move
-from shardwright.core.plan.crossing import crossing, weight_ways
 from shardwright.core.plan.movement import Step, steps
 from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
-from shardwright.engine_torch.io.carry import carry, in_its_place, own_part
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLinks, Links
 from shardwright.engine_torch.io.mesh import Peers, Ranks
+from shardwright.engine_torch.io.redistribute import in_its_place, own_shard, redistribute
 from shardwright.engine_torch.io.scopes import moving
 
 
@@ -34,7 +34,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
     """What the mathematics needs of a plan, for one rank among those of its mesh."""
     # Those of dispatched tokens are the experts' own.
     moves = {
-        (move.source, move.target): _Crossing.of(plan, move, ranks)
+        (move.source, move.target): _Resharding.of(plan, move, ranks)
         for move in plan.request.table.moves
         if move.kind not in ("dispatch", "combine")
     }
@@ -45,10 +45,10 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
         for weight in plan.request.table.weights
         for component in (weight.component, *weight.uses)
     }
-    embedding = weight_ways(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+    embedding = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
 
     def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
-        return moves[source, target].cross(array)
+        return moves[source, target].reshard(array)
 
     def use(name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor:
         return uses[name, component].bring(weight)
@@ -58,7 +58,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
         use=use,
         vocab={
             "embedding": ranks.peers(embedding["embedding"].part.axes_of("vocab")),
-            "logits": ranks.peers(_cut(plan, "logits.scores", "vocab")),
+            "logits": ranks.peers(_sharding_axes(plan, "logits.scores", "vocab")),
         },
         attention=_attention(plan, ranks),
         experts=_experts(plan, ranks),
@@ -66,7 +66,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Crossing:
+class _Resharding:
     """A move of the table on a mesh. ``shape``: of the source's part on a rank."""
 
     component: str
@@ -79,8 +79,8 @@ class _Crossing:
     ranks: Ranks
 
     @classmethod
-    def of(cls, plan: Plan, move: Move, ranks: Ranks) -> _Crossing:
-        mesh, way = plan.mesh, crossing(plan.request, plan.by_name, move)
+    def of(cls, plan: Plan, move: Move, ranks: Ranks) -> _Resharding:
+        mesh, way = plan.mesh, resharding(plan.request, plan.by_name, move)
         return cls(
             component=way.component,
             source=move.source,
@@ -88,11 +88,11 @@ class _Crossing:
             dims=way.before.logical_axes,
             forward=way.forward(mesh),
             backward=way.backward(mesh),
-            shape=_part(way.before, way.shape.values(), mesh),
+            shape=_shard_shape(way.before, way.shape.values(), mesh),
             ranks=ranks,
         )
 
-    def cross(self, array: torch.Tensor) -> torch.Tensor:
+    def reshard(self, array: torch.Tensor) -> torch.Tensor:
         assert tuple(array.shape) == self.shape, (self.source, self.target, tuple(array.shape), self.shape)
         if not array.is_floating_point():
             return self.there(array)
@@ -102,11 +102,11 @@ class _Crossing:
 
     def there(self, array: torch.Tensor) -> torch.Tensor:
         with moving(self.component, self.target):
-            return carry(array, self.forward, self.dims, self.ranks)
+            return redistribute(array, self.forward, self.dims, self.ranks)
 
-    def back(self, slope: torch.Tensor) -> torch.Tensor:
+    def back(self, cotangent: torch.Tensor) -> torch.Tensor:
         with moving(self.component, self.source):
-            return carry(slope, self.backward, self.dims, self.ranks)
+            return redistribute(cotangent, self.backward, self.dims, self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class _Use:
     def of(cls, plan: Plan, name: str, component: str, ranks: Ranks) -> _Use:
         weight, way = (
             plan.request.table.weight(name),
-            weight_ways(plan.request, plan.mesh, plan.by_name[name])[component],
+            weight_reshardings(plan.request, plan.mesh, plan.by_name[name])[component],
         )
         return cls(
             dims=way.whole.logical_axes,
@@ -144,16 +144,16 @@ class _Use:
 
     def there(self, weight: torch.Tensor) -> torch.Tensor:
         for dim, peers in self._slices():
-            weight = own_part(weight, dim, peers)
+            weight = own_shard(weight, dim, peers)
         return weight.to(self.dtype)
 
-    def back(self, slope: torch.Tensor) -> torch.Tensor:
+    def back(self, cotangent: torch.Tensor) -> torch.Tensor:
         # Cast before it is summed, with that of another use and over ranks.
-        slope = slope.to(self.summed_in)
+        cotangent = cotangent.to(self.summed_in)
         for dim, peers in self._slices():
-            slope = in_its_place(slope, dim, peers)
+            cotangent = in_its_place(cotangent, dim, peers)
         # Zeros, and not none at all: every rank is in its sums.
-        return slope if self.counts else torch.zeros_like(slope)
+        return cotangent if self.counts else torch.zeros_like(cotangent)
 
     def _slices(self) -> list[tuple[int, Peers]]:
         """Of each dim that is cut in use, one; their order says nothing."""
@@ -161,46 +161,46 @@ class _Use:
         return [(self.dims.index(step.target or ""), self.ranks.peers(step.axes)) for step in self.taken]
 
 
-class _Way(Protocol):
+class _Reshard(Protocol):
     """There, and the way back of the slope."""
 
     def there(self, tensor: torch.Tensor, /) -> torch.Tensor: ...
 
-    def back(self, slope: torch.Tensor, /) -> torch.Tensor: ...
+    def back(self, cotangent: torch.Tensor, /) -> torch.Tensor: ...
 
 
 class _Taken(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor: torch.Tensor, way: _Way) -> torch.Tensor:
+    def forward(ctx, tensor: torch.Tensor, way: _Reshard) -> torch.Tensor:
         ctx.way = way
         moved = way.there(tensor)
         # Autograd wants a tensor of its own, and what only changes on the way back is the same one.
         return moved.view_as(moved) if moved is tensor else moved
 
     @staticmethod
-    def backward(ctx, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        way: _Way = ctx.way
-        return way.back(slopes[0]), None
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        way: _Reshard = ctx.way
+        return way.back(cotangents[0]), None
 
 
-def _part(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
+def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
     """The shape of a rank's part."""
     return tuple(size // mesh.size(dim.axes) for size, dim in zip(shape, spec.dims, strict=True))
 
 
-def _cut(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
+def _sharding_axes(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
     return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
 
 
 def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
     keys = "attention.keys_attended"
     names = plan.by_name[keys].in_use.logical_axes if keys in plan.by_name else ()
-    heads = _cut(plan, "attention.queries_attended", "heads")
-    kv_heads = _cut(plan, keys, "kv_heads" if "kv_heads" in names else "heads") if names else heads
+    heads = _sharding_axes(plan, "attention.queries_attended", "heads")
+    kv_heads = _sharding_axes(plan, keys, "kv_heads" if "kv_heads" in names else "heads") if names else heads
     assert kv_heads == heads[: len(kv_heads)], (kv_heads, heads)
     travels = plan.request.layout.move_attention == "ring"
     return AttentionLinks(
-        ring=ranks.peers(_cut(plan, "attention.queries", "length")) if travels else ALONE,
+        ring=ranks.peers(_sharding_axes(plan, "attention.queries", "length")) if travels else ALONE,
         heads=ranks.peers(heads),
         kv_heads=ranks.peers(kv_heads),
         without=ranks.peers(heads[len(kv_heads) :]),
@@ -211,7 +211,7 @@ def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
 def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
     if "moe.dispatched" not in plan.by_name:
         return ExpertLinks()
-    row, buffer = _cut(plan, "router.grouped", "groups"), plan.request.expert_buffer
+    row, buffer = _sharding_axes(plan, "router.grouped", "groups"), plan.request.expert_buffer
     traffic = traffic_of(plan.request, plan.mesh)
     return ExpertLinks(
         peers=ranks.peers(expert_axes(plan.request.layout, plan.mesh)),
@@ -220,5 +220,5 @@ def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
         tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
         capacity=traffic.capacity,
         # PyTorch takes as many rows as come.
-        room=None if buffer is None else traffic.room(buffer),
+        buffer_rows=None if buffer is None else traffic.buffer_rows(buffer),
     )

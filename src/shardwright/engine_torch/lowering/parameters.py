@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.plan.together import WeightOfLayer
+from shardwright.core.plan.fsdp_groups import WeightOfLayer
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.io.private import joined

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from shardwright.engine_torch.attention.attention import attention
-from shardwright.engine_torch.attention.scores import Sight
+from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, experts_layer
 from shardwright.engine_torch.io.layer_io import Links, Params
 from shardwright.engine_torch.layers.mlp import feed_forward
@@ -26,8 +26,8 @@ def layer(
     names: Mapping[str, str],
     stack: Stack,
     architecture: Architecture,
-    turned_by: Angles,
-    sight: Sight,
+    rotation: Angles,
+    mask: AttentionMask,
     links: Links,
 ) -> tuple[torch.Tensor, MoeCounts | None]:
     """One layer. ``given``: its weights by the table's names, gathered; ``names``: those that they have in a layer;
@@ -35,7 +35,7 @@ def layer(
     weights = {names[name]: links.use(name, weight) for name, weight in given.items()}
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
-    x_BLM = x_BLM + attention(normed_BLM, weights, architecture, turned_by, sight, links)
+    x_BLM = x_BLM + attention(normed_BLM, weights, architecture, rotation, mask, links)
     normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
     if not stack.experts:
         return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None

@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_of, weights_of
 from shardwright.core.plan.plan import Plan
-from shardwright.core.plan.together import Together, WeightOfLayer, groups_of, weights_of
-from shardwright.engine_torch.attention.attention import sight_of
-from shardwright.engine_torch.attention.scores import Sight
+from shardwright.engine_torch.attention.attention import mask_of
+from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, seen_by_experts
 from shardwright.engine_torch.io.layer_io import Links, Params
 from shardwright.engine_torch.io.mesh import Ranks
@@ -52,7 +52,7 @@ class Model:
     def __init__(self, plan: Plan, links: Links, ranks: Ranks, weights_on: torch.device | None = None) -> None:
         self.plan, self.links, self.ranks = plan, links, ranks
         self.weights = weights_of(plan)
-        self.groups: list[Together] = []
+        self.groups: list[FsdpGroup] = []
         self.frozen: dict[str, torch.Tensor] = {}
         self._architecture: Architecture = plan.request.table.architecture
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
@@ -101,14 +101,14 @@ class Model:
 
     def _whole(self, given: Params, batch: Batch) -> Result:
         architecture, links = self._architecture, self.links
-        turned_by, sight = sight_of(batch["positions"], batch["segments"], architecture, links)
+        rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
         x_BLM = embed(batch["tokens"], given, links)
         with_experts = any(stack.experts for stack in architecture.stacks)
         valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
         counts: dict[str, list[MoeCounts]] = {}
         for name, modules in self._layers.items():
             for module in modules:
-                x_BLM, of_layer = module(x_BLM, valid_BL, turned_by, sight)
+                x_BLM, of_layer = module(x_BLM, valid_BL, rotation, mask)
                 if of_layer is not None:
                     counts.setdefault(name, []).append(of_layer)
         final_norm = links.use("residual.final_norm", given["residual.final_norm"])
@@ -125,8 +125,8 @@ class Model:
         given: Params,
         x_BLM: torch.Tensor,
         valid_BL: torch.Tensor | None,
-        turned_by: Angles,
-        sight: Sight,
+        rotation: Angles,
+        mask: AttentionMask,
     ) -> tuple[torch.Tensor, MoeCounts | None]:
         weights = {one.weight: given[one.key] for one in self._of_layer(stack, number)}
         names = self.plan.request.table.names_in(stack.name)
@@ -134,7 +134,7 @@ class Model:
 
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
             return layer(
-                x_BLM, valid_BL, {**weights, **frozen}, names, stack, self._architecture, turned_by, sight, self.links
+                x_BLM, valid_BL, {**weights, **frozen}, names, stack, self._architecture, rotation, mask, self.links
             )
 
         match self.plan.request.remat:

@@ -25,9 +25,9 @@ from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.boxes.placements import misnamed_dims
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.plan.fsdp_groups import WeightOfLayer, weights_of
 from shardwright.core.plan.gate import require_trained
 from shardwright.core.plan.plan import Plan
-from shardwright.core.plan.together import WeightOfLayer, weights_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.private import joined
@@ -299,22 +299,27 @@ def _reduce(parameter: nn.Parameter, replicas: Axes, ranks: Ranks, divisor: int)
     if not parameter.requires_grad:
         return
 
-    def reduced(slope: torch.Tensor) -> torch.Tensor:
-        if not isinstance(parameter, DTensor) or not isinstance(slope, DTensor):
-            return _summed(slope, peers, divisor)
-        slope = slope.redistribute(placements=parameter.placements)
-        local = _summed(slope.to_local(), peers, divisor)
+    def reduced(cotangent: torch.Tensor) -> torch.Tensor:
+        if not isinstance(parameter, DTensor) or not isinstance(cotangent, DTensor):
+            return _summed(cotangent, peers, divisor)
+        cotangent = cotangent.redistribute(placements=parameter.placements)
+        local = _summed(cotangent.to_local(), peers, divisor)
         return DTensor.from_local(
-            local, slope.device_mesh, slope.placements, run_check=False, shape=slope.shape, stride=slope.stride()
+            local,
+            cotangent.device_mesh,
+            cotangent.placements,
+            run_check=False,
+            shape=cotangent.shape,
+            stride=cotangent.stride(),
         )
 
     if peers.group is not None or divisor > 1 or isinstance(parameter, DTensor):
         parameter.register_hook(reduced)
 
 
-def _summed(slope: torch.Tensor, peers: Peers, divisor: int) -> torch.Tensor:
+def _summed(cotangent: torch.Tensor, peers: Peers, divisor: int) -> torch.Tensor:
     # A copy: the same memory may be another weight's gradient too.
-    total = slope.clone()
+    total = cotangent.clone()
     if peers.group is not None:
         dist.all_reduce(total, group=peers.group)
     return total.div_(divisor)

@@ -70,13 +70,13 @@ def _said(ranks: Sequence[int]) -> str:
 
 def _digest(one: torch.Tensor) -> int:
     """Of shape, dtype and bytes; of what has no values, of its shape and dtype."""
-    told = f"{tuple(one.shape)} {one.dtype}".encode()
+    header = f"{tuple(one.shape)} {one.dtype}".encode()
     if one.is_meta or not one.numel():
-        return _number(told)
+        return _number(header)
     whole = (
         (one.detach().to_dense() if one.is_sparse else one.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
     )
-    return _number(told + b"\n", whole.numpy().tobytes())
+    return _number(header + b"\n", whole.numpy().tobytes())
 
 
 def _number(*parts: bytes) -> int:

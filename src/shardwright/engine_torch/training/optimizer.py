@@ -16,12 +16,12 @@ from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.training.optimizer import BETA_1, BETA_2, EPSILON, OptimizerOptions, learning_rate
 
-Parts = Mapping[str, torch.Tensor]
+Shards = Mapping[str, torch.Tensor]
 TINY = 1e-30
 """The least norm that is divided by."""
 
 
-def global_norm(gradients: Parts, cut: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
+def global_norm(gradients: Shards, cut: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
     """The norm of all gradients. ``cut``: the axes that cut each of them; replicas count once.
 
     Squares are summed on each rank, by the axes that cut them, and each sum then over those axes alone.
@@ -40,10 +40,10 @@ def global_norm(gradients: Parts, cut: Mapping[str, tuple[str, ...]], mesh: Mesh
 
 @torch.no_grad()
 def apply_gradients(
-    weights: Parts,
-    gradients: Parts,
-    first: Parts,
-    second: Parts,
+    weights: Shards,
+    gradients: Shards,
+    first: Shards,
+    second: Shards,
     *,
     step: int,
     norm: torch.Tensor,
@@ -55,10 +55,10 @@ def apply_gradients(
     rate, count = learning_rate(options, step), step + 1
     full_1, full_2 = 1 - BETA_1**count, 1 - BETA_2**count
     for key, weight in weights.items():
-        slope = gradients[key].to(computed("clipping", gradients[key].dtype)) * factor
+        cotangent = gradients[key].to(computed("clipping", gradients[key].dtype)) * factor
         wide = computed("moments", first[key].dtype)
-        mu = first[key].to(wide) * BETA_1 + slope * (1 - BETA_1)
-        nu = second[key].to(wide) * BETA_2 + slope.square() * (1 - BETA_2)
+        mu = first[key].to(wide) * BETA_1 + cotangent * (1 - BETA_1)
+        nu = second[key].to(wide) * BETA_2 + cotangent.square() * (1 - BETA_2)
         update = (mu / full_1) / ((nu / full_2).sqrt() + EPSILON)
         if key in decayed:
             update = update + options.weight_decay * weight.to(update.dtype)

@@ -16,8 +16,8 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
 from shardwright.core.boxes.stored import StoredPiece, stored_pieces
 from shardwright.core.model.table import Weight
+from shardwright.core.plan.fsdp_groups import WeightOfLayer
 from shardwright.core.plan.plan import Plan, TensorPlan
-from shardwright.core.plan.together import WeightOfLayer
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of

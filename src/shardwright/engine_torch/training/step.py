@@ -1,7 +1,7 @@
 """One training step of a rank: loss, gradients, clipping, AdamW, and the routing bias.
 
-Gradients are summed over all tokens of the global step and divided once, by their count, so neither micro-steps nor ranks
-change a result. What ``fully_shard`` looks after it sums itself: the parts of a weight in every micro-step, replicas in the
+Gradients are summed over all tokens of the global step and divided once, by their count, so neither microbatches nor ranks
+change a result. What ``fully_shard`` looks after it sums itself: the parts of a weight in every microbatch, replicas in the
 last one. What else has replicas is summed behind it, all of one set of axes together.
 """
 
@@ -38,10 +38,10 @@ class Gradients(NamedTuple):
 def gradients_of(model: Model, batch: Batch) -> Gradients:
     """The gradient of the mean loss over the valid tokens of the global step. ``batch``: a rank's own part, BL.
 
-    With micro-steps, rows are taken in turn: part i has every num-th of the rank's rows.
+    With microbatches, rows are taken in turn: part i has every num-th of the rank's rows.
     """
     plan, ranks = model.plan, model.ranks
-    num = plan.request.micro_steps
+    num = plan.request.microbatches
     tokens = _summed(batch["valid"].sum(), ranks, plan.by_name["input.valid"].in_use.axes)
     loss = torch.zeros((), device=ranks.device)
     seen: dict[str, list[MoeCounts]] = {}
@@ -57,8 +57,8 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
     parameters = model.parameters()
     by_key = {}
     for key, parameter in parameters.items():
-        slope = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
-        by_key[key] = mean_of(slope, count)
+        cotangent = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
+        by_key[key] = mean_of(cotangent, count)
         parameter.grad = None
     axes = plan.by_name["router.grouped"].in_use.axes if seen else ()
     return Gradients(
@@ -135,14 +135,16 @@ def _sum_late(model: Model) -> None:
             if axes:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                slope = local_of(parameter.grad)
-                waiting.setdefault((axes, slope.dtype), []).append(slope)
+                cotangent = local_of(parameter.grad)
+                waiting.setdefault((axes, cotangent.dtype), []).append(cotangent)
     # In the order of the weights, which is that of all ranks.
-    for (axes, _), slopes in waiting.items():
-        flat = torch.cat([slope.flatten() for slope in slopes])
+    for (axes, _), cotangents in waiting.items():
+        flat = torch.cat([cotangent.flatten() for cotangent in cotangents])
         dist.all_reduce(flat, group=model.ranks.peers(axes).group)
-        for slope, part in zip(slopes, flat.split([slope.numel() for slope in slopes]), strict=True):
-            slope.copy_(part.view_as(slope))
+        for cotangent, part in zip(
+            cotangents, flat.split([cotangent.numel() for cotangent in cotangents]), strict=True
+        ):
+            cotangent.copy_(part.view_as(cotangent))
 
 
 def _summed(array: torch.Tensor, ranks: Ranks, axes: tuple[str, ...]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from shardwright.models import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class HuggingFaceRequest:
     """What to import. ``model``: whose weights a plan without a configuration cuts; ``devices``: to plan the layout on."""
 
     file: str
@@ -63,7 +63,7 @@ class HuggingFaceImport:
         }
 
 
-def import_hugging_face(asked: Asked) -> HuggingFaceImport:
+def import_hugging_face(asked: HuggingFaceRequest) -> HuggingFaceImport:
     """Read a ``config.json``, or a plan alone.
 
     Raises InputError for a file that is neither, for a model that no family of ours has, and for a plan without a model.

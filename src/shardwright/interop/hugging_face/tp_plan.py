@@ -91,7 +91,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorPlan:
+class PlannedSharding:
     """Which dim of each part's weight is cut, by our name without the stack; ``experts``: it spreads whole experts."""
 
     cuts: Mapping[str, str]
@@ -120,7 +120,7 @@ def plan_place(published: Published) -> Position | None:
     return next((place for key in (*PLAN_KEYS, *EP_KEYS) if (place := published.place(key)) is not None), None)
 
 
-def read_plan(published: Published, plan: Mapping[str, Any]) -> TensorPlan:
+def read_plan(published: Published, plan: Mapping[str, Any]) -> PlannedSharding:
     """The plan by our weights. Raises InputError for a style that is no text."""
     cuts: dict[str, str] = {}
     patterns: dict[str, str] = {}
@@ -137,7 +137,7 @@ def read_plan(published: Published, plan: Mapping[str, Any]) -> TensorPlan:
             for part in MODULES[module]:
                 if STYLES[style] != NOTHING:
                     cuts[part], patterns[part] = STYLES[style], pattern
-    return TensorPlan(cuts=cuts, patterns=patterns, findings=tuple(findings))
+    return PlannedSharding(cuts=cuts, patterns=patterns, findings=tuple(findings))
 
 
 def _unknown(published: Published, pattern: str, what: str, word: str, known: tuple[str, ...]) -> Finding:
@@ -153,7 +153,7 @@ def _unknown(published: Published, pattern: str, what: str, word: str, known: tu
     )
 
 
-def layout_of(published: Published, plan: TensorPlan, table: ModelTable) -> tuple[Layout, tuple[Finding, ...]]:
+def layout_of(published: Published, plan: PlannedSharding, table: ModelTable) -> tuple[Layout, tuple[Finding, ...]]:
     """The layout on one axis, ``tensor``, whose size is left open, and what roles cannot say of the plan."""
     findings: list[Finding] = []
     roles: dict[str, str] = dict.fromkeys(COMPONENTS, "idle")
@@ -193,7 +193,7 @@ def _as_tensor(weight: Weight, cut: str) -> bool:
 
 def _torn(
     published: Published,
-    plan: TensorPlan,
+    plan: PlannedSharding,
     component: str,
     weights: list[Weight],
     cut: list[Weight],

@@ -24,7 +24,7 @@ from shardwright.interop.maxtext.resolution.annotations import EXPERT_NAMES, Moe
 from shardwright.interop.maxtext.resolution.placing import Imported, Placed, placed_under
 from shardwright.interop.maxtext.resolution.tensors import Step
 from shardwright.interop.maxtext.roles import layout_of
-from shardwright.interop.maxtext.sources import Asked, read_configuration
+from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
 
 NEARLY = 0.92
 """How alike a key is to one that is read, from 0 to 1, before it is taken for that one misspelt: none of MaxText's own is."""
@@ -80,7 +80,7 @@ def _tensor(placed: Placed, imported: Imported) -> dict[str, object]:
     }
 
 
-def import_maxtext(asked: Asked) -> MaxTextImport:
+def import_maxtext(asked: MaxTextRequest) -> MaxTextImport:
     """Read, merge, resolve and check.
 
     Raises InputError for files and values that cannot be read, and FindingsError (SW106) for sizes that give no mesh.
@@ -103,7 +103,7 @@ def import_maxtext(asked: Asked) -> MaxTextImport:
     return MaxTextImport(imported=imported, comparison=comparison, findings=worst_first(findings), chosen=chosen)
 
 
-def placed_for(asked: Asked) -> tuple[Imported, tuple[Finding, ...], dict[str, str]]:
+def placed_for(asked: MaxTextRequest) -> tuple[Imported, tuple[Finding, ...], dict[str, str]]:
     """Where every tensor ends up, what is wrong with the sizes, and what was chosen because nobody said it."""
     configuration = read_configuration(asked)
     chosen: dict[str, str] = {}
@@ -187,7 +187,9 @@ def _with_rows_for_all(imported: Imported, chosen: dict[str, str]) -> Imported:
     return placed_under(imported.configuration, imported.mesh, imported.table, step, imported.dialect)
 
 
-def _step(asked: Asked, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]) -> Step:
+def _step(
+    asked: MaxTextRequest, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]
+) -> Step:
     per_device, length = configuration.says("per_device_batch_size"), configuration.says("max_target_length")
     batch = asked.batch or (max(1, int(float(per_device) * devices)) if per_device else None)
     tokens = asked.length or (int(float(length)) if length else None)

@@ -24,7 +24,7 @@ OVERRIDES = "override_model_config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class MaxTextRequest:
     """What to import. ``given``: KEY=VALUE texts of a command line. ``mesh_sizes`` stand in for the files' own.
 
     ``model`` None: the one that the files say.
@@ -45,7 +45,7 @@ class Asked:
     dialect: Dialect = "linen"
 
 
-def read_configuration(asked: Asked) -> Configuration:
+def read_configuration(asked: MaxTextRequest) -> Configuration:
     """Every file that an import reads, merged as MaxText merges them.
 
     A file that names a model is followed by that model's own, ``models/NAME.yml``, where it is there; that one comes after
@@ -92,7 +92,7 @@ def configs_folder(path: str | Path) -> Path | None:
     return next((folder for folder in Path(path).resolve().parents if (folder / "base.yml").is_file()), None)
 
 
-def _folders(files: Iterable[str], asked: Asked) -> list[Path]:
+def _folders(files: Iterable[str], asked: MaxTextRequest) -> list[Path]:
     """Where MaxText looks for a file that another names: beside it, and in the configs folder."""
     near = [Path(file).parent for file in files]
     above = (configs_folder(file) for file in (asked.file, *((asked.base,) if asked.base else ())))
@@ -109,7 +109,7 @@ def _is_a_models(path: str) -> bool:
     return folder is not None and Path(path).resolve().parent == folder / "models"
 
 
-def _base_of(file: RuleFile, asked: Asked) -> str | None:
+def _base_of(file: RuleFile, asked: MaxTextRequest) -> str | None:
     """The file that this one is merged into: the one that was given, or for a model's own the ``base.yml`` above it."""
     if "base_config" in file.settings:
         return None
@@ -119,7 +119,7 @@ def _base_of(file: RuleFile, asked: Asked) -> str | None:
     return str(_as_given(folder) / "base.yml") if folder is not None and _is_a_models(asked.file) else None
 
 
-def _model_file(layers: Sequence[RuleFile], asked: Asked) -> RuleFile | None:
+def _model_file(layers: Sequence[RuleFile], asked: MaxTextRequest) -> RuleFile | None:
     """MaxText's file of the model that is named, where it is there."""
     word = next((layer.settings["model_name"] for layer in reversed(layers) if "model_name" in layer.settings), None)
     if word is None or word.value in ("", "default"):
@@ -171,7 +171,7 @@ def refuse_twice(key: str, found: str) -> NoReturn:
     )
 
 
-def _with_its_base(file: RuleFile, asked: Asked, below: tuple[Path, ...] = ()) -> RuleFile:
+def _with_its_base(file: RuleFile, asked: MaxTextRequest, below: tuple[Path, ...] = ()) -> RuleFile:
     """A file over the one that its ``base_config`` names, which lies beside it or in its configs folder, or is given."""
     word = file.settings.get("base_config")
     if word is None or not word.value:
@@ -191,7 +191,7 @@ def _with_its_base(file: RuleFile, asked: Asked, below: tuple[Path, ...] = ()) -
     return extended(_with_its_base(read_rule_file(path), asked, (*below, here.resolve())), file)
 
 
-def _preset(path: str | None, word: Word | None, layers: list[RuleFile], asked: Asked) -> RuleFile | None:
+def _preset(path: str | None, word: Word | None, layers: list[RuleFile], asked: MaxTextRequest) -> RuleFile | None:
     if path is None:
         if word is None or not word.value:
             return None

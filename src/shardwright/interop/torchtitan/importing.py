@@ -26,7 +26,7 @@ from shardwright.models import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TorchTitanRequest:
     """What to import. ``model``: one to plan the layout for; ``config``: a function of a Python file."""
 
     file: str
@@ -72,7 +72,7 @@ class TorchTitanImport:
         }
 
 
-def import_torchtitan(asked: Asked) -> TorchTitanImport:
+def import_torchtitan(asked: TorchTitanRequest) -> TorchTitanImport:
     """Read, lay out, check, and plan where a model is named: by who asks, or by the file.
 
     Raises InputError for a file that cannot be read, and FindingsError (SW106) for degrees that make no world.
@@ -134,14 +134,14 @@ def model_of(section: Section) -> str | None:
     return None if section.model is None or section.other_weights else MODELS.get(section.model)
 
 
-def _request(asked: Asked, layout: Layout, table: ModelTable, rows: StepRows | None) -> Request:
+def _request(asked: TorchTitanRequest, layout: Layout, table: ModelTable, rows: StepRows | None) -> Request:
     whole = rows is not None and asked.batch is None
     return Request(
         layout=layout,
         table=table,
         batch=asked.batch or (rows.batch if rows else table.natural_batch) or 1,
         length=asked.length or (rows.length if rows else table.natural_length) or 1,
-        micro_steps=rows.micro_steps if rows is not None and whole else 1,
+        microbatches=rows.microbatches if rows is not None and whole else 1,
         engine="torch",
         dtype=table.dtype,
     )

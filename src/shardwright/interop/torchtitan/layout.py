@@ -32,7 +32,7 @@ LENT = ("tp", "cp", "dp_shard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Degree:
     """An axis of our mesh: all of one of TorchTitan's, or a part of it. ``holds``: experts lie on it."""
 
     name: str
@@ -41,7 +41,7 @@ class Part:
     holds: bool
 
 
-def parts_of(degrees: Degrees) -> tuple[Part, ...] | None:
+def parts_of(degrees: Degrees) -> tuple[Degree, ...] | None:
     """The axes larger than 1, and dp_shard, in the order of the ranks.
 
     None where the ranks of ep are no box of the mesh: 6 of dp_shard 3 x tp 4 are one row of 4 and half of the next.
@@ -62,16 +62,16 @@ def parts_of(degrees: Degrees) -> tuple[Part, ...] | None:
     for axis, size in degrees.sizes.items():
         outer, inner = split.get(axis, (size, 1))
         if degrees.ep == 1 or inner == 1:
-            parts.append(Part(name=axis, of=axis, size=size, holds=False))
+            parts.append(Degree(name=axis, of=axis, size=size, holds=False))
         elif outer == 1:
-            parts.append(Part(name=axis, of=axis, size=size, holds=True))
+            parts.append(Degree(name=axis, of=axis, size=size, holds=True))
         else:
-            parts.append(Part(name=f"{axis}_mod_ep", of=axis, size=outer, holds=False))
-            parts.append(Part(name=f"{axis}_in_ep", of=axis, size=inner, holds=True))
+            parts.append(Degree(name=f"{axis}_mod_ep", of=axis, size=outer, holds=False))
+            parts.append(Degree(name=f"{axis}_in_ep", of=axis, size=inner, holds=True))
     return tuple(part for part in parts if part.size > 1 or part.of == "dp_shard")
 
 
-def layout_of(degrees: Degrees, parts: tuple[Part, ...], name: str) -> Layout:
+def layout_of(degrees: Degrees, parts: tuple[Degree, ...], name: str) -> Layout:
     """The layout; its mesh has the sizes that the degrees say."""
     lends_tensor = any(part.of == "tp" and part.holds for part in parts)
     return Layout(
@@ -83,7 +83,7 @@ def layout_of(degrees: Degrees, parts: tuple[Part, ...], name: str) -> Layout:
     )
 
 
-def _whole_router(parts: tuple[Part, ...]) -> tuple[Rule, ...]:
+def _whole_router(parts: tuple[Degree, ...]) -> tuple[Rule, ...]:
     """Where a part of tp rests experts cut, and all of it is context in the router: the router's weights leave it out."""
     if not any(part.of == "tp" and not part.holds for part in parts):
         return ()
@@ -91,7 +91,7 @@ def _whole_router(parts: tuple[Part, ...]) -> tuple[Rule, ...]:
     return (Rule(component="router", logical_axis="scores", axes=storing),)
 
 
-def _entry(part: Part, degrees: Degrees, lends_tensor: bool) -> RoleEntry:
+def _entry(part: Degree, degrees: Degrees, lends_tensor: bool) -> RoleEntry:
     outside = OUTSIDE[part.of]
     parallel = part.of == "tp" and degrees.sequence_parallel
     can = components_of(outside, sequence_parallel=parallel)
@@ -105,11 +105,11 @@ def _entry(part: Part, degrees: Degrees, lends_tensor: bool) -> RoleEntry:
     return entry_of(roles, sequence_parallel=parallel, weights="whole" if alone else None)
 
 
-def mesh_of(parts: tuple[Part, ...]) -> Mesh:
+def mesh_of(parts: tuple[Degree, ...]) -> Mesh:
     return Mesh(tuple(Axis(name=part.name, size=part.size) for part in parts))
 
 
-def ranks(mesh: Mesh, parts: tuple[Part, ...], rank: int = 0) -> Mapping[str, tuple[int, ...]]:
+def ranks(mesh: Mesh, parts: tuple[Degree, ...], rank: int = 0) -> Mapping[str, tuple[int, ...]]:
     """The ranks that one rank meets in each of TorchTitan's groups."""
     groups = {axis: [part.name for part in parts if part.of == axis] for axis in OUTSIDE}
     groups["batch"] = [*groups["dp_replicate"], *groups["dp_shard"]]

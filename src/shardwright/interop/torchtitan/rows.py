@@ -27,12 +27,12 @@ class StepRows:
     batch: int
     length: int
     passes: int
-    microbatches: int
+    microbatches_of_pass: int
     ranks: int
 
     @property
-    def micro_steps(self) -> int:
-        return self.passes * self.microbatches
+    def microbatches(self) -> int:
+        return self.passes * self.microbatches_of_pass
 
 
 def rows_of(section: Section, degrees: Degrees) -> StepRows | Finding | None:
@@ -60,7 +60,9 @@ def rows_of(section: Section, degrees: Degrees) -> StepRows | Finding | None:
     of_row = length if tokens else 1
     if step % (of_row * ranks * (step // of_pass) * microbatches):
         return None
-    return StepRows(batch=step // of_row, length=length, passes=step // of_pass, microbatches=microbatches, ranks=ranks)
+    return StepRows(
+        batch=step // of_row, length=length, passes=step // of_pass, microbatches_of_pass=microbatches, ranks=ranks
+    )
 
 
 def _not_whole(section: Section, names: tuple[str, ...], sizes: Mapping[str, int]) -> Finding:

@@ -47,9 +47,9 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
 
 def _step(rows: StepRows) -> str:
     """The rows of a step, and whose they are."""
-    own = rows.batch // rows.ranks // rows.micro_steps
+    own = rows.batch // rows.ranks // rows.microbatches
     share = f"{own:,} on each of {several(rows.ranks, 'data-parallel rank')}" if rows.ranks > 1 else ""
-    passes = f"{several(rows.micro_steps, 'micro-step')}" if rows.micro_steps > 1 else ""
+    passes = f"{several(rows.microbatches, 'microbatch')}" if rows.microbatches > 1 else ""
     return ", ".join(
         [f"{several(rows.batch, 'row')} of {several(rows.length, 'token')}", *filter(None, (passes, share))]
     )

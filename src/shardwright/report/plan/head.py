@@ -56,7 +56,7 @@ def _mesh(plan: Plan, colors: AxisColors) -> Text:
 
 def _step(plan: Plan) -> str:
     request = plan.request
-    parts = "" if request.micro_steps == 1 else f", in {request.micro_steps} micro-steps"
+    parts = "" if request.microbatches == 1 else f", in {request.microbatches} microbatches"
     tokens = several(request.batch * request.length, "token")
     return f"{several(request.batch, 'row')} of {several(request.length, 'token')} = {tokens}{parts}"
 
@@ -73,7 +73,7 @@ def _movement(plan: Plan) -> str:
     """How keys meet queries and tokens meet experts, where an axis makes them travel."""
     layout, mesh = plan.request.layout, plan.mesh
     parts = []
-    if mesh.larger_than_one(layout.axes_that_cut("length", "attention")):
+    if mesh.larger_than_one(layout.axes_sharding("length", "attention")):
         balanced = ", rows head to tail" if not plan.rows_in_order else ""
         parts.append(f"attention {layout.move_attention}{balanced}")
     if mesh.larger_than_one(layout.axes_with("expert", "moe")) and "moe" in plan.request.table.components:

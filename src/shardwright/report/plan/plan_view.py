@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardwright.core.plan.plan import Choice, Plan
+from shardwright.core.plan.plan import MoeMove, Plan
 from shardwright.report.plan.collectives_view import collectives_table
 from shardwright.report.plan.findings_view import counted, findings_list
 from shardwright.report.plan.head import head
@@ -90,7 +90,7 @@ def _sources(plan: Plan) -> list[str]:
     return lines
 
 
-def _choice(choice: Choice) -> str:
+def _choice(choice: MoeMove) -> str:
     options = []
     for option, number in sorted(choice.wire_bytes.items(), key=lambda item: item[1]):
         timed = f", {pretty_seconds(choice.seconds[option])}" if option in choice.seconds else ""

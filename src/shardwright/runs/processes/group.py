@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from shardwright.core.findings.errors import InputError, ShardwrightError, exit_code_of
 from shardwright.runs.processes.channel import Channel, Message
 from shardwright.runs.processes.hub import GONE, Hub
-from shardwright.runs.processes.pace import Pace, Watch, told
+from shardwright.runs.processes.pace import Pace, Watch, stall_message
 from shardwright.training.cluster import STALL_TIMEOUT_S
 from shardwright.training.options import Listener
 
@@ -175,10 +175,10 @@ class Several:
             self._channel.send({"beat": beat})
             self._watch.heard(self.index, beat)
             if self._hub is None and (stall := self._watch.tick()) is not None and stall.members:
-                said = told(stall, {0: f"process 0 of {self.count}"}, self.count, self._stall_timeout_s)
+                message = stall_message(stall, {0: f"process 0 of {self.count}"}, self.count, self._stall_timeout_s)
                 # For when it wakes up: then it is told why all others are gone.
-                self._channel.send({"failed": said, "exit_code": 1})
-                self._end(said, 1, 0)
+                self._channel.send({"failed": message, "exit_code": 1})
+                self._end(message, 1, 0)
                 return
 
     def _listen(self) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.runs.processes.channel import Channel, Message
-from shardwright.runs.processes.pace import Stall, Watch, beat_of, told
+from shardwright.runs.processes.pace import Stall, Watch, beat_of, stall_message
 
 GONE = "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
 
@@ -160,7 +160,7 @@ class Hub:
 
     def _end_stalled(self, stall: Stall) -> None:
         named = {index: self._named(index) for index in stall.members}
-        self._end(told(stall, named, self._count, self._stall_timeout_s), 1)
+        self._end(stall_message(stall, named, self._count, self._stall_timeout_s), 1)
         for index in stall.members:
             self._let_go(index)
             self._close(index)

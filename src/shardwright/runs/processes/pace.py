@@ -116,7 +116,7 @@ class Watch:
         return max((beat.done for beat in self._beats.values()), default=0)
 
 
-def told(stall: Stall, named: Mapping[int, str], count: int, stall_timeout_s: float) -> str:
+def stall_message(stall: Stall, named: Mapping[int, str], count: int, stall_timeout_s: float) -> str:
     """What has stalled, in words that end every process. ``named``: each of the silent ones, for a person."""
     since = f"since step {stall.since_step}" if stall.since_step else "since before the first step"
     limit = (

@@ -15,10 +15,10 @@ from shardwright.interop.maxtext.checks.evaluation import evaluated_elsewhere
 from shardwright.interop.maxtext.checks.guard import guard_lets_through
 from shardwright.interop.maxtext.checks.names import axes_absent, names_unknown, names_without_a_rule, rules_unused
 from shardwright.interop.maxtext.checks.order import free_axes_dropped, moved_when_restated, order_decides, unreachable
+from shardwright.interop.maxtext.checks.replicated import idle_in_experts, replicated_activations, replicated_weights
 from shardwright.interop.maxtext.checks.sources import context_axis_disagrees, rules_hidden, rules_overridden
 from shardwright.interop.maxtext.checks.two_dims import axis_lost, axis_twice
 from shardwright.interop.maxtext.checks.units import dims_indivisible, rows_indivisible
-from shardwright.interop.maxtext.checks.whole import idle_in_experts, whole_activations, whole_weights
 from shardwright.interop.maxtext.resolution.placing import Imported
 
 CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
@@ -38,9 +38,9 @@ CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
     context_axis_disagrees,
     evaluated_elsewhere,
     dialects_differ,
-    whole_weights,
+    replicated_weights,
     guard_lets_through,
-    whole_activations,
+    replicated_activations,
     idle_in_experts,
     dims_indivisible,
     rows_indivisible,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from shardwright.core.findings.bounds import BOUNDS, is_whole, number_text
+from shardwright.core.findings.bounds import BOUNDS, is_integer, number_text
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.position import Located, Position
 from shardwright.core.layout.faults import shown
@@ -226,6 +226,6 @@ class _Reading:
         }[kind]
         if not fits or isinstance(value, tuple | Mapping) or value is None:
             self.refuse(node, f"'{key}' is {'a ' if kind == 'text' else ''}{kind}; found {shown(value)}.")
-        if key in DIMS and is_whole(value):
+        if key in DIMS and is_integer(value):
             self.bounded(key, node, value, "layers" if key.endswith("layers") else "elements")
         return Word(value=value, position=node.position)

@@ -22,29 +22,29 @@ NOT_COUNTED = {"router.grouped_experts", "router.weights"}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "micro_steps", "wire"),
+    ("sizes", "microbatches", "wire"),
     [
         # 8 rows of 64 tokens on 4 devices, 2 choices each, half of which stay where they are.
         ((2, 1, 2), 1, (128 * TOKEN * 2 // 2 * 6, 128 * TOKEN * 5, EXPERTS // 2 * 3)),
-        # In two micro-steps half the tokens meet the same weights.
+        # In two microbatches half the tokens meet the same weights.
         ((2, 1, 2), 2, (64 * TOKEN * 2 // 2 * 6, 64 * TOKEN * 5, EXPERTS // 2 * 3)),
         # What tensor cuts of an expert's hidden units does not travel; tokens are whole there.
         ((2, 2, 2), 1, (128 * TOKEN * 2 // 2 * 6, 128 * TOKEN * 5, EXPERTS // 4 * 3)),
         ((1, 2, 4), 4, (32 * TOKEN * 2 * 3 // 4 * 6, 32 * TOKEN * 3 * 5, EXPERTS // 8 * 3 * 3)),
     ],
 )
-def test_wire_bytes_by_hand(sizes, micro_steps, wire) -> None:
+def test_wire_bytes_by_hand(sizes, microbatches, wire) -> None:
     text = LAYOUT.format(**dict(zip(("fsdp", "tensor", "expert"), sizes, strict=True)), move="auto")
-    (choice,) = plan_of("mixtral-test", text, {}, micro_steps=micro_steps).choices
+    (choice,) = plan_of("mixtral-test", text, {}, microbatches=microbatches).choices
     assert choice.wire_bytes == dict(zip(("all-to-all", "ring", "weights"), wire, strict=True))
     assert choice.chosen == min(choice.wire_bytes, key=lambda option: choice.wire_bytes[option])
 
 
-@pytest.mark.parametrize(("tensor", "expert", "micro_steps"), list(product((1, 2), (2, 4), (1, 2))))
-def test_wire_bytes_are_those_of_the_plans_collectives(tensor: int, expert: int, micro_steps: int) -> None:
+@pytest.mark.parametrize(("tensor", "expert", "microbatches"), list(product((1, 2), (2, 4), (1, 2))))
+def test_wire_bytes_are_those_of_the_plans_collectives(tensor: int, expert: int, microbatches: int) -> None:
     def plan(move: str, remat: str):
         text = LAYOUT.format(fsdp=1, tensor=tensor, expert=expert, move=move)
-        return plan_of("mixtral-test", text, {}, micro_steps=micro_steps, remat=remat)
+        return plan_of("mixtral-test", text, {}, microbatches=microbatches, remat=remat)
 
     for remat in ("full", "none"):
         (choice,) = plan("auto", remat).choices
@@ -55,4 +55,4 @@ def test_wire_bytes_are_those_of_the_plans_collectives(tensor: int, expert: int,
                 if c.component == "moe" and c.axes == ("expert",) and not NOT_COUNTED & set(c.tensors)
             ]
             in_a_step = sum(c.bytes_per_device * (expert - 1) // expert * c.count_per_step for c in rows)
-            assert in_a_step == sent * LAYERS * micro_steps, (move, remat)
+            assert in_a_step == sent * LAYERS * microbatches, (move, remat)

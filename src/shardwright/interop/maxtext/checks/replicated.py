@@ -21,7 +21,7 @@ NEEDED = (
 )
 
 
-def whole_weights(imported: Imported) -> Iterator[Drafted]:
+def replicated_weights(imported: Imported) -> Iterator[Drafted]:
     """Weights that are whole over an axis which cuts others; an axis that cuts none is a replica's, and that is meant."""
     mesh = imported.mesh
     total = sum(placed.tensor.bytes for placed in imported.weights)
@@ -69,7 +69,7 @@ def _line_of(imported: Imported, placed: Placed):
     return line.position if line is not None else imported.configuration.rules_from
 
 
-def whole_activations(imported: Imported) -> Iterator[Drafted]:
+def replicated_activations(imported: Imported) -> Iterator[Drafted]:
     """Tensors of tokens that are whole over an axis which cuts the tokens of the residual stream."""
     stream = imported.activation("residual.stream")
     assert stream is not None
@@ -80,7 +80,9 @@ def whole_activations(imported: Imported) -> Iterator[Drafted]:
         if tensor.keys or (tensor.component == "moe" and "experts" in tensor.dims[:1]) or tensor.component == "input":
             continue
         missing = tuple(
-            axis for axis in cutting if axis not in placed.axes and not _cuts_in_parts(imported, axis, tensor.component)
+            axis
+            for axis in cutting
+            if axis not in placed.axes and not _shards_partial_sums(imported, axis, tensor.component)
         )
         if missing and set(TOKENS) & set(tensor.dims):
             yield Draft(
@@ -89,7 +91,7 @@ def whole_activations(imported: Imported) -> Iterator[Drafted]:
             )
 
 
-def _cuts_in_parts(imported: Imported, axis: str, component: str) -> bool:
+def _shards_partial_sums(imported: Imported, axis: str, component: str) -> bool:
     """Whether an axis cuts heads, hidden units or vocabulary of a component, so that each device needs all of its tokens."""
     here = ("router", "moe") if component in ("router", "moe") else (component,)
     return any(axis in placed.of(dim) for placed in imported.placed if placed.tensor.component in here for dim in PARTS)

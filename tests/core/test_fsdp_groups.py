@@ -6,8 +6,8 @@ import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.core.layout.reading import read_layout
+from shardwright.core.plan.fsdp_groups import groups_of, weights_of
 from shardwright.core.plan.plan import PlannedCollective
-from shardwright.core.plan.together import groups_of, weights_of
 from shardwright.files import parse_yaml
 
 EMBED, MLP, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 256, 768, 2048, 16, 16, 16, 6
@@ -39,7 +39,7 @@ def test_the_sizes_of_this_file_are_those_of_the_model() -> None:
 
 
 def test_a_layer_is_one_gather_and_the_ends_are_another() -> None:
-    plan = plan_of("llama3-test", "fsdp", {"fsdp": 8}, micro_steps=4, batch=32)
+    plan = plan_of("llama3-test", "fsdp", {"fsdp": 8}, microbatches=4, batch=32)
     ends = 2 * VOCAB * EMBED + EMBED
     assert counted(plan) == [
         ("forward", "all-gather", ("fsdp",), ends * 4, 4),
@@ -69,7 +69,7 @@ def test_weights_travel_in_the_computations_dtype_and_gradients_in_their_own() -
 
 
 def test_replicas_are_summed_once_a_step_behind_the_scatter() -> None:
-    plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, micro_steps=4, batch=32)
+    plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, microbatches=4, batch=32)
     ends = (2 * VOCAB * EMBED + EMBED) // 4
     assert counted(plan, phase="update") == [
         ("update", "all-reduce", ("data",), ends * 4, 1),
@@ -104,7 +104,7 @@ def test_experts_are_a_group_of_their_own() -> None:
 
 
 def test_what_only_some_of_a_group_sum_is_summed_late_and_all_of_it_at_once() -> None:
-    plan = plan_of("llama3-test", "fsdp-tp", {"fsdp": 2, "tensor": 4}, micro_steps=4, batch=32)
+    plan = plan_of("llama3-test", "fsdp-tp", {"fsdp": 2, "tensor": 4}, microbatches=4, batch=32)
     norms = {row.name for row in plan.weights if "norm" in row.name}
     (row,) = of_weights(plan, phase="update")
     # Each device has half of a norm, of its own tokens on the tensor axis: two of each layer, and one at the end.

@@ -18,20 +18,20 @@ from dataclasses import replace
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES
-from shardwright.core.plan.plan import Choice
+from shardwright.core.plan.plan import MoeMove
 from shardwright.core.resolution.request import Request
 
-CROSSINGS: Mapping[str, tuple[int, int, int]] = {"all-to-all": (2, 2, 2), "ring": (2, 1, 2), "weights": (1, 1, 1)}
+COLLECTIVES: Mapping[str, tuple[int, int, int]] = {"all-to-all": (2, 2, 2), "ring": (2, 1, 2), "weights": (1, 1, 1)}
 """How often something crosses forward, in the recomputation, and backward."""
 
 
-def crossings(option: str, request: Request) -> int:
+def collectives_per_layer(option: str, request: Request) -> int:
     """How often something crosses in one layer of a step."""
-    forward, recomputed, backward = CROSSINGS[option]
+    forward, recomputed, backward = COLLECTIVES[option]
     return forward + backward + (recomputed if request.remat != "none" else 0)
 
 
-def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[Choice, ...]]:
+def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[MoeMove, ...]]:
     """The layout with `auto` replaced by the option that sends the fewest bytes, and the choice with all costs."""
     layout = request.layout
     if layout.move_moe != "auto":
@@ -40,7 +40,7 @@ def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[Choice,
     if not wire:
         return replace(layout, move_moe="all-to-all"), ()
     chosen = min(wire, key=lambda option: wire[option])
-    return replace(layout, move_moe=chosen), (Choice(what="move.moe", chosen=chosen, wire_bytes=wire),)
+    return replace(layout, move_moe=chosen), (MoeMove(what="move.moe", chosen=chosen, wire_bytes=wire),)
 
 
 def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
@@ -51,8 +51,10 @@ def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
     if not experts or not axes or table.top_k is None:
         return {}
     n = mesh.size(axes)
-    spread = mesh.size(a for a in mesh.names if {"batch", "length"} & set(layout.cut_by(a, "router")) or a in axes)
-    tokens = request.batch // request.micro_steps * request.length / spread
+    spread = mesh.size(
+        a for a in mesh.names if {"batch", "length"} & set(layout.dims_sharded_by(a, "router")) or a in axes
+    )
+    tokens = request.batch // request.microbatches * request.length / spread
     width = DTYPE_BYTES[request.dtype]
     by_layer = {w.num for w in experts}
     elements = sum(w.num_parameters for w in experts) / max(by_layer)
@@ -64,4 +66,4 @@ def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
         "ring": token_bytes * (n - 1),
         "weights": held * (n - 1),
     }
-    return {option: round(crossings(option, request) * sent) for option, sent in once.items()}
+    return {option: round(collectives_per_layer(option, request) * sent) for option, sent in once.items()}

@@ -1,7 +1,7 @@
 """Which weights PyTorch gathers together: the groups that ``fully_shard`` makes one gather and one reduce-scatter of.
 
 One group holds what one layer (or the ends of the model) has of the same axes and dtype. What ``fully_shard`` sums over
-replicas is what all of a group sum over; the rest of a weight's replicas is summed behind the last micro-step.
+replicas is what all of a group sum over; the rest of a weight's replicas is summed behind the last microbatch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import name_in_layer
-from shardwright.core.plan.crossing import weight_ways
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.plan.resharding import weight_reshardings
 from shardwright.core.resolution.request import Request
 
 
@@ -50,7 +50,7 @@ class WeightOfLayer:
         """What a rank keeps, in the stored dims; None where it keeps nothing."""
         return shard_box(self.at_rest, mesh, self.shape, rank, "nested")
 
-    def part_elements(self, mesh: Mesh) -> int:
+    def shard_elements(self, mesh: Mesh) -> int:
         """Elements of the largest part at rest: dim 0 is padded until its axes divide it."""
         sizes = [size // mesh.size(dim.axes) for size, dim in zip(self.shape, self.cut.dims, strict=True)]
         # A user's own weight may have no dim.
@@ -59,7 +59,7 @@ class WeightOfLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class FsdpGroup:
     """Weights that are gathered together: over ``axes``, and their gradients summed over ``replicas`` too."""
 
     weights: tuple[WeightOfLayer, ...]
@@ -67,12 +67,12 @@ class Together:
     replicas: tuple[str, ...]
 
     def late(self, one: WeightOfLayer) -> tuple[str, ...]:
-        """The axes that a weight's gradient is summed over behind the last micro-step."""
+        """The axes that a weight's gradient is summed over behind the last microbatch."""
         return tuple(axis for axis in one.summed if axis not in self.replicas)
 
-    def part_elements(self, mesh: Mesh) -> int:
+    def shard_elements(self, mesh: Mesh) -> int:
         """Elements that a device has of all of them at rest, padding too."""
-        return sum(one.part_elements(mesh) for one in self.weights)
+        return sum(one.shard_elements(mesh) for one in self.weights)
 
 
 def weights_of(plan: Plan) -> tuple[WeightOfLayer, ...]:
@@ -92,7 +92,7 @@ def trained(request: Request, weights: Iterable[TensorPlan]) -> Iterator[TensorP
 
 def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | None) -> WeightOfLayer:
     """The parameter of one layer; ``layer`` None where the row is not of a stack."""
-    way = weight_ways(request, mesh, row)[row.component]
+    way = weight_reshardings(request, mesh, row)[row.component]
     leaves = [axis for axis in way.at_rest.axes if axis not in way.whole.axes]
     summed = mesh.larger_than_one(axis for axis, kind in row.gradient.items() if kind == "all-reduce")
     return WeightOfLayer(
@@ -114,7 +114,7 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
     )
 
 
-def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[Together, ...]:
+def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[FsdpGroup, ...]:
     """The groups of one layer's weights, those of the most bytes first."""
     found: dict[tuple, list[WeightOfLayer]] = {}
     for one in weights:
@@ -122,7 +122,7 @@ def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[Together, ...]:
     groups = []
     for (axes, _, _), members in found.items():
         shared = [axis for axis in members[0].summed if all(axis in other.summed for other in members)]
-        groups.append(Together(weights=tuple(members), axes=axes, replicas=tuple(shared) if axes else ()))
+        groups.append(FsdpGroup(weights=tuple(members), axes=axes, replicas=tuple(shared) if axes else ()))
     return tuple(sorted(groups, key=lambda group: (not group.axes, -sum(prod(one.shape) for one in group.weights))))
 
 
@@ -130,5 +130,5 @@ def component_of(weights: Sequence[WeightOfLayer], mesh: Mesh) -> str:
     """The component that has the most of what travels together; the first of several that have as much."""
     held: dict[str, int] = {}
     for one in weights:
-        held[one.component] = held.get(one.component, 0) + one.part_elements(mesh)
+        held[one.component] = held.get(one.component, 0) + one.shard_elements(mesh)
     return max(held, key=held.__getitem__)

@@ -1,4 +1,4 @@
-"""What ranks do of the tests of ``carry``: arrays of integers, in parts, taken from spec to spec."""
+"""What ranks do of the tests of ``redistribute``: arrays of integers, in parts, taken from spec to spec."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.plan.movement import Step, steps
-from shardwright.engine_torch.io.carry import carry, exchanged, gathered, own_part, scattered, summed
 from shardwright.engine_torch.io.mesh import Peers, Ranks
+from shardwright.engine_torch.io.redistribute import exchanged, gathered, own_shard, redistribute, scattered, summed
 
 MESH = Mesh.of(a=2, b=2)
 NAMES = ("x", "y", "z")
@@ -56,7 +56,7 @@ def _wrong(ranks: Ranks, seed: int, dtype: torch.dtype) -> str:
     # What is yet to be summed is not in equal shares, which would hide a rank left out.
     peers = ranks.peers(axes)
     share, total = peers.index + 1, sum(range(1, peers.size + 1))
-    moved = carry(_part(whole, before, ranks) * share, way, NAMES, ranks)
+    moved = redistribute(_part(whole, before, ranks) * share, way, NAMES, ranks)
     return "" if torch.equal(moved, _part(whole, after, ranks) * total) else f"{before} -> {after}: {way}"
 
 
@@ -79,7 +79,7 @@ def each_collective(mesh: Mesh, axes: tuple[str, ...]) -> dict[str, list]:
         "gathered bits": gathered(own[:, :1] > 100, 0, peers).tolist(),
         "scattered": scattered(own, 1, peers).tolist(),
         "exchanged": exchanged(own, 0, 1, peers).tolist(),
-        "own part": own_part(own, 1, peers).tolist(),
+        "own part": own_shard(own, 1, peers).tolist(),
     }
 
 

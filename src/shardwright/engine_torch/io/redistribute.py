@@ -12,7 +12,7 @@ from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.private import all_gather, reduce_scatter
 
 
-def carry(array: torch.Tensor, way: Iterable[Step], names: Sequence[str], ranks: Ranks) -> torch.Tensor:
+def redistribute(array: torch.Tensor, way: Iterable[Step], names: Sequence[str], ranks: Ranks) -> torch.Tensor:
     """A rank's part of an array, taken through the steps; ``names`` are the logical axes of its dims.
 
     Nothing is differentiated here: the way back is the core's too.
@@ -34,7 +34,7 @@ def carry(array: torch.Tensor, way: Iterable[Step], names: Sequence[str], ranks:
             case "all-to-all":
                 array = exchanged(array, dim(step.source), dim(step.target), peers)
             case "slice":
-                array = own_part(array, dim(step.target), peers)
+                array = own_shard(array, dim(step.target), peers)
     return array
 
 
@@ -83,7 +83,7 @@ def exchanged(array: torch.Tensor, source: int, target: int, peers: Peers) -> to
     return came.movedim(0, source).flatten(source, source + 1)
 
 
-def own_part(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
+def own_shard(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
     """This rank's part of ``dim``; nothing is sent."""
     size = array.shape[dim] // peers.size
     return array.narrow(dim, peers.index * size, size)

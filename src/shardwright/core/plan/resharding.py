@@ -11,14 +11,14 @@ from shardwright.core.model.precision import sent_dtype, summed_dtype
 from shardwright.core.model.table import Move, as_torch_stores
 from shardwright.core.plan.movement import Step, steps
 from shardwright.core.plan.plan import TensorPlan
-from shardwright.core.resolution.gradients import in_parts, partial_axes
+from shardwright.core.resolution.gradients import partial_axes, partial_gradient_axes
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import multiplied, resolve_weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
-    """An activation's way at a move. ``shape``: of the whole tensor in one micro-step, by the logical axes of ``before``.
+class Resharding:
+    """An activation's way at a move. ``shape``: of the whole tensor in one microbatch, by the logical axes of ``before``.
 
     ``summed``: the axes over which it is in parts before; ``fed``: those over which its gradient is, after. Groups of
     tokens are the pieces of a row, so that ``groups`` and ``tokens`` are one dim here, as long as the row. ``component``:
@@ -40,16 +40,16 @@ class Crossing:
         return steps(self.after, self.before, self.fed, mesh)
 
 
-def crossing(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Crossing:
+def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Resharding:
     """What a move of the table is under a layout; ``rows`` are the plan's, by name."""
     owner = rows[move.target if move.kind == "keys" else move.source]
     source, target = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
     names = tuple(name for name in source.logical_axes if name in target.logical_axes)
     shape = dict(zip(source.logical_axes, rows[move.source].shape, strict=True))
-    shape["batch"] //= request.micro_steps
+    shape["batch"] //= request.microbatches
     for name in {"groups", "length"} & set(names):
         shape[name] = request.length
-    return Crossing(
+    return Resharding(
         component=owner.component,
         before=Spec.build(names, {name: source.axes_of(name) for name in names}),
         after=Spec.build(names, {name: target.axes_of(name) for name in names}),
@@ -60,7 +60,7 @@ def crossing(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Cr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightWay:
+class WeightResharding:
     """How one layer of a weight gets into use, and its gradient back.
 
     At rest, then ``whole``, which is gathered, then ``part``, which a device multiplies with: a slice of the other.
@@ -78,7 +78,7 @@ class WeightWay:
     summed_in: str
 
 
-def weight_ways(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightWay]:
+def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
     """The ways of a weight by the component that uses it, its own first; a tied weight has two."""
     weight, layout = request.table.weight(tensor.name), request.layout
     stored = as_torch_stores(weight) if request.engine == "torch" else weight
@@ -92,11 +92,11 @@ def weight_ways(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str
         part = multiplied(in_use, component, layout, mesh)
         sliced = [axis for axis in part.axes if axis not in at_rest.axes]
         whole = part.without(sliced)
-        parts = {*in_parts(stored, layout, part, second), *sliced}
+        parts = {*partial_gradient_axes(stored, layout, part, second), *sliced}
         summed = dict.fromkeys(reduced)
         if request.engine == "torch":
             summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in whole.axes)
-        ways[component] = WeightWay(
+        ways[component] = WeightResharding(
             at_rest=at_rest,
             whole=whole,
             part=part,

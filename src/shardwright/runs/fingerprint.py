@@ -13,7 +13,7 @@ from shardwright.runs.source import Source
 from shardwright.training.options import RunOptions
 
 
-def told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
+def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
     """What must be the same for a run to go on as if it had not stopped, whatever its layout and its engine."""
     request = plan.request
     return {
@@ -35,7 +35,7 @@ def told(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
     }
 
 
-def told_to_all(
+def shared_by_processes(
     options: RunOptions, plan: Plan, goes_on_from: int | None, versions: Mapping[str, str]
 ) -> dict[str, Any]:
     """What may change from one run to the next, and must be the same for all processes of one."""

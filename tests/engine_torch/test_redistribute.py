@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine_torch.carrying import (
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.redistributing import (
     MESH,
     any_way,
     by_hand,
@@ -13,7 +14,6 @@ from tests.engine_torch.carrying import (
     leaves_its_input_alone,
     wrong_after_steps,
 )
-from tests.engine_torch.ranks import Ranks
 
 SEEDS = range(1000)
 
