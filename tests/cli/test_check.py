@@ -344,3 +344,15 @@ def test_a_plan_is_not_a_lock(typed):
         "",
         f"shardwright: plan.json: this is not a lock: it has no 'shardwright_lock'. {HOW}\n",
     )
+
+
+def test_a_lock_with_the_former_name_of_an_option_holds(typed):
+    """``micro_steps`` was what ``microbatches`` is called now, as an option and in the list of defaults."""
+    path = Path(LOCK)
+    text = path.read_text(encoding="utf-8")
+    assert '"microbatches"' in text
+    path.write_text(text.replace('"microbatches"', '"micro_steps"'), encoding="utf-8")
+    assert typed("check", LOCK)[0] == 0
+    path.write_text(text.replace('"microbatches": 1', '"micro_steps": 2'), encoding="utf-8")
+    code, out, _ = typed("check", LOCK)
+    assert code == 1 and "microbatches" in out

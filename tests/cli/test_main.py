@@ -293,3 +293,14 @@ def test_the_plan_of_the_largest_model_takes_less_than_a_second(user_environment
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 1
+
+
+@pytest.mark.parametrize("former", [["--micro-steps", "2"], ["--micro-steps=2"]])
+def test_an_option_is_still_read_under_its_former_name(former, capsys):
+    asked = ["plan", "llama3-test", "--layout", "fsdp", "--devices", "8", "--batch", "16", "--json"]
+    assert main([*asked, *former]) == 0
+    before = capsys.readouterr().out
+    assert main([*asked, "--microbatches", "2"]) == 0
+    assert capsys.readouterr().out == before
+    assert main([*asked, "--microbatches", "1"]) == 0
+    assert capsys.readouterr().out != before

@@ -45,7 +45,7 @@ def test_each_device_gives_what_it_has() -> None:
         out_specs=(P("tensor"), P("fsdp")),
         check_vma=False,
     )
-    def cotangent(table_VM, tokens_BL):
+    def gradient(table_VM, tokens_BL):
         def loss(table_VM):
             x_BLM = embed(tokens_BL, table_VM, links)
             return jnp.sum(x_BLM * slope_L[None, :, None]), x_BLM
@@ -53,8 +53,8 @@ def test_each_device_gives_what_it_has() -> None:
         gradient_VM, x_BLM = jax.grad(loss, has_aux=True)(table_VM)
         return jax.lax.psum(gradient_VM, "fsdp"), x_BLM
 
-    compiled = jax.jit(cotangent).lower(table_VM, tokens_BL).compile()
-    gradient_VM, x_BLM = jax.jit(cotangent)(table_VM, tokens_BL)
+    compiled = jax.jit(gradient).lower(table_VM, tokens_BL).compile()
+    gradient_VM, x_BLM = jax.jit(gradient)(table_VM, tokens_BL)
     np.testing.assert_array_equal(x_BLM, table_VM[tokens_BL])
     expected_VM = np.zeros_like(table_VM)
     np.add.at(expected_VM, tokens_BL, slope_L[None, :, None])

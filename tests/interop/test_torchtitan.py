@@ -342,7 +342,7 @@ def test_a_batch_is_that_of_one_data_parallel_rank(tmp_path, said, degrees, step
     (tmp_path / "a.json").write_text(json.dumps({"parallelism": options, "training": said}))
     found = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.json")))
     rows = found.rows
-    assert (rows and (rows.batch, rows.length, rows.passes, rows.microbatches)) == step
+    assert (rows and (rows.batch, rows.length, rows.passes, rows.microbatches_of_pass)) == step
     planned = import_torchtitan(
         TorchTitanRequest(file=str(tmp_path / "a.json"), model="llama3-8b", settings={"num_layers": "2"})
     ).plan

@@ -86,9 +86,7 @@ def go(
     engine: Counting, told: RunOptions, layout: str = "fsdp", connection: Connection = NOBODY, **changes
 ) -> RunOutcome:
     """A run, told otherwise in ``changes``."""
-    return run(
-        replace(told, **changes), plan_of(layout), Silent(), connection=connection, make_engine=made(engine)
-    )
+    return run(replace(told, **changes), plan_of(layout), Silent(), connection=connection, make_engine=made(engine))
 
 
 def sums(told: RunOptions, steps: int) -> list[int]:

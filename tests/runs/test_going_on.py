@@ -59,17 +59,13 @@ def goes_on(told: RunOptions, **changes) -> list[str]:
     outcome = run(again, plan_of(), shown, connection=NOBODY, make_engine=made(engine))
     assert outcome.ended == "finished"
     assert losses(told.out) == sums(told, 6)
-    assert (
-        sorted(path.name for path in (told.out / "checkpoints").glob("step-????????"))[-1] == "step-00000006"
-    )
+    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-????????"))[-1] == "step-00000006"
     assert verify(step(told, 6))["ok"]
     return shown.said
 
 
 def beside(told: RunOptions, why: str) -> list[str]:
-    return sorted(
-        re.sub("-[0-9a-f]{8}$", "", path.name) for path in (told.out / "checkpoints").glob(f"*.{why}-*")
-    )
+    return sorted(re.sub("-[0-9a-f]{8}$", "", path.name) for path in (told.out / "checkpoints").glob(f"*.{why}-*"))
 
 
 def test_a_flipped_bit_in_the_newest_step_is_told_and_set_aside_and_the_one_before_is_taken(
@@ -144,9 +140,7 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(told: RunOptions, monk
     ],
     ids=["of another release", "unreadable"],
 )
-def test_a_newest_one_that_is_not_proven_damaged_is_not_passed_over(
-    change, said: str, told: RunOptions
-) -> None:
+def test_a_newest_one_that_is_not_proven_damaged_is_not_passed_over(change, said: str, told: RunOptions) -> None:
     manifest = step(told, 5) / "manifest.json"
     content = json.loads(manifest.read_text())
     manifest.unlink()
@@ -218,9 +212,7 @@ def test_a_step_that_is_asked_for_and_is_not_there(told: RunOptions) -> None:
 
 
 @pytest.mark.parametrize("at", [-1, 60])
-def test_a_step_that_is_asked_for_and_is_damaged_is_not_replaced_by_another(
-    at: int, told: RunOptions
-) -> None:
+def test_a_step_that_is_asked_for_and_is_damaged_is_not_replaced_by_another(at: int, told: RunOptions) -> None:
     path = flip(told, 3, at=at)
     before = contents(told.out)
     with pytest.raises(InputError) as error:

@@ -111,9 +111,7 @@ def test_what_differs_is_named_to_all() -> None:
         same = each(groups, lambda group: must_agree(group, {"seed": 1}, "the first"))
         assert same == [None] * 3
         told = [{"seed": 1, "corpus": "ab", "keep": None}] * 2 + [{"seed": 1, "corpus": "cd", "keep": 2}]
-        for error in each(
-            groups, lambda group: must_agree(group, told[group.index], "before the first step")
-        ):
+        for error in each(groups, lambda group: must_agree(group, told[group.index], "before the first step")):
             assert isinstance(error, InputError)
             assert str(error) == (
                 "before the first step: the 3 processes of this run were not told the same:\n"
@@ -166,10 +164,7 @@ def test_who_is_gone_ends_the_others_and_is_named(ended: list[tuple[str, int]], 
     assert ended == [("shardwright group", 1)] * 2
     told = capsys.readouterr().err
     for index in range(2):
-        assert (
-            f"shardwright: process {index} of 3: process 2 of 3 ({socket.gethostname()}, 127.0.0.1) {GONE}"
-            in told
-        )
+        assert f"shardwright: process {index} of 3: process 2 of 3 ({socket.gethostname()}, 127.0.0.1) {GONE}" in told
     groups[1]._channel.close()
 
 
@@ -320,12 +315,8 @@ def test_a_checkpoint_that_one_cannot_write_is_none(failing: int, tmp_path: Path
     monkeypatch.setattr(saving, "write_part", write_part)
     with together(2) as groups:
         errors = each(groups, lambda group: save(group, tmp_path, [(0, 2), (2, 4)]))
-    told = (
-        f"the checkpoint of step 7, write: process {failing} of 2 could not do it. It said: the disk is full"
-    )
-    assert [str(error) for error in errors] == [
-        "the disk is full" if i == failing else told for i in range(2)
-    ]
+    told = f"the checkpoint of step 7, write: process {failing} of 2 could not do it. It said: the disk is full"
+    assert [str(error) for error in errors] == ["the disk is full" if i == failing else told for i in range(2)]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]
 
 

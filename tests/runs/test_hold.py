@@ -64,9 +64,7 @@ def test_the_second_run_is_refused_and_the_first_one_ends_as_alone(
 ) -> None:
     told = options(tmp_path)
     said: list[str] = []
-    ended = go(
-        during(lambda: said.append(refusal(told, resume=resume))), told, checkpoint_every=every
-    )
+    ended = go(during(lambda: said.append(refusal(told, resume=resume))), told, checkpoint_every=every)
     assert ended.ended == "finished"
     assert losses(told.out) == sums(told, 6)
     assert re.fullmatch(f"{re.escape(str(told.out))} is held by another run: {OWN}\\. {ADVICE}", said[0])

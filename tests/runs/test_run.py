@@ -117,9 +117,7 @@ def by_two(folder: Path, engines: list[Counting], connection: Connection = NOBOD
     with ThreadPoolExecutor(2) as pool:
         return list(
             pool.map(
-                lambda index: go(
-                    engines[index], told, connection=connection, processes=where[index], **changes
-                ),
+                lambda index: go(engines[index], told, connection=connection, processes=where[index], **changes),
                 range(2),
             )
         )
@@ -143,9 +141,7 @@ def test_two_processes_with_different_versions_do_not_begin(tmp_path: Path) -> N
     told = options(tmp_path)
     engines = [counting(offsets=(0, 1), version="1"), counting(offsets=(2, 3), version="2")]
     with together(2) as groups:
-        errors = each(
-            groups, lambda group: _run(told, plan_of(), Silent(), group, made(engines[group.index]))
-        )
+        errors = each(groups, lambda group: _run(told, plan_of(), Silent(), group, made(engines[group.index])))
     assert [str(error) for error in errors] == [
         "before the first step: the 2 processes of this run were not told the same:\n"
         "  counting: '1' in process 0, '2' in process 1\n"

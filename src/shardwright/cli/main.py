@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tyro
 
@@ -39,6 +39,9 @@ ABOUT = (
     "Where every tensor of a large model lives and what crosses the links: declared once, checked, costed, and run "
     "unchanged. `shardwright --version` prints the version."
 )
+
+FORMER_OPTIONS: Mapping[str, str] = {"--micro-steps": "--microbatches"}
+"""Options that are still read under the name that they had."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,6 +131,7 @@ def _read(arguments: list[str], as_json: bool) -> EveryVerb:
     said = io.StringIO()
     if arguments[:2] == ["import", "hf"]:
         arguments = ["import", "huggingface", *arguments[2:]]
+    arguments = [_as_named_now(argument) for argument in arguments]
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
@@ -143,6 +147,16 @@ def _read(arguments: list[str], as_json: bool) -> EveryVerb:
             lines = (line.strip("╭╮╰╯│─|+- ") for line in said.getvalue().splitlines())
             write_json({"error": {"exit_code": 2, "message": "\n".join(line for line in lines if line)}})
         raise
+
+
+def _as_named_now(argument: str) -> str:
+    """An argument, with an option's former name replaced by its name.
+
+    >>> _as_named_now("--micro-steps=2")
+    '--microbatches=2'
+    """
+    option, equals, value = argument.partition("=")
+    return FORMER_OPTIONS.get(option, option) + equals + value
 
 
 def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:

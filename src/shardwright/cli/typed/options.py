@@ -124,10 +124,8 @@ class PlanOptions:
     """What the computation runs in."""
     remat: Annotated[Remat, arg(help_behavior_hint="(default: full)")] = None
     """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
-    microbatches: Annotated[Count, arg(metavar="N", aliases=["--micro-steps"], help_behavior_hint="(default: 1)")] = (
-        None
-    )
-    """Parts of the batch that are computed one after the other, and their gradients summed."""
+    microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
+    """Parts of the batch that are computed one after the other; their gradients are summed. Also --micro-steps."""
     expert_buffer: Annotated[Share, arg(metavar="F", help_behavior_hint="(default: room for all that may come)")] = None
     """Room for the tokens that come to a device's experts, in even shares. A run stops where more come."""
     load_balance: Flag = False

@@ -35,12 +35,12 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
     )
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = jax.nn.sigmoid(products_BLE) if sigmoid else jax.nn.softmax(products_BLE, axis=-1)
-    scores_BLE = jax.lax.stop_gradient(scores_BLE)
+    ranked_BLE = jax.lax.stop_gradient(scores_BLE)
     if bias_E is not None:
-        scores_BLE = scores_BLE + jax.lax.stop_gradient(bias_E.astype(wide))[None, None]
+        ranked_BLE = ranked_BLE + jax.lax.stop_gradient(bias_E.astype(wide))[None, None]
     if experts.num_groups > 1:
-        scores_BLE = _in_best_groups(scores_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = largest(scores_BLE, experts.top_k)
+        ranked_BLE = _in_best_groups(ranked_BLE, experts, best_of_group=2 if sigmoid else 1)
+    _, experts_BLK = largest(ranked_BLE, experts.top_k)
     # Masked sums in place of indices: their gradient is one too, and no scatter.
     is_chosen_BLKE = experts_BLK[..., None] == jnp.arange(experts.num, dtype=jnp.int32)[None, None, None]
     weights_BLK = jnp.sum(jnp.where(is_chosen_BLKE, scores_BLE[:, :, None], 0.0), axis=-1)

@@ -30,12 +30,12 @@ def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | N
     products_BLE = functional.linear(x_BLM.to(wide), kernel_EM.to(wide))
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = products_BLE.sigmoid() if sigmoid else products_BLE.softmax(dim=-1)
-    scores_BLE = scores_BLE.detach()
+    ranked_BLE = scores_BLE.detach()
     if bias_E is not None:
-        scores_BLE = scores_BLE + bias_E.to(wide)
+        ranked_BLE = ranked_BLE + bias_E.to(wide)
     if experts.num_groups > 1:
-        scores_BLE = _in_best_groups(scores_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = largest(scores_BLE, experts.top_k)
+        ranked_BLE = _in_best_groups(ranked_BLE, experts, best_of_group=2 if sigmoid else 1)
+    _, experts_BLK = largest(ranked_BLE, experts.top_k)
     weights_BLK = scores_BLE.gather(-1, experts_BLK)
     if experts.normalized:
         weights_BLK = weights_BLK / (weights_BLK.sum(dim=-1, keepdim=True) + 1e-20)
