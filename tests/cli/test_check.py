@@ -355,4 +355,5 @@ def test_a_lock_with_the_former_name_of_an_option_holds(typed):
     assert typed("check", LOCK)[0] == 0
     path.write_text(text.replace('"microbatches": 1', '"micro_steps": 2'), encoding="utf-8")
     code, out, _ = typed("check", LOCK)
-    assert code == 1 and "microbatches" in out
+    assert code == 1
+    assert "microbatches" in out
