@@ -1,4 +1,4 @@
-"""Which dtype is computed in, kept, sent and summed in: one table, which both engines, the plan's bytes and the docs read."""
+"""The dtype of each computation, stored result, transfer and sum: one table for both engines, the plan's bytes and the docs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from shardwright.core.model.table import DTYPE_BYTES, Weight
 
 Word = Literal["computation", "float32", "in use", "at rest", "narrower", "moments"]
-"""A dtype by what it is: the computation's; always float32; the one that a weight is used in, the computation's or its own; the
-one that it rests in; the narrower of these two; the moments'."""
+"""A dtype by its purpose: the computation's; always float32; a weight's in use, which is the computation's or its own; a
+weight's at rest; the narrower of these two; the moments'."""
 
 TRAINED_IN = ("float32", "bfloat16")
 UNTRAINED = (
@@ -21,9 +21,11 @@ UNTRAINED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """``computed``: each product, sum and function on one device. ``kept``: the result as it is given on, and kept for the
-    backward pass. ``sent``: what crosses links. ``summed``: the parts of several devices; a collective gives the sum in it,
-    and may be more exact inside. None: that is not done.
+    """The dtypes of one kind of value, described by ``what``. None: it is not done.
+
+    ``computed``: products, sums and functions on one device. ``kept``: the result, as it is returned and kept for the
+    backward pass. ``sent``: what a collective sends. ``summed``: the sum of partial values of several devices, as the
+    collective returns it; it may accumulate in a wider dtype.
     """
 
     what: str
@@ -35,13 +37,13 @@ class Precision:
 
 PRECISION: Mapping[str, Precision] = {
     "weight": Precision(
-        what="a weight, brought into use",
+        what="a weight, gathered for use",
         computed=None,
         kept="in use",
         sent="narrower",
     ),
     "stream": Precision(
-        what="rows of the embedding, the residual stream and what is added to it",
+        what="embedding rows, the residual stream and what is added to it",
         computed="computation",
         kept="computation",
         sent="computation",
@@ -53,54 +55,54 @@ PRECISION: Mapping[str, Precision] = {
         kept="computation",
     ),
     "rotation": Precision(
-        what="angles of positions, and queries and keys turned by them",
+        what="rotary embedding: the angles of positions, rotated queries and keys",
         computed="float32",
         kept="computation",
     ),
     "product": Precision(
-        what="products with weights: queries, keys, values, latents, outputs, each expert's own",
+        what="matrix products with weights: queries, keys, values, latents, outputs, those of each expert",
         computed="float32",
         kept="computation",
         sent="computation",
         summed="computation",
     ),
     "hidden": Precision(
-        what="hidden units: the gate's silu, rounded, times the other product",
+        what="hidden units: the SiLU of the gate, rounded, times the up-projection",
         computed="float32",
         kept="computation",
     ),
     "scores": Precision(
-        what="products of queries and keys, scaled and masked; their maxima and sums, a ring's running ones too",
+        what="attention scores, scaled and masked; their maxima and sums, also the running ones of a ring",
         computed="float32",
         kept="float32",
     ),
-    "shares": Precision(
-        what="e to the scores less their maximum: a query's shares of values, before they are divided by their sum",
+    "probabilities": Precision(
+        what="attention probabilities before normalization: exp(score - maximum)",
         computed="float32",
         kept="computation",
     ),
-    "attended": Precision(
-        what="what queries take of values: summed over all pieces of a ring, then given on",
+    "attention": Precision(
+        what="the output of attention, summed over all key blocks of a ring before it is rounded",
         computed="float32",
         kept="computation",
         sent="computation",
     ),
     "router": Precision(
-        what="the router's products, scores, choices, and the weights of chosen experts",
+        what="the router's products, scores, top-k, and the weights of the chosen experts",
         computed="float32",
         kept="float32",
         sent="float32",
         summed="float32",
     ),
     "combined": Precision(
-        what="what a token's experts made of it, weighed and summed",
+        what="the weighted sum of the outputs of a token's experts",
         computed="float32",
         kept="computation",
         sent="computation",
         summed="computation",
     ),
     "logits": Precision(
-        what="scores of the vocabulary",
+        what="logits over the vocabulary",
         computed="float32",
         kept="float32",
     ),
@@ -111,27 +113,27 @@ PRECISION: Mapping[str, Precision] = {
         sent="float32",
         summed="float32",
     ),
-    "slope": Precision(
-        what="gradients of activations but the router's; the logits' before it is multiplied",
+    "cotangent": Precision(
+        what="cotangents of activations, except the router's; that of the logits is rounded before its products",
         computed="float32",
         kept="computation",
         sent="computation",
         summed="computation",
     ),
     "gradient": Precision(
-        what="the gradient of one use of a weight in one microbatch; both uses of a tied one, microbatches and devices are summed",
+        what="the gradient of one use of a weight in one microbatch; summed over both uses of a tied weight, microbatches and devices",
         computed="float32",
         kept="in use",
         sent="at rest",
         summed="at rest",
     ),
     "mean": Precision(
-        what="the gradient over the count of tokens",
+        what="the gradient divided by the number of tokens",
         computed="float32",
         kept="at rest",
     ),
     "clipping": Precision(
-        what="the norm of all gradients, and what they are multiplied with",
+        what="the norm of all gradients, and the factor that clips them",
         computed="float32",
         kept="float32",
         sent="float32",
@@ -143,7 +145,7 @@ PRECISION: Mapping[str, Precision] = {
         kept="moments",
     ),
     "update": Precision(
-        what="a weight less its update",
+        what="a weight minus its update",
         computed="float32",
         kept="at rest",
     ),
@@ -151,7 +153,7 @@ PRECISION: Mapping[str, Precision] = {
 
 
 def dtype_of(word: Word, *, computation: str = "", in_use: str = "", at_rest: str = "", moments: str = "") -> str:
-    """The dtype that a word means where these are known.
+    """The dtype that a word means, given the dtypes that it can refer to.
 
     >>> dtype_of("narrower", in_use="bfloat16", at_rest="float32"), dtype_of("float32", computation="bfloat16")
     ('bfloat16', 'float32')
@@ -164,7 +166,7 @@ def dtype_of(word: Word, *, computation: str = "", in_use: str = "", at_rest: st
 
 
 def own_dtype(word: Word | None) -> str | None:
-    """The dtype of a row of a model's table: None where it is the computation's, whatever that is."""
+    """The ``dtype`` field of an activation in a model table: None means the computation's."""
     return None if word == "computation" else word
 
 
@@ -181,7 +183,7 @@ def sent_dtype(weight: Weight, at_rest: str, computation: str) -> str:
 
 
 def summed_dtype(weight: Weight, at_rest: str, computation: str) -> str:
-    """The dtype in which parts of a weight's gradient are sent and summed."""
+    """The dtype in which partial gradients of a weight are sent and summed."""
     word = PRECISION["gradient"].summed
     assert word is not None
     return dtype_of(word, at_rest=at_rest, in_use=in_use_dtype(weight, computation))

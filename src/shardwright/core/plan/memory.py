@@ -79,7 +79,7 @@ def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bo
 def _at_the_logits(
     request: Request, mesh: Mesh, trained: Sequence[TensorPlan], activations: Sequence[TensorPlan]
 ) -> int:
-    slope = dtype_of(PRECISION["slope"].kept, computation=request.dtype)
+    slope = dtype_of(PRECISION["cotangent"].kept, computation=request.dtype)
     slopes = DTYPE_BYTES[slope] * (1 if _turns(request) else 2)
     scores = sum(
         a.bytes_per_device // DTYPE_BYTES[a.dtype] * (DTYPE_BYTES[a.dtype] + slopes)

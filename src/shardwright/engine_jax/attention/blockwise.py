@@ -81,7 +81,7 @@ def _forward(
 ) -> tuple[jax.Array, ...]:
     """What ``finish`` makes of each block of queries, put ``into`` arrays KGT...; ``before``: a block's earlier keys."""
     queries, keys = row.queries, row.keys
-    every_KE = jnp.sum(row.v_KSE, axis=1, dtype=computed("attended", row.v_KSE.dtype))
+    every_KE = jnp.sum(row.v_KSE, axis=1, dtype=computed("attention", row.v_KSE.dtype))
 
     def of_queries(i: jax.Array, into: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         q_KGtD, earlier = queries.take(row.q_KGTD, i, 2), before(i)
@@ -116,7 +116,7 @@ def _with_block(
     largest_KGt = jnp.maximum(part.largest_BKGT, jnp.max(scores_KGts, axis=-1))
     probs_KGts = jnp.exp(scores_KGts - largest_KGt[..., None])
     kept_KGt = jnp.exp(part.largest_BKGT - largest_KGt)
-    of_block_KGtE = _wide("KGts,KsE->KGtE", probs_KGts.astype(kept_in("shares", v_KsE.dtype)), v_KsE)
+    of_block_KGtE = _wide("KGts,KsE->KGtE", probs_KGts.astype(kept_in("probabilities", v_KsE.dtype)), v_KsE)
     return Running(
         largest_KGt,
         part.weight_BKGT * kept_KGt + jnp.sum(probs_KGts, axis=-1),
@@ -157,9 +157,9 @@ def _backward(row: Row, cotangents: _Gradients, scale: float) -> tuple[jax.Array
                 probs_KGts = jnp.where(visible_ts[None, None], jnp.exp(scores_KGts - log_KGt[..., None]), 0)
                 d_probs_KGts = _wide("KGtE,KsE->KGts", d_out_KGtE, v_KsE)
                 d_scores_KGts = (probs_KGts * (d_probs_KGts + plus_KGt[..., None]) * scale).astype(
-                    kept_in("slope", k_KsD.dtype)
+                    kept_in("cotangent", k_KsD.dtype)
                 )
-                probs_KGts = probs_KGts.astype(kept_in("shares", v_KsE.dtype))
+                probs_KGts = probs_KGts.astype(kept_in("probabilities", v_KsE.dtype))
                 return (
                     dq_KGtD + _wide("KGts,KsD->KGtD", d_scores_KGts, k_KsD),
                     dk_KsD + _wide("KGts,KGtD->KsD", d_scores_KGts, q_KGtD),
@@ -174,11 +174,11 @@ def _backward(row: Row, cotangents: _Gradients, scale: float) -> tuple[jax.Array
         dq_KGTD, dk_KsD, dv_KsE = lax.fori_loop(0, queries.number, and_queries, none)
         return dq_KGTD, keys.put(dk_KsD, dk_KSD, j, 1), keys.put(dv_KsE, dv_KSE, j, 1)
 
-    sums = jnp.zeros(row.q_KGTD.shape, computed("slope", row.q_KGTD.dtype))
+    sums = jnp.zeros(row.q_KGTD.shape, computed("cotangent", row.q_KGTD.dtype))
     none = sums, jnp.zeros_like(row.k_KSD), jnp.zeros_like(row.v_KSE)
     dq_KGTD, dk_KSD, dv_KSE = lax.fori_loop(0, keys.number, of_keys, none)
     return (
-        by_token(dq_KGTD).astype(kept_in("slope", row.q_KGTD.dtype)),
+        by_token(dq_KGTD).astype(kept_in("cotangent", row.q_KGTD.dtype)),
         jnp.moveaxis(dk_KSD, 1, 0),
         jnp.moveaxis(dv_KSE, 1, 0),
     )
@@ -198,7 +198,7 @@ def _attend_forward(scale: float, block: int, *operands):
         row = Row.of(block, *operands)
         (K, G, T, _), t, E = row.q_KGTD.shape, row.queries.size, row.v_KSE.shape[-1]
         dtype = row.q_KGTD.dtype
-        into = lax.empty((K, G, T, E), kept_in("attended", dtype)), lax.empty((K, G, T), kept_in("scores", dtype))
+        into = lax.empty((K, G, T, E), kept_in("attention", dtype)), lax.empty((K, G, T), kept_in("scores", dtype))
 
         def finish(part: Running) -> tuple[jax.Array, jax.Array]:
             return part.sum_BKGTE / part.weight_BKGT[..., None], part.largest_BKGT + jnp.log(part.weight_BKGT)
@@ -218,7 +218,7 @@ def _attend_backward(scale: float, block: int, kept, d_out_BTHE: jax.Array):
         row = Row.of(block, *operands)
         K, S, _ = row.k_KSD.shape
         out_KGTE, d_out_KGTE = by_kv_head(out_THE, K), by_kv_head(d_out_THE, K)
-        wide = computed("slope", out_KGTE.dtype)
+        wide = computed("cotangent", out_KGTE.dtype)
         plus_KGT = -jnp.sum(out_KGTE.astype(wide) * d_out_KGTE.astype(wide), axis=-1)
         # What is added to the least number there is leaves it as it is.
         blind_KE = _of_the_blind(d_out_KGTE, log_KGT) / S
@@ -232,7 +232,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def _of_the_blind(d_out_KGTE: jax.Array, log_KGT: jax.Array) -> jax.Array:
     """The sum over queries that see no key, KE."""
-    wide = computed("slope", d_out_KGTE.dtype)
+    wide = computed("cotangent", d_out_KGTE.dtype)
     return jnp.sum(jnp.where((log_KGT == UNSEEN)[..., None], d_out_KGTE, 0), axis=(1, 2), dtype=wide)
 
 
@@ -263,7 +263,7 @@ def _with_keys_backward(scale: float, block: int, kept, d_after: Running):
         cotangents = _Gradients(
             largest_KGT,
             d_weight_KGT,
-            d_sum_KGTE.astype(kept_in("slope", row.v_KSE.dtype)),
+            d_sum_KGTE.astype(kept_in("cotangent", row.v_KSE.dtype)),
             _of_the_blind(d_sum_KGTE, largest_KGT),
         )
         return _backward(row, cotangents, scale)

@@ -93,7 +93,7 @@ def with_keys(
         largest_BKGT = jnp.maximum(before.largest_BKGT, largest_BKGT)
     probs_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT[..., None])
     weight_BKGT = jnp.sum(probs_BKGTS, axis=-1)
-    narrow, wide = kept("shares", v_BSKE.dtype), computed("attended", v_BSKE.dtype)
+    narrow, wide = kept("probabilities", v_BSKE.dtype), computed("attention", v_BSKE.dtype)
     sum_BKGTE = jnp.einsum("BKGTS,BSKE->BKGTE", probs_BKGTS.astype(narrow), v_BSKE, preferred_element_type=wide)
     if before is not None:
         kept_BKGT = jnp.exp(before.largest_BKGT - largest_BKGT)
@@ -106,4 +106,4 @@ def finished(running: Running, dtype: jnp.dtype) -> jax.Array:
     """What queries take of all keys that were run through, BTHE. ``dtype``: that of the computation."""
     out_BKGTE = running.sum_BKGTE / running.weight_BKGT[..., None]
     B, K, G, T, E = out_BKGTE.shape
-    return jnp.moveaxis(out_BKGTE, 3, 1).reshape(B, T, K * G, E).astype(kept("attended", dtype))
+    return jnp.moveaxis(out_BKGTE, 3, 1).reshape(B, T, K * G, E).astype(kept("attention", dtype))

@@ -137,8 +137,8 @@ def _dispatch_rows_backward(
     order, taken, tokens = kept
     del buffer_rows
     place_XK = order.place_N.reshape(tokens, -1)
-    d_XM = _summed("slope", d_RM, place_XK, jnp.ones(place_XK.shape, d_RM.dtype), taken)
-    return d_XM.astype(kept_in("slope", d_RM.dtype)), None, None
+    d_XM = _summed("cotangent", d_RM, place_XK, jnp.ones(place_XK.shape, d_RM.dtype), taken)
+    return d_XM.astype(kept_in("cotangent", d_RM.dtype)), None, None
 
 
 dispatch_rows.defvjp(
@@ -164,8 +164,8 @@ def _weighed_sum_backward(kept, d_XM: jax.Array):
     )
     # The slope of what is given on in the rows' dtype: nothing is lost by taking it so.
     d_RM = _at(d_XM.astype(y_RM.dtype), _token_of(order, place_XK.shape[0], buffer_rows))
-    wide = computed("slope", y_RM.dtype)
-    d_y_RM = (d_RM.astype(wide) * weight_R[:, None]).astype(kept_in("slope", y_RM.dtype))
+    wide = computed("cotangent", y_RM.dtype)
+    d_y_RM = (d_RM.astype(wide) * weight_R[:, None]).astype(kept_in("cotangent", y_RM.dtype))
 
     def cotangent(place_X: jax.Array) -> jax.Array:
         return jnp.sum(_rows_at(y_RM, place_X, taken, wide) * d_XM, axis=1)

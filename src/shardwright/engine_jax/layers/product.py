@@ -37,7 +37,7 @@ def _backward(dims: str, _, kept: tuple[jax.Array, jax.Array], cotangent: jax.Ar
     x, weight = kept
     operands, out = dims.split("->")
     of_x, of_weight = operands.split(",")
-    cotangent = cotangent.astype(kept_in("slope", x.dtype))
+    cotangent = cotangent.astype(kept_in("cotangent", x.dtype))
     return jnp.einsum(f"{out},{of_weight}->{of_x}", cotangent, weight), jnp.einsum(
         f"{of_x},{out}->{of_weight}", x, cotangent
     )

@@ -75,9 +75,9 @@ def with_keys(
         largest_BKGT = torch.maximum(before.largest_BKGT, largest_BKGT)
     probs_BKGTS = (scores_BKGTS - largest_BKGT[..., None]).exp()
     weight_BKGT = probs_BKGTS.sum(dim=-1)
-    probs_XtS = probs_BKGTS.to(kept("shares", v_BSKE.dtype)).view(B * K, -1, k_BSKD.shape[1])
+    probs_XtS = probs_BKGTS.to(kept("probabilities", v_BSKE.dtype)).view(B * K, -1, k_BSKD.shape[1])
     v_XSE = v_BSKE.transpose(1, 2).flatten(0, 1)
-    sum_BKGTE = product(probs_XtS, v_XSE, computed("attended", v_BSKE.dtype)).view(*by_kv_head, -1)
+    sum_BKGTE = product(probs_XtS, v_XSE, computed("attention", v_BSKE.dtype)).view(*by_kv_head, -1)
     if before is not None:
         kept_BKGT = (before.largest_BKGT - largest_BKGT).exp()
         weight_BKGT = before.weight_BKGT * kept_BKGT + weight_BKGT
@@ -88,4 +88,4 @@ def with_keys(
 def finished(running: Running, dtype: torch.dtype) -> torch.Tensor:
     """What queries take of all keys that were run through, BTHE. ``dtype``: that of the computation."""
     out_BKGTE = running.sum_BKGTE / running.weight_BKGT[..., None]
-    return out_BKGTE.permute(0, 3, 1, 2, 4).flatten(2, 3).to(kept("attended", dtype))
+    return out_BKGTE.permute(0, 3, 1, 2, 4).flatten(2, 3).to(kept("attention", dtype))

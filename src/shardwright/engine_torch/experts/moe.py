@@ -151,9 +151,9 @@ class _Chosen(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (token_N,), cotangent_NM = ctx.saved_tensors, cotangents[0]
-        wide = computed("slope", cotangent_NM.dtype)
+        wide = computed("cotangent", cotangent_NM.dtype)
         sums_XM = torch.zeros(ctx.num, cotangent_NM.shape[1], dtype=wide, device=cotangent_NM.device)
-        return sums_XM.index_add_(0, token_N, cotangent_NM.to(wide)).to(kept_in("slope", cotangent_NM.dtype)), None
+        return sums_XM.index_add_(0, token_N, cotangent_NM.to(wide)).to(kept_in("cotangent", cotangent_NM.dtype)), None
 
 
 def _counted(chosen: torch.Tensor, experts: int) -> torch.Tensor:

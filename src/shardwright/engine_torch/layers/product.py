@@ -36,7 +36,7 @@ class _Wide(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, y = ctx.saved_tensors
-        cotangent = cotangents[0].to(kept("slope", x.dtype))
+        cotangent = cotangents[0].to(kept("cotangent", x.dtype))
         if y.dim() == 2:
             return cotangent @ y.mT, x.flatten(0, -2).mT @ cotangent.flatten(0, -2)
         return cotangent @ y.mT, x.mT @ cotangent
