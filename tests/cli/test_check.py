@@ -37,7 +37,7 @@ def test_nothing_moved(typed):
 
 
 GOLDEN = """\
-error SW601: What is locked moves only together with its lock.
+error SW601: A locked layout changes only together with its lock.
   where  mine.yaml:5:3: mixtral-test under mine
   found  40 activations, 3 collectives and the memory of a device moved, since mixtral-test.mine.lock.json was written
          the role of 'expert' in input, embedding, residual, attention, mlp, router and logits is 'fsdp', and was 'context'
@@ -208,7 +208,7 @@ def test_a_plan_that_now_has_an_error_is_not_written(typed):
     code, out, _ = typed("check", "--update")
     assert code == 1
     assert "error SW107: " in out
-    assert "error SW601: What is locked moves only together with its lock." in out
+    assert "error SW601: A locked layout changes only together with its lock." in out
     assert Path(LOCK).read_bytes() == before
 
 
@@ -219,7 +219,7 @@ def test_what_cannot_be_compared_is_said(typed):
     assert out.startswith(f"{LOCK}: there is no plan to compare it with\n\nerror SW111: ")
     assert "  where  mine.yaml:4:11: roles of 'fsdp'\n" in out
     assert out.endswith(
-        "\ninfo SW603: What was not checked is said, with the reason.\n"
+        "\ninfo SW603: What was not checked is reported, with the reason.\n"
         f"  where  {LOCK}\n"
         "  found  tensors, collectives and memory: not checked\n"
         "  needed a plan, and there is none, for the reason that stands beside this\n"

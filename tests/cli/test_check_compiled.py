@@ -68,7 +68,7 @@ def test_what_a_compiler_that_is_not_there_would_have_checked_is_said():
     assert checked.exit_code == 0
     assert checked.found.compiled is None
     assert finding.text() == (
-        "info SW603: What was not checked is said, with the reason.\n"
+        "info SW603: What was not checked is reported, with the reason.\n"
         f"  where  {LOCK}\n"
         "  found  the collectives and the memory of the program compiled for cpu:8: not checked\n"
         "  needed compiling needs the package 'libtpu', which is not installed. Install it with: ..."

@@ -61,7 +61,7 @@ def test_a_program_of_a_newer_compiler_names_the_version(capsys, monkeypatch):
     monkeypatch.setattr(compile_verb, "pinned_tools", lambda: (newer,))
     assert main(COMMAND) == 1
     shown = capsys.readouterr().out
-    assert "error SW313: A program is compiled by the version that JAX asks for." in shown
+    assert "error SW313: A program is compiled by the version that JAX requires." in shown
     assert "fix    pip install 'libtpu==0.0.42.*'" in shown
 
 

@@ -72,7 +72,7 @@ def test_batch_major_dispatch_of_rules_like_the_default_ones(here, capsys):
     arguments = ("maxtext", "rules.yml", "--model", "mixtral-8x7b", "--mesh", "fsdp=1,expert=8", "--length", "2048")
     code, out, _ = run(capsys, *arguments)
     assert code == 1
-    assert "error SW102: An axis cuts at most one dim of any tensor." in out
+    assert "error SW102: An axis shards at most one dim of any tensor." in out
     assert "move: {moe: weights}" in out
     code, out, _ = run(capsys, *arguments, "--json")
     found = json.loads(out)

@@ -28,7 +28,7 @@ def test_versions(version, wanted, right):
 def test_the_whole_text():
     tool = Tool(name="libtpu", version="0.0.51", wanted="0.0.42.*")
     assert wrong_version(tool).text() == (
-        "error SW313: A program is compiled by the version that JAX asks for.\n"
+        "error SW313: A program is compiled by the version that JAX requires.\n"
         "  where  package 'libtpu'\n"
         "  found  0.0.51 is installed\n"
         "  needed libtpu==0.0.42.*, which this release of JAX asks for: the text of other versions' programs may be one "

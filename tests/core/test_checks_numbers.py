@@ -11,7 +11,7 @@ import pytest
 from shardwright import load_layout, make_plan
 from shardwright.core.findings.codes import (
     MEMORY_WARNING_SHARE,
-    OVERCUT_ELEMENTS,
+    OVERSHARDED_ELEMENTS,
     PADDING_WARNING_SHARE,
     REPLICATED_ERROR_SHARE,
     REPLICATED_WARNING_SHARE,
@@ -124,7 +124,7 @@ def test_memory_table_has_the_plans_own_numbers():
 def test_a_storage_dim_with_one_element_left_is_a_warning(fsdp, warned):
     found = of(plan("deepseek3-671b", "fsdp", mesh_sizes={"fsdp": fsdp}, batch=fsdp), "SW114")
     assert [f.severity for f in found] == (["warning"] if warned else [])
-    assert 512 / fsdp < OVERCUT_ELEMENTS.value if warned else 512 / fsdp >= OVERCUT_ELEMENTS.value
+    assert 512 / fsdp < OVERSHARDED_ELEMENTS.value if warned else 512 / fsdp >= OVERSHARDED_ELEMENTS.value
 
 
 @pytest.mark.parametrize(

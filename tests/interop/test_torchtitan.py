@@ -311,7 +311,7 @@ def test_whole_text_of_ranks_that_no_axes_hold(tmp_path, monkeypatch):
     assert found.layout is None
     assert found.findings[0].text() == (
         """\
-error SW123: What is carried over to another language means the same there, or is said not to.
+error SW123: What is translated to another language means the same there, or is reported not to.
   where  a.toml:4:1: 'expert_parallel_degree'
   found  ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of them, so that no axes of a mesh hold the experts
   needed a degree that takes whole axes and a divisor of the next"""
@@ -360,7 +360,7 @@ def test_whole_text_of_a_step_that_is_no_whole_passes(tmp_path, monkeypatch):
     (finding,) = import_torchtitan(TorchTitanRequest(file="a.toml")).findings
     assert finding.text() == (
         """\
-error SW108: The axes that cut the batch divide its rows; those that cut the length, its tokens.
+error SW108: The axes that shard the batch divide its rows; those that shard the length, its tokens.
   where  a.toml:5:1: 'global_batch_size'
   found  48 in a step, where a pass of all ranks has 4 x 8 data-parallel ranks = 32
   needed a multiple of 32

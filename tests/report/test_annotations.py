@@ -50,7 +50,7 @@ def as_the_runner_reads(line: str) -> tuple[str, dict[str, str], str]:
 def test_a_finding():
     line = annotation(FINDING, FINDING.position, {})
     assert line == (
-        "::error file=mine.yaml,line=3,col=5,title=SW601%3A What is locked moves only together with its lock.::"
+        "::error file=mine.yaml,line=3,col=5,title=SW601%3A A locked layout changes only together with its lock.::"
         "where: mine.yaml:3:5: llama3-test under mine%0Afound: 1 weight moved, since a,b.json was written%0A"
         "100%25 of it: 50%25 -> 25%25%0Aneeded: what a,b.json holds"
     )

@@ -45,7 +45,7 @@ def test_whole_text():
         "  fix    --mesh tensor=4\n"
         "  cost   8 devices for 4 heads\n"
         "\n"
-        "info SW121: A layout says when it pays.\n"
+        "info SW121: A layout states when it pays.\n"
         "  where  layout 'fsdp'\n"
         "  found  a\n"
         "  needed b\n"

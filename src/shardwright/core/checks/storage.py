@@ -9,7 +9,7 @@ from math import gcd
 
 from shardwright.core.checks.edits import entry, resized, rule
 from shardwright.core.checks.tensors import largest_first, weight_rows
-from shardwright.core.findings.codes import OVERCUT_ELEMENTS
+from shardwright.core.findings.codes import OVERSHARDED_ELEMENTS
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.roles import ROLES, UNIT_NAMES
@@ -52,7 +52,7 @@ def too_small(plan: Plan) -> Iterator[Draft]:
             groups.setdefault((stored.tried[0], stored.weight.size(stored.tried[0]), stored.axes), []).append(stored)
         elif stored.granted not in UNIT_NAMES and not _ruled(plan, stored):
             left = stored.weight.size(stored.granted) / plan.mesh.size(stored.tensor.rests.axes_of(stored.granted))
-            if left < OVERCUT_ELEMENTS.value:
+            if left < OVERSHARDED_ELEMENTS.value:
                 thin.setdefault((stored.granted, stored.weight.size(stored.granted), stored.axes), []).append(stored)
     common = _common_product(plan, [stored for group in groups.values() for stored in group])
     for group in groups.values():
@@ -157,8 +157,8 @@ def _few_left(plan: Plan, group: list[Stored]) -> Draft:
         notation=str(spec),
         mark=place_in(spec, spec.logical_axes.index(name)),
         found=f"{counted(size, name)} over {product(plan.mesh, axes)}: {left:.3g} on each device",
-        needed=f"at least {OVERCUT_ELEMENTS.value}",
-        cost=f"{OVERCUT_ELEMENTS.why} ({others(names, 'weight')})",
+        needed=f"at least {OVERSHARDED_ELEMENTS.value}",
+        cost=f"{OVERSHARDED_ELEMENTS.why} ({others(names, 'weight')})",
     )
     return Draft(finding=finding)
 

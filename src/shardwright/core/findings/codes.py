@@ -1,4 +1,4 @@
-"""The catalogue of findings: every stable code with its severity and the law it speaks for.
+"""The catalogue of findings: every stable code with its severity and its law.
 
 A code never changes its meaning. Each has a page in docs/findings/. SW1xx: the declaration. SW2xx: the topology.
 SW3xx: the compiled program and memory. SW4xx: numbers and engines. SW5xx: checkpoints. SW6xx: review.
@@ -13,7 +13,7 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 NOT_RUN = "SW415"
-"""An error of the plan and its engine together, and no fault of the layout."""
+"""A plan that its engine cannot run; the layout itself is valid."""
 
 TOO_LARGE = "SW312"
 """An estimate until the program is compiled."""
@@ -35,26 +35,26 @@ CODES: dict[str, Code] = {
         Code(
             code="SW101",
             severity="error",
-            title="bytes that no axis cuts",
-            law="Every large tensor is cut by the axes that could cut it.",
+            title="bytes that no axis shards",
+            law="Every large tensor is sharded by the axes that could shard it.",
         ),
         Code(
             code="SW102",
             severity="error",
             title="one axis wanted by two dims",
-            law="An axis cuts at most one dim of any tensor.",
+            law="An axis shards at most one dim of any tensor.",
         ),
         Code(
             code="SW103",
             severity="error",
             title="an axis that does nothing",
-            law="An axis larger than 1 cuts something in each component, or is idle and said so.",
+            law="An axis larger than 1 shards something in each component, or is stated to be idle.",
         ),
         Code(
             code="SW104",
             severity="error",
             title="a padded or uneven dim",
-            law="A dim that its axes do not divide is padded or cut unevenly, and that is stated.",
+            law="A dim that its axes do not divide is padded or sharded unevenly, and that is stated.",
         ),
         Code(
             code="SW105",
@@ -78,7 +78,7 @@ CODES: dict[str, Code] = {
             code="SW108",
             severity="error",
             title="too few rows or tokens",
-            law="The axes that cut the batch divide its rows; those that cut the length, its tokens.",
+            law="The axes that shard the batch divide its rows; those that shard the length, its tokens.",
         ),
         Code(
             code="SW109",
@@ -102,163 +102,163 @@ CODES: dict[str, Code] = {
             code="SW112",
             severity="error",
             title="a result that order or another source decides",
-            law="What a declaration says holds wherever it stands, and nothing replaces it in silence.",
+            law="A declaration has the same effect wherever it is written, and nothing replaces it silently.",
         ),
         Code(
             code="SW113",
             severity="error",
             title="rules that two dialects read differently",
-            law="A list of rules means one thing to every program that reads it.",
+            law="A list of rules means the same to every program that reads it.",
         ),
         Code(
             code="SW114",
             severity="error",
-            title="a small dim cut too finely",
-            law="A weight rests cut on a dim that is large enough for all its storing axes.",
+            title="a small dim sharded too finely",
+            law="A weight is sharded at rest on a dim that is large enough for all its storage axes.",
         ),
         Code(
             code="SW117",
             severity="warning",
             title="a mesh order that makes activations strided",
-            law="Axes that stay on a dim stand before those that leave it, in the mesh as on the dim.",
+            law="The persistent axes of a dim come before its gathered axes, in the mesh as on the dim.",
         ),
         Code(
             code="SW118",
             severity="info",
             title="another storage dim than the first",
-            law="A weight rests cut on the first dim of its storage list that all its storage axes divide.",
+            law="A weight is sharded at rest on the first dim of its storage list that all its storage axes divide.",
         ),
         Code(
             code="SW119",
             severity="error",
             title="a role where it cannot be",
-            law="A role stands only in components where it has something to cut.",
+            law="A role is used only in components where it has something to shard.",
         ),
         Code(
             code="SW120",
             severity="error",
-            title="a layout that is not one",
+            title="a malformed layout",
             law="A layout is a mapping with name, mesh and roles, and gives each mesh axis one entry.",
         ),
         Code(
             code="SW121",
             severity="info",
             title="what a layout is good for",
-            law="A layout says when it pays.",
+            law="A layout states when it pays.",
         ),
         Code(
             code="SW122",
             severity="info",
-            title="load balancing without a load",
-            law="What is asked for has an effect, or is said to have none.",
+            title="load balancing with nothing to balance",
+            law="A requested option has an effect, or is reported to have none.",
         ),
         Code(
             code="SW123",
             severity="error",
-            title="what another language cannot say",
-            law="What is carried over to another language means the same there, or is said not to.",
+            title="what another language cannot express",
+            law="What is translated to another language means the same there, or is reported not to.",
         ),
         Code(
             code="SW201",
             severity="warning",
             title="a hot axis on a slow link",
-            law="An axis that every layer's tokens wait for lies within one node or slice.",
+            law="An axis that every layer's tokens wait for is within one node or slice.",
         ),
         Code(
             code="SW202",
             severity="warning",
-            title="a torus without its way round",
-            law="An axis takes whole dims of a torus, long enough for their links to wrap around.",
+            title="a torus axis without wraparound",
+            law="An axis takes entire dims of a torus, long enough for their links to wrap around.",
         ),
         Code(
             code="SW204",
             severity="info",
             title="messages below the latency",
-            law="A message is large enough that sending it takes longer than reaching the others.",
+            law="A message is large enough that its transfer takes longer than its latency.",
         ),
         Code(
             code="SW301",
             severity="error",
-            title="weights that travel in place of tokens",
-            law="What travels to meet experts, tokens or weights, is what the layout says.",
+            title="weights sent in place of tokens",
+            law="Tokens are sent to experts, or the experts' weights are gathered, as the layout states.",
         ),
         Code(
             code="SW302",
             severity="error",
-            title="a collective that nobody expected",
-            law="A program moves what its plan says, or a known rewrite explains the difference.",
+            title="an unexpected collective",
+            law="A program moves what its plan states, or a known rewrite explains the difference.",
         ),
         Code(
             code="SW303",
             severity="warning",
             title="a collective inside a loop",
-            law="What a loop does not change is moved outside of it, and replicas are summed once a step.",
+            law="A collective that is the same in each iteration is outside the loop, and replicas are summed once per step.",
         ),
         Code(
             code="SW304",
             severity="error",
-            title="a tensor made whole and sliced",
-            law="A part goes to where it is used, and no tensor is made whole on the way.",
+            title="a tensor gathered in full and sliced",
+            law="A shard is sent to where it is used, and no tensor is gathered in full on the way.",
         ),
         Code(
             code="SW305",
             severity="warning",
-            title="a tensor that travels expanded",
-            law="Of a small tensor and what is made of it alone, the small one travels.",
+            title="a tensor sent expanded",
+            law="Where a tensor is computed from a smaller one alone, the smaller one is sent.",
         ),
         Code(
             code="SW306",
             severity="warning",
-            title="a sum of which each device keeps a part",
-            law="What is summed and then sliced along the same axes is reduce-scattered.",
+            title="a sum of which each device keeps one shard",
+            law="A sum that is then sliced along the same axes is a reduce-scatter.",
         ),
         Code(
             code="SW307",
             severity="warning",
-            title="products made more than once",
-            law="A device multiplies its share of the model's products, and what is recomputed.",
+            title="products computed more than once",
+            law="A device computes its share of the model's products, and what is recomputed.",
         ),
         Code(
             code="SW308",
             severity="warning",
-            title="a collective of a wider type",
-            law="A collective carries the type that the plan says.",
+            title="a collective of a wider dtype",
+            law="A collective has the dtype that the plan states.",
         ),
         Code(
             code="SW309",
             severity="info",
-            title="communication that nothing hides",
-            law="What the step waits for is said.",
+            title="exposed communication",
+            law="Communication that the step waits for is reported.",
         ),
         Code(
             code="SW310",
             severity="warning",
             title="state that is held twice",
-            law="A step writes its weights and moments over those that it was given.",
+            law="A step writes its weights and moments into the buffers of its inputs.",
         ),
         Code(
             code="SW311",
             severity="info",
-            title="scores of tokens by vocabulary",
-            law="The largest temporary is not a number for each token and vocabulary entry.",
+            title="logits of tokens by vocabulary",
+            law="The largest temporary is not a tensor of tokens by vocabulary.",
         ),
         Code(
             code="SW313",
             severity="error",
             title="a compiler of another version",
-            law="A program is compiled by the version that JAX asks for.",
+            law="A program is compiled by the version that JAX requires.",
         ),
         Code(
             code="SW405",
             severity="warning",
-            title="room for experts' tokens",
-            law="No token is dropped in silence, and no room is kept for one without saying so.",
+            title="buffer capacity for experts' tokens",
+            law="No token is dropped silently, and no buffer capacity is reserved for one without a report.",
         ),
         Code(
             code=NOT_RUN,
             severity="error",
             title="what the engine does not run",
-            law="A plan is one that its engine runs.",
+            law="A plan is one that its engine can run.",
         ),
         Code(
             code=TOO_LARGE,
@@ -269,14 +269,14 @@ CODES: dict[str, Code] = {
         Code(
             code="SW601",
             severity="error",
-            title="a locked layout that moved",
-            law="What is locked moves only together with its lock.",
+            title="a locked layout that changed",
+            law="A locked layout changes only together with its lock.",
         ),
         Code(
             code="SW603",
             severity="info",
             title="a check that was skipped",
-            law="What was not checked is said, with the reason.",
+            law="What was not checked is reported, with the reason.",
         ),
     )
 }
@@ -291,40 +291,45 @@ class Threshold:
 
 
 REPLICATED_ERROR_SHARE = Threshold(
-    value=0.05, why="half of a model's optimizer state at 5% of its weights is a chip's worth of memory at 405 B"
+    value=0.05, why="half of the optimizer state of 5% of the weights fills a chip's memory at 405 B parameters"
 )
-REPLICATED_WARNING_SHARE = Threshold(value=0.01, why="below 1% a gather costs more latency than the bytes are worth")
-OVERCUT_ELEMENTS = Threshold(
-    value=2, why="with one element left on a device, the next doubling of the mesh has no legal cut"
+REPLICATED_WARNING_SHARE = Threshold(
+    value=0.01, why="below 1% the latency of a gather costs more than the memory that it saves"
+)
+OVERSHARDED_ELEMENTS = Threshold(
+    value=2, why="with one element left on a device, the dim cannot be sharded after the mesh is doubled again"
 )
 PADDING_WARNING_SHARE = Threshold(value=0.1, why="a tenth more bytes in a gather is more than its latency hides")
 MEMORY_WARNING_SHARE = Threshold(
     value=0.9, why="activations are an estimate, and the compiler's own buffers take some of the rest"
 )
-LATENCY_INFO_SHARE = Threshold(value=0.05, why="below 5% of the communication, larger messages would not be seen")
+LATENCY_INFO_SHARE = Threshold(
+    value=0.05, why="below 5% of the communication, larger messages would make no visible difference"
+)
 UNMATCHED_ERROR_SHARE = Threshold(
-    value=0.01, why="the bytes of a collective that agrees are predicted to within 1%; more is another program"
+    value=0.01,
+    why="the bytes of a collective that agrees are predicted to within 1%; a larger difference is another program",
 )
 EXPANDED_WARNING_RATIO = Threshold(
-    value=4, why="queries, keys and values that share an input are three times what they are made of"
+    value=4, why="queries, keys and values that share an input are three times as large as it"
 )
 FLOPS_WARNING_SHARE = Threshold(
-    value=0.1, why="padding to whole tiles stays below a tenth at the sizes that are trained"
+    value=0.1, why="padding to full tiles stays below a tenth at the sizes that are trained"
 )
 DONATED_SHARE = Threshold(
     value=0.5,
     why="a donated state shares all but a few numbers with the output; below half, a large part is held twice",
 )
 THRESHOLDS: dict[str, Threshold] = {
-    "weights or activations that no axis cuts: error from": REPLICATED_ERROR_SHARE,
-    "weights or activations that no axis cuts: warning from": REPLICATED_WARNING_SHARE,
-    "elements left of a storage dim: warning below": OVERCUT_ELEMENTS,
-    "uneven parts, bytes more in a gather: warning from": PADDING_WARNING_SHARE,
+    "weights or activations that no axis shards: error from": REPLICATED_ERROR_SHARE,
+    "weights or activations that no axis shards: warning from": REPLICATED_WARNING_SHARE,
+    "elements left of a storage dim: warning below": OVERSHARDED_ELEMENTS,
+    "uneven shards, additional bytes in a gather: warning from": PADDING_WARNING_SHARE,
     "memory of the chip: warning from": MEMORY_WARNING_SHARE,
-    "communication that waits for the links: information from": LATENCY_INFO_SHARE,
+    "communication that is latency: information from": LATENCY_INFO_SHARE,
     "compiled bytes that no rewrite explains: error from": UNMATCHED_ERROR_SHARE,
-    "bytes that travel, for each byte that they were made of: warning above": EXPANDED_WARNING_RATIO,
+    "bytes sent, for each byte that they were computed from: warning above": EXPANDED_WARNING_RATIO,
     "compiled flops beyond the planned: warning above": FLOPS_WARNING_SHARE,
-    "state in the place of what was given: warning below": DONATED_SHARE,
+    "state in the buffers of the inputs: warning below": DONATED_SHARE,
 }
-"""Every number that decides a severity, under what it is compared with."""
+"""Every number that decides a severity, by the quantity that it is compared with."""
