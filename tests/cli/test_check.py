@@ -47,7 +47,7 @@ error SW601: A locked layout changes only together with its lock.
          attention.kv_segments: batch/fsdp kv_length -> batch/fsdp/expert kv_length, 2.00 KiB -> 512 B
          input.tokens: batch/fsdp length/expert -> batch/fsdp/expert length, 512 B
          and 35 more tensors
-  needed what mixtral-test.mine.lock.json holds, or a lock of what is there now
+  needed what mixtral-test.mine.lock.json holds, or a lock of the present plan
   fix    shardwright check --update mixtral-test.mine.lock.json
   cost   of a device: 12.7 MiB -> 11.2 MiB sent or received in a step, x0.881; 13.2 MiB -> 12.7 MiB memory, x0.962
 """
@@ -110,7 +110,7 @@ def test_what_moves_nothing_is_not_an_error(new, said, typed):
     Path("mine.yaml").write_text(new, encoding="utf-8")
     code, out, _ = typed("check")
     assert code == 0
-    ending = ", though it is declared in other words" if said else ""
+    ending = ", though it is declared in another form" if said else ""
     assert out == "".join(f"{line}\n" for line in (f"{LOCK}: {STANDS}{ending}", *(f"  {text}" for text in said)))
 
 
@@ -127,7 +127,7 @@ def test_a_link_says_which_devices_an_axis_lies_over(typed):
     Path("mine.yaml").write_text(LAYOUT.replace("expert: 4}", "expert: {size: 4, link: dcn}}"), encoding="utf-8")
     code, out, _ = typed("check")
     assert code == 1
-    assert "The mesh axes have another order or other links: the same parts lie on other devices.\n" in out
+    assert "The mesh axes have another order or other links: the same shards are on other devices.\n" in out
     assert "  found  the mesh moved, since" in out
 
 
@@ -152,10 +152,7 @@ def test_a_model_that_changes_is_seen_without_a_line_of_the_layout(typed, monkey
     (finding,) = json.loads(out)["findings"]
     assert code == 1
     assert finding["position"]["source"] == LOCK
-    assert (
-        "the layout says what it said: the model's table, a default or shardwright itself is another"
-        in finding["found"]
-    )
+    assert "the layout is unchanged: the model's table, a default or shardwright itself has changed" in finding["found"]
     line = Path(LOCK).read_text(encoding="utf-8").splitlines()[finding["position"]["line"] - 1]
     assert line.startswith('  {"name": "embedding.tokens"')
 
@@ -222,7 +219,7 @@ def test_what_cannot_be_compared_is_said(typed):
         "\ninfo SW603: What was not checked is reported, with the reason.\n"
         f"  where  {LOCK}\n"
         "  found  tensors, collectives and memory: not checked\n"
-        "  needed a plan, and there is none, for the reason that stands beside this\n"
+        "  needed a plan, and there is none, for the reason in the findings of this lock\n"
     )
 
 
@@ -268,28 +265,28 @@ FAULTS = [
     (lambda lock: lock.update(compiled={"target": "cpu:8"}), no_lock("'versions' of 'compiled' is not an object")),
     (
         lambda lock: lock["request"].update(model="mixtral-tset"),
-        f"{LOCK}: what it asks cannot be planned: no model 'mixtral-tset'. Did you mean 'mixtral-test'?",
+        f"{LOCK}: its request cannot be planned: no model 'mixtral-tset'. Did you mean 'mixtral-test'?",
     ),
     (
         lambda lock: lock["request"].update(set={"num_layer": "2"}),
-        f"{LOCK}: what it asks cannot be planned: mixtral-test with --set num_layer=2: no dimension 'num_layer'. Did you mean 'num_layers'?",
+        f"{LOCK}: its request cannot be planned: mixtral-test with --set num_layer=2: no dimension 'num_layer'. Did you mean 'num_layers'?",
     ),
     (
         lambda lock: lock["request"].update(layout="epp"),
-        f"{LOCK}: what it asks cannot be planned: no layout is called 'epp'. Did you mean 'pp'? "
+        f"{LOCK}: its request cannot be planned: no layout is called 'epp'. Did you mean 'pp'? "
         "A layout of your own is given by its path, as in ./epp.yaml.",
     ),
     (
         lambda lock: lock["request"].update(layout="./gone/x.yaml"),
-        f"{LOCK}: what it asks cannot be planned: gone/x.yaml: no such file; the folder gone does not exist.",
+        f"{LOCK}: its request cannot be planned: gone/x.yaml: no such file; the folder gone does not exist.",
     ),
     (
         lambda lock: lock["request"].update(batch=0, by_default=[]),
-        f"{LOCK}: what it asks cannot be planned: --batch is 0, and must be at least 1.",
+        f"{LOCK}: its request cannot be planned: --batch is 0, and must be at least 1.",
     ),
     (
         lambda lock: lock["request"].update(chips="v9:2x2"),
-        f"{LOCK}: what it asks cannot be planned: --chips: ",
+        f"{LOCK}: its request cannot be planned: --chips: ",
     ),
 ]  # fmt: skip
 
@@ -315,7 +312,7 @@ def test_a_file_that_is_gone(typed):
     Path("mine.yaml").unlink()
     code, _, err = typed("check", "kept.json")
     assert code == 2
-    assert err == "shardwright: kept.json: what it asks cannot be planned: mine.yaml: no such file.\n"
+    assert err == "shardwright: kept.json: its request cannot be planned: mine.yaml: no such file.\n"
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.999])
@@ -326,7 +323,7 @@ def test_a_truncated_lock(part, typed):
     assert (code, out) == (2, "")
     assert err.startswith(f"shardwright: {LOCK}:")
     assert ": not JSON: " in err
-    assert err.endswith(f"A lock is written whole or not at all: something else has changed it. {HOW}\n")
+    assert err.endswith(f"`lock` never writes half a file: something else has changed it. {HOW}\n")
 
 
 def test_marks_of_a_merge(typed):

@@ -85,7 +85,7 @@ def test_what_cannot_be_checked_is_annotated_too(typed):
     (line,) = annotations(typed("check", "--annotations", "github")[1])
     assert line == (
         f"::error file={LOCK},line=1,col=1,title=this lock cannot be checked::"
-        f"{LOCK}: what it asks cannot be planned: mine.yaml: no such file."
+        f"{LOCK}: its request cannot be planned: mine.yaml: no such file."
     )
 
 

@@ -15,11 +15,11 @@ from shardwright.cli.reviewing.checked import check
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.cost import read_machine
-from shardwright.locks.lock import compiled_part
+from shardwright.locks.lock import compiled_program
 from tests.cli.locks import LAYOUT, LOCK, LOCKING, MOVED, change
 from tests.core.test_lock import PROGRAM, VERSIONS
 
-PART = compiled_part("cpu:8", PROGRAM, VERSIONS)
+PART = compiled_program("cpu:8", PROGRAM, VERSIONS)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_the_same_program_is_no_news():
 def test_a_program_that_moved_under_a_plan_that_did_not():
     program = deepcopy(PROGRAM)
     program["collectives"][0] |= {"kind": "all-gather", "axes": ["fsdp"], "bytes_per_device": 2**20}
-    part = compiled_part("cpu:8", program, {**VERSIONS, "jax": "0.11.0"})
+    part = compiled_program("cpu:8", program, {**VERSIONS, "jax": "0.11.0"})
     checked = check(Path(LOCK), compiler=lambda *_: part)
     (finding,) = checked.findings
     assert checked.exit_code == 1
@@ -85,7 +85,7 @@ def test_without_a_compiler_only_what_did_not_move_is_written():
     checked = check(Path(LOCK), compiler=missing, update=True)
     assert checked.exit_code == 2
     assert checked.error == (
-        f"{LOCK}: the plan moved, and what was compiled for cpu:8 with it, which cannot be compiled here: compiling needs "
+        f"{LOCK}: the plan moved, and so did the program for cpu:8 with it, which cannot be compiled here: compiling needs "
         "the package 'libtpu', which is not installed. Install it with: ...\nNothing was written. Update it where it can "
         "be compiled, or write a lock of the plan alone: shardwright lock mixtral-test --layout mine.yaml --chips "
         f"cpu:8 --set num_layers=2 --out {LOCK}"

@@ -79,7 +79,7 @@ def test_a_side_may_have_sizes_of_its_own(capsys):
 
 def test_different_numbers_of_devices_are_pointed_out(capsys):
     assert main(["diff", "fsdp:fsdp=4", "fsdp:fsdp=8", "--model", "llama3-test"]) == 0
-    assert "A has 4 devices, B 8: bytes on a device are not of equal shares.\n" in capsys.readouterr().out
+    assert "A has 4 devices, B 8: bytes per device are not directly comparable.\n" in capsys.readouterr().out
 
 
 def test_a_plan_with_errors_is_compared_and_pointed_out(capsys):
@@ -113,7 +113,7 @@ def test_the_side_that_has_no_plan_is_named(capsys):
     assert out == ""
     assert err.startswith(
         "shardwright: 'fsdp' has no plan, for the reason below. "
-        "Sizes of its own are given behind its name, as in fsdp:AXIS=SIZE,...\n\nerror SW106: "
+        "Give axis sizes for it alone after its name, as in fsdp:AXIS=SIZE,...\n\nerror SW106: "
     )
     assert main(["diff", "fsdp:fsdp=8", *arguments[1:]]) == 0
 

@@ -176,7 +176,7 @@ def test_nothing_but_a_lock_is_written_over(content, why, typed):
     assert typed(*LOCKING) == (
         2,
         "",
-        f"shardwright: {LOCK}: there is a file of this name, which stays. Delete it, or give another name with --out. "
+        f"shardwright: {LOCK}: a file of this name exists and was not overwritten. Delete it, or give another name with --out. "
         f"About it: {why}\n",
     )
     assert Path(LOCK).read_text(encoding="utf-8") == content

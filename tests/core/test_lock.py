@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright import InputError, Request, load_layout, make_plan, preset_names
-from shardwright.locks.lock import Lock, compiled_part, is_lock, line_of, lock_of, moved, read_lock
+from shardwright.locks.lock import Lock, compiled_program, is_lock, line_of, lock_of, moved, read_lock
 from shardwright.locks.lock_request import LockRequest
 from shardwright.models import build
 
@@ -97,7 +97,7 @@ def lock(layout: str = "ep", compiled: dict | None = None, **sizes: int) -> Lock
 
 
 def compiled(program: dict | None = None) -> dict:
-    return compiled_part("cpu:8", PROGRAM if program is None else program, VERSIONS)
+    return compiled_program("cpu:8", PROGRAM if program is None else program, VERSIONS)
 
 
 @pytest.mark.parametrize("layout", preset_names())

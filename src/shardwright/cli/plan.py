@@ -11,12 +11,12 @@ from shardwright.cli.typed.request import planned, typed_request
 
 def run_plan(verb: PlanVerb) -> int:
     """Print the plan. 1 where it has a finding of severity error."""
-    question = typed_request(verb.model, verb.layout, verb.plan)
-    plan = planned(question)
+    typed = typed_request(verb.model, verb.layout, verb.plan)
+    plan = planned(typed)
     if verb.plan.json:
         write_json(plan.to_json())
     else:
         from shardwright.report.plan.plan_view import plan_view
 
-        write_view(plan_view(plan, question.chosen), sys.stdout)
+        write_view(plan_view(plan, typed.chosen), sys.stdout)
     return 1 if plan.errors else 0

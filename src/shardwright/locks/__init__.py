@@ -1,10 +1,10 @@
-"""A plan in a file that people commit, and what has changed since.
+"""A plan in a file that is committed, and what has changed since.
 
-lock.py           a lock, made and read
-lock_request.py   what a lock asks of the planner
+lock.py           a lock: made, written and read
+lock_request.py   the request for which a lock was planned
 saved_plan.py     the type of every field of a saved plan
-difference.py     what moved between two plans
-field_changes.py  two JSON values leaf by leaf
-plan_fields.py    every field of two plans that differs
-review.py         what the review of a change has to say
+difference.py     the differences between two plans
+field_changes.py  the differences between two JSON values, leaf by leaf
+plan_fields.py    every field that differs between two plans
+review.py         the findings of a review
 """

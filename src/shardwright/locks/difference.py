@@ -1,8 +1,8 @@
-"""What moves between two plans: tensor by tensor, collective by collective, byte by byte.
+"""The differences between two plans: tensors, collectives and bytes.
 
-A pure function of two plans in the form of their JSON, so that a plan from a file and one just made are the same.
-Axes of size 1 cut nothing and are left out of what is compared and shown. The order of the others is compared: it is
-the order of the devices.
+A pure function of two plans in the form of their JSON, so that it takes a plan from a file and a new one in the same way.
+Axes of size 1 shard nothing: they are neither compared nor shown. The order of the others is compared, since it is the
+order of the devices.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Change = Literal["moved", "added", "removed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorChange:
-    """One row of tensors that is not the same on both sides. None: not there on that side.
+    """One row of tensors that differs between the two sides. None: the row is missing on that side.
 
-    ``bytes_per_device`` is of one of the ``num`` layers, as in the plan. An activation has no ``at_rest``, no
-    ``gradient``, which is how it is reduced over which axes, and no ``shape``, which depends on the layout.
+    ``bytes_per_device`` is of one of the ``num`` layers, as in the plan. ``gradient``: the reductions of the gradient and
+    their axes. An activation has no ``at_rest``, no ``gradient``, and no ``shape``, because its shape depends on the layout.
     """
 
     name: str
@@ -56,9 +56,9 @@ class TensorChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveChange:
-    """All collectives of one component, phase, kind and axes, ragged or not: bytes on a device and executions in a step.
+    """All collectives of one component, phase, kind and axes, ragged or not: bytes of a device and executions in a step.
 
-    ``component`` and ``phase`` are None where a compiler has kept neither.
+    ``component`` and ``phase`` are None where the compiler did not keep them.
     """
 
     component: str | None
@@ -83,7 +83,7 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What was planned on one side. ``slow``: the axes over slow links. ``errors``: findings of severity error."""
+    """What was planned on one side. ``slow``: the axes over slow links. ``errors``: number of findings of severity error."""
 
     model: str
     layout: str
@@ -108,7 +108,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledDifference:
-    """What a compiler made of two plans, where it differs, and for which targets with which versions of what."""
+    """The differences between two compiled programs, with their targets and the versions of what compiled them."""
 
     target: tuple[str, str]
     versions: tuple[Mapping[str, str], Mapping[str, str]]
@@ -132,9 +132,9 @@ class CompiledDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Everything that differs, before and after. ``bytes_per_step``: of all collectives, on one device.
+    """Everything that differs, before and after. ``bytes_per_step``: of all collectives of one device.
 
-    ``compiled`` is None unless both sides have been compiled.
+    ``compiled`` is None unless both sides have a compiled program.
     """
 
     before: Side
@@ -146,13 +146,13 @@ class Difference:
     memory: Mapping[str, tuple[int, int]]
     compiled: CompiledDifference | None = None
     fields: tuple[FieldChange, ...] = ()
-    """Whatever else is not the same, field by field."""
-    said: tuple[FieldChange, ...] = ()
-    """What is asked or declared otherwise (``ASKED``): by itself it moves nothing."""
+    """All other fields that differ."""
+    requested: tuple[FieldChange, ...] = ()
+    """Fields of the request or the declaration that differ (``REQUESTED``): alone they move nothing."""
 
     @property
     def mesh_moved(self) -> bool:
-        """Whether the axes larger than 1, their order, or which of them lie over slow links are others."""
+        """Whether the axes larger than 1, their order, or those over slow links differ."""
         sides = [
             [(axis, size, axis in side.slow) for axis, size in side.mesh.items() if size != 1]
             for side in (self.before, self.after)
@@ -161,15 +161,15 @@ class Difference:
 
     @property
     def moved(self) -> bool:
-        """Whether anything is not where it was, or does not cross the links as it did."""
+        """Whether any tensor, collective, memory size or other compared field differs."""
         compiled = self.compiled is not None and self.compiled.moved
         rows = bool(self.tensors or self.collectives or self.fields)
         return rows or self.mesh_moved or _differ(self.memory) or compiled
 
     @property
-    def beside(self) -> tuple[FieldChange, ...]:
-        """The fields to tell of: where tensors, collectives or the mesh moved, these say why such fields did."""
-        return () if self.tensors or self.collectives or self.mesh_moved else (*self.fields, *self.said)
+    def reported_fields(self) -> tuple[FieldChange, ...]:
+        """The fields to report. None where tensors, collectives or the mesh differ: these explain the fields."""
+        return () if self.tensors or self.collectives or self.mesh_moved else (*self.fields, *self.requested)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -183,16 +183,16 @@ class Difference:
             "memory": {part: _pair(sizes) for part, sizes in self.memory.items()},
             **({} if self.compiled is None else {"compiled": self.compiled.to_json()}),
             "fields": [change.to_json() for change in self.fields],
-            "said": [change.to_json() for change in self.said],
+            "said": [change.to_json() for change in self.requested],
         }
 
 
 def difference(before: Row, after: Row) -> Difference:
-    """What moves from one plan to the other, each in the form of ``Plan.to_json``, or of ``Lock.rows``."""
+    """The differences from one plan to the other. Each is in the form of ``Plan.to_json`` or of ``Lock.rows``."""
     tensors = _tensor_changes(before, after)
     first, second = (_by_kind(side["collectives"], side["mesh"]) for side in (before, after))
     collectives, compiled = _collective_changes(first, second), _compiled(before, after)
-    fields, said = plan_fields(
+    fields, requested = plan_fields(
         before,
         after,
         moved_tensors={change.name for change in tensors},
@@ -209,7 +209,7 @@ def difference(before: Row, after: Row) -> Difference:
         memory=_memory(before["memory"], after["memory"]),
         compiled=compiled,
         fields=fields,
-        said=said,
+        requested=requested,
     )
 
 
@@ -283,7 +283,7 @@ def _reductions(gradient: Mapping[str, str], mesh: Mapping[str, int]) -> str:
 
 Key = tuple[str | None, str | None, str, tuple[str, ...], bool]
 Lines = Mapping[Key, tuple[int, int]]
-"""Bytes and executions in a step by component, phase, kind, axes, and whether ragged."""
+"""Bytes and executions in a step, by component, phase, kind, axes, and ragged or not."""
 
 
 def _by_kind(rows: Iterable[Row], mesh: Mapping[str, int]) -> Lines:

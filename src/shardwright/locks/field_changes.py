@@ -1,6 +1,6 @@
-"""Two JSON values leaf by leaf: every field that is not the same on both sides, whatever its name.
+"""The differences between two JSON values: every leaf that differs, whatever its name.
 
-Nothing is listed here, so that a field which a plan or a lock gains is compared from that day on.
+No field is listed here, so a field that is new in a plan or a lock is compared at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOT_THERE = "not there"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldChange:
-    """One field that is not what it was: its place, and both values as JSON writes them."""
+    """One field that differs: its place, and both values as JSON."""
 
     where: str
     before: str
@@ -31,7 +31,7 @@ class FieldChange:
 
 
 def field_changes(before: Any, now: Any, where: str = "") -> tuple[FieldChange, ...]:
-    """Every leaf that differs. Objects in a list go by their ``name``, or, without one, are compared where they differ.
+    """Every leaf that differs. Objects in a list are matched by their ``name``; without one, equal objects are left out first.
 
     >>> [change.text for change in field_changes({"a": [1, {"b": "x"}]}, {"a": [1, {"b": "y"}], "c": None})]
     ['a[1].b is "y", and was "x"', 'c is null, and was not there']
@@ -61,7 +61,7 @@ def _list_changes(before: Sequence[Any], now: Sequence[Any], where: str) -> Iter
         yield from _changes(first, second, where)
         return
     if rows:
-        # In whatever order: those that both have are set aside.
+        # Their order does not matter: rows on both sides are removed.
         texts = [Counter(json.dumps(row, sort_keys=True) for row in side) for side in (before, now)]
         before, now = ([json.loads(text) for text in (texts[mine] - texts[1 - mine]).elements()] for mine in (0, 1))
     if len(before) != len(now):

@@ -1,11 +1,11 @@
-"""A lock: what was asked, and what a plan makes of it, in a file that people commit.
+"""A lock: a request and its plan, in a file that is committed.
 
 It holds everything that is needed to plan again, and what is compared then: every tensor, every collective, memory,
-and, where a target was compiled, what its compiler made of it. Times and findings are not held: they follow from
-numbers of the hardware and thresholds, which may become better without a byte moving.
+and, where a target was compiled, the compiled program. It holds no times and no findings: they follow from numbers of
+the hardware and from thresholds, which may be corrected without any change of placement.
 
-The text has one line for each tensor, collective, axis and option, in an order of its own, and names no axis of size 1
-beside a tensor, so that `git diff` of two locks is a list of what moved.
+The text has one line for each tensor, collective, axis and option, in a fixed order, and the specs of tensors leave out
+axes of size 1. So `git diff` of two locks lists what moved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shardwright.locks.saved_plan import (
 )
 
 FORMAT = 1
-"""Counts up whenever an older shardwright could misread a lock, or a newer one an old lock."""
+"""Incremented whenever an older shardwright could misread a new lock, or a newer one an old lock."""
 
 MARK = "shardwright_lock"
 """The first key of a lock, whose value is its format."""
@@ -52,7 +52,7 @@ MARK = "shardwright_lock"
 HOW = "Write one with: shardwright lock MODEL --layout NAME|FILE --out FILE"
 
 HELD = ("model", "layout", "mesh", "links", "engine", "batch", "length", "dtype", "load_balanced", "num_parameters")
-"""What a lock holds of a plan beside its lists, in the plan's own names."""
+"""The fields of a plan that a lock holds in addition to its lists, by their names in the plan."""
 
 ONE_A_LINE = (
     ("request",),
@@ -67,12 +67,12 @@ ONE_A_LINE = (
     ("compiled", "collectives"),
     ("compiled", "memory"),
 )
-"""Where each item has a line of its own; all below them is on one."""
+"""The places where each item has a line of its own. Everything below an item is on its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """``plan``: in the form of ``Plan.to_json``, without what is not held. ``compiled``: see ``compiled_part``."""
+    """``plan``: in the form of ``Plan.to_json``, without the fields that a lock leaves out. ``compiled``: see ``compiled_program``."""
 
     request: LockRequest
     declared: Mapping[str, Any]
@@ -81,8 +81,8 @@ class Lock:
 
     @property
     def rows(self) -> Mapping[str, Any]:
-        """What ``difference`` compares. A lock is only written of a plan without errors."""
-        # As one that holds no choice, so that a plan in which something is chosen is another.
+        """What ``difference`` compares. A lock is only written for a plan without errors."""
+        # An older lock has no 'choices': a plan in which `auto` chose something must differ from it.
         plan = {"choices": [], **self.plan}
         return {**plan, "findings": [], "compiled": self.compiled, "request": self.request.to_json()}
 
@@ -100,13 +100,13 @@ class Lock:
         }
 
     def text(self) -> str:
-        """The file."""
+        """The text of the file."""
         return "\n".join(_lines(self.to_json())) + "\n"
 
 
 def lock_of(request: LockRequest, layout: Layout, plan: Plan, compiled: Mapping[str, Any] | None = None) -> Lock:
-    """The lock of a plan. ``layout``: as it was declared, where the plan has what `auto` chose in its place."""
-    # As it would be read again, so that a plan and its lock are compared in one form.
+    """The lock of a plan. ``layout``: as declared, with `auto` where the plan has what `auto` chose."""
+    # In the form in which it would be read again, so that a plan and its lock are compared in one form.
     rows = json.loads(json.dumps(plan.to_json()))
     return Lock(
         request=request,
@@ -114,25 +114,25 @@ def lock_of(request: LockRequest, layout: Layout, plan: Plan, compiled: Mapping[
         plan={
             **{key: rows[key] for key in HELD},
             "choices": [{"what": row["what"], "chosen": row["chosen"]} for row in rows["choices"]],
-            "tensors": [_held_tensor(row, rows["mesh"]) for row in rows["tensors"]],
-            "collectives": [_held_collective(row, rows["mesh"]) for row in rows["collectives"]],
+            "tensors": [_locked_tensor(row, rows["mesh"]) for row in rows["tensors"]],
+            "collectives": [_locked_collective(row, rows["mesh"]) for row in rows["collectives"]],
             "memory": rows["memory"],
         },
         compiled=compiled,
     )
 
 
-def compiled_part(target: str, program: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
+def compiled_program(target: str, program: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
     """What a lock holds of a compiled program, which is given in the form of ``CompiledProgram.to_json``.
 
-    ``versions``: of what compiled it, by name. Rows that differ only in what is not held (the source line, the
-    instructions they stand for) are one; in an order that does not depend on the program's text.
+    ``versions``: of the packages that compiled it, by name. Rows that differ only in fields that a lock leaves out (the
+    source line, the instructions) become one row. The order of the rows does not depend on the program's text.
     """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in program["collectives"]:
         ragged = bool(row.get("ragged"))
         dtypes = sorted(row["dtypes"])
-        held = {
+        locked = {
             "component": row["component"],
             "phase": row["phase"],
             "kind": row["kind"],
@@ -145,7 +145,7 @@ def compiled_part(target: str, program: Mapping[str, Any], versions: Mapping[str
         }
         texts = (row["component"] or "", row["phase"] or "", row["kind"], ",".join(row["axes"]), ",".join(dtypes))
         key = (*texts, ragged, row["in_loop"], row["bytes_per_device"])
-        rows.setdefault(key, held)["count_per_step"] += row["count_per_step"]
+        rows.setdefault(key, locked)["count_per_step"] += row["count_per_step"]
     return {
         "target": target,
         "versions": dict(versions),
@@ -155,7 +155,7 @@ def compiled_part(target: str, program: Mapping[str, Any], versions: Mapping[str
 
 
 def read_lock(value: object, source: str) -> Lock:
-    """The lock that a JSON value is. Raises InputError for another format, and for a value that is no lock."""
+    """The lock in a JSON value. Raises InputError for another format, and for a value that is no lock."""
     try:
         found = check_fields("the lock", value, {})
         if MARK not in found:
@@ -193,7 +193,7 @@ IN_ROWS: Mapping[str, Sequence[str]] = {
     "tensors": [name for name in TENSOR if name not in ("shard_group", "replica_group")],
     "collectives": [name for name in COLLECTIVE if name != "seconds"],
 }
-"""What a lock holds of each row of a plan. `_held_tensor` and `_held_collective` leave the rest out."""
+"""The fields that a lock holds of each row of a plan. `_locked_tensor` and `_locked_collective` leave the others out."""
 
 DECLARATION: Fields = {
     "name": maybe(TEXT),
@@ -202,21 +202,21 @@ DECLARATION: Fields = {
     "move": needed(object_of(TEXT)),
     "rules": maybe(object_of(object_of(TEXTS))),
 }
-"""What ``declared_changes`` reads; the values themselves are read as a layout's are."""
+"""The fields that ``declared_changes`` reads. The values themselves are read as those of a layout."""
 
 
 def moved(lock: Lock, now: Lock) -> Difference:
-    """What moved since a lock was written. Where either has no compiled part, those are not compared."""
+    """What moved since a lock was written. The compiled programs are compared only where both have one."""
     return difference(lock.rows, now.rows)
 
 
 def is_lock(value: object) -> bool:
-    """Whether a JSON value says that it is a lock, of whatever format."""
+    """Whether a JSON value has the mark of a lock, of any format."""
     return isinstance(value, dict) and MARK in value
 
 
 def line_of(text: str, tensors: Iterable[str]) -> int:
-    """The first line of a lock's text on which one of these tensors stands; its first line where none does."""
+    """The number of the first line of a lock's text that has one of these tensors; 1 where none does."""
     starts = tuple(f'{{"name": {_one_line(name)},' for name in tensors)
     return next((n for n, line in enumerate(text.split("\n"), start=1) if line.lstrip().startswith(starts)), 1)
 
@@ -233,7 +233,7 @@ def _check_declaration(value: object) -> Mapping[str, Any]:
 
 
 def _check_rows(plan: Mapping[str, Any]) -> None:
-    """Refuse what `lock` never wrote into a row, and a comparison would not see. Raises NotSavedError."""
+    """Refuse fields that `lock` never writes and that a comparison would miss. Raises NotSavedError."""
     for key, names in IN_ROWS.items():
         _only_held(plan.get(key, ()), key, names)
     for number, row in enumerate(plan["collectives"]):
@@ -246,7 +246,7 @@ def _check_rows(plan: Mapping[str, Any]) -> None:
     for number, row in enumerate(plan["tensors"]):
         for name in row:
             first.setdefault((row["kind"], name), number)
-    # An older shardwright may have left a field out, but then of every row.
+    # An older shardwright may have left a field out, but then out of every row.
     for number, row in enumerate(plan["tensors"]):
         for kind, name in first:
             if kind == row["kind"] and name not in row:
@@ -260,26 +260,26 @@ def _only_held(rows: Iterable[Mapping[str, Any]], key: str, names: Container[str
                 raise NotSavedError(f"'{key}' {number}{of} has '{name}', which no lock holds")
 
 
-def _held_tensor(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
-    """A row without its groups, which follow from where it rests."""
-    held = {name: value for name, value in row.items() if name not in ("shard_group", "replica_group")}
+def _locked_tensor(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
+    """A row without its groups, which follow from its spec at rest."""
+    locked = {name: value for name, value in row.items() if name not in ("shard_group", "replica_group")}
     for name in ("at_rest", "in_use"):
-        if name in held:
-            held[name] = without_size_one(held[name], mesh)
-    held["gradient"] = {axis: how for axis, how in row["gradient"].items() if mesh[axis] != 1}
+        if name in locked:
+            locked[name] = without_size_one(locked[name], mesh)
+    locked["gradient"] = {axis: how for axis, how in row["gradient"].items() if mesh[axis] != 1}
     if row["kind"] != "weight":
-        del held["gradient"]
-    return held
+        del locked["gradient"]
+    return locked
 
 
-def _held_collective(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
-    held = {name: value for name, value in row.items() if name != "seconds"}
+def _locked_collective(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
+    locked = {name: value for name, value in row.items() if name != "seconds"}
     axes = [axis for axis in row["axes"] if mesh[axis] != 1]
-    return {**held, "axes": axes, "tensors": list(dict.fromkeys(row["tensors"]))}
+    return {**locked, "axes": axes, "tensors": list(dict.fromkeys(row["tensors"]))}
 
 
 def _lines(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """JSON, broken where ``ONE_A_LINE`` says."""
+    """JSON text with line breaks at the places in ``ONE_A_LINE``."""
     if not value or (path and path not in ONE_A_LINE):
         yield _one_line(value)
         return
@@ -302,5 +302,5 @@ def _items(value: Any, path: tuple[str, ...]) -> Sequence[tuple[str, list[str]]]
 
 
 def _one_line(value: Any) -> str:
-    # A name is written as people read it; json.loads reads both.
+    # Names are written without escapes, as people read them; json.loads reads both.
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What a lock asks of the planner: every option by its name on the command line, chosen or not."""
+"""The request for which a lock was planned: every option by its name on the command line, given or default."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 COUNTS = ("batch", "length", "microbatches")
 
 OPTIONS = ("layout", "mesh", *WORDS, *COUNTS)
-"""Options that can stand in ``by_default``."""
+"""Options that may be listed in ``by_default``."""
 
 FORMER: Mapping[str, str] = {"micro_steps": "microbatches"}
-"""Options by the names that older locks have for them."""
+"""The names of options in older locks, and their names now."""
 
 REQUEST: Fields = {
     "model": needed(TEXT),
@@ -56,11 +56,11 @@ REQUEST: Fields = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRequest:
-    """A request in the words of the command line.
+    """A request as command-line options.
 
-    ``layout``: a preset's name, or the path of a file from the lock's folder, which then has a '/' in it.
-    ``by_default``: the options that nobody gave. They are left open when the lock is checked, so that a default which
-    changes is seen to move what it moves.
+    ``layout``: a preset's name, or the path of a layout file relative to the lock's folder, which has a '/' in it.
+    ``by_default``: the options that were not given. They are left open when the lock is checked, so the check reports what
+    a changed default moves.
     """
 
     model: str
@@ -110,7 +110,7 @@ class LockRequest:
 
     @classmethod
     def from_json(cls, value: object) -> LockRequest:
-        """Raises NotSavedError for a value that is none."""
+        """The request in a JSON value. Raises NotSavedError where there is none."""
         where = "'request'"
         found = check_fields(where, _renamed(value), REQUEST)
         for name in found:
@@ -139,10 +139,10 @@ class LockRequest:
 
 
 def _renamed(value: object) -> object:
-    """A request as it is written now; what is none stays as it is."""
+    """A request with the present names of its options; any other value unchanged."""
     if not isinstance(value, dict):
         return value
-    renamed = {FORMER.get(name, name): held for name, held in value.items()}
+    renamed = {FORMER.get(name, name): setting for name, setting in value.items()}
     if isinstance(by_default := renamed.get("by_default"), list):
         renamed["by_default"] = [FORMER.get(name, name) if isinstance(name, str) else name for name in by_default]
     return renamed

@@ -1,6 +1,6 @@
-"""Every field of two plans or locks that differs, beside the tables that ``difference`` makes of some of them.
+"""Every field that differs between two plans or locks, in addition to the tables of ``difference``.
 
-Fields are not listed but iterated, so that a new one is compared from the day on which a plan or a lock has it.
+The code iterates over the fields and lists none, so a field that is new in a plan or a lock is compared at once.
 """
 
 from __future__ import annotations
@@ -12,34 +12,37 @@ from shardwright.locks.field_changes import FieldChange, field_changes
 
 Row = Mapping[str, Any]
 
-TOLD = ("mesh", "memory")
-"""Parts that are told whole where they differ."""
+REPORTED_IN_FULL = ("mesh", "memory")
+"""Fields that a difference reports in full."""
 
 NOT_COMPARED: Mapping[str, str] = {
     "layout": "a name",
-    "findings": "they follow from thresholds, which may become better; that there are errors is told",
+    "findings": "they follow from thresholds, which may be corrected; the number of errors is reported",
     "step": "times follow from numbers of the hardware",
     "collectives.seconds": "times follow from numbers of the hardware",
-    "choices.costs": "what a choice was made by",
-    "choices.wire_bytes": "what a choice was made by",
-    "compiled.versions": "of what compiled a program: they are shown beside one that moved",
+    "choices.costs": "the costs by which `auto` chose",
+    "choices.wire_bytes": "the costs by which `auto` chose",
+    "compiled.versions": "versions of what compiled a program: they are shown with a program that moved",
 }
-"""What is not compared, by its place, and why. All else is, whatever it is called."""
+"""The fields that are not compared, by their place, and why. All others are compared, whatever their name."""
 
-ASKED = ("request", "choices", "groups", "roles")
-"""What asks for a plan, or says in other words what its tensors show: by itself it moves nothing."""
+REQUESTED = ("request", "choices", "groups", "roles")
+"""Fields that request a plan, or repeat in another form what its tensors show: alone they move nothing."""
 
 
 def plan_fields(
     before: Row, after: Row, *, moved_tensors: Container[str], moved_collectives: bool, moved_program: bool
 ) -> tuple[tuple[FieldChange, ...], tuple[FieldChange, ...]]:
-    """The fields that differ, and those of ``ASKED``. A field that one side lacks, as a lock does, is not compared;
-    neither is what has been told already: tensors by name, all collectives, the compiled program."""
-    told = {"collectives": moved_collectives, "compiled": moved_program}
+    """The fields that differ, and those of ``REQUESTED`` that differ.
+
+    Not compared: a field that one side lacks, as a lock may; and what is reported already, which is the tensors in
+    ``moved_tensors``, and the collectives and the compiled program where they moved.
+    """
+    reported = {"collectives": moved_collectives, "compiled": moved_program}
     fields: list[FieldChange] = []
-    said: list[FieldChange] = []
+    requested: list[FieldChange] = []
     for key in before:
-        if key not in after or key in TOLD or key in NOT_COMPARED or told.get(key, False):
+        if key not in after or key in REPORTED_IN_FULL or key in NOT_COMPARED or reported.get(key, False):
             continue
         if key == "tensors":
             sides = _common_tensors(before, after, moved_tensors)
@@ -47,12 +50,12 @@ def plan_fields(
             normal = NORMAL.get(key, _as_it_is)
             sides = normal(before[key], before["mesh"]), normal(after[key], after["mesh"])
         if None not in sides:
-            (said if key in ASKED else fields).extend(field_changes(*sides, key))
-    return tuple(fields), tuple(said)
+            (requested if key in REQUESTED else fields).extend(field_changes(*sides, key))
+    return tuple(fields), tuple(requested)
 
 
 def without_size_one(notation: str, mesh: Mapping[str, int]) -> str:
-    """A text in the notation without the axes that cut nothing.
+    """A spec in the notation without the axes of size 1, which shard nothing.
 
     >>> without_size_one("batch/data/fsdp length/expert embed", {"data": 1, "fsdp": 2, "expert": 4})
     'batch/fsdp length/expert embed'
@@ -78,34 +81,34 @@ def _common_tensors(before: Row, after: Row, moved: Container[str]) -> tuple[Row
 
 
 def _row(row: Row, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """A row of tensors or collectives without axes of size 1, times, and names that stand twice."""
-    held = {key: value for key, value in row.items() if key not in ("seconds", "asked")}
+    """A row of tensors or collectives without axes of size 1, times and repeated names."""
+    compared = {key: value for key, value in row.items() if key not in ("seconds", "asked")}
     for key in ("at_rest", "in_use"):
-        if isinstance(held.get(key), str):
-            held[key] = without_size_one(held[key], mesh)
+        if isinstance(compared.get(key), str):
+            compared[key] = without_size_one(compared[key], mesh)
     for key in ("axes", "shard_group", "replica_group"):
-        if key in held:
-            held[key] = _larger(held[key], mesh)
-    if "gradient" in held:
-        held["gradient"] = {axis: how for axis, how in held["gradient"].items() if mesh.get(axis) != 1}
-    if "tensors" in held:
-        held["tensors"] = list(dict.fromkeys(held["tensors"]))
-    return {**held, "ragged": bool(held.get("ragged"))}
+        if key in compared:
+            compared[key] = _larger(compared[key], mesh)
+    if "gradient" in compared:
+        compared["gradient"] = {axis: how for axis, how in compared["gradient"].items() if mesh.get(axis) != 1}
+    if "tensors" in compared:
+        compared["tensors"] = list(dict.fromkeys(compared["tensors"]))
+    return {**compared, "ragged": bool(compared.get("ragged"))}
 
 
 def _rows(rows: Sequence[Row], mesh: Mapping[str, int]) -> list[Row]:
     return [_row(row, mesh) for row in rows]
 
 
-def _compiled(part: Row | None, mesh: Mapping[str, int]) -> Row | None:
-    if part is None:
+def _compiled(program: Row | None, mesh: Mapping[str, int]) -> Row | None:
+    if program is None:
         return None
-    held = {key: value for key, value in part.items() if key != "versions"}
-    return {**held, "collectives": _rows(part["collectives"], mesh)}
+    compared = {key: value for key, value in program.items() if key != "versions"}
+    return {**compared, "collectives": _rows(program["collectives"], mesh)}
 
 
 def _slow(links: Mapping[str, str], mesh: Mapping[str, int]) -> Row:
-    """An axis that crosses fast links is as one of which nobody said so."""
+    """The axes over slow links. An axis without a stated link counts as fast."""
     return {axis: link for axis, link in links.items() if link != "ici" and mesh.get(axis) != 1}
 
 
@@ -135,4 +138,4 @@ NORMAL: Mapping[str, Callable[[Any, Mapping[str, int]], Any]] = {
     "groups": _groups,
     "roles": _roles,
 }
-"""How a part is brought to one form on both sides: what an axis of size 1 does is nothing."""
+"""How a field is normalised on both sides: without axes of size 1."""

@@ -1,4 +1,4 @@
-"""What the review of a change has to say: that a locked layout moved, and that something was not looked at."""
+"""The findings of `check`: a locked plan moved (SW601), and something was not checked (SW603)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from shardwright.core.layout.wording import bytes_text, count, every
 from shardwright.locks.difference import CompiledDifference, Difference, TensorChange
 
 MOST_CHANGES = 5
-"""Lines of a finding about what is declared, and as many about tensors: the whole table stands above it."""
+"""The most lines of a finding about declarations, and about tensors: the table above it has all."""
 
 
 def moved_finding(
     found: Difference, changes: Sequence[DeclaredChange], *, lock: str, update: str, position: Position | None
 ) -> Finding:
-    """SW601. ``position``: where it is to be shown when no statement of the layout's file is behind it."""
+    """SW601. ``position``: where to show it when no statement of the layout's file caused it."""
     declared = next((change for change in changes if change.position is not None), None)
     lines = [f"{_counted(found)}, since {lock} was written"]
-    lines += _first([change.text for change in found.beside], "field")
+    lines += _first([change.text for change in found.reported_fields], "field")
     lines += _first([change.text for change in changes], "statement")
-    if not changes and not found.said:
-        lines.append("the layout says what it said: the model's table, a default or shardwright itself is another")
+    if not changes and not found.requested:
+        lines.append("the layout is unchanged: the model's table, a default or shardwright itself has changed")
     lines += _first([_tensor_line(change) for change in _largest_first(found.tensors)], "tensor")
     return Finding(
         code="SW601",
@@ -31,14 +31,14 @@ def moved_finding(
         where=f"{found.after.model} under {found.after.layout}",
         position=position if declared is None else declared.position,
         found="\n".join(lines),
-        needed=f"what {lock} holds, or a lock of what is there now",
+        needed=f"what {lock} holds, or a lock of the present plan",
         fix=update,
         cost=_cost(found),
     )
 
 
 def skipped_finding(what: str, why: str, *, where: str, fix: str = "") -> Finding:
-    """SW603. ``what`` was not checked, and ``why``; ``fix``: what would let it be."""
+    """SW603. ``what`` was not checked, and ``why``; ``fix``: how to have it checked."""
     return Finding(code="SW603", severity="info", where=where, found=f"{what}: not checked", needed=why, fix=fix)
 
 
@@ -48,7 +48,7 @@ def _counted(found: Difference) -> str:
         "weight": weights,
         "activation": len(found.tensors) - weights,
         "collective": len(found.collectives),
-        "field": len(found.beside),
+        "field": len(found.reported_fields),
     }
     parts = [count(number, noun) for noun, number in numbers.items() if number]
     if found.mesh_moved:
@@ -61,7 +61,7 @@ def _counted(found: Difference) -> str:
 
 
 def _first(lines: Sequence[str], noun: str) -> list[str]:
-    """The first of them; where there are more, how many."""
+    """The first ``MOST_CHANGES`` lines, and the number of the others."""
     shown = list(lines[:MOST_CHANGES])
     more = len(lines) - len(shown)
     return [*shown, f"and {count(more, f'more {noun}')}"] if more else shown

@@ -1,7 +1,7 @@
-"""A plan that was written to a file, as ``plan --json`` or ``lock`` write it: the type of every field, as data.
+"""The type of every field of a plan in a file, as ``plan --json`` or ``lock`` write it, as data.
 
-One function reads them all (``check_fields``). A field that a comparison can do without need not be there, so that a
-file of an older version can be compared; what is there has its type.
+One function checks them all (``check_fields``). A field that a comparison does not need may be missing, so that a file
+of an older version can be compared. A field that is present must have its type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.core.mesh.mesh import LINKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a value may be. ``items``: the kind of what is in it, where it is a list or an object of one kind."""
+    """What a value may be. ``items``: the kind of its items, for a list or an object of one kind."""
 
     name: str
     holds: Callable[[Any], bool]
@@ -29,7 +29,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """``needed``: it must be there. ``null``: it may be null."""
+    """``needed``: the field must be present. ``null``: it may be null."""
 
     kind: Kind
     needed: bool = True
@@ -40,7 +40,7 @@ Fields = Mapping[str, Field]
 
 
 def one_of(words: tuple[str, ...]) -> Kind:
-    """A text that is one of some words."""
+    """A string that is one of ``words``."""
     return Kind(name=f"one of {', '.join(words)}", holds=lambda value: isinstance(value, str) and value in words)
 
 
@@ -49,7 +49,7 @@ def list_of(kind: Kind, name: str) -> Kind:
 
 
 def object_of(kind: Kind) -> Kind:
-    """An object of any names, whose values are of one kind."""
+    """An object with any keys, whose values are of one kind."""
     return Kind(name="an object", holds=lambda value: isinstance(value, dict), items=kind)
 
 
@@ -58,12 +58,12 @@ def needed(kind: Kind) -> Field:
 
 
 def maybe(kind: Kind) -> Field:
-    """It need not be there."""
+    """A field that may be missing."""
     return Field(kind=kind, needed=False)
 
 
 def or_null(kind: Kind) -> Field:
-    """It need not be there, and may be null."""
+    """A field that may be missing or null."""
     return Field(kind=kind, needed=False, null=True)
 
 
@@ -141,15 +141,15 @@ COMPILED_COLLECTIVE: Fields = {
 
 
 class NotSavedError(ValueError):
-    """What a value lacks to be what was expected, as half a sentence: "'mesh' is not an object"."""
+    """Why a value is not what was expected, as half a sentence: "'mesh' is not an object"."""
 
     def within(self, source: str, what: str, how: str) -> InputError:
-        """As an error about a file. ``what``: a plan, a lock. ``how``: to write one."""
+        """As an error about a file. ``what``: a plan or a lock. ``how``: how to write one."""
         return InputError(f"{source}: this is not {what}: {self}. {how}")
 
 
 def check_plan(plan: object, *, findings: bool = True) -> Mapping[str, Any]:
-    """The value, in which every field of a plan has its type and every tensor stands once. Raises NotSavedError."""
+    """The value, if every field of a plan has its type and no tensor is repeated. Raises NotSavedError."""
     found = check_fields("the plan", plan, PLAN)
     check_object("'memory'", found.get("memory"), object_of(WHOLE), MEMORY)
     seen: dict[str, int] = {}
@@ -168,7 +168,7 @@ def check_plan(plan: object, *, findings: bool = True) -> Mapping[str, Any]:
 
 
 def check_compiled(compiled: object) -> Mapping[str, Any]:
-    """The value, which is the compiled part of a lock. Raises NotSavedError."""
+    """The value, if it is the compiled program of a lock. Raises NotSavedError."""
     found = check_fields("'compiled'", compiled, COMPILED)
     check_object("'memory' of 'compiled'", found.get("memory"), object_of(WHOLE), COMPILED_MEMORY)
     for number, row in enumerate(check_rows(found, "collectives", COMPILED_COLLECTIVE, " of 'compiled'")):
@@ -178,7 +178,7 @@ def check_compiled(compiled: object) -> Mapping[str, Any]:
 
 
 def check_fields(where: str, value: object, fields: Fields) -> Mapping[str, Any]:
-    """The value, which is an object with these fields, each of its kind. Raises NotSavedError."""
+    """The value, if it is an object with these fields, each of its kind. Raises NotSavedError."""
     if not isinstance(value, dict):
         raise NotSavedError(f"{where} is not an object")
     of = "" if where == "the plan" else f" of {where}"
@@ -194,7 +194,7 @@ def check_fields(where: str, value: object, fields: Fields) -> Mapping[str, Any]
 
 
 def check_object(where: str, value: object, kind: Kind, names: tuple[str, ...] = ()) -> Any:
-    """The value, which is of a kind, and what is in it too, with these names among others. Raises NotSavedError."""
+    """The value, if it and its items are of their kinds and it has these names, among others. Raises NotSavedError."""
     if not kind.holds(value):
         raise NotSavedError(f"{where} is {'neither true nor false' if kind is FLAG else f'not {kind.name}'}")
     if kind.items is not None:

@@ -1,4 +1,4 @@
-"""`shardwright check`: locks beside what is planned now."""
+"""`shardwright check`: locks compared with the present plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwright.core.plan.plan import Plan
 
 
 def run_check(verb: CheckVerb) -> int:
-    """Check every lock and say of each how it stands. The worst of their exit codes."""
+    """Check every lock and print the result of each. Returns the highest of their exit codes."""
     checked = [check(path, update=verb.update, compiler=_compiled) for path in lock_files(verb.files)]
     if verb.json:
         errors = [one.error for one in checked if one.error is not None]
@@ -45,7 +45,7 @@ def run_check(verb: CheckVerb) -> int:
 
 
 def lock_files(names: Sequence[Path]) -> list[Path]:
-    """The files that are meant: of a folder, and of the one we are in where none is named, those that `lock` names.
+    """The lock files to check. A folder stands for all its files with the suffix of locks; no name, for this folder.
 
     Raises InputError for a folder that has none.
     """
@@ -61,16 +61,16 @@ def lock_files(names: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def annotated(asked: str | None, environment: Mapping[str, str]) -> bool:
-    """Whether to write annotations: as was asked, and unasked where GitHub Actions runs us."""
-    return environment.get("GITHUB_ACTIONS") == "true" if asked is None else asked == "github"
+def annotated(form: str | None, environment: Mapping[str, str]) -> bool:
+    """Whether to write annotations, by the option's value; without one, whether GitHub Actions runs this command."""
+    return environment.get("GITHUB_ACTIONS") == "true" if form is None else form == "github"
 
 
-def _compiled(question: TypedRequest, plan: Plan, target: str) -> Mapping[str, Any]:
-    # Loaded only for a lock that has a compiled part.
+def _compiled(typed: TypedRequest, plan: Plan, target: str) -> Mapping[str, Any]:
+    # Loaded only for a lock that has a compiled program.
     from shardwright.cli.reviewing.locked_program import compiled_now
 
-    return compiled_now(question, plan, target)
+    return compiled_now(typed, plan, target)
 
 
 def _annotations(one: Checked) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""One lock, planned again, and what there is to say of it."""
+"""The check of one lock: plan again, compare, report."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shardwright.locks.lock import Lock, line_of, lock_of, moved
 from shardwright.locks.review import moved_finding, skipped_finding
 
 Compiler = Callable[[TypedRequest, Plan, str], Mapping[str, Any]]
-"""From a plan and a target to the compiled part of a lock (``core.lock.compiled_part``).
+"""From a plan and a target to the compiled program of a lock (``locks.lock.compiled_program``).
 
-Raises InputError where it cannot be compiled here, and FindingsError for a program that cannot be.
+Raises InputError where this machine cannot compile it, and FindingsError where no machine can.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """One lock. ``error``: why it could not be checked. ``found`` is None where there is no plan to compare it with.
+    """The result for one lock. ``error``: why it could not be checked. ``found`` is None where there is no plan to compare.
 
-    ``places``: for each finding, where to show it in a file of the user's. ``written``: the lock is a new one now.
+    ``places``: for each finding, its place in a file of the user. ``written``: the lock was written again.
     """
 
     path: Path
@@ -65,37 +65,37 @@ class Checked:
 
 
 def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
-    """Plan again what a lock asks, and compile again what was compiled.
+    """Plan the lock's request again, and compile its program again where it has one.
 
-    With ``update`` it is written anew where it is no longer what it would be, unless the plan has an error.
+    With ``update`` a lock that is out of date is written again, unless the plan has an error.
     """
     try:
         text, lock = read_saved_lock(path)
         if lock.compiled is not None and lock.compiled["target"] != lock.request.chips:
             raise InputError(_another_target(path, lock))
         try:
-            question = request_of_lock(lock, path)
-            plan = planned(question)
+            typed = request_of_lock(lock, path)
+            plan = planned(typed)
         except FindingsError as error:
             return _without_plan(path, lock, error.findings)
-        return _compared(path, text, lock, question, plan, update, compiler)
+        return _compared(path, text, lock, typed, plan, update, compiler)
     except InputError as error:
         return Checked(path=path, error=str(error))
 
 
 def _compared(
-    path: Path, text: str, lock: Lock, question: TypedRequest, plan: Plan, update: bool, compiler: Compiler
+    path: Path, text: str, lock: Lock, typed: TypedRequest, plan: Plan, update: bool, compiler: Compiler
 ) -> Checked:
-    request = request_of(question, layout_of(lock.request, path), options_of(lock.request), lock.request.model, path)
-    compiled, skipped = (None, ()) if lock.compiled is None else _compiled_again(path, lock, question, plan, compiler)
-    now = lock_of(request, question.request.layout, plan, compiled)
+    request = request_of(typed, layout_of(lock.request, path), options_of(lock.request), lock.request.model, path)
+    compiled, skipped = (None, ()) if lock.compiled is None else _compiled_again(path, lock, typed, plan, compiler)
+    now = lock_of(request, typed.request.layout, plan, compiled)
     found = moved(lock, now)
-    declared = declared_changes(lock.declared, question.request.layout)
+    declared = declared_changes(lock.declared, typed.request.layout)
     if lock.request.is_preset:
-        # A preset's file is ours: whoever reads this cannot change a line of it.
+        # A preset's file is part of the package: the user cannot change its lines.
         declared = tuple(replace(change, position=None) for change in declared)
     findings = [*plan.faults, *skipped]
-    # What was not compiled again stays as it was, beside a plan that did not move.
+    # A program that was not compiled again is kept, if the plan did not move.
     new = replace(now, compiled=lock.compiled).text() if skipped else now.text()
     written = update and new != text and not any(finding.severity == "error" for finding in findings)
     if written:
@@ -104,8 +104,8 @@ def _compared(
         replace_text(path, new)
     here = Position(source=str(path), line=line_of(text, [row.name for row in found.tensors]), column=1)
     if not found.moved and declared and not update:
-        _agrees_with_itself(path, lock, question, now, declared)
-    if (found.moved or found.said) and not written:
+        _require_consistent(path, lock, typed, now, declared)
+    if (found.moved or found.requested) and not written:
         command = shlex.join(["shardwright", "check", "--update", str(path)])
         findings.append(moved_finding(found, declared, lock=str(path), update=command, position=here))
     return Checked(
@@ -118,16 +118,17 @@ def _compared(
     )
 
 
-def _agrees_with_itself(
-    path: Path, lock: Lock, question: TypedRequest, now: Lock, declared: Sequence[DeclaredChange]
+def _require_consistent(
+    path: Path, lock: Lock, typed: TypedRequest, now: Lock, declared: Sequence[DeclaredChange]
 ) -> None:
-    """Refuse a lock whose declaration is not that of its tensors, which are where they were locked.
+    """Refuse a lock whose declaration does not place its tensors where it has them, when those did not move.
 
-    A layout's file may say the same in other words; what the lock says was never in a file. Raises InputError.
+    A layout file may declare the same placements in another form; no file ever had the declaration of such a lock.
+    Raises InputError.
     """
     try:
         layout = read_layout(located(lock.declared, str(path)), name=now.request.layout)
-        request = replace(question.request, layout=layout)
+        request = replace(typed.request, layout=layout)
         own = lock_of(now.request, layout, make_plan(request))
         if not difference({**own.rows, "compiled": None}, {**now.rows, "compiled": None}).moved:
             return
@@ -142,9 +143,9 @@ def _agrees_with_itself(
 
 
 def _compiled_again(
-    path: Path, lock: Lock, question: TypedRequest, plan: Plan, compiler: Compiler
+    path: Path, lock: Lock, typed: TypedRequest, plan: Plan, compiler: Compiler
 ) -> tuple[Mapping[str, Any] | None, tuple[Finding, ...]]:
-    """The compiled part, or what is to be said where there is none."""
+    """The compiled program, or None and the findings that say why there is none."""
     assert lock.compiled is not None
     target = lock.compiled["target"]
     faults: Sequence[Finding] = ()
@@ -152,7 +153,7 @@ def _compiled_again(
         why = "a plan without errors"
     else:
         try:
-            return compiler(question, plan, target), ()
+            return compiler(typed, plan, target), ()
         except InputError as error:
             why = str(error)
         except FindingsError as error:
@@ -162,19 +163,19 @@ def _compiled_again(
 
 
 def _without_plan(path: Path, lock: Lock, faults: Sequence[Finding]) -> Checked:
-    """Where the layout's file is no layout any more, or its mesh does not work out."""
+    """The result where the layout's file is not a valid layout any more, or its mesh cannot be built."""
     here = Position(source=str(path), line=1, column=1)
-    why = "a plan, and there is none, for the reason that stands beside this"
+    why = "a plan, and there is none, for the reason in the findings of this lock"
     findings = (*faults, skipped_finding("tensors, collectives and memory", why, where=str(path)))
     return Checked(path=path, findings=findings, places=tuple(_place(finding, here, lock) for finding in findings))
 
 
 def _another_target(path: Path, lock: Lock) -> str:
     assert lock.compiled is not None
-    asked = "no chips" if lock.request.chips is None else f"'{lock.request.chips}'"
+    chips = "no chips" if lock.request.chips is None else f"'{lock.request.chips}'"
     return (
         f"{path}: this lock disagrees with itself: its program was compiled for '{lock.compiled['target']}', and its 'request' "
-        f"has {asked}. Something else has changed it. Write it anew: {command_of(lock.request, path)}"
+        f"has {chips}. Something else has changed it. Write it anew: {command_of(lock.request, path)}"
         f"{'' if lock.request.chips is None else ' --compiled'}"
     )
 
@@ -182,12 +183,12 @@ def _another_target(path: Path, lock: Lock) -> str:
 def _not_renewed(path: Path, lock: Lock, why: str) -> str:
     assert lock.compiled is not None
     return (
-        f"{path}: the plan moved, and what was compiled for {lock.compiled['target']} with it, which cannot be compiled "
+        f"{path}: the plan moved, and so did the program for {lock.compiled['target']} with it, which cannot be compiled "
         f"here: {why}\nNothing was written. Update it where it can be compiled, or write a lock of the plan alone: "
         f"{command_of(lock.request, path)}"
     )
 
 
 def _place(finding: Finding, here: Position, lock: Lock) -> Position:
-    """A place in the layout's file where the finding has one, else in the lock. A preset's file is not the user's."""
+    """The finding's place in the layout's file if it has one, else in the lock. A preset's file is not the user's."""
     return here if finding.position is None or lock.request.is_preset else finding.position

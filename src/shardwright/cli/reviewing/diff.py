@@ -22,14 +22,14 @@ from shardwright.locks.lock import Lock
 
 
 def run_diff(verb: DiffVerb) -> int:
-    """Print what moves from A to B. 0 whether or not anything does."""
+    """Print what moves from A to B. Always 0."""
     sides = (verb.a, verb.b)
     saved = {side: read_saved(side) for side in sides if is_saved(side)}
     model, options = verb.model, verb.plan
     locks = [one.lock for one in saved.values() if one.lock is not None]
     if locks and len(saved) == 1:
         model, options = _as_locked(locks[0], model, options)
-    known = {axis for side in sides if side not in saved for axis in load_layout(_parts(side)[0]).mesh}
+    known = {axis for side in sides if side not in saved for axis in load_layout(_name_and_sizes(side)[0]).mesh}
     if len(saved) < len(set(sides)):
         _refuse_unknown(verb.plan, sorted(known))
     found = difference(*(saved[side].rows if side in saved else _rows(side, model, options) for side in sides))
@@ -43,7 +43,7 @@ def run_diff(verb: DiffVerb) -> int:
 
 
 def _as_locked(lock: Lock, model: str | None, options: PlanOptions) -> tuple[str, PlanOptions]:
-    """The model and the options of a lock, but for those that were given. Another model has its own."""
+    """The model and the options of a lock, except those that were given. Another model takes its own defaults."""
     if model not in (None, lock.request.model):
         return model, options
     untouched = PlanOptions()
@@ -52,7 +52,7 @@ def _as_locked(lock: Lock, model: str | None, options: PlanOptions) -> tuple[str
         for name in PlanOptions.__dataclass_fields__
         if (value := getattr(options, name)) != getattr(untouched, name)
     }
-    # How the other layout moves things is part of what it is compared for.
+    # The `move` of the other layout is its own: it is compared too.
     return lock.request.model, replace(options_of(lock.request), **{"move": None, **given})
 
 
@@ -63,7 +63,7 @@ def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, An
             f"'{side}' is a layout, and a layout is planned for a model. Give one: --model deepseek3-test. "
             f"(A plan that was saved with --json is a file that ends in .json.)"
         )
-    name, sizes = _parts(side)
+    name, sizes = _name_and_sizes(side)
     if options.mesh is not None:
         axes = load_layout(name).mesh
         common = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
@@ -72,13 +72,13 @@ def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, An
     try:
         return make_plan(with_sizes(typed_request(model, name, options).request, sizes)).to_json()
     except FindingsError:
-        own = f"Sizes of its own are given behind its name, as in {name}:AXIS=SIZE,..."
+        own = f"Give axis sizes for it alone after its name, as in {name}:AXIS=SIZE,..."
         sys.stderr.write(f"shardwright: '{side}' has no plan, for the reason below. {own}\n\n")
         raise
 
 
-def _parts(side: str) -> tuple[str, Mapping[str, int]]:
-    """The layout and the sizes of its own that ``NAME:AXIS=SIZE,...`` gives it."""
+def _name_and_sizes(side: str) -> tuple[str, Mapping[str, int]]:
+    """The layout's name and its axis sizes in ``NAME:AXIS=SIZE,...``."""
     name, colon, sizes = side.rpartition(":")
     if not colon or "=" not in sizes:
         return side, {}
@@ -86,7 +86,7 @@ def _parts(side: str) -> tuple[str, Mapping[str, int]]:
 
 
 def _refuse_unknown(options: PlanOptions, known: list[str]) -> None:
-    """--mesh may name axes that one of the layouts lacks, but not one that both do."""
+    """--mesh may name axes that one layout lacks, but not an axis that both lack."""
     for axis in mesh_sizes(options.mesh) if options.mesh is not None else ():
         if axis not in known:
             raise InputError(f"--mesh: neither layout has a mesh axis '{axis}'. {did_you_mean(axis, known)}")

@@ -1,4 +1,4 @@
-"""`shardwright lock`: the file that holds a layout, a model and their plan fast."""
+"""`shardwright lock`: write a layout, a model and their plan to a file."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from shardwright.files import replace_text
 from shardwright.locks.lock import Lock, is_lock, lock_of
 
 SUFFIX = ".lock.json"
-"""What the name of a lock ends in, where nobody says otherwise; `check` looks for it."""
+"""The suffix of a lock's name without --out. `check` looks for it in folders."""
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def run_lock(verb: LockVerb) -> int:
-    """Write the lock. Raises FindingsError where the layout has a fault, which is not to be held fast."""
-    question = typed_request(verb.model, verb.layout, verb.plan)
-    plan = planned(question)
+    """Write the lock. Raises FindingsError for a layout with a fault: only a valid plan is locked."""
+    typed = typed_request(verb.model, verb.layout, verb.plan)
+    plan = planned(typed)
     if plan.faults:
         raise FindingsError(plan.faults)
-    path = _path(verb.out, default_name(verb.model, question.request.layout.name))
+    path = _path(verb.out, default_name(verb.model, typed.request.layout.name))
     before = _before(path)
-    request = request_of(question, verb.layout, verb.plan, verb.model, path)
-    compiled, notes = (None, _dropped(before)) if not verb.compiled else _compiled(question, plan, str(verb.plan.chips))
-    lock = lock_of(request, question.request.layout, plan, compiled)
+    request = request_of(typed, verb.layout, verb.plan, verb.model, path)
+    compiled, notes = (None, _dropped(before)) if not verb.compiled else _compiled(typed, plan, str(verb.plan.chips))
+    lock = lock_of(request, typed.request.layout, plan, compiled)
     text = lock.text()
     if text != before:
         replace_text(path, text)
     if verb.plan.json:
         write_json({"file": str(path), "written": text != before, "lock": lock.to_json()})
     else:
-        sys.stdout.write(_said(path, lock, before, text, notes))
+        sys.stdout.write(_summary(path, lock, before, text, notes))
     return 0
 
 
@@ -56,19 +56,19 @@ def default_name(model: str, layout: str) -> str:
     return f"{model}.{_NOT_IN_A_NAME.sub('-', layout)[:100]}{SUFFIX}"
 
 
-def _compiled(question: TypedRequest, plan: Plan, target: str) -> tuple[Mapping[str, Any], str]:
-    """The compiled part, and what there is to say of the program. A compiler's own ways are held, and not refused."""
-    from shardwright.cli.reviewing.locked_program import compiled_for, part_of
+def _compiled(typed: TypedRequest, plan: Plan, target: str) -> tuple[Mapping[str, Any], str]:
+    """The compiled program and a summary of it. Findings about what the compiler did are counted, and do not refuse the lock."""
+    from shardwright.cli.reviewing.locked_program import compiled_for, locked_part
 
-    program = compiled_for(question, plan, target)
+    program = compiled_for(typed, plan, target)
     errors = sum(finding.severity == "error" for finding in program.findings)
     shown = f"; of its findings, which `shardwright compile` shows, {errors} are errors" if errors else ""
-    part = part_of(program, question)
+    part = locked_part(program, typed)
     return part, f"{len(part['collectives'])} collectives of the program for {target}{shown}"
 
 
 def _dropped(before: str | None) -> str:
-    """Where the lock that is there has a program and the new one is to have none."""
+    """A note, where the existing lock has a compiled program and the new one will have none."""
     old = None if before is None else json.loads(before).get("compiled")
     target = old.get("target") if isinstance(old, dict) else None
     return "" if target is None else f"nothing: the program for {target} is no longer held; --compiled holds it"
@@ -81,23 +81,23 @@ def _path(out: Path | None, name: str) -> Path:
 
 
 def _before(path: Path) -> str | None:
-    """The text of the lock that is there, of whatever format; None where none is. Nothing else is written over."""
+    """The text of the existing lock, of any format; None where there is none. No other file is overwritten."""
     if not os.path.exists(path):
         return None
     try:
         text, value = read_json_file(path)
     except InputError as error:
-        raise InputError(f"{_in_the_way(path)}{error}") from None
+        raise InputError(f"{_not_overwritten(path)}{error}") from None
     if not is_lock(value):
-        raise InputError(f"{_in_the_way(path)}it is not a lock.")
+        raise InputError(f"{_not_overwritten(path)}it is not a lock.")
     return text
 
 
-def _in_the_way(path: Path) -> str:
-    return f"{path}: there is a file of this name, which stays. Delete it, or give another name with --out. About it: "
+def _not_overwritten(path: Path) -> str:
+    return f"{path}: a file of this name exists and was not overwritten. Delete it, or give another name with --out. About it: "
 
 
-def _said(path: Path, lock: Lock, before: str | None, text: str, compiled: str) -> str:
+def _summary(path: Path, lock: Lock, before: str | None, text: str, compiled: str) -> str:
     rows = lock.to_json()
     num_tensors, num_collectives = len(rows["tensors"]), len(rows["collectives"])
     did = "written" if before is None else "written anew" if before != text else "is as it was"

@@ -1,4 +1,4 @@
-"""From the options to what a lock asks, and back: the layout's path is from the lock's folder, wherever either moves."""
+"""From options to the request in a lock, and back. The layout's path in a lock is relative to the lock's folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shardwright.locks.lock_request import LockRequest
 
 
 def request_of(
-    question: TypedRequest, layout_name: str | None, options: PlanOptions, model: str, lock: Path
+    typed: TypedRequest, layout_name: str | None, options: PlanOptions, model: str, lock: Path
 ) -> LockRequest:
-    """What a lock that is to be written to ``lock`` asks."""
-    request = question.request
-    name = question.chosen["--layout"] if layout_name is None else layout_name
+    """The request of a lock that will be written to ``lock``."""
+    request = typed.request
+    name = typed.chosen["--layout"] if layout_name is None else layout_name
     return LockRequest(
         model=model,
         settings=settings(options.set),
@@ -40,24 +40,24 @@ def request_of(
         microbatches=request.microbatches,
         expert_buffer=request.expert_buffer,
         load_balance=request.load_balanced,
-        by_default=tuple(option.removeprefix("--").replace("-", "_") for option in question.chosen),
+        by_default=tuple(option.removeprefix("--").replace("-", "_") for option in typed.chosen),
     )
 
 
 def request_of_lock(lock: Lock, path: Path) -> TypedRequest:
-    """What a lock asks, of the layout file, the model and the defaults as they are now.
+    """The request of a lock, with the layout file, the model and the defaults as they are now.
 
-    Raises InputError, which names the lock, where any of them is no longer there or no longer takes what it is given;
-    FindingsError for a layout file that is no layout.
+    Raises InputError, which names the lock, where one of them is missing or no longer takes the lock's options;
+    FindingsError for a layout file that is not a valid layout.
     """
     try:
         return typed_request(lock.request.model, layout_of(lock.request, path), options_of(lock.request))
     except InputError as error:
-        raise InputError(f"{path}: what it asks cannot be planned: {error}") from None
+        raise InputError(f"{path}: its request cannot be planned: {error}") from None
 
 
 def options_of(request: LockRequest) -> PlanOptions:
-    """The options, those that nobody gave left open."""
+    """The options of a request. Those in ``by_default`` are left open."""
     left_open = request.by_default
     return PlanOptions(
         mesh=None if "mesh" in left_open or not request.mesh else _pairs(request.mesh),
@@ -79,7 +79,7 @@ def options_of(request: LockRequest) -> PlanOptions:
 
 
 def layout_of(request: LockRequest, path: Path) -> str | None:
-    """The layout's name, or the path of its file from here; None where the model's natural one was taken."""
+    """The layout's name, or the path of its file from the working directory; None for the model's natural layout."""
     if request.is_preset:
         return None if "layout" in request.by_default else request.layout
     found = os.path.relpath(os.path.join(_folder(path), request.layout))
@@ -87,7 +87,7 @@ def layout_of(request: LockRequest, path: Path) -> str | None:
 
 
 def command_of(request: LockRequest, path: Path) -> str:
-    """The command that writes the lock anew."""
+    """The command that writes the lock again."""
     options = options_of(request)
     words = ["shardwright", "lock", request.model]
     layout = layout_of(request, path)
@@ -109,12 +109,12 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def _from_folder(name: str, lock: Path) -> str:
-    """The path of a layout file from the lock's folder."""
+    """The path of a layout file, relative to the lock's folder."""
     folder = os.path.realpath(os.path.dirname(name) or ".")
     found = os.path.relpath(os.path.join(folder, os.path.basename(name)), _folder(lock))
     return found if found.startswith("../") else f"./{found}"
 
 
 def _folder(lock: Path) -> str:
-    """Where a lock lies. Its own path, since there is no way back through a link."""
+    """The folder of a lock, without symbolic links: a relative path cannot go back up through one."""
     return os.path.dirname(os.path.realpath(lock))

@@ -1,4 +1,4 @@
-"""The one way to read a plan or a lock from a file."""
+"""Reading a plan or a lock from a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW_PLAN = "Write one with: shardwright plan MODEL --json > plan.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """``rows``: what ``difference`` compares. ``lock``: None for a plan as `plan --json` wrote it."""
+    """``rows``: what ``difference`` compares. ``lock``: None for a plan from `plan --json`."""
 
     text: str
     rows: Mapping[str, Any]
@@ -41,13 +41,13 @@ def read_saved(path: str | Path) -> Saved:
 
 
 def read_saved_lock(path: str | Path) -> tuple[str, Lock]:
-    """The text of a file and the lock that it is. Raises InputError as ``read_saved`` does, and for a plan."""
+    """The text of a file and the lock in it. Raises InputError as ``read_saved`` does, and for a plan."""
     text, value = read_json_file(path)
     return text, read_lock(value, str(path))
 
 
 def is_saved(name: str) -> bool:
-    """Whether a name on the command line is that of a plan or a lock, and not of a layout."""
+    """Whether a name on the command line is the path of a plan or a lock, and not a layout."""
     if name.endswith(".json"):
         return True
     try:
@@ -65,7 +65,5 @@ def read_json_file(path: str | Path) -> tuple[str, Any]:
     except InputError as error:
         if f'"{MARK}"' not in text:
             raise
-        raise InputError(
-            f"{error}\nA lock is written whole or not at all: something else has changed it. {HOW}"
-        ) from None
+        raise InputError(f"{error}\n`lock` never writes half a file: something else has changed it. {HOW}") from None
     return text, json.loads(text)

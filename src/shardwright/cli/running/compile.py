@@ -43,28 +43,28 @@ WITHOUT_HARDWARE = {
 
 def run_compile(verb: CompileVerb) -> int:
     """Compile and compare. 1 where the plan, or the program, has a finding of severity error."""
-    question = typed_request(verb.model, verb.layout, verb.plan)
-    plan = planned(question)
-    on_torch = question.request.engine == "torch"
+    typed = typed_request(verb.model, verb.layout, verb.plan)
+    plan = planned(typed)
+    on_torch = typed.request.engine == "torch"
     require_lowered(plan)
     try:
         if on_torch:
             compiled = walk_through(plan, keep_text=verb.hlo)
         else:
-            compiled = compile_plan(question, plan, str(verb.plan.chips), keep_text=verb.hlo)
+            compiled = compile_plan(typed, plan, str(verb.plan.chips), keep_text=verb.hlo)
     except FindingsError as refused:
-        return _refused(verb, question, plan, refused.findings)
+        return _refused(verb, typed, plan, refused.findings)
     if verb.plan.json:
         write_json(compiled.to_json())
     else:
         from shardwright.report.compile.compile_view import compile_view
 
-        view = compile_view(plan, compiled.program, compiled.agreement, compiled.findings, question.chosen)
+        view = compile_view(plan, compiled.program, compiled.agreement, compiled.findings, typed.chosen)
         write_view(view, sys.stdout)
     return 1 if any(finding.severity == "error" for finding in compiled.findings) else 0
 
 
-def _refused(verb: CompileVerb, question: TypedRequest, plan: Plan, findings: Sequence[Finding]) -> int:
+def _refused(verb: CompileVerb, typed: TypedRequest, plan: Plan, findings: Sequence[Finding]) -> int:
     """Show what was predicted, and what the compiler said in place of compiling."""
     if verb.plan.json:
         shown = [finding.to_json() for finding in worst_first((*plan.findings, *findings))]
@@ -74,20 +74,20 @@ def _refused(verb: CompileVerb, question: TypedRequest, plan: Plan, findings: Se
         from shardwright.report.plan.findings_view import findings_list
         from shardwright.report.plan.plan_view import plan_view
 
-        write_view(plan_view(plan, question.chosen, tensors=False), sys.stdout)
+        write_view(plan_view(plan, typed.chosen, tensors=False), sys.stdout)
         write_view(lambda width: findings_list(findings, width), sys.stdout)
     return 1
 
 
-def compile_plan(question: TypedRequest, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
+def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
     """The plan's step compiled for its chips, without them.
 
     Raises InputError for what the user can mend, and FindingsError where the compiler says that it does not fit.
     """
-    machine = question.machine
+    machine = typed.machine
     if machine is None:
         raise InputError("compile needs a target: --chips v5p:4x4x4, h100:8x8, or cpu:8 for simulated devices.")
-    if question.request.engine == "torch":
+    if typed.request.engine == "torch":
         raise InputError(
             "--engine torch: nothing is compiled that could be locked. `shardwright compile` walks through its step."
         )

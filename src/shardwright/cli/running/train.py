@@ -39,15 +39,15 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
-    question = typed_request(verb.model, verb.layout, verb.plan)
-    plan = planned(question)
+    typed = typed_request(verb.model, verb.layout, verb.plan)
+    plan = planned(typed)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
         # Each rank plans for itself, and the first of them prints.
         return launch(plan.mesh.num_devices, arguments, verb.run.out)
     if views:
         from shardwright.report.plan.plan_view import plan_view
 
-        write_view(plan_view(plan, {**question.chosen, **defaults}, tensors=False), sys.stdout)
+        write_view(plan_view(plan, {**typed.chosen, **defaults}, tensors=False), sys.stdout)
         sys.stdout.write("\n" if note is None else f"\n{note}\n")
         sys.stdout.flush()
     if plan.errors:

@@ -78,14 +78,14 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
     return TypedRequest(request=request, chosen=chosen, machine=machine)
 
 
-def planned(question: TypedRequest) -> Plan:
+def planned(typed: TypedRequest) -> Plan:
     """The plan of what was asked, with times where there are chips. Raises FindingsError where there can be none."""
-    plan = make_plan(question.request)
-    if question.machine is None:
+    plan = make_plan(typed.request)
+    if typed.machine is None:
         return plan
     from shardwright.cost import price
 
-    return price(plan, question.machine)
+    return price(plan, typed.machine)
 
 
 def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:

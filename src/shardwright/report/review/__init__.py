@@ -1,5 +1,5 @@
-"""What moved between two plans, as people see it.
+"""Views of the differences between two plans.
 
-difference_view.py  tensor by tensor
-check_view.py       how one lock stands
+difference_view.py  tables of what moved
+check_view.py       the result for one lock
 """

@@ -1,4 +1,4 @@
-"""How one lock stands, as people look at it: in a line where nothing moved."""
+"""The view of one checked lock: one line where nothing moved."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def check_view(
     *,
     written: bool,
 ) -> View:
-    """Draws what `check` found. ``written``: the lock was written anew."""
+    """Draws the result of `check`. ``written``: the lock was written again."""
 
     def view(width: int) -> RenderableType:
         parts: list[RenderableType] = [Text.assemble((path, "bold"), f": {_state(found, declared, written=written)}")]
-        if found is not None and (found.moved or found.said):
+        if found is not None and (found.moved or found.requested):
             parts += [Text(""), difference_view(found, SIDES)(width)]
         elif declared and not written:
             parts += [Text(f"  {change.text}", style="dim") for change in declared]
         if findings:
             parts += [
-                *([] if found is not None and (found.moved or found.said) else [Text("")]),
+                *([] if found is not None and (found.moved or found.requested) else [Text("")]),
                 findings_list(findings, width),
             ]
         return Group(*parts)
@@ -48,10 +48,10 @@ def _state(found: Difference | None, declared: Sequence[DeclaredChange], *, writ
         return "there is no plan to compare it with"
     if found.moved:
         return "moved; written anew" if written else "moved"
-    if found.said:
-        return "asks otherwise; written anew" if written else "asks otherwise"
+    if found.requested:
+        return "the request differs; written anew" if written else "the request differs"
     number = len(found.tensors) + found.num_unchanged
-    said = f"nothing moved, {number} tensors and all collectives are as they were locked"
+    unchanged = f"nothing moved, {number} tensors and all collectives are as they were locked"
     if written:
-        return f"{said}; written anew"
-    return f"{said}, though it is declared in other words" if declared else said
+        return f"{unchanged}; written anew"
+    return f"{unchanged}, though it is declared in another form" if declared else unchanged

@@ -1,4 +1,4 @@
-"""What moved between two plans, as people look at it."""
+"""The view of the differences between two plans."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
 
 NOTHING = "-"
-UNKNOWN = "of a component that the compiler did not keep"
+UNKNOWN = "component unknown: the compiler did not keep it"
 REMOVED, ADDED = "red", "green"
 MOST_FIELDS = 10
-"""Lines of fields that differ: `--json` has them all."""
+"""The most lines of fields that differ: `--json` has them all."""
 
 
 def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> View:
-    """Draws a difference: the two sides by their names, tensors, collectives, memory, and what was compiled."""
+    """Draws a difference: the two sides by their names, tensors, collectives, memory, and the compiled programs."""
 
     def view(width: int) -> RenderableType:
         before = AxisColors.of(found.before.mesh)
@@ -31,7 +31,7 @@ def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> V
         number = len(found.tensors) + found.num_unchanged
         if not found.moved:
             parts.append(Text(f"Nothing moves: {number} tensors and all collectives are the same."))
-            return Group(*parts, *_beside(found))
+            return Group(*parts, *_fields(found))
         for kind in ("weight", "activation"):
             changes = [change for change in found.tensors if change.kind == kind]
             if changes:
@@ -41,7 +41,7 @@ def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> V
         if found.collectives:
             title = "collectives that differ; bytes and times a step, per device"
             parts.append(section(title, _collectives(found, names, colors, width)))
-        parts += _beside(found)
+        parts += _fields(found)
         parts.append(section("memory of one device", _memory(found.memory, names, width)))
         if found.compiled is not None:
             parts += _compiled(found.compiled, names, colors, width)
@@ -50,9 +50,9 @@ def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> V
     return view
 
 
-def _beside(found: Difference) -> list[RenderableType]:
-    """The fields that differ, where no table has them."""
-    changes = found.beside
+def _fields(found: Difference) -> list[RenderableType]:
+    """The fields that differ and are in no table."""
+    changes = found.reported_fields
     more = [f"  and {len(changes) - MOST_FIELDS} more"] if len(changes) > MOST_FIELDS else []
     lines = [*(f"  {change.text}" for change in changes[:MOST_FIELDS]), *more]
     return [section(f"fields that differ: {len(changes)}", Text("\n".join(lines)))] if changes else []
@@ -61,7 +61,7 @@ def _beside(found: Difference) -> list[RenderableType]:
 def _compiled(
     found: CompiledDifference, names: tuple[str, str], colors: AxisColors, width: int
 ) -> list[RenderableType]:
-    """What the compiler made of both sides."""
+    """The differences between the compiled programs."""
     targets = dict.fromkeys(found.target)
     if not found.moved:
         return [Text(f"compiled for {found.target[0]}: the same collectives and memory.\n", style="dim")]
@@ -80,7 +80,7 @@ def _compiled(
 
 
 def _larger(found: Difference) -> dict[str, int]:
-    """An axis has a colour when it is larger than 1 on either side."""
+    """The mesh axes with their larger size of both sides: an axis has a colour when it is larger than 1 on either."""
     meshes = (found.before.mesh, found.after.mesh)
     return {axis: max(mesh.get(axis, 1) for mesh in meshes) for mesh in meshes for axis in mesh}
 
@@ -90,9 +90,11 @@ def _head(found: Difference, names: tuple[str, str], colors: AxisColors) -> Rend
     first, second = names
     sizes = [_devices(side) for side in (found.before, found.after)]
     if sizes[0] != sizes[1]:
-        notes.append(f"{first} has {sizes[0]} devices, {second} {sizes[1]}: bytes on a device are not of equal shares.")
-    elif found.mesh_moved and _cutting(found.before) == _cutting(found.after):
-        notes.append("The mesh axes have another order or other links: the same parts lie on other devices.")
+        notes.append(
+            f"{first} has {sizes[0]} devices, {second} {sizes[1]}: bytes per device are not directly comparable."
+        )
+    elif found.mesh_moved and _larger_than_one(found.before) == _larger_than_one(found.after):
+        notes.append("The mesh axes have another order or other links: the same shards are on other devices.")
     for name, side in zip(names, (found.before, found.after), strict=True):
         if side.errors:
             notes.append(f"{name} has findings of severity error ({side.errors}): `shardwright plan` shows them.")
@@ -111,7 +113,7 @@ def _side(name: str, side: Side, colors: AxisColors, style: str) -> Text:
     return Text.assemble((name, style), what, "\n", " " * len(name), mesh, f"; {step}")
 
 
-def _cutting(side: Side) -> dict[str, int]:
+def _larger_than_one(side: Side) -> dict[str, int]:
     return {axis: size for axis, size in side.mesh.items() if size != 1}
 
 
@@ -140,14 +142,14 @@ def _tensors(changes: Sequence[TensorChange], names: tuple[str, str], colors: Ax
 
 
 def _tensor(change: TensorChange, colors: AxisColors) -> list[list[Text]]:
-    """Lines before and after for each of what differs; bytes stand beside the first."""
+    """A line before and a line after for each field that differs. The first pair has the bytes."""
     rows: list[list[Text]] = []
     leaf = change.name.rpartition(".")[2]
     specs = [("at rest", change.at_rest), ("in use", change.in_use)]
     others = [("dtype", change.dtype), ("shape", change.shape)] if change.change == "moved" else []
     shown = [(label, pair) for label, pair in (*specs, *others) if pair[0] != pair[1]]
     if not shown and change.bytes_per_device[0] == change.bytes_per_device[1] and change.gradient[0]:
-        # With another place comes another reduction; alone, it is what is to be seen.
+        # Another placement implies another reduction, so the reduction is only shown where it is the only difference.
         shown = [("gradient", change.gradient)]
     if not shown:
         shown = [next((label, pair) for label, pair in specs if pair != (None, None))]
@@ -155,8 +157,8 @@ def _tensor(change: TensorChange, colors: AxisColors) -> list[list[Text]]:
         for sign, style, text, num_bytes in zip("-+", (REMOVED, ADDED), pair, change.bytes_per_device, strict=True):
             name = leaf if number == 0 and sign == "-" else ""
             where = Text(label if sign == "-" else "", style="dim")
-            said = colors.spec(text or "") if (label, pair) in specs else Text(text or "")
-            text = Text.assemble((f"{sign} ", style), said if text is not None else NOTHING)
+            shown_text = colors.spec(text or "") if (label, pair) in specs else Text(text or "")
+            text = Text.assemble((f"{sign} ", style), shown_text if text is not None else NOTHING)
             size = pretty_bytes(num_bytes) if num_bytes is not None and number == 0 else ""
             emphasis = "" if change.bytes_per_device[0] == change.bytes_per_device[1] else "bold"
             row = [Text(name), where, text, Text(size, style=emphasis)]
