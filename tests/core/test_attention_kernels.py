@@ -13,11 +13,11 @@ from shardwright.core.plan.attention_kernels import (
     LARGEST_BLOCK,
     NEEDS,
     SCORES_OF_BLOCK,
-    Attending,
     Backend,
-    attending_of,
+    LocalAttention,
     block_of,
     choose_attention,
+    local_attention,
 )
 from tests.cost.plans import plan_of
 
@@ -52,33 +52,33 @@ EXPECTED = {
     "8b in float32": ("blockwise", "splash", "blockwise", "blockwise"),
     "8b, odd rows": ("blockwise", "blockwise", "blockwise", "blockwise"),
     "8b, long rows": ("blockwise", "splash", "triton", "triton"),
-    "8b, short rows": ("whole", "whole", "whole", "whole"),
+    "8b, short rows": ("full", "full", "full", "full"),
 }
 """On CPU, on TPU, on a GPU without cuDNN and on one with it."""
 
 
 @pytest.mark.parametrize("case", PLANS)
 def test_each_backend_takes_the_best_way_it_has(case: str) -> None:
-    attending = attending_of(PLANS[case])
+    attending = local_attention(PLANS[case])
     assert attending is not None
     assert tuple(choose_attention(backend, attending).name for backend in BACKENDS) == EXPECTED[case]
 
 
 def test_what_one_device_attends_with_is_read_off_the_plan() -> None:
-    assert attending_of(LLAMA) == Attending(
+    assert local_attention(LLAMA) == LocalAttention(
         rows=1, queries=8192, keys=8192, heads=128, width=128, value_width=128, dtype="bfloat16"
     )
-    gathered = Attending(rows=1, queries=512, keys=4096, heads=128, width=192, value_width=128, dtype="bfloat16")
-    assert attending_of(GATHERED) == gathered
-    assert attending_of(BALANCED) == replace(gathered, in_order=False)
+    gathered = LocalAttention(rows=1, queries=512, keys=4096, heads=128, width=192, value_width=128, dtype="bfloat16")
+    assert local_attention(GATHERED) == gathered
+    assert local_attention(BALANCED) == replace(gathered, in_order=False)
     in_turn = plan_of("llama3-405b", "fsdp-tp", mesh_sizes={"fsdp": 64, "tensor": 8}, batch=512, microbatches=4)
-    attending = attending_of(in_turn)
+    attending = local_attention(in_turn)
     assert attending is not None
     assert (attending.rows, attending.heads) == (2, 16)
 
 
 def test_what_a_better_way_lacked_is_said() -> None:
-    attending = attending_of(BALANCED)
+    attending = local_attention(BALANCED)
     assert attending is not None
     assert choose_attention("gpu with cuDNN", attending).lacking == {
         "cudnn": ("one width of at most 128, a multiple of 8",),
@@ -89,7 +89,7 @@ def test_what_a_better_way_lacked_is_said() -> None:
 
 @pytest.mark.parametrize("need", NEEDS)
 def test_every_need_is_one_that_a_case_can_lack(need: str) -> None:
-    good = Attending(rows=1, queries=1024, keys=1024, heads=8, width=128, value_width=128, dtype="bfloat16")
+    good = LocalAttention(rows=1, queries=1024, keys=1024, heads=8, width=128, value_width=128, dtype="bfloat16")
     bad = [
         replace(good, ring=True),
         replace(good, queries=512),
@@ -116,5 +116,5 @@ def test_a_block_is_as_large_as_its_scores_permit(backend: Backend, heads: int) 
 
 def test_the_table_in_words_has_every_way() -> None:
     text = attention_kernels.__doc__ or ""
-    for name in ("whole", *(way.name for way in KERNELS), "blockwise"):
+    for name in ("full", *(way.name for way in KERNELS), "blockwise"):
         assert f"\n| {name} |" in text

@@ -245,7 +245,7 @@ def test_products_name_only_axes_that_are_larger_than_one():
 def test_one_whole_expert_left_is_no_dim_cut_too_finely():
     found = plan("mixtral-test", "shard-exp-on-fsdp", mesh_sizes={"fsdp": 4, "expert": 2})
     (gate,) = [t for t in found.weights if t.name == "layers.moe.gate"]
-    assert str(gate.rests).split()[0] == "experts/expert/fsdp"
+    assert str(gate.spec).split()[0] == "experts/expert/fsdp"
     assert of(found, "SW114") == []
 
 

@@ -277,7 +277,11 @@ def test_a_use_in_which_an_axis_is_idle_makes_the_same_gradient_on_each_of_its_d
     roles = f"{{fsdp: fsdp, other: {{elsewhere: fsdp, {idle}: idle}}}}"
     plan = plan_of("llama3-1b", f"name: mine\nmesh: {{fsdp: 4, other: 2}}\nroles: {roles}\n", {})
     ways = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
-    assert {use: way.alone for use, way in ways.items()} == {"embedding": (), "logits": (), idle: ("other",)}
+    assert {use: way.replicated_gradient for use, way in ways.items()} == {
+        "embedding": (),
+        "logits": (),
+        idle: ("other",),
+    }
 
 
 def test_a_routing_bias_is_a_buffer_that_every_rank_holds() -> None:

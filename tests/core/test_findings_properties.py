@@ -87,7 +87,7 @@ def test_heads_and_experts_are_refused_exactly_where_a_device_would_get_a_part_o
     refused = {f.where.split("'")[1] for f in make_plan(plan.request).findings if f.code == "SW107"}
     broken = set()
     for tensor in plan.weights:
-        for size, dim in zip(tensor.shape, tensor.rests.dims[-len(tensor.shape) :], strict=True):
+        for size, dim in zip(tensor.shape, tensor.spec.dims[-len(tensor.shape) :], strict=True):
             if size % plan.mesh.size(dim.axes):
                 broken.add(dim.logical_axis)
     assert refused == broken

@@ -100,7 +100,7 @@ def test_experts_are_a_group_of_their_own() -> None:
     groups = groups_of(one for one in weights_of(plan) if one.layer == 0)
     assert [group.axes for group in groups] == [("fsdp",), ("fsdp", "expert")]
     assert {one.component for one in groups[0].weights} == {"moe"}
-    assert all(not group.late(one) for group in groups for one in group.weights)
+    assert all(not group.other_replicas(one) for group in groups for one in group.weights)
 
 
 def test_what_only_some_of_a_group_sum_is_summed_late_and_all_of_it_at_once() -> None:

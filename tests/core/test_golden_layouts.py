@@ -32,7 +32,7 @@ def plan_of(preset: str, model: str) -> Plan:
 
 def row_spec(tensor: TensorPlan) -> Spec:
     """The spec of one layer: without the stack of layers that pipeline stages cut."""
-    dims = tensor.rests.dims
+    dims = tensor.spec.dims
     return Spec(dims[len(dims) - len(tensor.shape) :])
 
 
@@ -54,7 +54,7 @@ def test_matrix_has_all_fourteen_presets_for_all_three_families():
 @pytest.mark.parametrize(("preset", "model"), CASES)
 def test_an_axis_cuts_at_most_one_dim_of_any_tensor(preset, model):
     for tensor in plan_of(preset, model).tensors:
-        for spec in (tensor.rests, tensor.in_use):
+        for spec in (tensor.spec, tensor.in_use):
             # Read from the text, not from the Spec, which asserts the law when it is made.
             axes = [axis for word in str(spec).split() for axis in word.split("/")[1:]]
             assert len(axes) == len(set(axes)), (tensor.name, str(spec))
@@ -65,20 +65,20 @@ def test_every_axis_asked_for_is_granted_or_the_reason_is_recorded(preset, model
     plan = plan_of(preset, model)
     layout = plan.request.layout
     for tensor in plan.weights:
-        asked = {one.axis: one for one in tensor.asked}
+        asked = {one.axis: one for one in tensor.axis_requests}
         for axis in plan.mesh.names:
             role = ROLES[layout.role(axis, tensor.component)]
             cuts = [n for n in role.weights if n in tensor.in_use.logical_axes or (n == "layers" and tensor.stack)]
             if not cuts and not role.stores:
                 assert axis not in asked, (tensor.name, axis)
-                assert axis not in tensor.rests.axes, (tensor.name, axis)
+                assert axis not in tensor.spec.axes, (tensor.name, axis)
                 continue
             one = asked[axis]
             if one.granted is None:
                 assert one.refused in get_args(Refusal), (tensor.name, axis)
-                assert axis not in tensor.rests.axes, (tensor.name, axis)
+                assert axis not in tensor.spec.axes, (tensor.name, axis)
             else:
-                assert axis in tensor.rests.axes_of(one.granted), (tensor.name, axis)
+                assert axis in tensor.spec.axes_of(one.granted), (tensor.name, axis)
 
 
 @pytest.mark.parametrize("preset", ["cp", "ep", "ep-as-cp", "fsdp", "hsdp"])
@@ -87,7 +87,9 @@ def test_every_weight_that_no_dim_can_hold_is_counted_by_a_finding(preset):
     asked = request(preset, "deepseek3-test")
     sizes = {axis: 5 if axis == "fsdp" else 1 for axis in asked.layout.mesh}
     plan = make_plan(replace(asked, mesh_sizes=sizes, devices=5, batch=10))
-    whole = [tensor.name for tensor in plan.weights if any(one.refused == "none-divides" for one in tensor.asked)]
+    whole = [
+        tensor.name for tensor in plan.weights if any(one.refused == "none-divides" for one in tensor.axis_requests)
+    ]
     named = [finding for finding in plan.errors if finding.code == "SW114"]
     more = [re.search(r"and (\d+) more weights?", finding.cost) for finding in named]
     assert len(whole) > 3
@@ -101,7 +103,7 @@ def test_bytes_are_those_of_the_largest_box_that_a_device_owns(preset, model):
     for tensor in plan.tensors:
         owned = owned_boxes(row_spec(tensor), plan.mesh, tensor.shape)
         largest = max(sum(box.size for box in boxes) for boxes in owned)
-        assert tensor.bytes_per_device == largest * DTYPE_BYTES[tensor.dtype], (tensor.name, str(tensor.rests))
+        assert tensor.bytes_per_device == largest * DTYPE_BYTES[tensor.dtype], (tensor.name, str(tensor.spec))
 
 
 @pytest.mark.parametrize(("preset", "model"), CASES)

@@ -32,10 +32,10 @@ def test_every_device_sees_as_many_keys(devices: int) -> None:
 
 
 def test_the_order_is_that_of_the_axes_that_cut_rows() -> None:
-    assert plan_of("cp", fsdp=2, context=4).row_pieces == (0, 7, 1, 6, 2, 5, 3, 4)
-    assert plan_of("cp", fsdp=2, context=4, move="ring").row_pieces == (0, 7, 1, 6, 2, 5, 3, 4)
-    assert plan_of("ep-as-cp", fsdp=2, expert=2).row_pieces == (0, 3, 1, 2)
-    assert plan_of("cp", fsdp=2, context=4, balanced=False).row_pieces == (0,)
+    assert plan_of("cp", fsdp=2, context=4).row_chunks == (0, 7, 1, 6, 2, 5, 3, 4)
+    assert plan_of("cp", fsdp=2, context=4, move="ring").row_chunks == (0, 7, 1, 6, 2, 5, 3, 4)
+    assert plan_of("ep-as-cp", fsdp=2, expert=2).row_chunks == (0, 3, 1, 2)
+    assert plan_of("cp", fsdp=2, context=4, balanced=False).row_chunks == (0,)
 
 
 def test_where_it_does_nothing_it_is_said() -> None:
@@ -44,7 +44,7 @@ def test_where_it_does_nothing_it_is_said() -> None:
         (plan_of("cp", fsdp=8, context=1), "no axis larger than 1"),
         (plan_of("fsdp", fsdp=8), "no axis larger than 1"),
     ):
-        assert plan.row_pieces == (0,)
+        assert plan.row_chunks == (0,)
         (told,) = [f for f in plan.findings if f.code == "SW122"]
         assert told.severity == "info"
         assert told.found.startswith(why)

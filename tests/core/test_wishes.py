@@ -41,7 +41,7 @@ def test_key_heads_that_a_rule_leaves_whole(kv_heads, engine) -> None:
     assert not plan.errors
     assert not [f for f in plan.findings if f.severity == "warning" and f.code == "SW101"]
     for name in ("layers.attention.k", "layers.attention.v"):
-        assert "tensor" not in plan.by_name[name].rests.axes
+        assert "tensor" not in plan.by_name[name].spec.axes
 
 
 def wishes(layout: Layout, table: ModelTable) -> Iterator[tuple[str, Layout]]:

@@ -18,7 +18,7 @@ def sent(plan) -> float:
     for one in plan.collectives:
         if one.axes == axis and one.component == "moe":
             floats = plan.by_name[one.tensors[0]].dtype != "int32"
-            devices = one.part.size if one.part else 8
+            devices = one.subgroup.size if one.subgroup else 8
             share = 1 - 1 / devices if one.kind in ("all-to-all", "all-gather", "reduce-scatter") else 0
             total += floats * share * one.bytes_per_device * one.count_per_step
     return total / plan.request.table.num_layers

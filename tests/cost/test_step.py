@@ -20,7 +20,7 @@ def test_every_collective_has_the_time_of_its_executions():
     laid, rates = lay(plan.mesh, read_machine("v5p:4x4x4")), Rates.of(chip_of("v5p"), "used")
     assert plan.collectives
     for one in plan.collectives:
-        time = time_of(one.kind, one.bytes_per_device, laid.group(one.axes, one.part), rates)
+        time = time_of(one.kind, one.bytes_per_device, laid.group(one.axes, one.subgroup), rates)
         assert time is not None
         assert one.seconds == one.count_per_step * time.seconds
     assert plan.step is not None

@@ -84,7 +84,7 @@ def test_a_device_may_meet_parts_of_several_kv_heads() -> None:
 @pytest.mark.parametrize("model", ["grouped", "latent"])
 def test_rows_that_lie_head_to_tail_are_put_back_nowhere(model: str, move: str) -> None:
     case = case_of(WITH_ROWS, model, move, balanced=True)
-    pieces = plan_of(case).row_pieces
+    pieces = plan_of(case).row_chunks
     assert pieces == (0, 7, 1, 6, 2, 5, 3, 4)
     added, (of_stream, of_weights) = program_of(case)(weights_of(model), balanced(pieces, batch()))
     expected, (of_expected_stream, of_expected_weights) = on_one_device(model)
@@ -96,7 +96,7 @@ def test_rows_that_lie_head_to_tail_are_put_back_nowhere(model: str, move: str) 
 def test_positions_and_segments_left_behind_are_another_attention(left: str) -> None:
     """What the tests above would see of a loader that arranges tokens alone."""
     case = case_of(WITH_ROWS, "grouped", "ring", balanced=True)
-    pieces = plan_of(case).row_pieces
+    pieces = plan_of(case).row_chunks
     arrays = {**balanced(pieces, batch()), left: batch()[left]}
     added, _ = program_of(case)(weights_of(case.model), arrays)
     expected = balanced(pieces, {"added": on_one_device(case.model)[0]})["added"]

@@ -121,7 +121,7 @@ def test_a_ragged_exchange_has_groups_in_that_order_too(axes: tuple[str, ...]) -
 @pytest.mark.parametrize("which", ["minor", "major"])
 def test_a_hop_takes_its_part_of_an_axis(which) -> None:
     sizes, part = {"b": 2, "a": 4}, SubGroup(which=which, minor=2, major=2)
-    step = Step(kind="all-gather", axes=("a",), part=part)
+    step = Step(kind="all-gather", axes=("a",), subgroup=part)
     groups = [[base + place for place in group] for base in (0, 4) for group in part.groups]
     expected = by_hand(groups)
 

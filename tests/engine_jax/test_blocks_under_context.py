@@ -39,7 +39,7 @@ def test_it_is_the_attention_of_one_device(model: str, move: str) -> None:
 @pytest.mark.parametrize("move", ["gather", "ring"])
 def test_rows_may_lie_head_to_tail(move: str) -> None:
     case = in_blocks(case_of(WITH_ROWS, "latent", move, balanced=True))
-    pieces = plan_of(case).row_pieces
+    pieces = plan_of(case).row_chunks
     added, (of_stream, of_weights) = program_of(case)(weights_of(case.model), balanced(pieces, batch()))
     expected, (of_expected_stream, of_expected_weights) = on_one_device(case.model)
     along_rows = balanced(pieces, {"added": expected, "stream": of_expected_stream})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.core.plan.attention_kernels import Backend
-from shardwright.core.plan.expert_kernels import ExpertProducts, choose_products
+from shardwright.core.plan.expert_kernels import ExpertKernel, choose_expert_kernel
 from shardwright.engine_jax.experts.grouped import _back_by_kernel, _by_kernel, grouped_swiglu
 from shardwright.engine_jax.experts.grouped_blocks import Matrices, back_in_blocks, in_blocks, num_blocks
 
@@ -24,8 +24,8 @@ KERNELS = {
 }
 
 
-def products_of(backend: Backend, rows: int) -> ExpertProducts:
-    return choose_products(backend, buffer_rows=rows, experts=EXPERTS, dtype="float32")
+def products_of(backend: Backend, rows: int) -> ExpertKernel:
+    return choose_expert_kernel(backend, buffer_rows=rows, experts=EXPERTS, dtype="float32")
 
 
 def drawn(*shape: int) -> np.ndarray:

@@ -72,7 +72,7 @@ def test_under_context_splash_is_the_attention_of_one_device(
     monkeypatch.setattr(attention, "splash", partial(splash, interpret=True))
     case = case_of(WITH_ROWS, "latent", move, balanced=not in_text_order)
     case = replace(case, way=ChosenKernel(name="splash", block=0, why="the test wants it"), longer=16)
-    pieces = plan_of(case).row_pieces
+    pieces = plan_of(case).row_chunks
     assert (pieces == (0,)) == in_text_order
     added, (of_stream, of_weights) = program_of(case)(weights_of("latent"), balanced(pieces, batch(16)))
     expected, (of_expected_stream, of_expected_weights) = on_one_device("latent", 16)

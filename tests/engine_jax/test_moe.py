@@ -200,7 +200,7 @@ def plan_of(case: Case) -> Plan:
 
 def of_one_layer(plan: Plan, name: str) -> Spec:
     row = plan.by_name[STACK + name]
-    return Spec(row.rests.dims[len(row.rests.dims) - len(row.shape) :])
+    return Spec(row.spec.dims[len(row.spec.dims) - len(row.shape) :])
 
 
 def lowered_layer(case: Case) -> tuple[Any, Plan]:
@@ -242,7 +242,7 @@ def compiled_layer(case: Case) -> tuple[Any, Plan]:
 def result_of(case: Case) -> Result:
     """What the layer of a case does, its rows put in the order of the text."""
     compiled, plan = compiled_layer(case)
-    order = np.concatenate([np.arange(LENGTH).reshape(len(plan.row_pieces), -1)[piece] for piece in plan.row_pieces])
+    order = np.concatenate([np.arange(LENGTH).reshape(len(plan.row_chunks), -1)[piece] for piece in plan.row_chunks])
     x_BLM, segments_BL = X_BLM[:, order], VALID_BL[:, order].astype(np.int32)
     result = compiled(*jax.device_put((x_BLM, segments_BL, WEIGHTS), compiled.input_shardings[0]))
     back = np.argsort(order)

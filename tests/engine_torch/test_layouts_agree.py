@@ -81,4 +81,4 @@ def test_what_is_computed_again_changes_nothing(case: Case, remat: str, four: Ra
 def test_a_balanced_row_lies_in_another_order() -> None:
     """The cases above would say nothing if it did not."""
     plan = torch_plan(case(LLAMA3, "cp", "fsdp=1,context=4", "attention=ring", SHARED_HEADS, balanced=True))
-    assert plan.row_pieces == tuple(head_tail(8, 4)) == (0, 7, 1, 6, 2, 5, 3, 4)
+    assert plan.row_chunks == tuple(head_tail(8, 4)) == (0, 7, 1, 6, 2, 5, 3, 4)

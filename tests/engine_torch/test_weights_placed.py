@@ -98,7 +98,7 @@ def numbers(one: WeightOfLayer) -> torch.Tensor:
 
 def numbered(one: WeightOfLayer, ranks: Ranks) -> torch.nn.Parameter:
     """What ``fully_shard`` begins with: the part in use, with its numbers."""
-    box = shard_box(one.cut, ranks.mesh, one.shape, ranks.rank)
+    box = shard_box(one.in_use, ranks.mesh, one.shape, ranks.rank)
     assert box is not None
     empty, own = empty_parameter(one, ranks), numbers(one)[box.slices].contiguous()
     if isinstance(empty, DTensor):

@@ -43,7 +43,7 @@ def rests_by_flax(plan: Plan, text: str) -> dict[str, tuple[tuple[str, ...], ...
 
 
 def rests_by_plan(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
-    return {row.name: tuple(dim.axes for dim in row.rests.dims) for row in plan.weights}
+    return {row.name: tuple(dim.axes for dim in row.spec.dims) for row in plan.weights}
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -99,7 +99,7 @@ def test_exported_rules_cut_maxtexts_own_names_as_the_plan_does(model: str) -> N
             names = [word.split("/")[0] for word in specs[row.name].split() if word.split("/")[0] not in DIMS_OF_LAYERS]
             spec = logical_to_mesh_axes(tuple(None if name == "_" else name for name in names), rules) or ()
             cuts = [(cut,) if isinstance(cut, str) else tuple(cut or ()) for cut in spec]
-            rests = [dim.axes for dim in row.rests.dims if dim.logical_axis != "layers"]
+            rests = [dim.axes for dim in row.spec.dims if dim.logical_axis != "layers"]
             assert cuts == rests, (layout, row.name)
 
 

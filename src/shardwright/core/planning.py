@@ -67,7 +67,7 @@ def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
         shard_group=shard_group,
         replica_group=tuple(axis for axis in mesh.names if axis not in shard_group),
         gradient=gradient_reductions(stored, request.layout, resolved.at_rest, resolved.in_use),
-        asked=resolved.asked,
+        axis_requests=resolved.axis_requests,
         stack=weight.stack,
     )
 

@@ -20,7 +20,7 @@ from math import prod
 
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan
-from shardwright.core.resolution.resolve import multiplied
+from shardwright.core.resolution.resolve import operand_spec
 
 Work = Mapping[tuple[str, Phase], float]
 """Flops of one device in a step, by component and phase."""
@@ -76,7 +76,7 @@ def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -
         # Made where they are attended to: of all tokens that a device has gathered, or that come by, for its own heads.
         keys = plan.by_name.get("attention.keys_attended")
         cutting = set(keys.in_use.axes if keys else layout.axes_sharding("batch", component))
-    part = multiplied(tensor.in_use, component, layout, plan.mesh)
+    part = operand_spec(tensor.in_use, component, layout, plan.mesh)
     return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(cutting | set(part.axes))
 
 

@@ -39,9 +39,9 @@ def timed(plan: Plan, laid: Laid, reading: Reading = "used") -> Timed:
     chip = laid.machine.numbers
     assert chip is not None
     rates = Rates.of(chip, reading)
-    groups = {way: laid.group(*way) for way in {(one.axes, one.part) for one in plan.collectives}}
+    groups = {way: laid.group(*way) for way in {(one.axes, one.subgroup) for one in plan.collectives}}
     times = tuple(
-        time_of(one.kind, one.bytes_per_device, groups[one.axes, one.part], rates) for one in plan.collectives
+        time_of(one.kind, one.bytes_per_device, groups[one.axes, one.subgroup], rates) for one in plan.collectives
     )
     return Timed(times=times, step=_step(plan, times, chip, reading))
 

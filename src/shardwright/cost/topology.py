@@ -166,7 +166,7 @@ def _seconds_if_closed(scene: Scene, axes: set[str]) -> float:
     total = 0.0
     for one in scene.plan.collectives:
         if axes & set(one.axes):
-            group = scene.laid.group(one.axes, one.part)
+            group = scene.laid.group(one.axes, one.subgroup)
             group = replace(group, lines=tuple(replace(line, closed=line.size > 2) for line in group.lines))
             total += seconds_of(one, time_of(one.kind, one.bytes_per_device, group, scene.rates)) or 0
     return total

@@ -92,7 +92,7 @@ def _whole_sizes(plan: Plan, rows: Sequence[TensorPlan], one: CompiledCollective
     sizes = set()
     for row in rows:
         part = row.bytes_per_device // width(row.dtype)
-        cutting = [axis for axis in row.rests.axes if axis in one.axes]
+        cutting = [axis for axis in row.spec.axes if axis in one.axes]
         sizes |= {part * plan.mesh.size(cutting) * wide for wide in (2, 4)}
     return sizes
 

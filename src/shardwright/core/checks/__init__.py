@@ -12,17 +12,17 @@ from dataclasses import replace
 from shardwright.core.checks.balance import balance
 from shardwright.core.checks.choices import choices
 from shardwright.core.checks.engines import not_run
+from shardwright.core.checks.expert_buffer import expert_buffer
 from shardwright.core.checks.idle import idle_axes
 from shardwright.core.checks.memory import memory
 from shardwright.core.checks.pays import pays
 from shardwright.core.checks.replicas import replicated_activations, replicated_weights
 from shardwright.core.checks.rows import rows_and_tokens
-from shardwright.core.checks.slots import slots
 from shardwright.core.checks.stages import stages
 from shardwright.core.checks.storage import another_dim, too_small
 from shardwright.core.checks.strides import strides
 from shardwright.core.checks.two_dims import two_dims
-from shardwright.core.checks.units import padded, whole_units
+from shardwright.core.checks.units import padded, split_units
 from shardwright.core.checks.unused import unused
 from shardwright.core.findings.draft import Candidate, Draft, Key
 from shardwright.core.findings.errors import FindingsError
@@ -38,8 +38,8 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     idle_axes,
     padded,
     choices,
-    slots,
-    whole_units,
+    expert_buffer,
+    split_units,
     rows_and_tokens,
     balance,
     stages,

@@ -115,11 +115,11 @@ def _two_ways(plan: Plan) -> Iterator[Draft]:
 
 
 def _difference(own: str, way: WeightResharding, component: str, other: WeightResharding) -> str:
-    if way.part != other.part or way.whole != other.whole:
-        specs = (way.part, other.part) if way.part != other.part else (way.whole, other.whole)
+    if way.operand != other.operand or way.gathered != other.gathered:
+        specs = (way.operand, other.operand) if way.operand != other.operand else (way.gathered, other.gathered)
         return f"it is {specs[0]} in '{own}' and {specs[1]} in '{component}'"
-    if way.alone != other.alone:
-        parts = sorted({*way.alone} ^ {*other.alone})
+    if way.replicated_gradient != other.replicated_gradient:
+        parts = sorted({*way.replicated_gradient} ^ {*other.replicated_gradient})
         return f"its gradient is in parts over {every(map(repr, parts))} from one use and whole from the other"
     return ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import entry, named_roles, resized
-from shardwright.core.checks.tensors import cuts, device_bytes, largest_first
+from shardwright.core.checks.tensors import device_bytes, largest_first, shards
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.roles import COMPONENTS, SEQUENCE_PARALLEL
@@ -18,7 +18,7 @@ def idle_axes(plan: Plan) -> Iterator[Draft]:
     """One draft for each axis that does nothing at all, and otherwise for each part in which it does nothing."""
     for axis in plan.mesh.larger_than_one(plan.mesh.names):
         declared = plan.request.layout.entries[axis]
-        if cuts(plan, axis):
+        if shards(plan, axis):
             yield from _in_components(plan, axis)
         elif any(_cuts_what_is_not_listed(plan, axis, component) for component in plan.request.table.components):
             continue
@@ -55,7 +55,7 @@ def _in_components(plan: Plan, axis: str) -> Iterator[Draft]:
         role = declared.roles[component]
         tensors = [t for t in plan.tensors if t.component == component]
         if role != "idle":
-            if not cuts(plan, axis, component) and not _cuts_what_is_not_listed(plan, axis, component):
+            if not shards(plan, axis, component) and not _cuts_what_is_not_listed(plan, axis, component):
                 yield _role_cuts_nothing(plan, axis, component, role)
         elif component not in declared.declared and declared.elsewhere not in (None, "idle"):
             left_idle[component] = tensors
@@ -96,7 +96,7 @@ def _rules_leave_it_out(plan: Plan, axis: str, component: str | None = None) -> 
         asked.axis == axis and asked.refused == "left-out"
         for tensor in plan.weights
         if component in (None, tensor.component)
-        for asked in tensor.asked
+        for asked in tensor.axis_requests
     )
 
 
@@ -108,16 +108,16 @@ def _left_idle(plan: Plan, axis: str, parts: dict[str, list[TensorPlan]]) -> Dra
     tensor = largest_first(tensors)[0]
     held = sum(device_bytes(t) for t in tensors)
     component, logical_axis = SEQUENCE_PARALLEL
-    parallel = declared.elsewhere == "tensor" and component in parts and logical_axis in tensor.rests.logical_axes
-    whole = (0, len(str(tensor.rests)))
+    parallel = declared.elsewhere == "tensor" and component in parts and logical_axis in tensor.spec.logical_axes
+    whole = (0, len(str(tensor.spec)))
     finding = Finding(
         code="SW103",
         severity="info",
         tensor=tensor.name,
         where=f"axis '{axis}' in {every(repr(c) for c in parts)}",
         position=declared.position,
-        notation=str(tensor.rests),
-        mark=place_in(tensor.rests, tensor.rests.logical_axes.index(logical_axis)) if parallel else whole,
+        notation=str(tensor.spec),
+        mark=place_in(tensor.spec, tensor.spec.logical_axes.index(logical_axis)) if parallel else whole,
         found=f"idle there: role '{declared.elsewhere}' has nothing to cut",
         needed="nothing: 'elsewhere' leaves it idle where its role has nothing to cut",
         cost=f"{bytes_text(held)} of weights and activations of all layers a device, the same over "

@@ -8,9 +8,9 @@ from typing import Literal
 
 from shardwright.core.checks.edits import entry, named_roles, resized, rule, without_rule
 from shardwright.core.checks.tensors import (
-    cuts,
     device_bytes,
     largest_first,
+    shards,
     state_factor,
     unsharded_bytes,
     weight_rows,
@@ -68,7 +68,7 @@ def replicated_weights(plan: Plan) -> Iterator[Draft]:
     total = sum(unsharded_bytes(tensor) for tensor in plan.weights)
     groups: dict[tuple[Cause, tuple[str, ...], bool], list[Replicated]] = {}
     for whole in _whole(plan):
-        uncut = not plan.mesh.larger_than_one(whole.tensor.rests.axes)
+        uncut = not plan.mesh.larger_than_one(whole.tensor.spec.axes)
         key = (whole.cause, whole.axes, uncut and whole.cause not in DECLARED)
         groups.setdefault(key, []).append(whole)
     for (cause, axes, uncut), group in groups.items():
@@ -89,12 +89,12 @@ def _severity(share: float, cause: Cause) -> Severity | None:
 def _whole(plan: Plan) -> Iterator[Replicated]:
     layout, mesh = plan.request.layout, plan.mesh
     # Of an axis that does nothing at all SW103 speaks.
-    at_work = [axis for axis in mesh.larger_than_one(mesh.names) if cuts(plan, axis)]
+    at_work = [axis for axis in mesh.larger_than_one(mesh.names) if shards(plan, axis)]
     for tensor, weight in weight_rows(plan):
-        refusals: dict[str, Refusal | None] = {a.axis: a.refused for a in tensor.asked}
+        refusals: dict[str, Refusal | None] = {a.axis: a.refused for a in tensor.axis_requests}
         causes: dict[Cause, list[str]] = {}
         for axis in at_work:
-            if axis in tensor.rests.axes:
+            if axis in tensor.spec.axes:
                 continue
             role, refused = layout.role(axis, tensor.component), refusals.get(axis)
             if refused in ("none-divides", "taken") or (role == "idle" and axis not in _free(plan, tensor.component)):
@@ -126,7 +126,7 @@ def _weights(
         tensor=tensor.name,
         where=where,
         position=_position(plan, cause, axes, tensor),
-        notation=str(tensor.rests),
+        notation=str(tensor.spec),
         mark=_could_be_cut(group, tensor),
         found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) whole over "
         f"{product(plan.mesh, axes)}: {CAUSES[cause]}, and {cut_by}\n{others([t.name for t in tensors], 'weight')}",
@@ -142,7 +142,7 @@ def _ruled(plan: Plan, tensor: TensorPlan) -> Cause:
     rules = [
         r
         for r in plan.request.layout.rules
-        if r.component == tensor.component and r.logical_axis in tensor.rests.logical_axes
+        if r.component == tensor.component and r.logical_axis in tensor.spec.logical_axes
     ]
     return "left-out" if any(rule.axes for rule in rules) else "no-axis"
 
@@ -163,7 +163,7 @@ def _could_be_cut(group: list[Replicated], tensor: TensorPlan) -> tuple[int, int
     """The first dim of the weight's storage list, where it has one."""
     weight = next(w.weight for w in group if w.tensor is tensor)
     name = weight.storage[0] if weight.storage else weight.logical_axes[0]
-    return place_in(tensor.rests, tensor.rests.logical_axes.index(name))
+    return place_in(tensor.spec, tensor.spec.logical_axes.index(name))
 
 
 def _cures(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPlan, error: bool) -> Iterator[Candidate]:
@@ -172,7 +172,7 @@ def _cures(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPlan, 
         yield entry(plan, axes[0], weights=None)
     elif cause in ("left-out", "no-axis"):
         for r in layout.rules:
-            if r.component == tensor.component and r.logical_axis in tensor.rests.logical_axes:
+            if r.component == tensor.component and r.logical_axis in tensor.spec.logical_axes:
                 yield rule(r.component, r.logical_axis, (*r.axes, *(a for a in axes if a not in r.axes)))
                 yield without_rule(r.component, r.logical_axis)
     elif cause == "data":
@@ -189,7 +189,7 @@ def replicated_activations(plan: Plan) -> Iterator[Draft]:
     total = sum(unsharded_bytes(tensor) for tensor in plan.activations)
     groups: dict[tuple[str, ...], list[TensorPlan]] = {}
     for tensor in plan.activations:
-        free = tuple(axis for axis in _free(plan, tensor.component) if cuts(plan, axis))
+        free = tuple(axis for axis in _free(plan, tensor.component) if shards(plan, axis))
         tokens = {"batch", "length", "groups"} & set(tensor.in_use.logical_axes)
         if free and tokens and not mesh.larger_than_one(tensor.in_use.axes):
             groups.setdefault(free, []).append(tensor)

@@ -16,8 +16,8 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 def stages(plan: Plan) -> Iterator[Draft]:
     """Each stack whose layers its stages do not divide; and fewer microbatches than stages."""
-    stacked = [t for t in plan.weights if len(t.rests.dims) > len(t.shape)]
-    axes = plan.mesh.larger_than_one({a: None for t in stacked for a in t.rests.dims[0].axes})
+    stacked = [t for t in plan.weights if len(t.spec.dims) > len(t.shape)]
+    axes = plan.mesh.larger_than_one({a: None for t in stacked for a in t.spec.dims[0].axes})
     if not axes:
         return
     num_stages = plan.mesh.size(axes)
@@ -61,8 +61,8 @@ def _uneven(plan: Plan, axes: tuple[str, ...], num: int, tensor: TensorPlan, com
             severity="error",
             tensor=tensor.name,
             where=f"layers of {tensor.name}",
-            notation=str(tensor.rests),
-            mark=place_in(tensor.rests, 0),
+            notation=str(tensor.spec),
+            mark=place_in(tensor.spec, 0),
             found=f"{count(num, 'layer')} over {product(plan.mesh, axes)}",
             needed=f"stages that divide every stack of layers: {either(divisors(common))}",
             cost=f"the fullest stage would have {-(-num // num_stages)} of these layers where {num / num_stages:.3g} is even",

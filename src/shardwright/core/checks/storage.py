@@ -35,7 +35,7 @@ def stored_weights(plan: Plan) -> Iterator[Stored]:
     """Each weight that has a storage list, once for each list that its axes share."""
     for tensor, weight in weight_rows(plan):
         lists: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
-        for asked in tensor.asked:
+        for asked in tensor.axis_requests:
             chosen = asked.granted or asked.refused == "none-divides"
             if ROLES[asked.role].stores and asked.tried and chosen and plan.mesh.size(asked.axis) > 1:
                 lists.setdefault((asked.tried, asked.granted), []).append(asked.axis)
@@ -51,7 +51,7 @@ def too_small(plan: Plan) -> Iterator[Draft]:
         if stored.granted is None:
             groups.setdefault((stored.tried[0], stored.weight.size(stored.tried[0]), stored.axes), []).append(stored)
         elif stored.granted not in UNIT_NAMES and not _ruled(plan, stored):
-            left = stored.weight.size(stored.granted) / plan.mesh.size(stored.tensor.rests.axes_of(stored.granted))
+            left = stored.weight.size(stored.granted) / plan.mesh.size(stored.tensor.spec.axes_of(stored.granted))
             if left < OVERSHARDED_ELEMENTS.value:
                 thin.setdefault((stored.granted, stored.weight.size(stored.granted), stored.axes), []).append(stored)
     common = _common_product(plan, [stored for group in groups.values() for stored in group])
@@ -68,7 +68,7 @@ def _ruled(plan: Plan, stored: Stored) -> bool:
 
 
 def _already(plan: Plan, stored: Stored, name: str) -> int:
-    return plan.mesh.size(stored.tensor.rests.axes_of(name))
+    return plan.mesh.size(stored.tensor.spec.axes_of(name))
 
 
 def largest_product(plan: Plan, stored: Stored) -> tuple[str, tuple[str, ...]]:
@@ -101,7 +101,7 @@ def _none_divides(plan: Plan, group: list[Stored], common: int) -> Draft:
     have = plan.mesh.size(stored.axes)
     dims = [counted(stored.weight.size(name), name) for name in stored.tried]
     name, axes = largest_product(plan, stored)
-    spec = tensor.rests
+    spec = tensor.spec
     best = f"{product(plan.mesh, axes)} divides '{name}'" if axes else "none of these axes divides any of them alone"
     names = [tensor.name, *(s.tensor.name for s in group if s.tensor is not tensor)]
     finding = Finding(
@@ -145,7 +145,7 @@ def _few_left(plan: Plan, group: list[Stored]) -> Draft:
     stored = next(s for s in group if s.tensor is tensor)
     name = stored.granted
     assert name is not None
-    spec, size = tensor.rests, stored.weight.size(name)
+    spec, size = tensor.spec, stored.weight.size(name)
     axes = spec.axes_of(name)
     left = size / plan.mesh.size(axes)
     names = [tensor.name, *(s.tensor.name for s in group if s.tensor is not tensor)]
@@ -174,7 +174,7 @@ def another_dim(plan: Plan) -> Iterator[Draft]:
         tensor = largest_first(stored.tensor for stored in group)[0]
         stored = next(s for s in group if s.tensor is tensor)
         assert stored.granted is not None
-        spec = tensor.rests
+        spec = tensor.spec
         passed = stored.tried[: stored.tried.index(stored.granted)]
         names = [tensor.name, *(s.tensor.name for s in group if s.tensor is not tensor)]
         cut = product(plan.mesh, (*spec.axes_of(passed[0]), *stored.axes))

@@ -30,10 +30,10 @@ def largest_first(tensors: Iterable[TensorPlan]) -> list[TensorPlan]:
     return sorted(tensors, key=lambda tensor: (-unsharded_bytes(tensor), tensor.name))
 
 
-def cuts(plan: Plan, axis: str, component: str | None = None) -> bool:
+def shards(plan: Plan, axis: str, component: str | None = None) -> bool:
     """Whether an axis cuts any tensor of the model, or of one component, at rest or in use."""
     return any(
-        axis in tensor.rests.axes or axis in tensor.in_use.axes
+        axis in tensor.spec.axes or axis in tensor.in_use.axes
         for tensor in plan.tensors
         if component is None or tensor.component == component
     )

@@ -19,11 +19,11 @@ def two_dims(plan: Plan) -> Iterator[Draft]:
     """Each axis and pair of dims, once, with the largest weight or the first activation that shows it."""
     groups: dict[tuple[str, str, str, str], list[TensorPlan]] = {}
     for tensor in plan.weights:
-        for asked in tensor.asked:
+        for asked in tensor.axis_requests:
             if asked.refused == "taken":
-                dim = tensor.rests.dim_of(asked.axis)
+                dim = tensor.spec.dim_of(asked.axis)
                 assert dim is not None
-                has = tensor.rests.dims[dim].logical_axis
+                has = tensor.spec.dims[dim].logical_axis
                 groups.setdefault((tensor.component, asked.axis, has, asked.tried[0]), []).append(tensor)
             elif asked.granted is not None and not ROLES[asked.role].stores:
                 for wants in asked.tried[1:]:
@@ -50,14 +50,14 @@ def _draft(plan: Plan, component: str, axis: str, has: str, wants: str, tensors:
     asking = rules.get(wants) or rules.get(has)
     asked = f"a rule gives it '{wants}' as well" if wants in rules else f"'{wants}' is cut by the same role"
     size = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))[wants]
-    start, stop = place_in(tensor.rests, tensor.rests.logical_axes.index(wants))
+    start, stop = place_in(tensor.spec, tensor.spec.logical_axes.index(wants))
     finding = Finding(
         code="SW102",
         severity="error",
         tensor=tensor.name,
         where=f"axis '{axis}' in '{component}', {tensor.name}",
         position=asking.position if asking else layout.entries[axis].position,
-        notation=_with(tensor.rests, wants, axis),
+        notation=_with(tensor.spec, wants, axis),
         mark=(start, stop + len(axis) + 1),
         found=f"'{axis}' cuts '{has}' of {others([t.name for t in tensors], 'tensor')}, and {asked}",
         needed=f"one dim for {product(plan.mesh, [axis])}: {either([repr(has), repr(wants)])}",

@@ -22,7 +22,7 @@ Group = tuple[str, tuple[str, ...], int]
 """A logical axis, the axes that cut it, and how many pieces it may be cut into."""
 
 
-def whole_units(plan: Plan) -> Iterator[Draft]:
+def split_units(plan: Plan) -> Iterator[Draft]:
     """SW107: heads, KV heads and experts that would be split, and weights that their axes do not divide.
 
     Of weights, and of activations where their heads are exchanged for tokens (``move: {attention: ulysses}``).
@@ -108,7 +108,7 @@ def _legal_text(size: int, near: int) -> str:
 
 def _caret(tensor: TensorPlan, name: str, axes: tuple[str, ...]) -> tuple[int, Spec, tuple[int, int]]:
     """Number of the dim, the spec to show, and the place of the dim in it."""
-    spec = tensor.in_use if set(axes) <= set(tensor.in_use.axes_of(name)) else tensor.rests
+    spec = tensor.in_use if set(axes) <= set(tensor.in_use.axes_of(name)) else tensor.spec
     place = spec.logical_axes.index(name)
     return place, spec, place_in(spec, place)
 

@@ -20,7 +20,7 @@ def unused(plan: Plan) -> Iterator[Draft]:
     layout, table = plan.request.layout, plan.request.table
     present: dict[str, dict[str, None]] = {}
     for tensor in plan.weights:
-        present.setdefault(tensor.component, {}).update(dict.fromkeys(tensor.rests.logical_axes[-len(tensor.shape) :]))
+        present.setdefault(tensor.component, {}).update(dict.fromkeys(tensor.spec.logical_axes[-len(tensor.shape) :]))
     for rule in layout.rules:
         known = tuple(present.get(rule.component, ()))
         whole = any(rule.component == w.component and rule.logical_axis in w.logical_axes for w in table.weights)

@@ -65,7 +65,7 @@ class Hop(NamedTuple):
     """One hop: over these axes, or a part of the only one; ``elements`` of its operand or result, the larger."""
 
     axes: tuple[str, ...]
-    part: SubGroup | None
+    subgroup: SubGroup | None
     elements: int
 
 
@@ -78,7 +78,7 @@ def hops(
 
     >>> whole = WholeSlice(minor=2, scatters=4)
     >>> for hop in hops("reduce-scatter", {"fsdp": 8}, 64, 8, whole):
-    ...     print(hop.axes, hop.part.which, hop.elements)
+    ...     print(hop.axes, hop.subgroup.which, hop.elements)
     ('fsdp',) major 64
     ('fsdp',) minor 16
     >>> [tuple(hop) for hop in hops("reduce-scatter", {"fsdp": 4, "expert": 2}, 64, 8, whole)]

@@ -2,7 +2,7 @@
 
 | way | where | what it is |
 |---|---|---|
-| whole | everywhere | all scores of a row at once |
+| full | everywhere | all scores of a row at once |
 | splash | TPU | JAX's Pallas kernel; what is seen is told by segments and by the last key that each query sees |
 | cudnn | NVIDIA, with cuDNN installed | ``jax.nn.dot_product_attention``; what is seen is told by a mask |
 | triton | NVIDIA | JAX's Pallas kernel; what is seen is told by segments, and by the places of tokens in their row |
@@ -22,7 +22,7 @@ from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan
 
 Backend = Literal["cpu", "tpu", "gpu", "gpu with cuDNN"]
-KernelName = Literal["whole", "splash", "cudnn", "triton", "blockwise"]
+KernelName = Literal["full", "splash", "cudnn", "triton", "blockwise"]
 
 BACKENDS: tuple[Backend, ...] = ("cpu", "tpu", "gpu", "gpu with cuDNN")
 ACCELERATORS: tuple[Backend, ...] = ("tpu", "gpu", "gpu with cuDNN")
@@ -47,7 +47,7 @@ LARGEST_MASK_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attending:
+class LocalAttention:
     """Attention of one device: ``rows`` of ``queries`` tokens that meet ``keys`` tokens each, with ``heads`` query heads.
 
     ``width`` is a query's and a key's, ``value_width`` a value's. ``ring``: the keys come piece by piece. ``in_order``: a
@@ -85,10 +85,10 @@ class ChosenKernel:
     lacking: Mapping[KernelName, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
-UNPLANNED = ChosenKernel(name="whole", block=0, why="nothing is known of the row")
+UNPLANNED = ChosenKernel(name="full", block=0, why="nothing is known of the row")
 """Of a model that runs without a plan."""
 
-NEEDS: Mapping[str, Callable[[Attending], bool]] = {
+NEEDS: Mapping[str, Callable[[LocalAttention], bool]] = {
     "all keys at once (no ring)": lambda a: not a.ring,
     "queries that are all the tokens of a row, in order": lambda a: a.in_order and a.queries == a.keys,
     f"lengths that {KERNEL_TILE} divides": lambda a: not a.queries % KERNEL_TILE and not a.keys % KERNEL_TILE,
@@ -127,10 +127,10 @@ KERNELS = (
 """Those that are a backend's own, best first. ``choose_attention`` tries ``whole`` before and ``blockwise`` after them."""
 
 
-def choose_attention(backend: Backend, attending: Attending) -> ChosenKernel:
+def choose_attention(backend: Backend, attending: LocalAttention) -> ChosenKernel:
     """The first way that has what it needs.
 
-    >>> case = Attending(rows=1, queries=4096, keys=4096, heads=16, width=128, value_width=128, dtype="bfloat16")
+    >>> case = LocalAttention(rows=1, queries=4096, keys=4096, heads=16, width=128, value_width=128, dtype="bfloat16")
     >>> [choose_attention(backend, case).name for backend in BACKENDS]
     ['blockwise', 'splash', 'triton', 'cudnn']
     >>> from dataclasses import replace
@@ -139,7 +139,7 @@ def choose_attention(backend: Backend, attending: Attending) -> ChosenKernel:
     """
     block = block_of(backend, attending.heads)
     if attending.keys <= LARGEST_BLOCK[backend]:
-        return ChosenKernel(name="whole", block=block, why=f"so few keys ({attending.keys}) are one block")
+        return ChosenKernel(name="full", block=block, why=f"so few keys ({attending.keys}) are one block")
     lacking: dict[KernelName, tuple[str, ...]] = {}
     for way in KERNELS:
         if backend not in way.backends:
@@ -163,7 +163,7 @@ def block_of(backend: Backend, heads: int) -> int:
     return size
 
 
-def attending_of(plan: Plan) -> Attending | None:
+def local_attention(plan: Plan) -> LocalAttention | None:
     """What one device does in a layer's attention; None for a model whose table does not name it as ours do."""
     rows = plan.by_name
     names = ("attention.queries_attended", "attention.keys_attended", "attention.values_attended")
@@ -174,7 +174,7 @@ def attending_of(plan: Plan) -> Attending | None:
         dim.logical_axis: size // plan.mesh.size(dim.axes)
         for size, dim in zip(queries.shape, queries.in_use.dims, strict=True)
     }
-    return Attending(
+    return LocalAttention(
         rows=part["batch"] // plan.request.microbatches,
         queries=part["q_length"],
         keys=plan.sizes["kv_length"],

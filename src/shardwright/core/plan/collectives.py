@@ -51,13 +51,13 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
         # What is brought for one use serves another that needs the same.
         if way in list(ways.values())[:number]:
             continue
-        for gather in movement(way.at_rest, way.whole, (), shape, mesh):
-            width = DTYPE_BYTES[way.gathered_in]
+        for gather in movement(way.at_rest, way.gathered, (), shape, mesh):
+            width = DTYPE_BYTES[way.gather_dtype]
             yield _planned(component, "forward", gather, width, times, tensor.name)
             if again:
                 yield _planned(component, "recompute", gather, width, times, tensor.name)
-        for scatter in movement(way.whole, way.at_rest, way.scattered, shape, mesh) if tensor.gradient else ():
-            yield _planned(component, "backward", scatter, DTYPE_BYTES[way.summed_in], times, tensor.name)
+        for scatter in movement(way.gathered, way.at_rest, way.scattered, shape, mesh) if tensor.gradient else ():
+            yield _planned(component, "backward", scatter, DTYPE_BYTES[way.reduce_dtype], times, tensor.name)
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
     if summed:
         part = elements_per_device(ways[tensor.component].at_rest, shape, mesh)
@@ -86,7 +86,7 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
         for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):
             yield from _of_group(group, mesh, layers, request.microbatches, again=again)
             for one in group.weights:
-                if axes := group.late(one):
+                if axes := group.other_replicas(one):
                     late.setdefault((axes, one.dtype), []).append((one, layers))
     for (axes, dtype), ones in late.items():
         elements = sum(one.shard_elements(mesh) * layers for one, layers in ones)
@@ -102,7 +102,7 @@ def _of_group(
         return
     first, part = group.weights[0], group.shard_elements(mesh)
     whole, times = part * mesh.size(group.axes), layers * microbatches
-    summed, travels = DTYPE_BYTES[first.summed_in], DTYPE_BYTES[first.gathered_in]
+    summed, travels = DTYPE_BYTES[first.reduce_dtype], DTYPE_BYTES[first.gather_dtype]
     gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=whole)
     yield _planned_groups(group.weights, mesh, "forward", gather, travels, times)
     if again:
@@ -132,8 +132,8 @@ def _of_move(
     around = move.kind == "keys" and request.layout.move_attention == "ring"
     # What goes around is not gathered, in one hop or two.
     on = Mesh(mesh.axes) if around else mesh
-    forward = movement(way.before, way.after, way.summed, way.shape, on)
-    backward = movement(way.after, way.before, way.fed, way.shape, on)
+    forward = movement(way.before, way.after, way.partial, way.shape, on)
+    backward = movement(way.after, way.before, way.cotangent_partial, way.shape, on)
     if around:
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
     width = DTYPE_BYTES[source.dtype]
@@ -234,7 +234,7 @@ def _planned(
         bytes_per_device=collective.elements_per_device * width,
         count_per_step=times,
         tensors=(tensor,),
-        part=collective.part,
+        subgroup=collective.subgroup,
     )
 
 
@@ -245,7 +245,7 @@ def _merged(
     rows: dict[tuple[object, ...], PlannedCollective] = {}
     for one in collectives:
         of_floats = by_name[one.tensors[0]].dtype in FLOATS
-        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, one.part, of_floats)
+        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, one.subgroup, of_floats)
         seen = rows.get(key)
         rows[key] = replace(
             one,

@@ -39,7 +39,7 @@ ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertProducts:
+class ExpertKernel:
     """The way that JAX takes. ``rows``: of a tile or of a block. ``tile``: elements of one that are summed, and made."""
 
     name: Literal["megablox", "blocks"]
@@ -47,33 +47,33 @@ class ExpertProducts:
     tile: tuple[int, int] = (0, 0)
 
 
-def choose_products(backend: Backend, *, buffer_rows: int, experts: int, dtype: str) -> ExpertProducts:
+def choose_expert_kernel(backend: Backend, *, buffer_rows: int, experts: int, dtype: str) -> ExpertKernel:
     """How a device with a buffer of so many rows and so many experts multiplies them, in JAX.
 
     A block is a quarter of an expert's even share: a buffer that can hold whatever may come is several times as large as
     what comes.
 
-    >>> choose_products("tpu", buffer_rows=4096, experts=8, dtype="bfloat16")
-    ExpertProducts(name='megablox', rows=512, tile=(1024, 1024))
-    >>> [choose_products("tpu", buffer_rows=rows, experts=4, dtype="float32").name for rows in (128, 129)]
+    >>> choose_expert_kernel("tpu", buffer_rows=4096, experts=8, dtype="bfloat16")
+    ExpertKernel(name='megablox', rows=512, tile=(1024, 1024))
+    >>> [choose_expert_kernel("tpu", buffer_rows=rows, experts=4, dtype="float32").name for rows in (128, 129)]
     ['megablox', 'blocks']
-    >>> [choose_products("cpu", buffer_rows=rows, experts=4, dtype="float32").rows for rows in (2048, 96, 4)]
+    >>> [choose_expert_kernel("cpu", buffer_rows=rows, experts=4, dtype="float32").rows for rows in (2048, 96, 4)]
     [64, 8, 4]
     """
     width = DTYPE_BYTES[dtype]
     rows, summed, made = (size // width for size in KERNEL_TILE_BYTES)
     tile_rows = gcd(buffer_rows, rows)
     if backend == "tpu" and tile_rows >= LEAST_KERNEL_ROWS:
-        return ExpertProducts(name="megablox", rows=tile_rows, tile=(summed, made))
+        return ExpertKernel(name="megablox", rows=tile_rows, tile=(summed, made))
     wanted = max(SMALLEST_BLOCK, buffer_rows // (4 * experts))
     largest = CPU_BLOCK if backend == "cpu" else ACCELERATOR_BLOCK
-    return ExpertProducts(name="blocks", rows=min(buffer_rows, largest, 1 << (wanted.bit_length() - 1)))
+    return ExpertKernel(name="blocks", rows=min(buffer_rows, largest, 1 << (wanted.bit_length() - 1)))
 
 
-def has_grouped_product(row_bytes: int, *, on_gpu: bool) -> bool:
+def has_grouped_mm(row_bytes: int, *, on_gpu: bool) -> bool:
     """Whether PyTorch multiplies all experts' rows in one kernel, ``row_bytes`` being those of a row of either operand.
 
-    >>> has_grouped_product(128, on_gpu=True), has_grouped_product(12, on_gpu=True), has_grouped_product(128, on_gpu=False)
+    >>> has_grouped_mm(128, on_gpu=True), has_grouped_mm(12, on_gpu=True), has_grouped_mm(128, on_gpu=False)
     (True, False, False)
     """
     return on_gpu and row_bytes % ALIGNED_BYTES == 0

@@ -37,13 +37,13 @@ class WeightOfLayer:
     component: str
     shape: tuple[int, ...]
     at_rest: Spec
-    cut: Spec
+    in_use: Spec
     gathered: tuple[str, ...]
-    summed: tuple[str, ...]
-    alike: tuple[str, ...]
+    all_reduced: tuple[str, ...]
+    replicated_gradient: tuple[str, ...]
     dtype: str
-    gathered_in: str
-    summed_in: str
+    gather_dtype: str
+    reduce_dtype: str
     num_uses: int
 
     def box(self, mesh: Mesh, rank: int) -> Box | None:
@@ -52,7 +52,7 @@ class WeightOfLayer:
 
     def shard_elements(self, mesh: Mesh) -> int:
         """Elements of the largest part at rest: dim 0 is padded until its axes divide it."""
-        sizes = [size // mesh.size(dim.axes) for size, dim in zip(self.shape, self.cut.dims, strict=True)]
+        sizes = [size // mesh.size(dim.axes) for size, dim in zip(self.shape, self.in_use.dims, strict=True)]
         # A user's own weight may have no dim.
         first, *others = sizes or [1]
         return ceil(first / mesh.size(self.gathered)) * prod(others)
@@ -66,9 +66,9 @@ class FsdpGroup:
     axes: tuple[str, ...]
     replicas: tuple[str, ...]
 
-    def late(self, one: WeightOfLayer) -> tuple[str, ...]:
+    def other_replicas(self, one: WeightOfLayer) -> tuple[str, ...]:
         """The axes that a weight's gradient is summed over behind the last microbatch."""
-        return tuple(axis for axis in one.summed if axis not in self.replicas)
+        return tuple(axis for axis in one.all_reduced if axis not in self.replicas)
 
     def shard_elements(self, mesh: Mesh) -> int:
         """Elements that a device has of all of them at rest, padding too."""
@@ -93,7 +93,7 @@ def trained(request: Request, weights: Iterable[TensorPlan]) -> Iterator[TensorP
 def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | None) -> WeightOfLayer:
     """The parameter of one layer; ``layer`` None where the row is not of a stack."""
     way = weight_reshardings(request, mesh, row)[row.component]
-    leaves = [axis for axis in way.at_rest.axes if axis not in way.whole.axes]
+    leaves = [axis for axis in way.at_rest.axes if axis not in way.gathered.axes]
     summed = mesh.larger_than_one(axis for axis, kind in row.gradient.items() if kind == "all-reduce")
     return WeightOfLayer(
         key=row.name if layer is None else f"{row.stack}.{layer}.{name_in_layer(row.name, row.stack)}",
@@ -103,13 +103,13 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         component=row.component,
         shape=row.shape,
         at_rest=way.at_rest,
-        cut=way.whole,
+        in_use=way.gathered,
         gathered=mesh.larger_than_one(mesh.in_mesh_order(leaves)),
-        summed=mesh.in_mesh_order(summed),
-        alike=mesh.in_mesh_order(axis for axis in way.alone if axis in leaves),
+        all_reduced=mesh.in_mesh_order(summed),
+        replicated_gradient=mesh.in_mesh_order(axis for axis in way.replicated_gradient if axis in leaves),
         dtype=row.dtype,
-        gathered_in=way.gathered_in,
-        summed_in=way.summed_in,
+        gather_dtype=way.gather_dtype,
+        reduce_dtype=way.reduce_dtype,
         num_uses=1 + len(request.table.weight(row.name).uses),
     )
 
@@ -118,10 +118,10 @@ def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[FsdpGroup, ...]:
     """The groups of one layer's weights, those of the most bytes first."""
     found: dict[tuple, list[WeightOfLayer]] = {}
     for one in weights:
-        found.setdefault((one.gathered, one.gathered_in if one.gathered else "", one.dtype), []).append(one)
+        found.setdefault((one.gathered, one.gather_dtype if one.gathered else "", one.dtype), []).append(one)
     groups = []
     for (axes, _, _), members in found.items():
-        shared = [axis for axis in members[0].summed if all(axis in other.summed for other in members)]
+        shared = [axis for axis in members[0].all_reduced if all(axis in other.all_reduced for other in members)]
         groups.append(FsdpGroup(weights=tuple(members), axes=axes, replicas=tuple(shared) if axes else ()))
     return tuple(sorted(groups, key=lambda group: (not group.axes, -sum(prod(one.shape) for one in group.weights))))
 

@@ -41,7 +41,7 @@ class Step:
     axes: tuple[str, ...]
     source: str | None = None
     target: str | None = None
-    part: SubGroup | None = None
+    subgroup: SubGroup | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Collective:
     kind: str
     axes: tuple[str, ...]
     elements_per_device: int
-    part: SubGroup | None = None
+    subgroup: SubGroup | None = None
 
 
 def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[Step, ...]:
@@ -62,14 +62,14 @@ def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tupl
     >>> from shardwright.core.mesh.notation import parse
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
-    (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts', part=None),)
+    (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts', subgroup=None),)
     """
     return tuple(hop for step in _steps(before, after, tuple(partial), mesh) for hop in hopped(step, mesh))
 
 
 def hopped(step: Step, mesh: Mesh) -> tuple[Step, ...]:
     """The step itself, or the hops that it goes in on the mesh."""
-    return tuple(replace(step, axes=hop.axes, part=hop.part) for hop in _hops(step.kind, step.axes, 0, mesh))
+    return tuple(replace(step, axes=hop.axes, subgroup=hop.subgroup) for hop in _hops(step.kind, step.axes, 0, mesh))
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +88,7 @@ def movement(
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> before, after = parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups")
     >>> movement(before, after, [], {"experts": 8, "batch": 4, "groups": 4}, mesh)
-    (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, part=None),)
+    (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, subgroup=None),)
     """
     held = {dim.logical_axis: list(dim.axes) for dim in before.dims}
     found = []
@@ -104,7 +104,7 @@ def movement(
 def collectives(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
     """One collective, or the hops that it goes in; ``elements`` of its operand or result, the larger."""
     for hop in _hops(kind, axes, elements, mesh):
-        yield Collective(kind=kind, axes=hop.axes, elements_per_device=hop.elements, part=hop.part)
+        yield Collective(kind=kind, axes=hop.axes, elements_per_device=hop.elements, subgroup=hop.subgroup)
 
 
 def _hops(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Hop]:

@@ -15,7 +15,7 @@ from shardwright.core.mesh.spec import Spec
 from shardwright.core.resolution.gradients import Reduction
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import AxisRequest
-from shardwright.core.resolution.row_order import in_order, row_pieces
+from shardwright.core.resolution.row_order import in_order, row_chunks
 
 Phase = Literal["forward", "recompute", "backward", "update"]
 
@@ -39,11 +39,11 @@ class TensorPlan:
     shard_group: tuple[str, ...]
     replica_group: tuple[str, ...]
     gradient: Mapping[str, Reduction] = field(default_factory=dict)
-    asked: tuple[AxisRequest, ...] = ()
+    axis_requests: tuple[AxisRequest, ...] = ()
     stack: str | None = None
 
     @property
-    def rests(self) -> Spec:
+    def spec(self) -> Spec:
         """The spec that a line of a dump shows: at rest for a weight, in use for an activation."""
         return self.at_rest or self.in_use
 
@@ -91,7 +91,7 @@ class PlannedCollective:
     tensors: tuple[str, ...]
     seconds: float | None = None
     ragged: bool = False
-    part: SubGroup | None = None
+    subgroup: SubGroup | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -104,7 +104,7 @@ class PlannedCollective:
             "seconds": self.seconds,
             "tensors": list(self.tensors),
             **({"ragged": True} if self.ragged else {}),
-            **({"group_size": self.part.size} if self.part else {}),
+            **({"group_size": self.subgroup.size} if self.subgroup else {}),
         }
 
 
@@ -232,9 +232,9 @@ class Plan:
         return self.request.layout.axes_sharding("length", "input")
 
     @property
-    def row_pieces(self) -> tuple[int, ...]:
+    def row_chunks(self) -> tuple[int, ...]:
         """For each of the equal pieces of a row as it lies in the arrays, its number in the text."""
-        return row_pieces(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
+        return row_chunks(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
 
     @property
     def rows_in_order(self) -> bool:
@@ -261,7 +261,7 @@ class Plan:
         lines = []
         for tensor in self.tensors:
             moved = f"  ->  {tensor.in_use}" if tensor.at_rest is not None else ""
-            lines.append(f"{tensor.kind:<10}  {tensor.name:<{width}}  {tensor.rests}{moved}")
+            lines.append(f"{tensor.kind:<10}  {tensor.name:<{width}}  {tensor.spec}{moved}")
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> dict[str, object]:

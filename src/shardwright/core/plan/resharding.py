@@ -13,7 +13,7 @@ from shardwright.core.plan.movement import Step, steps
 from shardwright.core.plan.plan import TensorPlan
 from shardwright.core.resolution.gradients import partial_axes, partial_gradient_axes
 from shardwright.core.resolution.request import Request
-from shardwright.core.resolution.resolve import multiplied, resolve_weight
+from shardwright.core.resolution.resolve import operand_spec, resolve_weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +28,16 @@ class Resharding:
     component: str
     before: Spec
     after: Spec
-    summed: tuple[str, ...]
-    fed: tuple[str, ...]
+    partial: tuple[str, ...]
+    cotangent_partial: tuple[str, ...]
     shape: Mapping[str, int]
 
     def forward(self, mesh: Mesh) -> tuple[Step, ...]:
-        return steps(self.before, self.after, self.summed, mesh)
+        return steps(self.before, self.after, self.partial, mesh)
 
     def backward(self, mesh: Mesh) -> tuple[Step, ...]:
         """The gradient's way back."""
-        return steps(self.after, self.before, self.fed, mesh)
+        return steps(self.after, self.before, self.cotangent_partial, mesh)
 
 
 def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Resharding:
@@ -53,8 +53,8 @@ def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> 
         component=owner.component,
         before=Spec.build(names, {name: source.axes_of(name) for name in names}),
         after=Spec.build(names, {name: target.axes_of(name) for name in names}),
-        summed=partial_axes(request.layout, move.summed),
-        fed=partial_axes(request.layout, move.feeds),
+        partial=partial_axes(request.layout, move.summed),
+        cotangent_partial=partial_axes(request.layout, move.feeds),
         shape={name: shape[name] for name in names},
     )
 
@@ -70,12 +70,12 @@ class WeightResharding:
     """
 
     at_rest: Spec
-    whole: Spec
-    part: Spec
+    gathered: Spec
+    operand: Spec
     scattered: tuple[str, ...]
-    alone: tuple[str, ...]
-    gathered_in: str
-    summed_in: str
+    replicated_gradient: tuple[str, ...]
+    gather_dtype: str
+    reduce_dtype: str
 
 
 def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
@@ -89,20 +89,20 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
     for component in (weight.component, *weight.uses):
         second = component if component != weight.component else None
         in_use = resolve_weight(stored, layout, mesh, request.engine, second).in_use if second else own
-        part = multiplied(in_use, component, layout, mesh)
-        sliced = [axis for axis in part.axes if axis not in at_rest.axes]
-        whole = part.without(sliced)
-        parts = {*partial_gradient_axes(stored, layout, part, second), *sliced}
+        operand = operand_spec(in_use, component, layout, mesh)
+        sliced = [axis for axis in operand.axes if axis not in at_rest.axes]
+        gathered = operand.without(sliced)
+        partial = {*partial_gradient_axes(stored, layout, operand, second), *sliced}
         summed = dict.fromkeys(reduced)
         if request.engine == "torch":
-            summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in whole.axes)
+            summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in gathered.axes)
         ways[component] = WeightResharding(
             at_rest=at_rest,
-            whole=whole,
-            part=part,
+            gathered=gathered,
+            operand=operand,
             scattered=tuple(axis for axis, kind in reduced.items() if kind == "reduce-scatter"),
-            alone=tuple(axis for axis in summed if axis not in parts and axis not in whole.axes),
-            gathered_in=sent_dtype(weight, tensor.dtype, request.dtype),
-            summed_in=summed_dtype(weight, tensor.dtype, request.dtype),
+            replicated_gradient=tuple(axis for axis in summed if axis not in partial and axis not in gathered.axes),
+            gather_dtype=sent_dtype(weight, tensor.dtype, request.dtype),
+            reduce_dtype=summed_dtype(weight, tensor.dtype, request.dtype),
         )
     return ways

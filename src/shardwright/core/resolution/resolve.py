@@ -43,7 +43,7 @@ class ResolvedWeight:
     weight: Weight
     at_rest: Spec
     in_use: Spec
-    asked: tuple[AxisRequest, ...]
+    axis_requests: tuple[AxisRequest, ...]
 
 
 def resolve_weight(
@@ -56,7 +56,7 @@ def resolve_weight(
     A pipeline stage cuts the stack of layers, which then stands first, as ``layers/stage``.
     """
     component = component or weight.component
-    asked: list[AxisRequest] = []
+    requests: list[AxisRequest] = []
     rules = {r.logical_axis: r.axes for r in layout.rules if r.component == component}
     ruled = {name: axes for name, axes in rules.items() if name in weight.logical_axes}
     persistent: dict[str, list[str]] = {name: [] for name in (*weight.logical_axes, "layers")}
@@ -68,24 +68,24 @@ def resolve_weight(
         if wanted:
             name = wanted[0]
             if name in ruled and axis not in ruled[name]:
-                asked.append(AxisRequest(axis=axis, role=role.name, tried=wanted, refused="left-out"))
+                requests.append(AxisRequest(axis=axis, role=role.name, tried=wanted, refused="left-out"))
                 continue
             travels = role.name == "expert" and layout.move_moe == "weights"
             (gathered if travels else persistent)[name].append(axis)
-            asked.append(AxisRequest(axis=axis, role=role.name, tried=wanted, granted=name))
+            requests.append(AxisRequest(axis=axis, role=role.name, tried=wanted, granted=name))
         elif role.stores and layout.entries[axis].weights != "whole":
             storing.append(axis)
         elif role.stores:
-            asked.append(AxisRequest(axis=axis, role=role.name, tried=(), refused="kept-whole"))
+            requests.append(AxisRequest(axis=axis, role=role.name, tried=(), refused="kept-whole"))
     if ruled:
         # PyTorch gathers parameters for use, and no buffer: it rests as it is used.
         gathers = engine == "jax" or not weight.frozen
-        storing = _apply_rules(ruled, layout, component, gathers, storing, persistent, gathered, asked)
+        storing = _apply_rules(ruled, layout, component, gathers, storing, persistent, gathered, requests)
     already = {name: persistent.get(name, []) + gathered[name] for name in weight.logical_axes}
     for choice in choose_storage(weight, layout, mesh, engine, storing, already):
         if choice.granted:
             gathered[choice.granted].extend(choice.axes)
-        asked += [
+        requests += [
             AxisRequest(
                 axis=a,
                 role=layout.role(a, component),
@@ -104,7 +104,7 @@ def resolve_weight(
             at_rest.prefixed("layers", persistent["layers"]),
             in_use.prefixed("layers", persistent["layers"]),
         )
-    return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, asked=tuple(asked))
+    return ResolvedWeight(weight=weight, at_rest=at_rest, in_use=in_use, axis_requests=tuple(requests))
 
 
 def _apply_rules(
@@ -115,7 +115,7 @@ def _apply_rules(
     storing: list[str],
     persistent: dict[str, list[str]],
     gathered: dict[str, list[str]],
-    asked: list[AxisRequest],
+    requests: list[AxisRequest],
 ) -> list[str]:
     """Give the ruled dims exactly their axes; a storing axis that no rule names becomes a replica here.
 
@@ -128,21 +128,25 @@ def _apply_rules(
         for axis in axes:
             # A second dim for one axis is left out here and reported as SW102.
             if axis not in placed and not gathers:
-                asked.append(
+                requests.append(
                     AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), refused="no-list")
                 )
             elif axis not in placed:
                 placed[axis] = name
                 gathered[name].append(axis)
-                asked.append(AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
+                requests.append(AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), granted=name))
             elif placed[axis] != name:
-                asked.append(AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), refused="taken"))
+                requests.append(
+                    AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), refused="taken")
+                )
     left = [axis for axis in storing if axis not in placed]
-    asked += [AxisRequest(axis=axis, role=layout.role(axis, component), tried=(), refused="left-out") for axis in left]
+    requests += [
+        AxisRequest(axis=axis, role=layout.role(axis, component), tried=(), refused="left-out") for axis in left
+    ]
     return []
 
 
-def multiplied(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec:
+def operand_spec(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec:
     """The part of one layer of a weight that a device multiplies with: of what it holds in use, where a rule leaves a
     dim whole on an axis that cuts it of the activations, its slice."""
     cuts = {dim.logical_axis: list(dim.axes) for dim in in_use.dims}

@@ -34,12 +34,12 @@ def head_and_tail(devices: int) -> tuple[int, ...]:
 
 
 def in_order(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> bool:
-    """Whether rows lie as they are written: ``row_pieces`` is ``IN_ORDER``, found without naming a piece of each device."""
+    """Whether rows lie as they are written: ``row_chunks`` is ``IN_ORDER``, found without naming a piece of each device."""
     whole = mesh.size(layout.axes_sharding("length", "input")) == 1
     return whole or not load_balanced or layout.move_attention == "ulysses"
 
 
-def row_pieces(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> tuple[int, ...]:
+def row_chunks(layout: Layout, mesh: Mesh, *, load_balanced: bool) -> tuple[int, ...]:
     """The order of a row's pieces under a layout; ``IN_ORDER`` where no axis cuts rows, or each device sees whole ones.
 
     Under ``ulysses`` a device attends with whole rows, and some of the heads: that is equal work already.

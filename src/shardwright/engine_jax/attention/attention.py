@@ -126,7 +126,7 @@ def _attend(
     q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float, links: AttentionLinks
 ) -> jax.Array:
     match links.way.name:
-        case "whole":
+        case "full":
             return attend(q_BTHD, k_BSKD, v_BSKE, mask, scale)
         case "blockwise":
             return attend_in_blocks(q_BTHD, k_BSKD, v_BSKE, mask, scale, links.way.block)
@@ -143,7 +143,7 @@ def _around(
     q_BTHD: jax.Array, held: Any, made: KeysAndValues, mask: AttentionMask, scale: float, links: AttentionLinks
 ) -> jax.Array:
     assert links.ring is not None
-    block = None if links.way.name == "whole" else links.way.block
+    block = None if links.way.name == "full" else links.way.block
     return attend_around(q_BTHD, held, made, mask, scale, links.ring, block)
 
 

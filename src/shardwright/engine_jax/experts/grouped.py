@@ -18,12 +18,12 @@ from functools import partial
 
 import jax
 
-from shardwright.core.plan.expert_kernels import ExpertProducts
+from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.engine_jax.experts.grouped_blocks import Hidden, Matrices, activated, back_in_blocks, in_blocks
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def grouped_swiglu(rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertProducts) -> jax.Array:
+def grouped_swiglu(rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertKernel) -> jax.Array:
     """``down(silu(gate(row)) * up(row))`` of each row by its own expert, RM.
 
     The first ``sizes_E[0]`` rows are expert 0's, and so on. Rows after the last expert's hold anything, on both sides,
@@ -48,7 +48,7 @@ grouped_swiglu.defvjp(_forward, _backward)
 
 
 def _by_kernel(
-    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertProducts, *, interpret: bool = False
+    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertKernel, *, interpret: bool = False
 ) -> tuple[jax.Array, Hidden]:
     by = partial(_product, sizes_E=sizes_E, tile=(products.rows, *products.tile), interpret=interpret)
     gate_RF, up_RF = by(rows_RM, experts.gate_EMF), by(rows_RM, experts.up_EMF)
@@ -61,7 +61,7 @@ def _back_by_kernel(
     sizes_E: jax.Array,
     hidden: Hidden,
     d_out_RM: jax.Array,
-    products: ExpertProducts,
+    products: ExpertKernel,
     *,
     interpret: bool = False,
 ) -> tuple[jax.Array, Matrices]:

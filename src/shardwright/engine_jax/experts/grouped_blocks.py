@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.core.plan.expert_kernels import ExpertProducts
+from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.layers.mlp import silu
 
@@ -48,7 +48,7 @@ def activated(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 
 def in_blocks(
-    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertProducts
+    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertKernel
 ) -> tuple[jax.Array, Hidden]:
     """What experts make of their rows, RM."""
     R, M = rows_RM.shape
@@ -74,7 +74,7 @@ def back_in_blocks(
     sizes_E: jax.Array,
     hidden: Hidden,
     d_out_RM: jax.Array,
-    products: ExpertProducts,
+    products: ExpertKernel,
 ) -> tuple[jax.Array, Matrices]:
     """The gradients of the rows and of the matrices."""
     blocks = _Blocks.over(sizes_E, rows_RM.shape[0], products.rows)

@@ -17,7 +17,7 @@ import jax
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.attention_kernels import UNPLANNED, ChosenKernel
-from shardwright.core.plan.expert_kernels import ExpertProducts
+from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.core.plan.movement import Step
 from shardwright.core.resolution.row_order import IN_ORDER
 
@@ -90,7 +90,7 @@ class ExpertLinks:
 
     traffic: Traffic
     buffer_rows: int
-    products: ExpertProducts
+    products: ExpertKernel
 
     axes: tuple[str, ...] = ()
     around: Around | None = None

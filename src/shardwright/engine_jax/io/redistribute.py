@@ -58,4 +58,4 @@ def passed_on(array: jax.Array, ring: Ring) -> jax.Array:
 
 
 def _groups(step: Step) -> list[list[int]] | None:
-    return None if step.part is None else [list(group) for group in step.part.groups]
+    return None if step.subgroup is None else [list(group) for group in step.subgroup.groups]

@@ -18,8 +18,8 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import in_use_dtype
 from shardwright.core.model.table import Move, Weight
-from shardwright.core.plan.attention_kernels import Backend, attending_of, choose_attention
-from shardwright.core.plan.expert_kernels import choose_products
+from shardwright.core.plan.attention_kernels import Backend, choose_attention, local_attention
+from shardwright.core.plan.expert_kernels import choose_expert_kernel
 from shardwright.core.plan.movement import Step, hopped, steps
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
@@ -61,7 +61,7 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
         use=use,
         use_twice=use_twice,
         vocab={
-            "embedding": plan.mesh.larger_than_one(embedding["embedding"].part.axes_of("vocab")),
+            "embedding": plan.mesh.larger_than_one(embedding["embedding"].operand.axes_of("vocab")),
             "logits": _sharding_axes(plan, "logits.scores", "vocab"),
         },
         tied_once=len(set(embedding.values())) == 1,
@@ -193,14 +193,14 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightResharding) -> 
     mesh = plan.mesh
     return _Use(
         names=way.at_rest.logical_axes,
-        gathered=steps(way.at_rest, way.whole, (), mesh),
-        taken=steps(way.whole, way.part, (), mesh),
-        scattered=steps(way.whole, way.at_rest, way.scattered, mesh),
-        alone=way.alone,
+        gathered=steps(way.at_rest, way.gathered, (), mesh),
+        taken=steps(way.gathered, way.operand, (), mesh),
+        scattered=steps(way.gathered, way.at_rest, way.scattered, mesh),
+        alone=way.replicated_gradient,
         dtype=in_use_dtype(weight, plan.request.dtype),
         dtype_at_rest=row.dtype,
-        gathered_in=way.gathered_in,
-        summed_in=way.summed_in,
+        gathered_in=way.gather_dtype,
+        summed_in=way.reduce_dtype,
         shape=_shard_shape(way.at_rest, row.shape, mesh),
     )
 
@@ -219,14 +219,14 @@ def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     heads = "kv_heads" if "kv_heads" in plan.by_name[keys].in_use.logical_axes else "heads"
     length = _sharding_axes(plan, "attention.queries", "length")
     travels = plan.request.layout.move_attention == "ring" and length
-    attending = attending_of(plan)
+    attending = local_attention(plan)
     assert attending is not None, plan.request.table.name
     return AttentionLinks(
         ring=Ring.over(plan.mesh, length) if travels else None,
         heads=_sharding_axes(plan, "attention.queries_attended", "heads"),
         kv_heads=_sharding_axes(plan, keys, heads),
         way=choose_attention(backend, attending),
-        pieces=plan.row_pieces,
+        pieces=plan.row_chunks,
     )
 
 
@@ -240,10 +240,10 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
         axes=axes,
         around=_around(axes, plan.mesh) if axes and plan.request.layout.move_moe == "ring" else None,
         row=row,
-        tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
+        tiles=tiles(plan.row_chunks, plan.mesh.size(row)),
         traffic=traffic,
         buffer_rows=buffer_rows,
-        products=choose_products(
+        products=choose_expert_kernel(
             backend, buffer_rows=buffer_rows, experts=traffic.experts, dtype=plan.by_name["moe.dispatched"].dtype
         ),
     )

@@ -143,11 +143,11 @@ def of_weights(
         first, part = group.weights[0], group.shard_elements(mesh)
         if group.axes:
             whole = part * mesh.size(group.axes)
-            name("all-gather", group.axes, whole * DTYPE_BYTES[first.gathered_in], group.weights)
+            name("all-gather", group.axes, whole * DTYPE_BYTES[first.gather_dtype], group.weights)
             name("reduce-scatter", group.axes, whole * DTYPE_BYTES[first.dtype], group.weights)
             name("all-reduce", group.replicas, part * DTYPE_BYTES[first.dtype], group.weights)
         for one in group.weights:
-            if axes := group.late(one):
+            if axes := group.other_replicas(one):
                 late.setdefault((axes, one.dtype), []).append(one)
     for (axes, dtype), ones in late.items():
         name("all-reduce", axes, sum(one.shard_elements(mesh) for one in ones) * DTYPE_BYTES[dtype], ones)

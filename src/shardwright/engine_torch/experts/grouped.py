@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from shardwright.core.plan.expert_kernels import has_grouped_product
+from shardwright.core.plan.expert_kernels import has_grouped_mm
 from shardwright.engine_torch.io.layer_io import HowMany, as_counted
 
 
@@ -39,7 +39,7 @@ def grouped_product(
     A GPU does all in one kernel; a CPU takes the experts in turn, each an ordinary product (``core/plan/expert_kernels.py``).
     """
     # Both operands have rows of as many elements, in one dtype.
-    if has_grouped_product(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
+    if has_grouped_mm(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
         ends_E = sizes_E.cumsum(0).to(torch.int32)
         return functional.grouped_mm(x_RI, weight_EOI.transpose(-2, -1), offs=ends_E)
     parts = x_RI.split(how_many(sizes_E, x_RI.shape[0]))

@@ -100,7 +100,7 @@ def axes_that_meet(plan: Plan) -> Iterator[Axes]:
             yield from (tensor.shard_group, tensor.replica_group, tuple(tensor.gradient))
             yield tuple(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
             for way in weight_reshardings(plan.request, mesh, tensor).values():
-                yield tuple(axis for axis in way.at_rest.axes if axis not in way.whole.axes)
+                yield tuple(axis for axis in way.at_rest.axes if axis not in way.gathered.axes)
 
 
 def ranks_of(plan: Plan, device: torch.device) -> Ranks:

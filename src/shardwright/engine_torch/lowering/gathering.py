@@ -77,7 +77,7 @@ def build(
     for group in groups:
         own = {one.key: parameters[one.key] for one in group.weights}
         tied = group.axes and any(one.num_uses > 1 for one in group.weights)
-        inside = Gathered(own, inside, compute, torch_dtype(group.weights[0].summed_in) if tied else None)
+        inside = Gathered(own, inside, compute, torch_dtype(group.weights[0].reduce_dtype) if tied else None)
         if group.axes:
             _shard(inside, group, ranks, again=again)
     assert isinstance(inside, Gathered)
@@ -94,8 +94,8 @@ def _shard(module: Gathered, group: FsdpGroup, ranks: Ranks, *, again: bool) -> 
         mesh=mesh,
         reshard_after_forward=again,
         mp_policy=MixedPrecisionPolicy(
-            param_dtype=torch_dtype(first.gathered_in),
-            reduce_dtype=torch_dtype(first.summed_in),
+            param_dtype=torch_dtype(first.gather_dtype),
+            reduce_dtype=torch_dtype(first.reduce_dtype),
             cast_forward_inputs=False,
         ),
         # It would take in what rests whole in the modules inside.

@@ -57,7 +57,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
         move=move,
         use=use,
         vocab={
-            "embedding": ranks.peers(embedding["embedding"].part.axes_of("vocab")),
+            "embedding": ranks.peers(embedding["embedding"].operand.axes_of("vocab")),
             "logits": ranks.peers(_sharding_axes(plan, "logits.scores", "vocab")),
         },
         attention=_attention(plan, ranks),
@@ -130,11 +130,11 @@ class _Use:
             weight_reshardings(plan.request, plan.mesh, plan.by_name[name])[component],
         )
         return cls(
-            dims=way.whole.logical_axes,
-            taken=steps(way.whole, way.part, (), plan.mesh),
-            counts=all(plan.mesh.coordinates(ranks.rank)[axis] == 0 for axis in way.alone),
+            dims=way.gathered.logical_axes,
+            taken=steps(way.gathered, way.operand, (), plan.mesh),
+            counts=all(plan.mesh.coordinates(ranks.rank)[axis] == 0 for axis in way.replicated_gradient),
             dtype=torch_dtype(in_use_dtype(weight, plan.request.dtype)),
-            summed_in=torch_dtype(way.summed_in),
+            summed_in=torch_dtype(way.reduce_dtype),
             ranks=ranks,
         )
 
@@ -204,7 +204,7 @@ def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
         heads=ranks.peers(heads),
         kv_heads=ranks.peers(kv_heads),
         without=ranks.peers(heads[len(kv_heads) :]),
-        pieces=plan.row_pieces,
+        pieces=plan.row_chunks,
     )
 
 
@@ -217,7 +217,7 @@ def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
         peers=ranks.peers(expert_axes(plan.request.layout, plan.mesh)),
         around=plan.request.layout.move_moe == "ring",
         row=ranks.peers(row),
-        tiles=tiles(plan.row_pieces, plan.mesh.size(row)),
+        tiles=tiles(plan.row_chunks, plan.mesh.size(row)),
         capacity=traffic.capacity,
         # PyTorch takes as many rows as come.
         buffer_rows=None if buffer is None else traffic.buffer_rows(buffer),

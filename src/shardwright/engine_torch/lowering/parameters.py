@@ -24,12 +24,12 @@ from shardwright.engine_torch.io.private import joined
 def empty_parameter(one: WeightOfLayer, ranks: Ranks) -> nn.Parameter:
     """A parameter without values, on the device of meta, cut as it is in use: what ``fully_shard`` begins with."""
     mesh = ranks.mesh
-    shape = tuple(size // mesh.size(dim.axes) for size, dim in zip(one.shape, one.cut.dims, strict=True))
+    shape = tuple(size // mesh.size(dim.axes) for size, dim in zip(one.shape, one.in_use.dims, strict=True))
     local = torch.empty(shape, dtype=torch_dtype(one.dtype), device="meta")
-    cutting = mesh.larger_than_one(mesh.in_mesh_order(one.cut.axes))
+    cutting = mesh.larger_than_one(mesh.in_mesh_order(one.in_use.axes))
     if not cutting:
         return nn.Parameter(local)
-    placements = cutting_placements(one.cut, cutting)
+    placements = cutting_placements(one.in_use, cutting)
     on = joined([ranks.submesh([axis]) for axis in cutting]) if len(cutting) > 1 else ranks.submesh(cutting)
     stride = tuple(prod(one.shape[dim + 1 :]) for dim in range(len(one.shape)))
     return nn.Parameter(

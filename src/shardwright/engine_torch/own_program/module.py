@@ -155,7 +155,7 @@ def _checked(module: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
             raise InputError(f"the module has no weight '{name}', which was planned. {did_you_mean(name, parameters)}")
     computed = plan.request.dtype
     for one in weights_of(plan):
-        if one.gathered_in != computed:
+        if one.gather_dtype != computed:
             raise InputError(
                 f"the plan computes in {computed}, and '{one.key}' rests in {one.dtype}: a module multiplies with what it has. "
                 f"Give the Request dtype='{one.dtype}'."
@@ -175,8 +175,8 @@ def _require_whole_kernels(module: nn.Module, weights: Mapping[str, WeightOfLaye
             continue
         for key, _ in owner.named_parameters(recurse=False):
             one = weights.get(f"{name}.{key}" if name else key)
-            if one is not None and one.cut.axes:
-                dim = next(dim for dim in one.cut.dims if dim.axes)
+            if one is not None and one.in_use.axes:
+                dim = next(dim for dim in one.in_use.dims if dim.axes)
                 raise InputError(
                     f"'{one.key}' is a convolution's, and {' and '.join(dim.axes)} cuts '{dim.logical_axis}' of it in use, which "
                     f"DTensor cannot convolve with. Leave it whole by a rule of the layout: "
@@ -200,8 +200,8 @@ def _require_ranks(plan: Plan) -> None:
 
 def _way(one: WeightOfLayer, plan: Plan) -> Way:
     # Along axes where all have the same tokens, DTensor sums.
-    replicas = tuple(axis for axis in one.summed if axis in plan.loss_axes)
-    return Way(gathered=one.gathered, replicas=replicas, alike=one.alike)
+    replicas = tuple(axis for axis in one.all_reduced if axis in plan.loss_axes)
+    return Way(gathered=one.gathered, replicas=replicas, alike=one.replicated_gradient)
 
 
 def _spread(weights: Iterable[WeightOfLayer], plan: Plan) -> dict[str, Axes]:
@@ -209,13 +209,13 @@ def _spread(weights: Iterable[WeightOfLayer], plan: Plan) -> dict[str, Axes]:
     is a DTensor, those that cut others, unless it is gathered over them or is a replica with other tokens."""
     weights = tuple(weights)
     cutting = plan.mesh.larger_than_one(
-        axis for axis in plan.mesh.names if any(axis in one.cut.axes for one in weights)
+        axis for axis in plan.mesh.names if any(axis in one.in_use.axes for one in weights)
     )
     return {
         one.key: tuple(
             axis
             for axis in cutting
-            if axis in one.cut.axes or (axis not in one.gathered and axis not in plan.loss_axes)
+            if axis in one.in_use.axes or (axis not in one.gathered and axis not in plan.loss_axes)
         )
         for one in weights
     }
@@ -228,15 +228,15 @@ def _placed(parameter: nn.Parameter, one: WeightOfLayer, axes: Axes, ranks: Rank
         whole = value if one.gathered or value.is_meta else value.to(ranks.device)
         same = whole is value and value.is_contiguous()
         return parameter if same else nn.Parameter(whole.contiguous(), parameter.requires_grad)
-    box = shard_box(one.cut, ranks.mesh, one.shape, ranks.rank, "nested")
-    assert box is not None, (one.key, str(one.cut))
+    box = shard_box(one.in_use, ranks.mesh, one.shape, ranks.rank, "nested")
+    assert box is not None, (one.key, str(one.in_use))
     part = value[box.slices]
     # A copy, so that the whole is not kept alive by its part.
     part = part.contiguous() if part.is_meta else part.to(ranks.device, copy=True).contiguous()
     placed = DTensor.from_local(
         part,
         ranks.device_mesh[axes],
-        cutting_placements(one.cut, axes),
+        cutting_placements(one.in_use, axes),
         run_check=False,
         shape=torch.Size(one.shape),
         stride=tuple(prod(one.shape[dim + 1 :]) for dim in range(len(one.shape))),

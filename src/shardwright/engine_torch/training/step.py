@@ -131,7 +131,7 @@ def _sum_late(model: Model) -> None:
     waiting: dict[tuple[tuple[str, ...], torch.dtype], list[torch.Tensor]] = {}
     for group in model.groups:
         for one in group.weights:
-            parameter, axes = parameters[one.key], group.late(one)
+            parameter, axes = parameters[one.key], group.other_replicas(one)
             if axes:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)

@@ -83,7 +83,7 @@ def compared(imported: Imported, layout: Layout) -> Comparison:
 
 def _difference(placed: Placed, planned: TensorPlan) -> Iterator[Difference]:
     theirs = {dim: cut for dim, cut in zip(placed.tensor.dims, placed.cuts, strict=True) if cut}
-    ours = {_their_word(dim.logical_axis, theirs): dim.axes for dim in planned.rests.dims if dim.axes}
+    ours = {_their_word(dim.logical_axis, theirs): dim.axes for dim in planned.spec.dims if dim.axes}
     if theirs == ours:
         return
     same = {dim: set(cut) for dim, cut in theirs.items()} == {dim: set(cut) for dim, cut in ours.items()}
@@ -91,7 +91,7 @@ def _difference(placed: Placed, planned: TensorPlan) -> Iterator[Difference]:
         tensor=placed.tensor.name,
         kind=placed.tensor.kind,
         rules=placed.notation,
-        roles=str(planned.rests),
+        roles=str(planned.spec),
         order=same,
     )
 

@@ -138,7 +138,7 @@ def _as_planned(plan: Plan, tensor: Tagged) -> Mapping[str, tuple[str, ...]] | N
     row = None if like is None else plan.by_name.get(like)
     if row is None:
         return None
-    cuts = {"length" if dim.logical_axis == "q_length" else dim.logical_axis: dim.axes for dim in row.rests.dims}
+    cuts = {"length" if dim.logical_axis == "q_length" else dim.logical_axis: dim.axes for dim in row.spec.dims}
     if tensor.name == "logits.tiled":
         cuts["tokens"] = (*cuts.pop("batch"), *cuts.pop("length"))
     return cuts

@@ -14,7 +14,7 @@ from shardwright.core.resolution.resolve import capacity_of, traffic_of
 DISPATCHED = "moe.dispatched"
 
 
-def slots(plan: Plan) -> Iterator[Draft]:
+def expert_buffer(plan: Plan) -> Iterator[Draft]:
     """Drafts for a model with experts: whom it drops, and what room a device has for the choices that come to it."""
     request, tensors = plan.request, plan.by_name
     if request.table.top_k is None or DISPATCHED not in tensors:
