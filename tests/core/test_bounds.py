@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "checkpoints": (
         lambda: run_with(keep=1 << 40),
-        "--keep is 1,099,511,627,776, and must be at most 1,000,000,000. Leave it out: all checkpoints then stay.",
+        "--keep is 1,099,511,627,776, and must be at most 1,000,000,000. Leave it out: all checkpoints are then kept.",
     ),
     "rate": (lambda: run_with(lr=1e308), "--lr is 1e+308, and must be at most 1,000,000. Give a lower rate."),
     "rate of decay": (

@@ -9,11 +9,11 @@ import pytest
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import (
     Owned,
-    fed_from_outside,
     held_boxes,
+    intersections,
     owned_boxes,
-    pieces,
     received,
+    receiving_from_outside,
     saves,
     shard_box,
 )
@@ -162,7 +162,7 @@ def test_pieces_are_each_wanted_index_once_from_where_it_is_stored() -> None:
             (DimSpec("dim0", ("y", "x")), *(DimSpec(dim.logical_axis) for dim in spec.dims[1:])),
         )
         for target in (one.box for one in held_boxes(owned_boxes(other, other_axes, shape, "nested"))):
-            found = pieces(target, stored)
+            found = intersections(target, stored)
             assert all(stored[piece.index].contains(piece.region) for piece in found)
             assert sum(piece.region.size for piece in found) == target.size
             assert set().union(*(cells(piece.region) for piece in found)) == cells(target)
@@ -218,8 +218,8 @@ def test_axes_that_stay_stand_before_axes_that_leave(
     leaving = [axis for axis in right[name] if axis not in after[name]]
     boxes = {key: owned_boxes(Spec.build(dims, cuts), mesh, shape) for key, cuts in
              {"right": right, "wrong": wrong, "after": after}.items()}  # fmt: skip
-    assert fed_from_outside(boxes["right"], boxes["after"], mesh, leaving) == ()
-    assert fed_from_outside(boxes["wrong"], boxes["after"], mesh, leaving) == tuple(range(8))
+    assert receiving_from_outside(boxes["right"], boxes["after"], mesh, leaving) == ()
+    assert receiving_from_outside(boxes["wrong"], boxes["after"], mesh, leaving) == tuple(range(8))
     # Said again without the function under test, from the rows themselves.
     have, need = cells_of(boxes["wrong"]), cells_of(boxes["after"])
     for device in range(8):
@@ -235,10 +235,10 @@ def test_gathers_over_the_last_axes_never_leave_their_group() -> None:
         leaving = set(spec.axes) - set(kept.axes)
         uneven = "padded" if divides(spec, mesh, shape) else "nested"
         before, after = (owned_boxes(one, mesh, shape, uneven) for one in (spec, kept))
-        assert fed_from_outside(before, after, mesh, leaving) == (), (str(spec), str(kept), str(mesh), shape)
+        assert receiving_from_outside(before, after, mesh, leaving) == (), (str(spec), str(kept), str(mesh), shape)
 
 
 def test_padded_boxes_of_an_uneven_dim_cross_the_border_of_the_group() -> None:
     mesh = MESHES[0]
     before, after = (owned_boxes(Spec.of(batch=axes), mesh, (9,)) for axes in (["fsdp", "expert"], ["fsdp"]))
-    assert fed_from_outside(before, after, mesh, ["expert"]) == (4, 5, 6, 7)
+    assert receiving_from_outside(before, after, mesh, ["expert"]) == (4, 5, 6, 7)

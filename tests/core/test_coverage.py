@@ -67,7 +67,7 @@ def test_ragged_partitions_are_exact_and_a_lost_or_doubled_box_is_named() -> Non
 def test_a_box_that_leaves_the_shape_is_named_and_its_inner_part_counts() -> None:
     found = coverage([Box((0, 0), (4, 9)), Box((4, 0), (6, 8)), Box((7, 7), (9, 9))], (6, 8))
     assert (found.holes, found.overlaps, found.outside, found.exact) == ((), (), (0, 2), False)
-    assert found.problems() == ("box 0 leaves the shape", "box 2 leaves the shape")
+    assert found.problems() == ("box 0 exceeds the shape", "box 2 exceeds the shape")
 
 
 def test_scalars_and_tensors_without_elements() -> None:

@@ -53,6 +53,6 @@ def test_a_fault_that_nobody_saw_and_nobody_gave_a_reason_for_ends_with_1(capsys
 
 
 def test_what_is_listed_and_gone_is_known() -> None:
-    there = ("core/model/capacity.py", "Traffic.room", "return self.most if factor is None else", "")
+    there = ("core/model/capacity.py", "Traffic.buffer_rows", "return self.most if factor is None else", "")
     gone = [("core/model/capacity.py", "f", "return no_such_name", ""), ("core/no_such_file.py", "f", "return", "")]
     assert outlived([there, *gone]) == gone

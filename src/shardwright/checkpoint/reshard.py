@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.checkpoint.format.manifest import StoredBox
 from shardwright.core.boxes.box import Box
-from shardwright.core.boxes.boxes import pieces
+from shardwright.core.boxes.boxes import intersections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ReshardPlan:
 
 def copies_into(stored: Sequence[StoredBox], target: Box) -> tuple[Copy, ...]:
     """The copies that make up one box, in the order in which the stored boxes are given."""
-    found = pieces(target, (box.box for box in stored))
+    found = intersections(target, (box.box for box in stored))
     return tuple(Copy(source=stored[piece.index], target=target, part=piece.region) for piece in found)
 
 

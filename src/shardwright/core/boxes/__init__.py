@@ -1,8 +1,8 @@
 """Which device owns which box of a tensor.
 
-box.py         a rectangular part of a tensor
-boxes.py       what a spec gives each device, and what changes owner
-placements.py  a spec as PyTorch's DTensor placements
-stored.py      a weight in the dims in which PyTorch stores it
-coverage.py    whether boxes make the whole tensor, each index once
+box.py         a rectangular region of a tensor
+boxes.py       the box of each device under a spec, and what a resharding moves
+placements.py  a spec as DTensor placements of PyTorch
+stored.py      boxes of a weight in the dims that PyTorch stores
+coverage.py    whether boxes cover a tensor, each index once
 """

@@ -1,4 +1,4 @@
-"""A box: the rectangular part of a tensor between two corners. The unit in which weights are made, saved and moved."""
+"""A box: the rectangular region of a tensor between two corners, in which weights are initialized, saved and moved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 
 @dataclass(frozen=True, slots=True, order=True)
 class Box:
-    """Indices ``start[d] <= i < stop[d]`` of each dim. A scalar's only box has no dims and size 1.
+    """Indices ``start[d] <= i < stop[d]`` of each dim. The only box of a scalar has no dims and size 1.
 
     >>> box = Box((0, 4), (2, 8))
     >>> str(box), box.shape, box.size
@@ -44,13 +44,13 @@ class Box:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     def intersect(self, other: Box) -> Box | None:
-        """The indices in both, or None where there are none."""
+        """The indices in both, or None if there are none."""
         start = tuple(max(a, b) for a, b in zip(self.start, other.start, strict=True))
         stop = tuple(min(a, b) for a, b in zip(self.stop, other.stop, strict=True))
         return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
 
     def within(self, outer: Box) -> Box:
-        """The same indices counted from the start of ``outer``, which holds them all."""
+        """The same indices relative to the start of ``outer``, which contains them all."""
         return Box(
             tuple(a - o for a, o in zip(self.start, outer.start, strict=True)),
             tuple(b - o for b, o in zip(self.stop, outer.start, strict=True)),

@@ -1,6 +1,6 @@
-"""Who owns which box: what a spec gives each device, which devices hold the same box, and what changes owner.
+"""Which device owns which box under a spec, which devices hold the same box, and what a resharding moves.
 
-Everything here is integer arithmetic over boxes. It allocates nothing of the tensor's size.
+All of it is integer arithmetic over boxes. Nothing of the tensor's size is allocated.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 
 Uneven = Literal["padded", "nested"]
-"""What happens where the axes on a dim do not divide it.
+"""How a dim is sharded that its axes do not divide.
 
-``padded``: JAX's rule. One cut into as many pieces as the axes have positions together, all of the size of the
-first; the last ones are short or empty. ``nested``: PyTorch's rule. ``torch.chunk`` by the most major axis, then
-each part by the next. Where the product of the axes divides the dim they are the same.
+``padded``: JAX's rule. One split into as many shards as the product of the axis sizes, all of the size of the
+first; the last shards are short or empty. ``nested``: PyTorch's rule. ``torch.chunk`` by the most major axis, then
+each shard by the next. If the product of the axis sizes divides the dim, both give the same shards.
 """
 
 Owned = tuple[tuple[Box, ...], ...]
-"""The boxes of each device, by device number. A device that owns nothing has none."""
+"""The boxes of each device, by device number. A device that owns no element has no box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class HeldBox:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a target box that stored box number ``index`` has, in indices of the whole tensor."""
+class Intersection:
+    """The region of a target box that stored box number ``index`` contains, in indices of the unsharded tensor."""
 
     index: int
     region: Box
@@ -43,16 +43,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A region that a device needs and does not have, and the devices that could send it, ascending."""
+    """A region that a device needs and does not hold, and the devices that hold it, ascending."""
 
     region: Box
     holders: tuple[int, ...]
 
 
-def shard_range(size: int, cuts: Iterable[tuple[int, int]], uneven: Uneven = "padded") -> tuple[int, int]:
-    """The indices ``start <= i < stop`` of one dim of ``size`` that remain after ``cuts``.
+def shard_range(size: int, splits: Iterable[tuple[int, int]], uneven: Uneven = "padded") -> tuple[int, int]:
+    """The indices ``start <= i < stop`` of one shard of a dim of ``size``.
 
-    Each cut is (number of parts, which of them), major first. ``start == stop`` where nothing remains.
+    Each split is (number of shards, index of the shard), major first. ``start == stop`` if the shard is empty.
 
     >>> [shard_range(9, [(2, i), (2, j)], "padded") for i in (0, 1) for j in (0, 1)]
     [(0, 3), (3, 6), (6, 9), (9, 9)]
@@ -60,23 +60,23 @@ def shard_range(size: int, cuts: Iterable[tuple[int, int]], uneven: Uneven = "pa
     [(0, 3), (3, 5), (5, 7), (7, 9)]
     """
     if uneven == "padded":
-        parts, which = 1, 0
-        for number, index in cuts:
-            parts, which = parts * number, which * number + index
-        cuts = [(parts, which)]
+        total, which = 1, 0
+        for number, index in splits:
+            total, which = total * number, which * number + index
+        splits = [(total, which)]
     start, stop = 0, size
-    for number, index in cuts:
-        part = -(-(stop - start) // number)
-        start = min(start + index * part, stop)
-        stop = min(start + part, stop)
+    for number, index in splits:
+        length = -(-(stop - start) // number)
+        start = min(start + index * length, stop)
+        stop = min(start + length, stop)
     return start, stop
 
 
 def shard_box(spec: Spec, mesh: Mesh, shape: Sequence[int], device: int, uneven: Uneven = "padded") -> Box | None:
-    """The box that ``device`` owns of a tensor of ``shape``; None where it owns nothing.
+    """The box that ``device`` owns of a tensor of ``shape``; None if its shard is empty.
 
-    A spec gives every device one box, whatever the order of the axes on a dim. The box never leaves ``shape``:
-    what an engine pads belongs to nobody.
+    Under a spec every device has one box, for any order of the axes on a dim. The box never exceeds ``shape``:
+    padding belongs to no device.
 
     >>> mesh, shape = Mesh.of(fsdp=2, tensor=2), (8, 6)
     >>> [str(shard_box(Spec.of(heads=["tensor", "fsdp"], embed=[]), mesh, shape, device)) for device in range(4)]
@@ -94,12 +94,12 @@ def shard_box(spec: Spec, mesh: Mesh, shape: Sequence[int], device: int, uneven:
 
 
 def owned_boxes(spec: Spec, mesh: Mesh, shape: Sequence[int], uneven: Uneven = "padded") -> Owned:
-    """The boxes of every device: one, or none where the dim is too small to give it any.
+    """The boxes of every device: one, or none if a dim is too small for the device to have a shard.
 
     >>> [" ".join(map(str, boxes)) for boxes in owned_boxes(Spec.of(embed=["fsdp"]), Mesh.of(fsdp=4), (5,))]
     ['0:2', '2:4', '4:5', '']
     """
-    # Devices that differ along no axis of the spec share a box: it is worked out once.
+    # Devices with the same index along each axis of the spec share a box: it is computed once.
     known: dict[tuple[int, ...], tuple[Box, ...]] = {}
     owned: list[tuple[Box, ...]] = []
     for device in range(mesh.num_devices):
@@ -129,7 +129,7 @@ def held_boxes(owned: Owned) -> tuple[HeldBox, ...]:
 
 
 def saves(spec: Spec, mesh: Mesh, device: int) -> bool:
-    """Whether a device saves what it holds of a tensor: of replicas, the first one does.
+    """Whether a device saves its local shard of a tensor: of its replicas, the first one does.
 
     >>> [saves(Spec.of(embed=["fsdp"]), Mesh.of(data=2, fsdp=2), device) for device in range(4)]
     [True, True, False, False]
@@ -138,20 +138,21 @@ def saves(spec: Spec, mesh: Mesh, device: int) -> bool:
     return not any(here[axis] for axis in mesh.names if axis not in spec.axes)
 
 
-def pieces(target: Box, stored: Iterable[Box]) -> tuple[Piece, ...]:
-    """Which stored boxes hold a part of ``target``, and which part: what a load reads, and no more.
+def intersections(target: Box, stored: Iterable[Box]) -> tuple[Intersection, ...]:
+    """The stored boxes that intersect ``target``, and the intersections: exactly what a load reads.
 
-    >>> [(piece.index, str(piece.region)) for piece in pieces(Box((3,), (9,)), [Box((4 * n,), (4 * n + 4,)) for n in range(4)])]
+    >>> stored = [Box((4 * n,), (4 * n + 4,)) for n in range(4)]
+    >>> [(found.index, str(found.region)) for found in intersections(Box((3,), (9,)), stored)]
     [(0, '3:4'), (1, '4:8'), (2, '8:9')]
     """
     found = ((index, target.intersect(box)) for index, box in enumerate(stored))
-    return tuple(Piece(index, region) for index, region in found if region is not None)
+    return tuple(Intersection(index, region) for index, region in found if region is not None)
 
 
 def received(source: Owned, target: Owned) -> tuple[tuple[Received, ...], ...]:
-    """For each device, the regions it needs for ``target`` and does not have in ``source``.
+    """For each device, the regions that it needs for ``target`` and does not hold in ``source``.
 
-    The distinct boxes of ``source`` must not overlap, as those of a spec never do. Takes time in the number of
+    The distinct boxes of ``source`` must not overlap; those of a spec never do. The time grows with the number of
     devices times the number of distinct boxes.
 
     >>> mesh = Mesh.of(fsdp=2, expert=2)
@@ -163,30 +164,30 @@ def received(source: Owned, target: Owned) -> tuple[tuple[Received, ...], ...]:
     held = held_boxes(source)
     return tuple(
         tuple(
-            Received(piece.region, held[piece.index].devices)
+            Received(found.region, held[found.index].devices)
             for box in needed
-            for piece in pieces(box, (one.box for one in held))
-            if device not in held[piece.index].devices
+            for found in intersections(box, (one.box for one in held))
+            if device not in held[found.index].devices
         )
         for device, needed in enumerate(target)
     )
 
 
-def fed_from_outside(source: Owned, target: Owned, mesh: Mesh, axes: Iterable[str]) -> tuple[int, ...]:
-    """The devices that, going from ``source`` to ``target``, need data that nobody in their group over ``axes`` has.
+def receiving_from_outside(source: Owned, target: Owned, mesh: Mesh, axes: Iterable[str]) -> tuple[int, ...]:
+    """The devices that need data from outside their group over ``axes`` in a resharding from ``source`` to ``target``.
 
-    This is what decides the order of the axes on a dim. With the axes that stay before the axes that leave, a
-    gather over the leaving axes feeds no device from outside; the other way round it feeds them all:
+    This decides the order of the axes on a dim. With the persistent axes before the gathered axes, an all-gather
+    over the gathered axes gives no device data from outside; in the reverse order, every device needs some:
 
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> after = owned_boxes(Spec.of(batch=["fsdp"]), mesh, (16,))
-    >>> fed_from_outside(owned_boxes(Spec.of(batch=["fsdp", "expert"]), mesh, (16,)), after, mesh, ["expert"])
+    >>> receiving_from_outside(owned_boxes(Spec.of(batch=["fsdp", "expert"]), mesh, (16,)), after, mesh, ["expert"])
     ()
-    >>> fed_from_outside(owned_boxes(Spec.of(batch=["expert", "fsdp"]), mesh, (16,)), after, mesh, ["expert"])
+    >>> receiving_from_outside(owned_boxes(Spec.of(batch=["expert", "fsdp"]), mesh, (16,)), after, mesh, ["expert"])
     (0, 1, 2, 3, 4, 5, 6, 7)
 
     The law holds for ``nested`` boxes of any size. ``padded`` boxes keep it only where the axes divide the dim:
-    9 rows cut by 2 x 4 have a box 4:6, which lies across the border between 0:5 and 5:9.
+    9 rows sharded by 2 x 4 have a box 4:6, which overlaps both 0:5 and 5:9.
     """
     axes = tuple(axes)
     outside: list[int] = []

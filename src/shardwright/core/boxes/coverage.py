@@ -1,4 +1,4 @@
-"""Do these boxes make the whole tensor, each index once? Where not, the holes and the overlaps, exactly."""
+"""Whether boxes cover a tensor, each index once; if not, the exact holes and overlaps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What is wrong with a list of boxes: nothing at all where ``exact``.
+    """The faults of a list of boxes; none if ``exact``.
 
-    ``outside``: numbers of the boxes that leave the shape. ``more``: the search stopped at its limit, so that there
-    are further holes or overlaps beside the ones named.
+    ``outside``: numbers of the boxes that exceed the shape. ``more``: the search stopped at its limit, so that there
+    are further holes or overlaps.
     """
 
     holes: tuple[Box, ...] = ()
@@ -31,31 +31,31 @@ class Coverage:
 
     @property
     def exact(self) -> bool:
-        """Every index of the shape lies in one box, and no box leaves the shape."""
+        """Every index of the shape is in one box, and no box exceeds the shape."""
         return not (self.holes or self.overlaps or self.outside or self.more)
 
     def problems(self) -> tuple[str, ...]:
-        """One line for each thing that is wrong."""
+        """One line for each fault."""
         lines = [f"no box holds {hole}" for hole in self.holes]
         for overlap in self.overlaps:
             lines.append(f"boxes {', '.join(map(str, overlap.indices))} all hold {overlap.region}")
-        lines += [f"box {index} leaves the shape" for index in self.outside]
+        lines += [f"box {index} exceeds the shape" for index in self.outside]
         return (*lines, *(["and more"] if self.more else []))
 
 
 def coverage(boxes: Sequence[Box], shape: Sequence[int], limit: int = 100) -> Coverage:
     """Check that ``boxes`` cover ``shape`` once.
 
-    Takes the tensor apart at the corners of the boxes until each part is held by none, one or several of them, so the
-    time grows with the number of boxes and not with their sizes: a few tenths of a second for ten thousand. It
-    begins at low indices, and stops once it has found ``limit`` faulty parts.
+    Splits the tensor at the corners of the boxes until no corner is inside a region. So the time grows with the
+    number of boxes and not with their sizes: a few tenths of a second for ten thousand. It begins at low indices,
+    and stops after ``limit`` faulty regions.
 
     >>> coverage([Box((0, 0), (4, 8)), Box((4, 0), (8, 8))], (8, 8)).exact
     True
     >>> coverage([Box((0, 0), (4, 8)), Box((3, 0), (8, 4))], (8, 8)).problems()
     ('no box holds 4:8,4:8', 'boxes 0, 1 all hold 3:4,0:4')
     >>> coverage([Box((0,), (9,))], (8,)).problems()
-    ('box 0 leaves the shape',)
+    ('box 0 exceeds the shape',)
     """
     whole = Box.whole(shape)
     outside = tuple(index for index, box in enumerate(boxes) if box.size and not whole.contains(box))
@@ -64,14 +64,14 @@ def coverage(boxes: Sequence[Box], shape: Sequence[int], limit: int = 100) -> Co
     holes: list[Box] = []
     overlaps: list[Overlap] = []
     while pending and len(holes) + len(overlaps) < limit:
-        region, parts = pending.pop()
-        cut = _best_cut(region, [box for _, box in parts])
-        if cut is not None:
-            pending += _split(region, parts, *cut)
-        elif not parts:
+        region, inside = pending.pop()
+        split = _best_split(region, [box for _, box in inside])
+        if split is not None:
+            pending += _split_at(region, inside, *split)
+        elif not inside:
             holes.append(region)
-        elif len(parts) > 1:
-            overlaps.append(Overlap(region, tuple(sorted(index for index, _ in parts))))
+        elif len(inside) > 1:
+            overlaps.append(Overlap(region, tuple(sorted(index for index, _ in inside))))
     joined: dict[tuple[int, ...], list[Box]] = {}
     for overlap in overlaps:
         joined.setdefault(overlap.indices, []).append(overlap.region)
@@ -84,7 +84,7 @@ def coverage(boxes: Sequence[Box], shape: Sequence[int], limit: int = 100) -> Co
 
 
 def join(boxes: Sequence[Box]) -> tuple[Box, ...]:
-    """The same indices in fewer boxes: neighbours that differ in one dim only become one. No two may overlap.
+    """The same indices in fewer boxes: neighbours that differ in only one dim are joined. No two boxes may overlap.
 
     >>> [str(box) for box in join([Box((0, 0), (2, 4)), Box((2, 0), (4, 4)), Box((4, 0), (6, 2))])]
     ['0:4,0:4', '4:6,0:2']
@@ -111,29 +111,29 @@ def _joined_along(boxes: Sequence[Box], dim: int) -> list[Box]:
     return result
 
 
-def _best_cut(region: Box, boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """The dim and place at which to take ``region`` apart; None where every box fills it."""
+def _best_split(region: Box, boxes: Sequence[Box]) -> tuple[int, int] | None:
+    """The dim and index at which to split ``region``; None if every box fills it."""
     best: tuple[int, int, int, int] | None = None
     for dim, (low, high) in enumerate(zip(region.start, region.stop, strict=True)):
         inside = sorted(at for box in boxes for at in (box.start[dim], box.stop[dim]) if low < at < high)
         if inside:
-            # The middle corner halves the work; the dim in which it goes through the fewest boxes repeats least of it.
+            # The middle corner halves the work; the dim in which it splits the fewest boxes repeats the least work.
             at = inside[len(inside) // 2]
-            crossed = sum(box.start[dim] < at < box.stop[dim] for box in boxes)
-            best = min(best or (crossed, -len(inside), dim, at), (crossed, -len(inside), dim, at))
+            num_split = sum(box.start[dim] < at < box.stop[dim] for box in boxes)
+            best = min(best or (num_split, -len(inside), dim, at), (num_split, -len(inside), dim, at))
     return None if best is None else best[2:]
 
 
-DeviceBoxes = list[tuple[int, Box]]
+NumberedBoxes = list[tuple[int, Box]]
 
 
-def _split(
-    region: Box, parts: DeviceBoxes, dim: int, at: int
-) -> tuple[tuple[Box, DeviceBoxes], tuple[Box, DeviceBoxes]]:
-    """``region`` and the boxes in it, above and below ``at`` along ``dim``: the last is looked at first."""
-    below: DeviceBoxes = []
-    above: DeviceBoxes = []
-    for index, box in parts:
+def _split_at(
+    region: Box, boxes: NumberedBoxes, dim: int, at: int
+) -> tuple[tuple[Box, NumberedBoxes], tuple[Box, NumberedBoxes]]:
+    """``region`` and the boxes in it, above and below ``at`` along ``dim``: the last is checked first."""
+    below: NumberedBoxes = []
+    above: NumberedBoxes = []
+    for index, box in boxes:
         if box.stop[dim] <= at:
             below.append((index, box))
         elif box.start[dim] >= at:

@@ -1,7 +1,7 @@
-"""What a spec is called in PyTorch: one DTensor placement for each mesh axis, and the rows those placements mean.
+"""A spec as DTensor placements, one for each mesh axis, and the rows that placements give each device.
 
-A spec writes the axes of a dim major first. Placements are read in mesh order, so an axis that is more major on its
-dim but later in the mesh has to be told to the axes before it: that is the split factor of a strided shard.
+A spec lists the axes of a dim major first. Placements apply in mesh order. So an axis that is more major on its dim
+but later in the mesh enters the placements of the axes before it, as the split factor of a strided shard.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shardwright.core.boxes.boxes import Owned, shard_range
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 
-Run = tuple[int, int]
+RowRange = tuple[int, int]
 """Rows ``start <= row < stop`` of one dim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """The mesh axis does not cut the tensor."""
+    """The mesh axis does not shard the tensor."""
 
     def __str__(self) -> str:
         return "R"
@@ -29,7 +29,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The mesh axis cuts ``dim`` as ``torch.chunk`` does."""
+    """The mesh axis shards ``dim`` as ``torch.chunk`` does."""
 
     dim: int
 
@@ -39,7 +39,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StridedShard:
-    """The mesh axis cuts each of the ``split_factor`` pieces of ``dim``; device i holds part i of every piece."""
+    """The mesh axis shards each of ``split_factor`` chunks of ``dim``; device i holds shard i of every chunk."""
 
     dim: int
     split_factor: int
@@ -52,11 +52,11 @@ Placement = Replicate | Shard | StridedShard
 
 
 def placements_of(spec: Spec, mesh: Mesh) -> tuple[Placement, ...]:
-    """The DTensor placements that name what ``spec`` names, one for each mesh axis in mesh order.
+    """The DTensor placements equivalent to ``spec``, one for each mesh axis in mesh order.
 
     The split factor of an axis is the product of the sizes of the axes that are more major on its dim but later in
-    the mesh; where that is 1 the placement is a plain ``Shard``. What ``fully_shard`` makes of a weight that tensor
-    parallelism has cut already:
+    the mesh; if that is 1, the placement is a plain ``Shard``. ``fully_shard`` gives these placements to a weight
+    that tensor parallelism has already sharded:
 
     >>> mesh = Mesh.of(replica=2, fsdp=4, tensor=8)
     >>> print(*placements_of(Spec.of(heads=["tensor", "fsdp"], embed=[]), mesh))
@@ -78,53 +78,53 @@ def _placement_of(spec: Spec, mesh: Mesh, axis: str) -> Placement:
 
 
 def placement_boxes(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int], device: int) -> tuple[Box, ...]:
-    """The boxes that ``placements`` give ``device``, by DTensor's definition: several where its rows have gaps.
+    """The boxes of ``device`` under ``placements``, by DTensor's definition: several if its rows have gaps.
 
     >>> [str(box) for box in placement_boxes([StridedShard(0, 2)], Mesh.of(fsdp=4), (16,), 1)]
     ['2:4', '10:12']
     """
     assert len(placements) == len(mesh.axes), (placements, mesh)
     here = mesh.coordinates(device)
-    cuts = [(placement, axis.size, here[axis.name]) for placement, axis in zip(placements, mesh.axes, strict=True)]
-    runs = [
-        placement_rows(size, [cut for cut in cuts if not isinstance(cut[0], Replicate) and cut[0].dim == dim])
+    applied = [(placement, axis.size, here[axis.name]) for placement, axis in zip(placements, mesh.axes, strict=True)]
+    ranges = [
+        placement_rows(size, [one for one in applied if not isinstance(one[0], Replicate) and one[0].dim == dim])
         for dim, size in enumerate(shape)
     ]
-    return tuple(Box(tuple(a for a, _ in corner), tuple(b for _, b in corner)) for corner in product(*runs))
+    return tuple(Box(tuple(a for a, _ in corner), tuple(b for _, b in corner)) for corner in product(*ranges))
 
 
-def placement_rows(size: int, cuts: Iterable[tuple[Placement, int, int]]) -> tuple[Run, ...]:
-    """The runs of rows of one dim that are left after ``cuts``, ascending, no two of them touching.
+def placement_rows(size: int, applied: Iterable[tuple[Placement, int, int]]) -> tuple[RowRange, ...]:
+    """The ranges of rows of one dim that a device holds, ascending, no two of them adjacent.
 
-    Each cut is (placement, size of its mesh axis, index along it), in mesh order. A placement cuts the rows that the
-    ones before it left, as if these were one contiguous tensor.
+    ``applied``: (placement, size of its mesh axis, the device's index along it), in mesh order. A placement shards
+    the rows that the ones before it left, as if these were one contiguous tensor.
     """
-    runs: list[Run] = [(0, size)] if size else []
-    for placement, number, index in cuts:
+    ranges: list[RowRange] = [(0, size)] if size else []
+    for placement, number, index in applied:
         if isinstance(placement, Replicate):
             continue
         split_factor = placement.split_factor if isinstance(placement, StridedShard) else 1
-        num_rows = sum(stop - start for start, stop in runs)
-        kept: list[Run] = []
-        for piece in range(split_factor):
-            low, high = shard_range(num_rows, [(split_factor, piece), (number, index)], "nested")
-            kept += _rows_between(runs, low, high)
-        runs = _joined(kept)
-    return tuple(runs)
+        num_rows = sum(stop - start for start, stop in ranges)
+        held: list[RowRange] = []
+        for chunk in range(split_factor):
+            low, high = shard_range(num_rows, [(split_factor, chunk), (number, index)], "nested")
+            held += _rows_between(ranges, low, high)
+        ranges = _joined(held)
+    return tuple(ranges)
 
 
 def placed_boxes(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> Owned:
-    """The boxes that ``placements`` give each device of the mesh."""
+    """The boxes of each device of the mesh under ``placements``."""
     return tuple(placement_boxes(placements, mesh, shape, device) for device in range(mesh.num_devices))
 
 
 def misnamed_dims(spec: Spec, mesh: Mesh, shape: Sequence[int]) -> tuple[int, ...]:
-    """The dims on which the placements of ``spec`` name other rows than the device holds.
+    """The dims on which the placements of ``spec`` give a device other rows than it holds.
 
-    What it holds is the ``nested`` box of the spec: FSDP2 chunks the part that tensor parallelism left. The placements
-    cut the other way round, and on a dim that the axes do not divide the two can differ. Such a tensor can be saved by
-    ``torch.distributed.checkpoint`` and not loaded again (PyTorch #168134). A dim without a strided placement always
-    agrees, and so does one that its axes divide.
+    A device holds the ``nested`` box of the spec: FSDP2 chunks the local shard of tensor parallelism. The placements
+    shard in the reverse order, and on a dim that the axes do not divide the two can differ. Such a tensor can be saved
+    by ``torch.distributed.checkpoint`` and not loaded again (PyTorch #168134). A dim without a strided placement
+    always agrees, and so does one that its axes divide.
 
     >>> spec, mesh = Spec.of(heads=["tensor", "fsdp"]), Mesh.of(fsdp=4, tensor=2)
     >>> misnamed_dims(spec, mesh, (8,)), misnamed_dims(spec, mesh, (9,)), misnamed_dims(spec, mesh, (10,))
@@ -145,16 +145,16 @@ def _misnamed(spec: Spec, mesh: Mesh, placements: Sequence[Placement], dim: int,
     for indices in product(*(range(sizes[axis]) for axis in major_first)):
         here = dict(zip(major_first, indices, strict=True))
         start, stop = shard_range(size, [(sizes[axis], here[axis]) for axis in major_first], "nested")
-        cuts = [(placement[axis], sizes[axis], here[axis]) for axis in mesh.in_mesh_order(major_first)]
-        if placement_rows(size, cuts) != (((start, stop),) if start < stop else ()):
+        applied = [(placement[axis], sizes[axis], here[axis]) for axis in mesh.in_mesh_order(major_first)]
+        if placement_rows(size, applied) != (((start, stop),) if start < stop else ()):
             return True
     return False
 
 
-def _rows_between(runs: Iterable[Run], low: int, high: int) -> list[Run]:
-    """Rows number ``low`` to ``high`` of those in ``runs``, counted from the first of them."""
-    found: list[Run] = []
-    for start, stop in runs:
+def _rows_between(ranges: Iterable[RowRange], low: int, high: int) -> list[RowRange]:
+    """Rows ``low`` to ``high`` of those in ``ranges``, counted from the first of them."""
+    found: list[RowRange] = []
+    for start, stop in ranges:
         a, b = start + max(low, 0), min(start + high, stop)
         if a < b:
             found.append((a, b))
@@ -162,9 +162,9 @@ def _rows_between(runs: Iterable[Run], low: int, high: int) -> list[Run]:
     return found
 
 
-def _joined(runs: Iterable[Run]) -> list[Run]:
-    result: list[Run] = []
-    for start, stop in runs:
+def _joined(ranges: Iterable[RowRange]) -> list[RowRange]:
+    result: list[RowRange] = []
+    for start, stop in ranges:
         if result and result[-1][1] == start:
             result[-1] = (result[-1][0], stop)
         else:

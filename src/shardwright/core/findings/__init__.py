@@ -1,10 +1,10 @@
-"""What a user is told: findings with stable codes, errors, and the place in a text that they are about.
+"""Reports to the user: findings with stable codes, errors, and the place in a text that they are about.
 
-errors.py      exceptions for what a user can mend
-finding.py     one finding, in five parts
+errors.py      exceptions for errors that a user can correct
+finding.py     one finding, with law, place, found, needed, fix and cost
 codes.py       every code with its severity and law
-draft.py       a finding before its fix is chosen
-position.py    where a value stands in a user's text
-nearest.py     the known name that a misspelt one most likely meant
-bounds.py      numbers too large to be meant
+draft.py       a finding before its fix is selected
+position.py    where a value is in a user's text
+nearest.py     the known name closest to a misspelt one
+bounds.py      upper bounds of input numbers
 """

@@ -1,7 +1,7 @@
-"""The largest numbers that are taken, as data: a slip of the keyboard is refused at once, with both numbers.
+"""The largest numbers that are accepted, as data: a typing error is refused at once, with both numbers.
 
-Each stands well above what anybody trains, and below what a plan's arithmetic or an engine's counters hold. Who needs
-more raises the number here.
+Each bound is far above any trained model, and below what a plan's arithmetic or an engine's counters hold. To allow
+more, raise the number here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.core.findings.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """``most``: the largest number that is taken. ``fix``: what to do about a larger one."""
+    """``most``: the largest number that is accepted. ``fix``: what to do about a larger one."""
 
     most: int
     fix: str
@@ -32,41 +32,41 @@ BOUNDS: Mapping[str, Bound] = {
     "elements": Bound(most=1 << 32, fix="Give a smaller dim."),
     # An optimizer counts its steps in 32 bits.
     "steps": Bound(most=1_000_000_000, fix="Give fewer steps."),
-    "checkpoints": Bound(most=1_000_000_000, fix="Leave it out: all checkpoints then stay."),
+    "checkpoints": Bound(most=1_000_000_000, fix="Leave it out: all checkpoints are then kept."),
     # Beyond these no float32 of a step is finite.
     "rate": Bound(most=1_000_000, fix="Give a lower rate."),
     "norm": Bound(most=10**18, fix="Give a smaller norm: nothing is clipped at this one."),
     "seconds": Bound(most=1_000_000, fix="Give a shorter time."),
 }
-"""By what is counted."""
+"""Bounds by the quantity that is counted."""
 
 
 def within(where: str, value: float, counted: str) -> None:
-    """Refuse a number above what is taken. ``counted``: a key of ``BOUNDS``. Raises InputError."""
+    """Raises InputError for a number above its bound. ``counted``: a key of ``BOUNDS``."""
     bound = BOUNDS[counted]
     if value > bound.most:
         raise InputError(f"{where} is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number; True and False are none."""
+    """Whether a value is an integer; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number, whole or not."""
+    """Whether a value is an integer or a float; True and False are not."""
     return is_integer(value) or isinstance(value, float)
 
 
 def shown_number(value: object) -> str:
-    """What stands where a number should, for an error about it."""
+    """A value as an error message shows it where a number is needed."""
     return number_text(value) if is_integer(value) else repr(value)
 
 
 def integer_of(text: str) -> int:
-    """The whole number that a text is; one too long for Python to read is 10^100, which is above every bound.
+    """The integer that a text gives; one too long for Python to parse gives 10^100, which is above every bound.
 
-    Raises ValueError for a text that is none.
+    Raises ValueError for a text that is not an integer.
 
     >>> integer_of("-12"), integer_of("9" * 5000) == 10**100
     (-12, True)
@@ -78,7 +78,7 @@ def integer_of(text: str) -> int:
 
 
 def number_text(value: float) -> str:
-    """A number for people, however large; Python writes no integer of more than 4,300 digits.
+    """A number for a message, of any size; Python formats no integer of more than 4,300 digits.
 
     >>> number_text(30_000_000_000), number_text(-(10**5000)), number_text(2.5)
     ('30,000,000,000', 'below -10^20', '2.5')

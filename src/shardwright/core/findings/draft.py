@@ -1,4 +1,4 @@
-"""A finding before its fix is chosen: candidates in order, of which the first that holds is printed."""
+"""A finding before its fix is selected: candidates in order; the first that passes the check is printed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Generic, TypeVar
 from shardwright.core.findings.finding import Finding
 
 Subject = TypeVar("Subject")
-"""What is edited: a request, or somebody's own configuration."""
+"""The type of what is edited: a request, or a user's own configuration."""
 
 Key = tuple[str, str | None, str]
-"""What makes two findings the same one: code, tensor and place."""
+"""The identity of a finding: code, tensor and place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate(Generic[Subject]):
-    """What a user would type, and what that makes of the subject. Equal texts mean equal edits."""
+    """The text of a fix, and the edit that it makes to the subject. Equal texts mean equal edits."""
 
     text: str
     edit: Callable[[Subject], Subject]
@@ -25,7 +25,7 @@ class Candidate(Generic[Subject]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft(Generic[Subject]):
-    """A finding without a fix, and what might mend it, the best first."""
+    """A finding without a fix, and its candidate fixes, the best first."""
 
     finding: Finding
     candidates: tuple[Candidate[Subject], ...] = ()
@@ -35,7 +35,7 @@ class Draft(Generic[Subject]):
         return self.finding.code, self.finding.tensor, self.finding.where
 
     def settled(self, holds: Callable[[Candidate[Subject]], bool]) -> Finding:
-        """The finding with the first candidate that holds as its fix; as it is where none does."""
+        """The finding with the first candidate for which ``holds`` is true as its fix; unchanged if there is none."""
         for candidate in self.candidates:
             if holds(candidate):
                 return replace(self.finding, fix=candidate.text)

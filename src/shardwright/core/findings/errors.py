@@ -1,9 +1,9 @@
-"""What a user can mend, as exceptions.
+"""Exceptions for errors that a user can correct.
 
 ShardwrightError
 ├── InputError        a file, flag or value that cannot be read or used; exit code 2
-│   └── NotationError a text that is not in the notation, with the place in it
-└── FindingsError     a request that was understood and breaks a law; carries findings; exit code 1
+│   └── NotationError a text that is not valid notation, with the place in it
+└── FindingsError     a request that is readable and breaks a law; has findings; exit code 1
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.position import caret
 
 INTERRUPTED, NOBODY_READS = 130, 141
-"""Exit codes of a program that was interrupted, and of one whose output nobody reads."""
+"""Exit codes of a program that was interrupted, and of one whose output pipe is closed."""
 
 
 class ShardwrightError(Exception):
-    """Base of every error that a user can mend."""
+    """Base of every error that a user can correct."""
 
     exit_code = 2
 
@@ -30,10 +30,7 @@ class InputError(ShardwrightError):
 
 
 class NotationError(InputError):
-    """A text that is not in the notation.
-
-    ``text`` is the whole text, ``start`` and ``stop`` the part of it that is wrong.
-    """
+    """A text that is not valid notation. ``text[start:stop]`` is the wrong part of it."""
 
     def __init__(self, message: str, *, text: str, start: int, stop: int) -> None:
         self.message, self.text, self.start, self.stop = message, text, start, stop
@@ -48,7 +45,7 @@ def _remake_notation_error(message: str, text: str, start: int, stop: int) -> No
 
 
 class FindingsError(ShardwrightError):
-    """A request that was understood and breaks a law; ``findings`` says which, where, and what would mend it."""
+    """A request that is readable and breaks a law; ``findings`` gives the law, the place and the fix."""
 
     exit_code = 1
 
@@ -61,16 +58,16 @@ class FindingsError(ShardwrightError):
 
 
 UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
-"""What is said of a stream that is open and takes nothing. Of a file, the error would have its name."""
+"""Error numbers of an open stream that cannot be written. An error about a file also has its name."""
 
 
 def is_about_output(error: BaseException) -> bool:
-    """Whether an error is that of a standard stream which takes nothing more."""
+    """Whether an error is about a standard stream that cannot be written."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code that a program ends with for an error; 1 for a fault of its own."""
+    """The exit code of a program for an error; 1 for a fault of the program itself."""
     if isinstance(error, ShardwrightError):
         return error.exit_code
     if is_about_output(error):

@@ -1,4 +1,4 @@
-"""A finding: what a check has to say, in five parts, in one form for terminal, exception, JSON and HTML."""
+"""A finding: the result of a check, in one form for terminal, exception, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardwright.core.findings.position import Position, caret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The law, where it is broken, what was found and needed, what would mend it, and what it costs.
+    """The law, where it is broken, what was found and needed, the fix, and the cost.
 
-    ``notation`` and ``mark`` place a caret under the part of a spec that is meant. ``fix`` and ``cost`` are empty
-    where there is nothing to say; a fix has been resolved and checked before it stands here.
+    ``notation`` and ``mark`` place a caret under the part of a spec that the finding is about. ``fix`` and ``cost``
+    are empty where there is none; a fix is resolved and checked before it is set here.
     """
 
     code: str
@@ -38,11 +38,11 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Where, with file, line and column in front when they are known."""
+        """``where``, after file, line and column if they are known."""
         return f"{self.position}: {self.where}" if self.position else self.where
 
     def lines(self) -> list[tuple[str, str]]:
-        """(label, text) pairs below the head line; the label of the spec and its caret is empty."""
+        """(label, text) pairs below the head line; the spec with its caret has an empty label."""
         rows = [("where", self.place)]
         if self.notation is not None and self.mark is not None:
             rows.append(("", caret(self.notation, *self.mark, indent="")))
@@ -61,7 +61,7 @@ class Finding:
         return "\n".join([head, *body])
 
     def to_json(self) -> dict[str, object]:
-        """The contract's fields, then the spec and the marked part of it where there is one."""
+        """The fields of every finding, then those of the tensor, the spec with its mark, and the position, if present."""
         data: dict[str, object] = {
             "code": self.code,
             "severity": self.severity,

@@ -1,4 +1,4 @@
-"""The known name that a misspelt one most likely meant."""
+"""The known name closest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from difflib import get_close_matches
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name nearest to ``name``, or None when nothing is near.
+    """The known name nearest to ``name``, or None if none is near.
 
-    A number says which one of a kind is meant, so a name with another number is another thing and no slip; the same digits
-    in another order are one.
+    A number identifies one of a kind, so a name with another number is another name, not a typing error; the same digits
+    in another order are a typing error.
 
     >>> nearest("tensorr", ["data", "fsdp", "tensor"])
     'tensor'
@@ -22,8 +22,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     'bfloat16'
     """
     numbers = _numbers(name)
-    alike = [each for each in known if numbers <= _numbers(each)]
-    matches = get_close_matches(name, alike, n=1, cutoff=cutoff)
+    same_numbers = [each for each in known if numbers <= _numbers(each)]
+    matches = get_close_matches(name, same_numbers, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

@@ -1,4 +1,4 @@
-"""Where a value stands in a user's text, and values that remember it."""
+"""Where a value is in a user's text, and values that keep that place."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """A value read from a file, with the place where it stands.
+    """A value read from a file, with its place.
 
     ``value`` is a ``str``, ``int``, ``float``, ``bool``, ``None``, a tuple of ``Located`` (a sequence), or a
-    mapping from ``str`` to ``Located``; ``key_positions`` tells where each key of a mapping stands.
+    mapping from ``str`` to ``Located``; ``key_positions`` gives the place of each key of a mapping.
     """
 
     value: str | int | float | bool | tuple[Located, ...] | Mapping[str, Located] | None
@@ -31,7 +31,7 @@ class Located:
     key_positions: Mapping[str, Position] | None = None
 
     def key_position(self, key: str) -> Position:
-        """Place of a mapping's key; the mapping's own place where the key has none."""
+        """The place of a mapping's key; that of the mapping if the key has none."""
         return (self.key_positions or {}).get(key, self.position)
 
 

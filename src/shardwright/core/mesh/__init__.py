@@ -2,7 +2,7 @@
 
 mesh.py        named axes in the order of the devices
 spec.py        each dim of one tensor with the axes that shard it
-notation.py    a spec as text, and back
-hops.py        collectives over a whole TPU slice, taken in two
-divisors.py    sizes that divide, near one that does not
+notation.py    specs as text: parsing and printing
+hops.py        collectives over an entire TPU slice, done in two hops
+divisors.py    divisors and multiples near a number
 """

@@ -1,15 +1,15 @@
-"""Sizes that divide, near a size that does not."""
+"""Divisors and multiples near a number."""
 
 from __future__ import annotations
 
 from math import isqrt
 
 LARGEST_TRIED = 1 << 16
-"""Past this a factor is not looked for: every divisor of a number below 2 ** 32 is found, and no mistyped size hangs."""
+"""The largest factor that is tried: every divisor of a number below 2 ** 32 is found, and no mistyped size hangs."""
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """The divisors of a number of at least 1, ascending: those up to ``LARGEST_TRIED`` and what each leaves.
+    """The divisors of a number of at least 1, ascending: those up to ``LARGEST_TRIED`` and their quotients.
 
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
@@ -19,7 +19,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def nearest_divisors(number: int, near: int, count: int = 4) -> tuple[int, ...]:
-    """The divisors nearest to ``near``, the nearest first, the smaller of two that are as near.
+    """The divisors nearest to ``near``, the nearest first; of two at the same distance, the smaller first.
 
     >>> nearest_divisors(8, 6)
     (4, 8, 2, 1)
@@ -28,7 +28,7 @@ def nearest_divisors(number: int, near: int, count: int = 4) -> tuple[int, ...]:
 
 
 def nearest_multiples(factor: int, number: int) -> tuple[int, ...]:
-    """The multiples of ``factor``, at least one time, on both sides of a number that is none.
+    """The positive multiples of ``factor`` next to a number that is not a multiple: below it, if any, and above it.
 
     >>> nearest_multiples(8, 12), nearest_multiples(8, 4)
     ((8, 16), (8,))

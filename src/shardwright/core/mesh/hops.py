@@ -1,17 +1,17 @@
-"""Gathers and scatters over a whole slice of a torus, taken in two hops.
+"""All-gathers and reduce-scatters over an entire slice of a torus, done in two hops.
 
-What libtpu does with a collective over all devices of a slice at once (0.0.42, measured; ``chips.toml`` has the sizes
-from which on it does so):
+libtpu rewrites a collective over all devices of a slice (0.0.42, measured; ``chips.toml`` has the sizes from which it
+does so):
 
-| asked for | made | sent by each device |
+| requested | compiled to | sent by each device |
 |---|---|---|
 | a reduce-scatter of N bytes | an all-reduce, and a slice of it | 2 N in place of N |
-| an all-gather to N bytes | an all-reduce of parts among zeros | 2 N in place of N |
+| an all-gather to N bytes | an all-reduce of shards padded with zeros | 2 N in place of N |
 
-A collective over a part of the slice stays what it was. So one over the whole slice goes in two: over the **minor** part,
-which lies along the last dim of the torus, or over the last of several mesh axes; and over the **major** part, the rest.
-What each device sends is the same to the byte, (n - 1) / n of N in all: a gather takes the minor part first, a scatter
-the major one.
+A collective over a part of the slice is not rewritten. So a collective over the entire slice is done in two hops. The
+**minor** hop is along the last dim of the torus, or over the last of several mesh axes. The **major** hop is over the rest.
+Each device sends exactly the same bytes as in one hop, (n - 1) / n of N in total: an all-gather does the minor hop first,
+a reduce-scatter the major one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeSlice:
-    """How collectives over a whole slice go. ``minor``: devices along its last dim, one after another.
+    """How collectives over an entire slice are done. ``minor``: the number of devices along its last dim, consecutive.
 
-    ``gathers``, ``scatters``: the most devices of a slice over all of which one stays what it was.
+    ``gathers``, ``scatters``: the largest number of devices of a slice over which a collective is not rewritten.
     """
 
     minor: int
@@ -36,7 +36,7 @@ class WholeSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubGroup:
-    """Of the devices of one mesh axis, those that take a hop together: ``minor`` neighbours, or one in ``minor``."""
+    """The groups of devices of one mesh axis in one hop: ``minor`` neighbours, or every ``minor``-th device."""
 
     which: Literal["minor", "major"]
     minor: int
@@ -48,7 +48,7 @@ class SubGroup:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The groups, by their devices' indices along the axis.
+        """The groups, as indices along the axis.
 
         >>> SubGroup(which="minor", minor=2, major=4).groups
         ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -62,7 +62,7 @@ class SubGroup:
 
 
 class Hop(NamedTuple):
-    """One hop: over these axes, or a part of the only one; ``elements`` of its operand or result, the larger."""
+    """One hop over these axes, or over ``part`` of a single axis; ``elements`` of its operand or result, the larger."""
 
     axes: tuple[str, ...]
     subgroup: SubGroup | None
@@ -72,9 +72,9 @@ class Hop(NamedTuple):
 def hops(
     kind: str, sizes: Mapping[str, int], elements: int, slice_devices: int, whole: WholeSlice | None
 ) -> Iterator[Hop]:
-    """The hops of a collective over the axes of ``sizes``, major first: one, or two where it goes over a whole slice.
+    """The hops of a collective over the axes of ``sizes``, major first: one, or two over an entire slice.
 
-    ``elements``: of the collective's operand or result on one device, the larger.
+    ``elements``: those of the collective's operand or result on one device, the larger.
 
     >>> whole = WholeSlice(minor=2, scatters=4)
     >>> for hop in hops("reduce-scatter", {"fsdp": 8}, 64, 8, whole):

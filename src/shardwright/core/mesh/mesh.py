@@ -11,12 +11,12 @@ from types import MappingProxyType
 from shardwright.core.mesh.hops import WholeSlice
 
 LINKS = ("ici", "dcn")
-"""What an axis may be said to cross: fast links, which is what goes without saying, or slow ones."""
+"""The links that an axis may use: fast ones, which is the default, or slow ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One mesh axis. ``link`` names the link it crosses where the user said so (``ici``, ``dcn``)."""
+    """One mesh axis. ``link``: the link it uses (``ici``, ``dcn``), if the user set one."""
 
     name: str
     size: int
@@ -27,7 +27,7 @@ class Axis:
 class Mesh:
     """Mesh axes, major first. Device ``d`` has the row-major coordinates of ``d`` over their sizes.
 
-    ``whole_slice``: how collectives over all devices go where they are one slice of a torus that says so.
+    ``whole_slice``: how collectives over all devices are done, if the devices are one slice of a torus that rewrites them.
 
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> mesh.num_devices, mesh.coordinates(6)
@@ -43,7 +43,7 @@ class Mesh:
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Both are asked for many thousand times in a plan.
+        # Both are read many thousand times in a plan.
         object.__setattr__(self, "shape", MappingProxyType({axis.name: axis.size for axis in self.axes}))
         object.__setattr__(self, "names", tuple(self.shape))
         assert len(self.shape) == len(self.axes), self.axes
@@ -67,7 +67,7 @@ class Mesh:
         return shape[axes] if isinstance(axes, str) else prod([shape[name] for name in axes])
 
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """The given axes, sorted as the mesh has them."""
+        """The given axes in mesh order."""
         wanted = set(axes)
         return tuple([name for name in self.names if name in wanted])
 
@@ -91,7 +91,7 @@ class Mesh:
         return number
 
     def group(self, device: int, axes: Iterable[str]) -> tuple[int, ...]:
-        """The devices that differ from ``device`` along ``axes`` only, ascending, ``device`` among them."""
+        """The devices that differ from ``device`` along ``axes`` only, ascending, ``device`` included."""
         free = set(axes)
         here = self.coordinates(device)
         members = [dict(here)]
@@ -101,7 +101,7 @@ class Mesh:
         return tuple(sorted(self.device(member) for member in members))
 
     def numbers(self, axes: Sequence[str]) -> tuple[int, ...]:
-        """For each device along ``axes``, major first as they are given, its number where they are counted in mesh order.
+        """For each device along ``axes``, major first as given, its number in mesh order.
 
         >>> Mesh.of(a=2, b=3).numbers(["b", "a"])
         (0, 3, 1, 4, 2, 5)

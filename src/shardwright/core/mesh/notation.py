@@ -1,6 +1,6 @@
-"""The notation, from text and back: ``batch/data/fsdp length/expert embed``.
+"""The notation, parsed and printed: ``batch/data/fsdp length/expert embed``.
 
-One word per tensor dim: its logical axis, then the mesh axes that cut it, major first, each after a slash.
+One word per tensor dim: its logical axis, then the mesh axes that shard it, major first, each after a slash.
 The grammar is in docs/notation.md. ``str(spec)`` is the inverse of ``parse``.
 """
 
@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One name of a notation text and where it stands in it."""
+    """One name of a notation text and its place in the text."""
 
     name: str
     start: int
@@ -42,10 +42,10 @@ class ParsedSpec:
 def parse(
     text: str, *, known_axes: Iterable[str] | None = None, known_logical_axes: Iterable[str] | None = None
 ) -> Spec:
-    """The spec that a notation text means.
+    """The spec of a notation text.
 
-    Raises NotationError, with a caret under the place: for a name that is not one, an axis that cuts two
-    dims, a logical axis that stands twice and, where the known names are given, an unknown name.
+    Raises NotationError, with a caret under the place, for an invalid name, an axis that shards two dims, a
+    logical axis that occurs twice and, if the known names are given, an unknown name.
 
     >>> parse("embed/fsdp heads/tensor head_dim").axes_of("heads")
     ('tensor',)
@@ -56,7 +56,7 @@ def parse(
 def parse_with_places(
     text: str, *, known_axes: Iterable[str] | None = None, known_logical_axes: Iterable[str] | None = None
 ) -> ParsedSpec:
-    """As ``parse``, keeping the place of every name, for carets."""
+    """As ``parse``, with the place of every name, for carets."""
     axes_known = None if known_axes is None else list(known_axes)
     logical_known = None if known_logical_axes is None else list(known_logical_axes)
     dims: list[tuple[Word, ...]] = []
@@ -64,11 +64,11 @@ def parse_with_places(
     seen_axes: dict[str, tuple[int, str]] = {}
     for match in re.finditer(r"\S+", text):
         words = _split_word(text, match.start(), match.group())
-        logical, *cuts = words
+        logical, *sharding = words
         dim = len(dims)
         if logical.name in seen_logical:
             raise _error(
-                f"logical axis '{logical.name}' stands twice in one tensor (dims {seen_logical[logical.name]} and {dim}). "
+                f"logical axis '{logical.name}' occurs twice in one tensor (dims {seen_logical[logical.name]} and {dim}). "
                 f"Give the second a name of its own, as in 'embed' and 'embed_out'.",
                 text,
                 logical,
@@ -80,20 +80,20 @@ def parse_with_places(
                 logical,
             )
         seen_logical[logical.name] = dim
-        for cut in cuts:
-            if axes_known is not None and cut.name not in axes_known:
-                raise _error(f"the mesh has no axis '{cut.name}'. {did_you_mean(cut.name, axes_known)}", text, cut)
-            if cut.name in seen_axes:
-                first_dim, first_logical = seen_axes[cut.name]
+        for axis in sharding:
+            if axes_known is not None and axis.name not in axes_known:
+                raise _error(f"the mesh has no axis '{axis.name}'. {did_you_mean(axis.name, axes_known)}", text, axis)
+            if axis.name in seen_axes:
+                first_dim, first_logical = seen_axes[axis.name]
                 if first_dim == dim:
-                    message = f"mesh axis '{cut.name}' stands twice on dim {dim} ('{logical.name}'). Write it once."
+                    message = f"mesh axis '{axis.name}' occurs twice on dim {dim} ('{logical.name}'). Write it once."
                 else:
                     message = (
-                        f"mesh axis '{cut.name}' would cut two dims of one tensor: '{first_logical}' (dim {first_dim}) "
-                        f"already has it. Take it off '{first_logical}' or off '{logical.name}'."
+                        f"mesh axis '{axis.name}' would shard two dims of one tensor: '{first_logical}' (dim {first_dim}) "
+                        f"already has it. Remove it from '{first_logical}' or from '{logical.name}'."
                     )
                 raise _error(message, text, Word(logical.name, logical.start, words[-1].stop))
-            seen_axes[cut.name] = (dim, logical.name)
+            seen_axes[axis.name] = (dim, logical.name)
         dims.append(tuple(words))
     spec = Spec(tuple(DimSpec(words[0].name, tuple(word.name for word in words[1:])) for words in dims))
     return ParsedSpec(spec, text, tuple(dims))
@@ -117,7 +117,7 @@ def _split_word(text: str, start: int, word: str) -> list[Word]:
         if not NAME.fullmatch(part):
             what = f"'{part}' is not a name" if part else "a name is missing here"
             raise _error(
-                f"{what}. A dim is a logical axis, then '/' and a mesh axis for each cut: 'batch/data/fsdp'.",
+                f"{what}. A dim is a logical axis, then '/' and a mesh axis for each that shards it: 'batch/data/fsdp'.",
                 text,
                 here,
             )

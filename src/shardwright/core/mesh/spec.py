@@ -1,4 +1,4 @@
-"""A spec: for each dim of one tensor, its logical axis and the mesh axes that cut it, major first."""
+"""A spec: for each dim of one tensor, its logical axis and the mesh axes that shard it, major first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class DimSpec:
-    """One tensor dim: its logical axis, and the mesh axes that cut it, major first."""
+    """One tensor dim: its logical axis, and the mesh axes that shard it, major first."""
 
     logical_axis: str
     axes: tuple[str, ...] = ()
@@ -19,10 +19,10 @@ class DimSpec:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Where a tensor lives, written in the notation by ``str``.
+    """The placement of a tensor; ``str`` writes it in the notation.
 
-    A mesh axis cuts at most one dim, and no logical axis stands twice: both are asserted here, for every
-    tensor of every plan. Texts of users go through ``notation.parse``, which explains instead.
+    A mesh axis shards at most one dim, and no logical axis occurs twice: both are asserted here, for every
+    tensor of every plan. Users' texts go through ``notation.parse``, which reports the error instead.
 
     >>> spec = Spec.of(batch=["data", "fsdp"], length=["expert"], embed=[])
     >>> print(spec)
@@ -34,42 +34,44 @@ class Spec:
     dims: tuple[DimSpec, ...]
     logical_axes: tuple[str, ...] = field(init=False, repr=False, compare=False)
     axes: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Every mesh axis that cuts this tensor, dim after dim."""
+    """Every mesh axis that shards this tensor, dim after dim."""
 
     def __post_init__(self) -> None:
-        # Both are asked for many thousand times in a plan.
+        # Both are read many thousand times in a plan.
         names = tuple([dim.logical_axis for dim in self.dims])
-        assert len(set(names)) == len(names), f"a logical axis stands twice in one tensor: {self}"
+        assert len(set(names)) == len(names), f"a logical axis occurs twice in one tensor: {self}"
         axes = tuple([axis for dim in self.dims for axis in dim.axes])
-        assert len(set(axes)) == len(axes), f"an axis cuts at most one dim of any tensor: {self}"
+        assert len(set(axes)) == len(axes), f"an axis shards at most one dim of any tensor: {self}"
         object.__setattr__(self, "logical_axes", names)
         object.__setattr__(self, "axes", axes)
 
     @classmethod
     def of(cls, **axes: Iterable[str]) -> Spec:
-        """A spec from logical axes and the mesh axes that cut each."""
-        return cls(tuple(DimSpec(name, tuple(cuts)) for name, cuts in axes.items()))
+        """A spec from logical axes and the mesh axes that shard each."""
+        return cls(tuple(DimSpec(name, tuple(sharding)) for name, sharding in axes.items()))
 
     @classmethod
-    def build(cls, logical_axes: Iterable[str], cuts: Mapping[str, Iterable[str]]) -> Spec:
-        """A spec for the named dims, each cut as ``cuts`` says and whole where it says nothing."""
-        return cls(tuple(DimSpec(name, tuple(cuts.get(name, ()))) for name in logical_axes))
+    def build(cls, logical_axes: Iterable[str], axes: Mapping[str, Iterable[str]]) -> Spec:
+        """A spec for the named dims, each sharded by its ``axes``; a dim that ``axes`` does not name is unsharded."""
+        return cls(tuple(DimSpec(name, tuple(axes.get(name, ()))) for name in logical_axes))
 
     def dim_of(self, axis: str) -> int | None:
-        """Number of the dim that the mesh axis cuts, or None."""
+        """Number of the dim that the mesh axis shards, or None."""
         return next((number for number, dim in enumerate(self.dims) if axis in dim.axes), None)
 
     def axes_of(self, logical_axis: str) -> tuple[str, ...]:
-        """The mesh axes that cut the named dim; none when the tensor has no such dim."""
+        """The mesh axes that shard the named dim; none if the tensor has no such dim."""
         return next((dim.axes for dim in self.dims if dim.logical_axis == logical_axis), ())
 
     def without(self, axes: Iterable[str]) -> Spec:
-        """The same tensor with the given mesh axes taken off, as after a gather over them."""
-        gone = set(axes)
-        return Spec(tuple(DimSpec(dim.logical_axis, tuple(a for a in dim.axes if a not in gone)) for dim in self.dims))
+        """The same tensor without the given mesh axes, as after an all-gather over them."""
+        removed = set(axes)
+        return Spec(
+            tuple(DimSpec(dim.logical_axis, tuple(a for a in dim.axes if a not in removed)) for dim in self.dims)
+        )
 
     def renamed(self, names: Mapping[str, str]) -> Spec:
-        """The same cuts under other logical axes, as when ``length`` becomes ``kv_length``."""
+        """The same sharding under other logical axes, as when ``length`` becomes ``kv_length``."""
         return Spec(tuple(DimSpec(names.get(d.logical_axis, d.logical_axis), d.axes) for d in self.dims))
 
     def prefixed(self, logical_axis: str, axes: Iterable[str] = ()) -> Spec:

@@ -14,7 +14,7 @@ import torch
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
-from shardwright.core.boxes.stored import StoredPiece, stored_pieces
+from shardwright.core.boxes.stored import StoredBox, stored_boxes
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.fsdp_groups import WeightOfLayer
 from shardwright.core.plan.plan import Plan, TensorPlan
@@ -141,7 +141,7 @@ def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks
     return local
 
 
-def _on_host(array: torch.Tensor, piece: StoredPiece, box: Box) -> np.ndarray:
+def _on_host(array: torch.Tensor, piece: StoredBox, box: Box) -> np.ndarray:
     part = array.detach()[tuple(slice(*part) for part in piece.local)]
     return _bits(part.reshape(piece.shape).permute(piece.to_table).reshape(box.shape))
 
@@ -152,9 +152,9 @@ def _bits(array: torch.Tensor) -> np.ndarray:
     return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
 
 
-def _pieces(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[StoredPiece, ...]:
+def _pieces(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[StoredBox, ...]:
     box = one.box(plan.mesh, ranks.rank)
-    return () if box is None else stored_pieces(plan.request.table.weight(one.weight), box)
+    return () if box is None else stored_boxes(plan.request.table.weight(one.weight), box)
 
 
 def _of_layer(box: Box, one: WeightOfLayer) -> Box:
