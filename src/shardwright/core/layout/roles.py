@@ -1,11 +1,11 @@
-"""The role table: what an axis does in a component. The law of the layout language, read by code, docs and tests."""
+"""The role table: what an axis does in a component. It defines the layout language; code, docs and tests read it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 COMPONENTS = ("input", "embedding", "residual", "attention", "mlp", "router", "moe", "logits")
-"""The parts of a model in which a mesh axis may have a job of its own, in the order of the forward pass."""
+"""The parts of a model in which a mesh axis may have a role of its own, in the order of the forward pass."""
 
 OUTSIDE_LAYERS = ("input", "embedding", "logits")
 """The components that exist once, before or after the layers."""
@@ -15,10 +15,10 @@ OUTSIDE_LAYERS = ("input", "embedding", "logits")
 class Role:
     """One row of the role table.
 
-    ``activations``: the logical axes of activations that an axis of this role cuts (of those a tensor has).
-    ``weights``: the logical axes of weights it cuts at rest and in use.
-    ``stores``: it also cuts each weight's storage dim at rest, and the weight is gathered for use.
-    ``components``: where the role has something to cut; anywhere else an axis of this role is idle.
+    ``activations``: the logical axes of activations that an axis of this role shards (of those a tensor has).
+    ``weights``: the logical axes of weights that it shards at rest and in use.
+    ``stores``: it also shards each weight's storage dim at rest, and the weight is gathered for use.
+    ``components``: where the role has something to shard; in the others an axis of this role is idle.
     """
 
     name: str
@@ -38,7 +38,7 @@ ROLES: dict[str, Role] = {
             weights=(),
             stores=False,
             components=COMPONENTS,
-            about="cuts the batch; every weight is a replica",
+            about="shards the batch; every weight is replicated",
         ),
         Role(
             name="fsdp",
@@ -46,7 +46,7 @@ ROLES: dict[str, Role] = {
             weights=(),
             stores=True,
             components=COMPONENTS,
-            about="cuts the batch; every weight rests cut on its storage dim and is gathered for use",
+            about="shards the batch; every weight is sharded at rest on its storage dim and gathered for use",
         ),
         Role(
             name="context",
@@ -54,7 +54,7 @@ ROLES: dict[str, Role] = {
             weights=(),
             stores=True,
             components=COMPONENTS,
-            about="cuts the sequence, never the keys attended to; weights rest cut as under fsdp",
+            about="shards the sequence, never the keys attended to; weights are sharded at rest as under fsdp",
         ),
         Role(
             name="tensor",
@@ -62,7 +62,7 @@ ROLES: dict[str, Role] = {
             weights=("heads", "kv_heads", "mlp", "vocab"),
             stores=False,
             components=("embedding", "attention", "mlp", "moe", "logits"),
-            about="cuts heads, hidden units and vocabulary, of weights and activations alike",
+            about="shards heads, hidden units and vocabulary, of weights and of activations",
         ),
         Role(
             name="expert",
@@ -70,7 +70,7 @@ ROLES: dict[str, Role] = {
             weights=("experts",),
             stores=False,
             components=("moe",),
-            about="cuts the experts; tokens or weights move, as `move: {moe: ...}` says",
+            about="shards the experts; tokens or weights move, as `move: {moe: ...}` sets",
         ),
         Role(
             name="stage",
@@ -78,7 +78,7 @@ ROLES: dict[str, Role] = {
             weights=("layers",),
             stores=False,
             components=tuple(c for c in COMPONENTS if c not in OUTSIDE_LAYERS),
-            about="cuts the layers into pipeline stages",
+            about="divides the layers into pipeline stages",
         ),
         Role(
             name="idle",
@@ -86,17 +86,17 @@ ROLES: dict[str, Role] = {
             weights=(),
             stores=False,
             components=COMPONENTS,
-            about="does nothing here, and says so",
+            about="does nothing here, explicitly",
         ),
     )
 }
 
 SEQUENCE_PARALLEL = ("residual", "length")
-"""The component and the dim that role ``tensor`` also cuts when its entry says ``sequence_parallel: true``."""
+"""The component and the dim that role ``tensor`` also shards if its entry sets ``sequence_parallel: true``."""
 
 EXCHANGED_FOR_HEADS = ("heads", "kv_heads")
-"""What role ``context`` cuts of queries, keys and values where they are attended, under ``move: {attention: ulysses}``:
-there, rows are whole and heads are not."""
+"""The dims of queries, keys and values that role ``context`` shards inside attention, under ``move: {attention: ulysses}``:
+there, heads are sharded and rows are not."""
 
 UNIT_NAMES = {
     "heads": "head",
@@ -108,31 +108,31 @@ UNIT_NAMES = {
     "length": "token",
     "vocab": "vocabulary entry",
 }
-"""What one step along a logical axis is called; an axis that is not here counts plain elements."""
+"""The name of one unit along a logical axis; an axis that is not here counts elements."""
 
 LOGICAL_AXES = {
     "batch": "rows of the global batch",
     "length": "tokens of a row, as queries, keys and values are made",
     "q_length": "tokens of a row, as queries attend",
-    "kv_length": "tokens of a row, as keys and values are attended to: never cut",
+    "kv_length": "tokens of a row, as keys and values are attended to: never sharded",
     "embed": "the width of the residual stream",
-    "embed_out": "the same width where it stands a second time in one tensor",
+    "embed_out": "the same width, if it occurs a second time in one tensor",
     "heads": "query heads",
     "kv_heads": "key and value heads",
     "head_dim": "the width of one head",
     "rope_dim": "the rotary part of a head's width",
     "q_lora": "the compressed width of MLA's queries",
     "kv_lora": "the compressed width of MLA's keys and values: the latent",
-    "latent": "the latent with the shared rotary key beside it, as one weight makes both",
+    "latent": "the latent and the shared rotary key, if one weight computes both",
     "mlp": "hidden units of a feed-forward layer, of an expert too",
     "vocab": "vocabulary entries",
     "scores": "experts, on the token side: the router's scores",
     "experts": "experts, where they compute",
-    "groups": "pieces of a row that are dispatched together; carries the cut of length",
+    "groups": "groups of tokens of a row that are dispatched together; sharded as length is",
     "tokens": "tokens of one group",
-    "slots": "places for tokens, per expert and group",
+    "slots": "buffer slots for tokens, per expert and group",
     "top_k": "the experts chosen for a token",
     "layers": "layers that share one row of the table",
-    "norm": "the width of a norm's scale: rests whole",
+    "norm": "the width of a norm's scale: unsharded at rest",
 }
-"""Every logical axis that a model table of ours may use."""
+"""Every logical axis that our model tables may use."""
