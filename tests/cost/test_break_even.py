@@ -1,4 +1,4 @@
-"""Where tokens stop being cheaper to move than experts' weights, held against the plans of either way."""
+"""The break-even between moving tokens and moving expert weights, checked against the plans of each option."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIXTRAL = {"mesh_sizes": {"expert": 8}, "length": 2048, "dtype": "bfloat16", "we
 
 
 def sent(plan) -> float:
-    """Bytes that one device sends for one layer's experts over the expert axes, added up over the plan's own rows."""
+    """Bytes that one device sends for one layer's experts over the expert axes, summed over the plan's collectives."""
     total = 0.0
     axis = ("expert",)
     for one in plan.collectives:
@@ -26,17 +26,17 @@ def sent(plan) -> float:
 
 @pytest.mark.parametrize("remat", ["full", "none"])
 @pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
-def test_what_a_choice_weighs_is_what_the_plan_of_that_way_moves(move: str, remat: str) -> None:
+def test_the_wire_bytes_of_an_option_are_those_of_its_plan(move: str, remat: str) -> None:
     auto = priced("mixtral-8x7b", "ep", "v5p:2x2x2", batch=8, move_moe="auto", remat=remat, **MIXTRAL)
     (choice,) = auto.choices
     plan = priced("mixtral-8x7b", "ep", "v5p:2x2x2", batch=8, move_moe=move, remat=remat, **MIXTRAL)
-    # Beside tokens a ring passes the weights of their choices, two numbers for 4,096.
+    # In addition to tokens a ring sends their routing weights, two numbers for 4,096.
     assert sent(plan) == pytest.approx(choice.wire_bytes[move], rel=2e-3)
 
 
 @pytest.mark.parametrize(("rows", "chosen"), [(104, "all-to-all"), (120, "weights")])
 def test_mixtral_has_a_break_even_on_eight_chips(rows: int, chosen: str) -> None:
-    """At 28,672 tokens a chip: what an exchange takes grows with the tokens, what weights take does not."""
+    """At 28,672 tokens a chip: the time of an exchange grows with the tokens, that of weights does not."""
     plan = priced("mixtral-8x7b", "ep", "v5p:2x2x2", batch=rows, move_moe="auto", **MIXTRAL)
     (choice,) = plan.choices
     assert choice.chosen == plan.request.layout.move_moe == chosen
@@ -45,7 +45,7 @@ def test_mixtral_has_a_break_even_on_eight_chips(rows: int, chosen: str) -> None
 
 
 def test_deepseek_sends_tokens_around_a_ring() -> None:
-    """256 experts of which a token sees eight: the weights of one layer are a hundred times the tokens."""
+    """A token is routed to 8 of 256 experts: the weights of one layer are a hundred times as large as the tokens."""
     options = {**MIXTRAL, "mesh_sizes": {"fsdp": 16, "expert": 8}, "length": 4096}
     plan = priced("deepseek3-671b", "ep", "v5p:4x4x8", batch=128, move_moe="auto", **options)
     (choice,) = plan.choices

@@ -1,4 +1,4 @@
-"""The table of chips: every number with its source and date, and the limits that the compiler and the driver set."""
+"""The table of chips: every number has a source and a date, and the memory limits are the compiler's or the driver's."""
 
 from __future__ import annotations
 

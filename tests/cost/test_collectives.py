@@ -1,4 +1,4 @@
-"""Closed forms against the worked examples of How To Scale Your Model, and numbers made by hand."""
+"""Closed forms against the worked examples of How To Scale Your Model, and against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.cost import read_machine
 from shardwright.cost.chips import chip_of
 from shardwright.cost.collectives import Rates, Time, time_of
-from shardwright.cost.links import Group, Laid, Line, lay
+from shardwright.cost.links import Group, Line, MeshMapping, map_mesh
 
 V4, V5E = (Rates.of(chip_of(kind), "used") for kind in ("v4", "v5e"))
 H100 = Rates.of(chip_of("h100"), "fastest")  # 450 GB/s, as the book's examples have it
@@ -46,7 +46,7 @@ def seconds(kind: str, size: float, group: Group, rates: Rates, *, latency: bool
         # Sharded Matrices, pop quiz 2: bf16[2048, 8192] over 4 chips of a v5e, as a ring and as the line that it is.
         ("all-gather", 34e6, torus(RING), V5E, 377 * US),
         ("all-gather", 2048 * 8192 * 2, torus(OPEN), V5E, 560 * US),
-        # Question 2: bf16[1024, 4096] on a cube of v4; over X while Y cuts it, over X and Y.
+        # Question 2: bf16[1024, 4096] on a cube of v4; over X while Y shards it, over X and Y.
         ("all-gather", 2 * 1024 * 4096 / 4, torus(RING), V4, 23.3 * US),
         ("all-gather", 2 * 1024 * 4096, torus(RING, RING), V4, 46.6 * US),
         ("all-reduce", 2 * 1024 * 4096, torus(RING), V4, 186.4 * US),
@@ -72,7 +72,7 @@ def test_torus(kind, size, group, rates, expected_s):
         ("all-reduce", 2 * 1024 * 16384, node(8), 130 * US),
         # B (N-1) / (W N^2) of B bytes in all.
         ("all-to-all", 1e9 / 8, node(8), 1e9 * 7 / (450e9 * 64)),
-        # Over 32 nodes: bytes over 413 GB/s; over a whole axis of 8 in the node, the same time for an eighth.
+        # Over 32 nodes: bytes over 413 GB/s; with an axis of all 8 GPUs of a node, the same time for an eighth.
         ("all-gather", 1e9, node(8, 32), 1e9 / 413e9),
         ("all-gather", 1e9 / 8, node(1, 32), 1e9 / 413e9),
         # Pop quiz 3 with Y = 16: twice as fast as up to a node.
@@ -94,13 +94,13 @@ def test_an_all_to_all_over_two_nodes_is_more_than_four_times_one_over_a_node():
     assert over_two > 4 * over_one
 
 
-def test_a_line_through_its_middle():
-    # 4 chips in an open line: 2 x b/2 cross the middle one way, b bytes in all.
+def test_an_all_to_all_over_the_bisection_of_a_line():
+    # 4 chips in an open line: 2 x b/2 go over the middle link one way, b bytes in total.
     assert seconds("all-to-all", 45e6, torus(OPEN), V5E) == pytest.approx(1e-3)
     assert seconds("all-to-all", 45e6, torus(RING), V5E) == pytest.approx(0.5e-3)
     # 3 chips: one sends to two, 2/3 b.
     assert seconds("all-to-all", 45e6, torus(Line(size=3)), V5E) == pytest.approx(2 / 3 * 1e-3)
-    # Along two lines at once, the one with more to send through its middle counts.
+    # Along two lines at once, the one with the busier bisection counts.
     assert seconds("all-to-all", 45e6, torus(OPEN, Line(size=2)), V5E) == pytest.approx(1e-3)
     # Rings of 4 in two dims: each chip's bytes take 2 hops on average, over 4 links.
     assert seconds("all-to-all", 45e6, torus(RING, RING), V5E) == pytest.approx(0.5e-3)
@@ -118,15 +118,15 @@ def test_inside_and_outside_overlap():
     assert seconds("all-gather", 1e6, slices, V5E) == pytest.approx(1e6 / 2 / 4 / 3.125e9)
 
 
-def test_an_all_to_all_over_slices_leaves_in_each_only_what_is_for_it():
-    # A way out that takes no time: of 1 MB half is for the other slice, and half crosses the middle of one's own.
+def test_an_all_to_all_over_slices_sends_inside_each_only_the_bytes_for_its_devices():
+    # The links between slices take no time: of 1 MB half is for the other slice, and half goes over the own bisection.
     fast_out = replace(V5E, out_bytes_per_s=1e18)
     inside = torus(OPEN)
     assert seconds("all-to-all", 45e6, inside, fast_out) == pytest.approx(1e-3)
     for domains in (2, 4):
         over = replace(inside, domains=domains)
         assert seconds("all-to-all", 45e6, over, fast_out) == pytest.approx(1e-3 / domains)
-    # As on a switch: of what stays in the node an eighth is one's own.
+    # The same on a switch: of the bytes that stay in the node, a device keeps an eighth.
     switch = replace(H100, out_bytes_per_s=1e18)
     assert seconds("all-to-all", 450e6, node(8, 2), switch, latency=False) == pytest.approx(0.5e-3 * 7 / 8)
 
@@ -141,31 +141,31 @@ def test_an_all_to_all_over_slices_leaves_in_each_only_what_is_for_it():
         ("v5p:8x4x4", {"c": 4, "a": 8, "b": 4}, ["a"], 1),
         ("v5p:8x4x4", {"a": 4, "b": 2, "c": 16}, ["a"], 2),
         ("v5p:8x4x4", {"a": 2, "b": 4, "c": 16}, ["a"], 4),
-        # Over two axes, of which one lies between another's devices: the slowest hop counts.
+        # Over two axes, one of which is between the devices of another: the slowest hop counts.
         ("v5p:4x4x4", {"a": 16, "b": 2, "c": 2}, ["a", "b"], 2),
         ("v5p:4x4x4", {"a": 8, "b": 4, "c": 2}, ["a", "b"], 2),
     ],
 )
-def test_a_permute_takes_as_long_as_its_fullest_link(chips, sizes, axes, flows):
-    """Every device of a mesh sends along its ring, and each link's flows are counted."""
+def test_a_permute_takes_as_long_as_its_busiest_link(chips, sizes, axes, flows):
+    """Every device of a mesh sends along its ring, and the messages of each link are counted."""
     mesh, machine = Mesh.of(**sizes), read_machine(chips)
-    laid = lay(mesh, machine)
-    assert fullest_link(mesh, laid, axes) == flows
+    mapping = map_mesh(mesh, machine)
+    assert busiest_link(mesh, mapping, axes) == flows
     rates = Rates.of(chip_of("v5p"), "used")
     expected_s = flows * 1e9 / rates.link_bytes_per_s
-    assert seconds("permute", 1e9, laid.group(axes), rates) == pytest.approx(expected_s)
+    assert seconds("permute", 1e9, mapping.group(axes), rates) == pytest.approx(expected_s)
 
 
-def fullest_link(mesh: Mesh, laid: Laid, axes: list[str]) -> int:
-    """Messages over the fullest link, one way, where each device sends to the next of the given axes' ring."""
+def busiest_link(mesh: Mesh, mapping: MeshMapping, axes: list[str]) -> int:
+    """Messages over the busiest link, one way, if each device sends to the next in the ring of the given axes."""
     links: Counter[tuple[tuple[int, ...], int, int]] = Counter()
 
     def place(at: Mapping[str, int]) -> list[int]:
-        where = [0] * len(laid.dims)
+        where = [0] * len(mapping.dims)
         for axis, index in at.items():
-            for piece in laid.pieces[axis]:
-                index, step = divmod(index, piece.size)
-                where[piece.dim] += step * piece.stride
+            for segment in mapping.segments[axis]:
+                index, step = divmod(index, segment.size)
+                where[segment.dim] += step * segment.stride
         return where
 
     for device in range(mesh.num_devices):
@@ -176,12 +176,12 @@ def fullest_link(mesh: Mesh, laid: Laid, axes: list[str]) -> int:
             if after[axis]:
                 break
         here, there = place(at), place(after)
-        for dim, of in enumerate(laid.dims):
+        for dim, of in enumerate(mapping.dims):
             forward = (there[dim] - here[dim]) % of.size
-            way = 1 if (2 * forward <= of.size if of.wraps else there[dim] > here[dim]) else -1
+            direction = 1 if (2 * forward <= of.size if of.wraps else there[dim] > here[dim]) else -1
             while here[dim] != there[dim]:
-                links[tuple(here), dim, way] += 1
-                here[dim] = (here[dim] + way) % of.size
+                links[tuple(here), dim, direction] += 1
+                here[dim] = (here[dim] + direction) % of.size
     return max(links.values())
 
 
@@ -191,12 +191,12 @@ def test_what_has_no_figure_has_no_time():
     assert time_of("all-gather", 10**6, node(8, 2), b300) is None
 
 
-def test_waiting_is_known_from_sending():
+def test_small_collectives_are_latency_bound():
     small, large = (time_of("all-gather", size, node(8), H100) for size in (10**3, 10**9))
     assert small is not None
     assert large is not None
-    assert small.waits
-    assert not large.waits
+    assert small.is_latency_bound
+    assert not large.is_latency_bound
     assert time_of("all-gather", 10**9, node(1), H100) == Time(seconds=0.0, latency_s=0.0)
 
 

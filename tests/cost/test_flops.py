@@ -20,7 +20,7 @@ def tokens(plan: Plan) -> int:
 
 @pytest.mark.parametrize("model", ["llama3-test", "llama3-1b", "llama3-8b", "llama3-70b", "llama3-405b"])
 def test_dense_models_have_the_flops_of_the_published_formula(model):
-    # PaLM, appendix B: 6 N + 12 L H Q T for a token, N without the embedding that is only looked up.
+    # PaLM, appendix B: 6 N + 12 L H Q T for a token, N without an embedding that is only looked up.
     plan = plan_of(model, "fsdp", devices=8, remat="none")
     table = plan.request.table
     attention = table.architecture.attention
@@ -54,7 +54,7 @@ def test_backward_is_twice_forward_and_recomputing_follows_the_policy():
     assert full["backward"] == 2 * full["forward"]
     assert full["recompute"] == full["forward"]
     assert full["logits recompute"] == none["recompute"] == 0
-    # Under dots products of weights are kept; scores and experts, which are batched, are made again.
+    # Under dots products of weights are kept; attention and experts, which are batched, are recomputed.
     plan = plan_of("mixtral-test", "fsdp", devices=8, remat="dots")
     sizes, layers, attention = plan.sizes, plan.request.table.num_layers, plan.request.table.architecture.attention
     scores = 4 * sizes["batch"] * sizes["length"] ** 2 * attention.heads * attention.head_dim * layers
@@ -76,42 +76,42 @@ def test_backward_is_twice_forward_and_recomputing_follows_the_policy():
         ("llama3-test", "hsdp", {"data": 4, "fsdp": 2}),
     ],
 )
-def test_devices_share_the_work_where_every_axis_cuts_something(model, layout, sizes):
+def test_devices_divide_the_work_if_every_axis_shards_something(model, layout, sizes):
     one = total(plan_of(model, "fsdp", devices=1, mesh_sizes={"fsdp": 1}))
     assert total(plan_of(model, layout, mesh_sizes=sizes)) == pytest.approx(one, rel=1e-12)
 
 
-def test_what_an_axis_does_not_cut_each_of_its_devices_computes():
+def test_a_product_that_an_axis_does_not_shard_is_repeated_on_its_devices():
     one = step_flops(plan_of("deepseek3-test", "fsdp", devices=1, mesh_sizes={"fsdp": 1}))
     tensor = step_flops(plan_of("deepseek3-test", "tp", mesh_sizes={"tensor": 4}))
     assert tensor["router", "forward"] == one["router", "forward"]
     assert tensor["mlp", "forward"] == one["mlp", "forward"] / 4
 
 
-def test_keys_of_a_gathered_latent_are_made_by_each_device_that_has_it():
+def test_keys_of_a_gathered_latent_are_computed_on_each_device_that_has_it():
     one = plan_of("deepseek3-test", "fsdp", devices=1, mesh_sizes={"fsdp": 1})
-    cut = plan_of("deepseek3-test", "ep-as-cp", mesh_sizes={"fsdp": 1, "expert": 4})
+    sharded = plan_of("deepseek3-test", "ep-as-cp", mesh_sizes={"fsdp": 1, "expert": 4})
     up = sum(w.num_parameters for w in one.request.table.weights if w.name.endswith("kv_up"))
     again = 3 * 2 * up * tokens(one)
-    difference = total(cut) - total(one)
-    # Full recomputing makes them four times: forward, once more, and twice in backward.
+    difference = total(sharded) - total(one)
+    # With full recomputation they count four times: forward, recomputed, and twice in backward.
     assert difference == pytest.approx(again * 4)
 
 
-def test_keys_of_its_own_heads_are_each_made_once_where_heads_are_exchanged_for_tokens():
+def test_with_ulysses_the_keys_of_each_head_are_computed_once():
     one = plan_of("deepseek3-test", "fsdp", devices=1, mesh_sizes={"fsdp": 1})
     exchanged = plan_of("deepseek3-test", "cp", move_attention="ulysses", mesh_sizes={"fsdp": 1, "context": 4})
     assert total(exchanged) == pytest.approx(total(one))
 
 
-def test_the_experts_weights_travel_or_tokens_do_with_the_same_work():
+def test_moving_weights_or_tokens_gives_the_same_flops():
     options = {"mesh_sizes": {"fsdp": 2, "expert": 4}}
-    travel = plan_of("mixtral-test", "ep", move_moe="weights", **options)
-    stay = plan_of("mixtral-test", "ep", **options)
-    assert step_flops(travel) == pytest.approx(step_flops(stay))
+    weights = plan_of("mixtral-test", "ep", move_moe="weights", **options)
+    tokens_moved = plan_of("mixtral-test", "ep", **options)
+    assert step_flops(weights) == pytest.approx(step_flops(tokens_moved))
 
 
-def test_the_optimizer_reads_and_writes_what_it_keeps():
+def test_the_bytes_of_an_optimizer_update():
     plan = plan_of("llama3-test", "ddp", devices=1)
     trained = plan.request.table.num_parameters
     # Weight, gradient and two moments read, weight and moments written: seven float32 of each element.

@@ -1,4 +1,4 @@
-"""``--chips KIND:SHAPE``: how many devices there are, and what is refused."""
+"""``--chips KIND:SHAPE``: the number of devices, and the texts that are refused."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_devices_of_a_shape(text, num_devices):
 @pytest.mark.parametrize(
     "text", ["h100", "h100:", "h100:8x", "h100:0", "h100:8*", "h100:a", ":8x", "8x8", "v5p:4x4x4*0", "cpu"]
 )
-def test_what_is_no_shape(text):
+def test_a_text_that_is_not_a_shape(text):
     with pytest.raises(InputError) as refused:
         read_machine(text)
-    assert str(refused.value) == f"--chips: '{text}' does not say which chips and how many. {FORM}"
+    assert str(refused.value) == f"--chips: '{text}' does not give a kind of chip and a shape. {FORM}"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_no_shape(text):
         ),
         (
             "v5e:32x4",
-            "--chips: 'v5e:32x4' is larger than a slice of TPU v5e can be: 16 chips along a dim and 256 in all. "
+            "--chips: 'v5e:32x4' is larger than a slice of TPU v5e can be: 16 chips along a dim and 256 in total. "
             "Two slices are written as v5e:4x4*2.",
         ),
         (
@@ -63,12 +63,12 @@ def test_what_is_no_shape(text):
         ),
         (
             "h100:2x2x2",
-            "--chips: 'h100:2x2x2' is no shape of H100 SXM. "
+            "--chips: 'h100:2x2x2' is not a shape of H100 SXM. "
             "Expected: h100:NODESxGPUS, as in h100:2x8, or h100:8 for one node.",
         ),
         (
             "b200:2x8*2",
-            "--chips: 'b200:2x8*2' is no shape of B200. "
+            "--chips: 'b200:2x8*2' is not a shape of B200. "
             "Expected: b200:NODESxGPUS, as in b200:2x8, or b200:8 for one node.",
         ),
         *(
@@ -85,7 +85,7 @@ def test_what_is_no_shape(text):
         ),
     ],
 )
-def test_what_a_chip_does_not_come_in(text, message):
+def test_a_shape_that_a_chip_does_not_have(text, message):
     with pytest.raises(InputError) as refused:
         read_machine(text)
     assert str(refused.value) == message

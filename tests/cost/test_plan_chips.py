@@ -1,4 +1,4 @@
-"""``shardwright plan --chips``: the contract of its JSON, what it sets, and what it refuses."""
+"""``shardwright plan --chips``: its JSON, the values that it sets, and the inputs that it refuses."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def test_without_chips_and_on_simulated_devices_there_is_no_time(capsys):
 
 
 def test_choices_have_costs_in_seconds(capsys):
-    asked = ("mixtral-test", "--layout", "ep", "--move", "moe=auto", "--batch", "16")
-    (timed,) = planned(capsys, *asked, "--chips", "v5p:2x2x2")["choices"]
+    arguments = ("mixtral-test", "--layout", "ep", "--move", "moe=auto", "--batch", "16")
+    (timed,) = planned(capsys, *arguments, "--chips", "v5p:2x2x2")["choices"]
     assert set(timed["costs"]) == {"all-to-all", "ring", "weights"}
     assert timed["costs"][timed["chosen"]] == min(timed["costs"].values())
-    (untimed,) = planned(capsys, *asked, "--devices", "8")["choices"]
+    (untimed,) = planned(capsys, *arguments, "--devices", "8")["choices"]
     assert untimed["costs"] == {}
 
 
-def test_memory_is_held_against_the_chip(capsys):
+def test_memory_is_compared_with_the_chip(capsys):
     data = planned(capsys, "llama3-70b", "--layout", "fsdp", "--chips", "v5e:2x4", "--batch", "8")
     (found,) = [finding for finding in data["findings"] if finding["code"] == "SW312"]
     assert found["severity"] == "error"
@@ -58,7 +58,7 @@ def test_memory_is_held_against_the_chip(capsys):
 
 
 @pytest.mark.parametrize("chips", ["v5x:4x4", "v5e:4x4x4", "h100:2x2x2", "h100", "v5p:64x64x64"])
-def test_what_is_refused_is_one_message(chips, capsys):
+def test_a_refusal_is_one_message(chips, capsys):
     assert main(["plan", "llama3-test", "--chips", chips]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -1,4 +1,4 @@
-"""The time of a step: what hides behind what, ranges, stages, and the choice of how experts meet tokens."""
+"""The time of a step: overlap, ranges, pipeline stages, and the choice between moving tokens and expert weights."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from shardwright.cost import price, read_machine
 from shardwright.cost.chips import chip_of
 from shardwright.cost.collectives import Rates, time_of
 from shardwright.cost.flops import step_flops, update_bytes
-from shardwright.cost.links import lay
+from shardwright.cost.links import map_mesh
 from tests.cost.plans import plan_of, priced
 
 
 def test_every_collective_has_the_time_of_its_executions():
     plan = priced("llama3-8b", "fsdp", "v5p:4x4x4", batch=64)
-    laid, rates = lay(plan.mesh, read_machine("v5p:4x4x4")), Rates.of(chip_of("v5p"), "used")
+    mapping, rates = map_mesh(plan.mesh, read_machine("v5p:4x4x4")), Rates.of(chip_of("v5p"), "used")
     assert plan.collectives
     for one in plan.collectives:
-        time = time_of(one.kind, one.bytes_per_device, laid.group(one.axes, one.subgroup), rates)
+        time = time_of(one.kind, one.bytes_per_device, mapping.group(one.axes, one.subgroup), rates)
         assert time is not None
         assert one.seconds == one.count_per_step * time.seconds
     assert plan.step is not None
     assert plan.step.communication_seconds == pytest.approx(sum(one.seconds or 0 for one in plan.collectives))
 
 
-def test_computing_is_flops_at_the_full_rate_and_a_pass_over_memory():
+def test_compute_time_is_flops_at_the_full_rate_and_a_pass_over_memory():
     plan = priced("llama3-8b", "fsdp", "v5p:4x4x4", batch=64)
     assert plan.step is not None
     flops = sum(step_flops(plan).values())
@@ -82,7 +82,7 @@ GATHER = ("mlp", "forward", "all-gather", "layers.mlp.gate")
         (("embedding", "forward", "all-gather", "embedding.tokens"), False),
     ],
 )
-def test_what_hides_behind_the_products_of_its_component(row, hides):
+def test_which_collectives_overlap_with_the_products_of_their_component(row, hides):
     step = price(with_collectives(row), read_machine("v5p:4x4x4")).step
     assert step is not None
     assert 0 < step.communication_seconds < 0.1
@@ -90,7 +90,7 @@ def test_what_hides_behind_the_products_of_its_component(row, hides):
     assert step.seconds == pytest.approx(step.compute_seconds + step.exposed_seconds)
 
 
-def test_what_is_longer_than_the_products_is_exposed():
+def test_communication_longer_than_the_products_is_exposed():
     machine = read_machine("v5p:4x4x4")
     plan = with_collectives(*[GATHER] * 200)
     step = price(plan, machine).step
@@ -99,7 +99,7 @@ def test_what_is_longer_than_the_products_is_exposed():
     assert step.exposed_seconds == pytest.approx(step.communication_seconds - computed)
 
 
-def test_a_range_is_what_sources_dispute():
+def test_the_range_covers_the_numbers_on_which_sources_disagree():
     disputed, agreed = (priced("llama3-test", "fsdp", chips, batch=16).step for chips in ("v5e:2x4", "v4:2x2x2"))
     assert disputed is not None
     assert agreed is not None
@@ -147,18 +147,18 @@ def test_without_a_figure_for_a_link_there_is_no_step():
     assert {one.seconds is None for one in plan.collectives if one.axes == ("fsdp",)} == {False}
 
 
-def test_the_fastest_way_to_the_experts_is_chosen_and_all_are_shown():
+def test_the_fastest_option_is_chosen_and_all_are_shown():
     plan = priced("mixtral-8x7b", "ep", "v5p:4x4x4", move_moe="auto", batch=64)
     (choice,) = plan.choices
     assert set(choice.seconds) == {"all-to-all", "ring", "weights"}
     assert choice.chosen == min(choice.seconds, key=lambda option: choice.seconds[option])
     assert plan.request.layout.move_moe == choice.chosen
-    (said,) = [finding for finding in plan.findings if finding.code == "SW105"]
-    assert said.found.startswith(f"'auto' took '{choice.chosen}'; time of one layer")
+    (found,) = [finding for finding in plan.findings if finding.code == "SW105"]
+    assert found.found.startswith(f"'auto' took '{choice.chosen}'; time of one layer")
 
 
 def test_a_choice_by_time_may_differ_from_that_by_bytes_and_is_planned():
-    # On a ring of 8 a gather's bytes go both ways round at once, and an all-to-all's pass each other's links: with 6
+    # On a ring of 8 a gather sends in both directions at once, and the messages of an all-to-all share links: with 6
     # experts for a token it sends less than the ring gathers, and takes longer.
     options = {"mesh_sizes": {"expert": 8}, "move_moe": "auto", "batch": 128}
     plan = priced("deepseek3-16b", "ep", "v5p:4x4x8", **options)
@@ -177,7 +177,8 @@ def test_options_are_timed_as_the_collectives_that_they_are():
     tokens, width = 128 * 4096 / 128, 2048 * 2
     one_way = 90e9
     assert plan.request.length == 4096
-    # 6 experts for a token, out and back, forward, once more and backward; a ring's sum is not made again; 16 chips cross the middle of the ring both ways.
+    # 6 experts for a token, dispatch and combine, in forward, recompute and backward. A ring's sum is not recomputed.
+    # The bisection of the ring has two links.
     sent = tokens * 6 * width
     assert choice.seconds["all-to-all"] == pytest.approx(6 * sent * (4 * 4 / 8) / (2 * one_way), rel=1e-6)
     assert choice.seconds["ring"] == pytest.approx(5 * 8 * tokens * width / (2 * one_way), rel=1e-6)

@@ -1,4 +1,4 @@
-"""Which findings a machine adds to a plan, and which fix is printed. Their whole texts are golden."""
+"""Which findings a machine adds to a plan, and which fix is printed. Golden files hold their full texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.core.layout.wording import bytes_text
 from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
-from shardwright.cost.topology import Scene, _seconds_if_closed
+from shardwright.cost.topology import TimedPlan, _seconds_if_closed
 from shardwright.cost.wording import seconds_text
 from shardwright.models import build
 from tests.cost.plans import plan_of, priced
@@ -37,11 +37,11 @@ def test_a_hot_axis_outside_its_node_is_named_with_its_time():
     assert found.needed == "'tensor' within one slice, which has 4 devices"
 
 
-def test_links_without_a_figure_are_said_to_have_none_and_cost_nothing():
+def test_links_without_a_figure_are_reported_so_and_have_no_cost():
     (found,) = of(priced("llama3-test", "fsdp-tp", "b300:2x4", mesh_sizes={"tensor": 8}, batch=16), "SW201")
-    assert found.found == "tensor 8 lies over 2 nodes: no figure out of a device, in place of 900 GB/s inside one"
+    assert found.found == "tensor 8 spans 2 nodes: no figure out of a device, instead of 900 GB/s inside one"
     assert found.cost == ""
-    # Of the collectives the gathers over both nodes have no time, and those of tokens in a node wait.
+    # The gathers over both nodes have no time, and the collectives of tokens in a node are latency-bound.
     plan = priced("mixtral-test", "ep", "b300:2x4", mesh_sizes={"fsdp": 4, "expert": 2}, batch=16)
     (found,) = of(plan, "SW204")
     seconds = sum(one.seconds for one in plan.collectives if one.seconds is not None)
@@ -65,8 +65,8 @@ def test_an_axis_is_named_with_each_of_its_hot_roles():
         ("h100:2x1", 2, 2, "--mesh tensor=1,fsdp=2"),
     ],
 )
-def test_an_axis_as_large_as_a_node_is_the_fix_where_each_device_has_a_row(chips, tensor, batch, fix):
-    # Nobody says how many devices there are, and those of the chips stay as many.
+def test_an_axis_as_large_as_a_node_is_the_fix_if_each_device_has_a_row(chips, tensor, batch, fix):
+    # No option gives the number of devices; a fix keeps the number of the chips.
     machine = read_machine(chips)
     sizes = {"data": 1, "fsdp": machine.num_devices // tensor, "tensor": tensor}
     plan = plan_of("llama3-test", "fsdp-tp", chip=machine.chip, mesh_sizes=sizes, batch=batch)
@@ -77,12 +77,12 @@ def test_an_axis_as_large_as_a_node_is_the_fix_where_each_device_has_a_row(chips
 @pytest.mark.parametrize(
     ("mesh", "fix"),
     [
-        # Nodes of 8. Of two orders that mend, the one that moves the axis alone; expert, were it first, would be outside.
+        # Nodes of 8. Of two orders that work, the one that moves only this axis; as first axis, expert would be outside.
         ({"tensor": 2, "fsdp": 4, "expert": 2}, "mesh: {fsdp: 4, expert: 2, tensor: 2}"),
         ({"tensor": 2, "expert": 4, "fsdp": 2}, "mesh: {fsdp: 2, tensor: 2, expert: 4}"),
     ],
 )
-def test_an_order_that_brings_an_axis_into_its_node_takes_no_other_out(mesh, fix):
+def test_an_order_that_moves_an_axis_into_its_node_moves_no_other_out(mesh, fix):
     roles = {"tensor": "tensor", "fsdp": "fsdp", "expert": {"elsewhere": "fsdp", "moe": "expert"}}
     layout = read_layout(located({"name": "mine", "mesh": mesh, "roles": {axis: roles[axis] for axis in mesh}}))
     machine = read_machine("h100:2x8")
@@ -91,13 +91,13 @@ def test_an_order_that_brings_an_axis_into_its_node_takes_no_other_out(mesh, fix
     assert (found.where, found.fix) == ("axis 'tensor' as tensor", fix)
 
 
-def test_weights_that_travel_can_wait():
+def test_gathers_of_expert_weights_may_span_nodes():
     options = {"mesh_sizes": {"fsdp": 1, "expert": 16}, "batch": 16}
     assert of(priced("deepseek3-test", "ep", "h100:2x8", **options), "SW201")
     assert not of(priced("deepseek3-test", "ep", "h100:2x8", move_moe="weights", **options), "SW201")
 
 
-def test_an_axis_that_only_cuts_rows_may_cross():
+def test_an_axis_that_only_shards_rows_may_span_nodes():
     assert not of(priced("llama3-test", "hsdp", "h100:2x8", mesh_sizes={"data": 2, "fsdp": 8}, batch=16), "SW201")
 
 
@@ -115,26 +115,26 @@ def test_open_lines(chips, sizes, severity):
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
-def test_the_smallest_whole_dim_that_mends_is_the_fix():
-    # Of rings of 8, 8 and 16 the 64 take the last and half of another. Of 8, 16 and 8 each has a ring of its own.
+def test_the_smallest_entire_dim_that_works_is_the_fix():
+    # Of rings of 8, 8 and 16 the 64 take the last and half of another. With 8, 16 and 8 each axis has its own ring.
     options = {"mesh_sizes": {"data": 8, "fsdp": 2, "tensor": 64}, "batch": 128}
     (found,) = of(priced("llama3-8b", "fsdp-tp", "v5p:8x8x16", **options), "SW202")
     assert (found.found, found.fix) == ("tensor 64: an open line of 4, a part of a ring", "--mesh tensor=8,fsdp=16")
 
 
-def test_an_open_line_costs_what_a_ring_would_not():
+def test_an_open_line_is_slower_than_a_ring():
     (found,) = of(priced("mixtral-8x7b", "ep", "v5e:8x16", mesh_sizes={"fsdp": 16, "expert": 8}, batch=128), "SW202")
     now, closed = found.cost.split(" of communication a step, where rings would take ")
     assert now != closed
 
 
-def test_a_line_of_two_is_closed_as_it_is():
+def test_a_line_of_two_is_no_open_line():
     machine = read_machine("v5p:2x2x2")
     options = {"mesh_sizes": {"fsdp": 4, "expert": 2}, "devices": 8, "batch": 8, "chip": machine.chip}
-    scene = Scene.of(plan_of("mixtral-test", "ep", **options), machine)
-    assert {one.kind for one in scene.plan.collectives if "expert" in one.axes} >= {"all-gather", "all-to-all"}
-    assert _seconds_if_closed(scene, {"expert"}) == scene.seconds({"expert"}) > 0
-    assert not of(price(scene.plan, machine), "SW202")
+    timed_plan = TimedPlan.of(plan_of("mixtral-test", "ep", **options), machine)
+    assert {one.kind for one in timed_plan.plan.collectives if "expert" in one.axes} >= {"all-gather", "all-to-all"}
+    assert _seconds_if_closed(timed_plan, {"expert"}) == timed_plan.seconds({"expert"}) > 0
+    assert not of(price(timed_plan.plan, machine), "SW202")
 
 
 def test_small_messages_are_named_where_they_are_most_of_the_time():
@@ -147,10 +147,10 @@ def test_small_messages_are_named_where_they_are_most_of_the_time():
     [
         # Lines of 2 and 4: a microsecond for each of 1 + 3 hops, and 45 GB/s times 2/1 and 4/3 to send.
         ("v5e:2x4", 4e-6 * 45e9 * (2 + 4 / 3)),
-        # An all-gather in one node: 8.4 microseconds to begin, and 7/8 of the bytes come from the others at 370 GB/s.
+        # An all-gather in one node: 8.4 microseconds of latency, and 7/8 of the bytes come from the others at 370 GB/s.
         ("h100:8", 8.4e-6 * 370e9 * 8 / 7),
     ],
 )
-def test_a_message_worth_sending_takes_as_long_as_it_takes_to_begin(chips, num_bytes):
+def test_the_smallest_message_takes_as_long_to_send_as_its_latency(chips, num_bytes):
     (found,) = of(priced("llama3-test", "fsdp", chips), "SW204")
     assert found.needed == f"messages of {bytes_text(num_bytes)} or more there"

@@ -1,14 +1,14 @@
-"""What hardware can do, as numbers with their sources, and what a plan costs on it. docs/cost.md is its page.
+"""The numbers of each chip with their sources, and the time of a plan on a machine. docs/cost.md is its page.
 
 chips.toml      one table of chips, read by chips.py
-machine.py      so many chips in a shape: what --chips says
-links.py        which links the axes of a mesh cross
+machine.py      the machine that --chips gives: a kind of chip and a shape
+links.py        which links the axes of a mesh use
 collectives.py  seconds of one collective, in closed form
 flops.py        what one device computes in a step
-step.py         a step: what hides behind what
-moe.py          tokens or weights, by time
+step.py         the time of a step: compute, exposed communication, pipeline bubble
+moe.py          moving tokens or expert weights, by time
 topology.py     SW201, SW202, SW204
-price.py        all of it, on a plan
+price.py        adds all of these to a plan
 wording.py      seconds and rates as findings write them
 """
 

@@ -1,4 +1,4 @@
-"""Accelerators by name: their numbers, each with its source and date, and what other sources say instead."""
+"""Accelerators by name: their numbers, each with its source and date, and the numbers of other sources."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shardwright.core.resolution.request import Chip
 TABLE = Path(__file__).parent / "chips.toml"
 GIB = 1024**3
 CPU = "cpu"
-"""A kind without numbers: simulated devices order layouts, they do not time them."""
+"""A kind without numbers: simulated devices have no times."""
 
 Reading = Literal["used", "fastest", "slowest"]
-"""Which of conflicting numbers is taken: the one that a plan uses, or that which makes a step fastest or slowest."""
+"""Which of several conflicting numbers to read: the one that a plan uses, or the one with the fastest or slowest step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cited:
-    """A number, who says so and when."""
+    """A number with its source and date."""
 
     value: float
     source: str
@@ -38,20 +38,20 @@ class Cited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A number that is used, with what other sources say instead."""
+    """The number that is used, and the numbers of other sources."""
 
     used: Cited
     others: tuple[Cited, ...] = ()
 
     def read(self, reading: Reading) -> float:
-        """The number used, or the largest or smallest of all."""
+        """The number that is used, or the largest or smallest of all sources."""
         values = [self.used.value, *(other.value for other in self.others)]
         return {"used": values[0], "fastest": max(values), "slowest": min(values)}[reading]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipNumbers:
-    """One table of chips.toml. ``network`` is ``torus`` or ``switch``."""
+    """One table of chips.toml. ``network``: ``torus`` or ``switch``."""
 
     kind: str
     name: str
@@ -59,20 +59,20 @@ class ChipNumbers:
     numbers: Mapping[str, Number]
 
     def read(self, name: str, reading: Reading = "used") -> float:
-        """One number by its name. Raises KeyError where no source was checked for it."""
+        """A number by its name. Raises KeyError if no source was checked for it."""
         return self.numbers[name].read(reading)
 
-    def whole(self, name: str) -> int:
-        """A number that counts."""
+    def integer(self, name: str) -> int:
+        """A number that is an integer."""
         return int(self.read(name))
 
-    def most(self, name: str) -> float:
-        """A number that limits; where none is given there is no limit."""
+    def limit(self, name: str) -> float:
+        """A limit; infinite if the table has none."""
         return self.read(name) if name in self.numbers else inf
 
     @property
     def chip(self) -> Chip:
-        """What the core needs to know: the memory that a program may have."""
+        """What the core needs: the memory that a program may use."""
         name = "usable_bytes" if "usable_bytes" in self.numbers else "usable_gib"
         usable = self.numbers[name].used
         size = usable.value if name == "usable_bytes" else usable.value * GIB
@@ -92,7 +92,7 @@ def chips() -> Mapping[str, ChipNumbers]:
 
 
 def chip_of(kind: str) -> ChipNumbers:
-    """The chip of a kind. Raises InputError, with the nearest kind there is.
+    """The chip of a kind. Raises InputError with the nearest kind if it is unknown.
 
     >>> chip_of("v5e").read("link_bytes_per_s"), chip_of("v5e").read("link_bytes_per_s", "fastest")
     (45000000000.0, 50000000000.0)

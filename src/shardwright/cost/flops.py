@@ -1,16 +1,16 @@
-"""What one device computes in a step: products of matrices, counted from the table.
+"""Flops of one device in a step: matrix products, counted from the table.
 
-| what | flops forward, all devices together |
+| what | forward flops, summed over devices |
 |---|---|
 | a weight of two or more dims that tokens pass through | 2 x elements x tokens |
-| a weight of the experts | the same x top_k / experts: what a token is sent to, not the room that is kept for it |
-| scores and their use in attention | 2 x batch x length x length x heads x (head_dim of keys + that of values), none left out for causality |
+| an expert weight | the same x top_k / experts: the experts that a token is sent to, not the capacity of the buffers |
+| attention: scores and their product with values | 2 x batch x length x length x heads x (head_dim of keys + that of values), without a saving for causality |
 | an embedding, a norm, a bias | 0 |
 
-Backward is twice forward (PaLM, arXiv:2204.02311, appendix B). Recomputed: all layers once more under ``full``, but for
-the product that only leaves the layer; scores and experts, which are batched products, under ``dots``. The devices that
-share the work are those of the axes that cut the tokens or the weight; any other axis repeats it. Keys and values made
-of a gathered latent are made on every device of the axes that cut the length.
+Backward is twice forward (PaLM, arXiv:2204.02311, appendix B). Recomputed under ``full``: every layer once more, except
+the last product of the layer. Under ``dots``: attention and experts, which are batched products. The axes that shard
+the tokens or the weight divide the work between their devices; every other axis repeats it. Keys and values that are
+computed from a gathered latent are computed on every device of the axes that shard the length.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYS_OF_A_LATENT = {"kv_lora", "heads"}
 
 
 def step_flops(plan: Plan) -> Work:
-    """What one device computes in a step. Exact for the products counted; nothing else is."""
+    """Flops of one device in a step. Exact for the products above; nothing else is counted."""
     work: dict[tuple[str, Phase], float] = {}
     for component, forward, again in _products(plan):
         passes: Mapping[Phase, int] = {"forward": 1, "recompute": int(again), "backward": BACKWARD}
@@ -40,13 +40,13 @@ def step_flops(plan: Plan) -> Work:
 
 
 def update_bytes(plan: Plan) -> int:
-    """Bytes that the optimizer reads and writes on one device: weights and moments both, gradients read."""
+    """Bytes that the optimizer moves on one device: weights and moments are read and written, gradients read."""
     memory = plan.memory
     return 2 * memory.weights_bytes + memory.gradients_bytes + 2 * memory.optimizer_bytes
 
 
 def _products(plan: Plan) -> Iterator[tuple[str, float, bool]]:
-    """Component, flops forward on one device, and whether they are done again before backward."""
+    """Component, forward flops on one device, and whether they are recomputed for the backward pass."""
     request = plan.request
     for weight, tensor in zip(request.table.weights, plan.weights, strict=True):
         batched = "experts" in weight.logical_axes
@@ -60,7 +60,7 @@ def _products(plan: Plan) -> Iterator[tuple[str, float, bool]]:
 
 
 def _components(weight: Weight) -> Iterable[str]:
-    """Where tokens pass through a weight; an embedding is looked up, and multiplies only where it is used again."""
+    """The components that multiply by a weight. An embedding is looked up: it multiplies only where it is used again."""
     if len(weight.shape) < 2:
         return ()
     own = () if weight.component == "embedding" else (weight.component,)
@@ -71,13 +71,13 @@ def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -
     table, layout = plan.request.table, plan.request.layout
     tokens = plan.sizes["batch"] * plan.sizes["length"]
     chosen = table.top_k / weight.size("experts") if table.top_k and "experts" in weight.logical_axes else 1.0
-    cutting = {axis for name in ("batch", "length", "groups") for axis in layout.axes_sharding(name, component)}
+    sharding_axes = {axis for name in ("batch", "length", "groups") for axis in layout.axes_sharding(name, component)}
     if set(weight.logical_axes) >= KEYS_OF_A_LATENT:
-        # Made where they are attended to: of all tokens that a device has gathered, or that come by, for its own heads.
+        # Computed where they are attended to: for a device's own heads, from all tokens that it gathers or receives.
         keys = plan.by_name.get("attention.keys_attended")
-        cutting = set(keys.in_use.axes if keys else layout.axes_sharding("batch", component))
+        sharding_axes = set(keys.in_use.axes if keys else layout.axes_sharding("batch", component))
     part = operand_spec(tensor.in_use, component, layout, plan.mesh)
-    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(cutting | set(part.axes))
+    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(sharding_axes | set(part.axes))
 
 
 def _of_scores(plan: Plan) -> float:
@@ -86,11 +86,11 @@ def _of_scores(plan: Plan) -> float:
     if not all(name in rows for name in names):
         return 0.0
     queries, keys, values = (_sizes(rows[name]) for name in names)
-    asking = rows["attention.queries"]
+    queries_plan = rows["attention.queries"]
     stages = plan.request.layout.axes_with("stage", "attention")
     widths = keys["head_dim"] + values["head_dim"]
     pairs = prod((queries["batch"], queries["length"], keys["kv_length"], queries["heads"]))
-    return 2 * pairs * widths * asking.num / plan.mesh.size({*asking.in_use.axes, *stages})
+    return 2 * pairs * widths * queries_plan.num / plan.mesh.size({*queries_plan.in_use.axes, *stages})
 
 
 def _sizes(tensor: TensorPlan) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""The machine that ``--chips KIND:SHAPE`` names: so many chips of one kind, in a shape that their network has."""
+"""The machine that ``--chips KIND:SHAPE`` gives: chips of one kind, in a shape that their network has."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SHAPE = re.compile(r"(?P<shape>[1-9][0-9]{0,18}(x[1-9][0-9]{0,18}){0,7})(\*(?P<
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """``slices`` tori of chips, or nodes of GPUs; simulated devices (``numbers`` None) have no links.
+    """One or more tori of chips (``slices``), or nodes of GPUs. ``numbers`` None: simulated devices, without links.
 
-    ``shape`` counts chips along the dims of one torus, or nodes and the GPUs of one.
+    ``shape``: chips along each dim of one torus, or the number of nodes and of GPUs in a node.
     """
 
     numbers: ChipNumbers | None
@@ -32,39 +32,39 @@ class Machine:
 
     @property
     def domain_devices(self) -> int:
-        """Of one torus, or one node: those that links join."""
+        """Devices of one domain: a torus slice, or a node of GPUs."""
         is_node = self.numbers is not None and self.numbers.network != "torus"
         return self.shape[1] if is_node else prod(self.shape) * self.devices_per_chip
 
     @property
     def devices_per_chip(self) -> int:
-        return 1 if self.numbers is None else self.numbers.whole("devices_per_chip")
+        return 1 if self.numbers is None else self.numbers.integer("devices_per_chip")
 
     @property
     def chip(self) -> Chip | None:
-        """What the core needs to know of a device; None for simulated ones, which have no limit of their own."""
+        """What the core needs of a chip; None for simulated devices, which have no memory limit."""
         if self.numbers is None:
             return None
         return replace(self.numbers.chip, whole_slice=self._whole_slice)
 
     @property
     def _whole_slice(self) -> WholeSlice | None:
-        """How collectives over all devices go, where they are one slice of a torus."""
+        """How a collective over all devices is split in two hops; None unless the machine is one torus slice."""
         assert self.numbers is not None
         if self.numbers.network != "torus" or self.slices > 1:
             return None
         last = next((size for size in reversed(self.shape) if size > 1), 1)
         return WholeSlice(
             minor=last * self.devices_per_chip,
-            gathers=self.numbers.most("whole_slice_gather_devices"),
-            scatters=self.numbers.most("whole_slice_scatter_devices"),
+            gathers=self.numbers.limit("whole_slice_gather_devices"),
+            scatters=self.numbers.limit("whole_slice_scatter_devices"),
         )
 
 
 def read_machine(text: str) -> Machine:
-    """The machine that ``KIND:SHAPE`` names; ``*2`` behind a torus means two slices of it.
+    """The machine that ``KIND:SHAPE`` gives; ``*2`` after a torus means two slices of it.
 
-    Raises InputError for a text that is no shape, an unknown kind, and a shape that chips of this kind do not have.
+    Raises InputError for a text that is not a shape, an unknown kind, and a shape that this kind of chip does not have.
 
     >>> read_machine("v5p:4x4x4*2").num_devices, read_machine("tpu7x:2x2x1").num_devices
     (128, 8)
@@ -75,7 +75,7 @@ def read_machine(text: str) -> Machine:
     match = _SHAPE.fullmatch(rest)
     if not colon or match is None:
         raise InputError(
-            f"--chips: '{text}' does not say which chips and how many. Expected: KIND:SHAPE, as in v5p:4x4x4, "
+            f"--chips: '{text}' does not give a kind of chip and a shape. Expected: KIND:SHAPE, as in v5p:4x4x4, "
             f"v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8."
         )
     shape = tuple(int(number) for number in match["shape"].split("x"))
@@ -96,26 +96,26 @@ def _bounded(text: str, machine: Machine) -> Machine:
 
 
 def _check_torus(text: str, numbers: ChipNumbers, shape: tuple[int, ...]) -> None:
-    dims, kind = numbers.whole("torus_dims"), numbers.kind
+    dims, kind = numbers.integer("torus_dims"), numbers.kind
     form, example = f"{kind}:{'x'.join('XYZ'[:dims])}", f"{kind}:{'x'.join('4' * dims)}"
     if len(shape) != dims:
         raise InputError(
             f"--chips: '{text}' has {len(shape)} {'dim' if len(shape) == 1 else 'dims'}, and a slice of {numbers.name} "
             f"is a torus of {dims}. Expected: {form}, as in {example}."
         )
-    longest, pod = numbers.whole("longest_dim_chips"), numbers.whole("pod_chips")
+    longest, pod = numbers.integer("longest_dim_chips"), numbers.integer("pod_chips")
     if max(shape) > longest or prod(shape) > pod:
         raise InputError(
             f"--chips: '{text}' is larger than a slice of {numbers.name} can be: {longest} chips along a dim and {pod} "
-            f"in all. Two slices are written as {example}*2."
+            f"in total. Two slices are written as {example}*2."
         )
 
 
 def _nodes(text: str, numbers: ChipNumbers, shape: tuple[int, ...], slices: str | None) -> tuple[int, ...]:
-    domain, kind = numbers.whole("domain_devices"), numbers.kind
+    domain, kind = numbers.integer("domain_devices"), numbers.kind
     form = f"{kind}:NODESxGPUS, as in {kind}:2x{domain}, or {kind}:{domain} for one node"
     if len(shape) > 2 or slices:
-        raise InputError(f"--chips: '{text}' is no shape of {numbers.name}. Expected: {form}.")
+        raise InputError(f"--chips: '{text}' is not a shape of {numbers.name}. Expected: {form}.")
     nodes, per_node = shape if len(shape) == 2 else (1, *shape)
     if per_node > domain:
         raise InputError(

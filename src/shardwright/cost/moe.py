@@ -1,7 +1,7 @@
-"""Tokens or weights by time: what `move: {moe: auto}` takes on a machine.
+"""Moving tokens or expert weights: what `move: {moe: auto}` chooses on a machine, by time.
 
-Each option is the collectives of one layer in all passes; a device sends (N-1)/N of an all-to-all's bytes and
-(N-1)/N of a gather's result, so the bytes it sends (core/plan/moe_move.py) give the bytes of each collective.
+An option stands for the collectives of one layer in all passes. A device sends (N-1)/N of an all-to-all's bytes and
+(N-1)/N of a gather's result, so the bytes that it sends (core/plan/moe_move.py) give the bytes of each collective.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from shardwright.core.plan.moe_move import collectives_per_layer, moe_wire_bytes
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.cost.collectives import Rates, time_of
-from shardwright.cost.links import Laid
+from shardwright.cost.links import MeshMapping
 
 COLLECTIVES: Mapping[str, str] = {"all-to-all": "all-to-all", "ring": "all-gather", "weights": "all-gather"}
-"""What an option does: a reduce-scatter costs what an all-gather does."""
+"""The collective of each option. A reduce-scatter takes as long as an all-gather."""
 
 
-def choose_by_time(plan: Plan, laid: Laid) -> Plan:
-    """The plan with the fastest way of moving tokens or weights where `auto` left it open, planned again if need be."""
+def choose_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
+    """The plan with the fastest option where the layout has `auto`, planned again if that changes the choice."""
     if not plan.choices:
         return plan
     (choice,) = plan.choices
-    seconds = moe_seconds(plan, laid)
+    seconds = moe_seconds(plan, mapping)
     if seconds is None:
         return plan
     chosen = min(seconds, key=lambda option: seconds[option])
     if chosen != choice.chosen:
-        said = [finding for finding in plan.findings if finding.code == "SW105"]
+        choice_findings = [finding for finding in plan.findings if finding.code == "SW105"]
         layout = replace(plan.request.layout, move_moe=chosen)
         plan = make_plan(replace(plan.request, layout=layout))
-        plan = replace(plan, findings=(*plan.findings, *said))
+        plan = replace(plan, findings=(*plan.findings, *choice_findings))
     return replace(plan, choices=(replace(choice, chosen=chosen, seconds=seconds),))
 
 
-def moe_seconds(plan: Plan, laid: Laid) -> dict[str, float] | None:
-    """Seconds of one layer, all passes, for each option; None where a link has no figure."""
-    chip = laid.machine.numbers
+def moe_seconds(plan: Plan, mapping: MeshMapping) -> dict[str, float] | None:
+    """Seconds of one layer, all passes, for each option; None if a link has no figure."""
+    chip = mapping.machine.numbers
     assert chip is not None
     rates = Rates.of(chip, "used")
     axes = plan.mesh.larger_than_one(plan.request.layout.axes_with("expert", "moe"))
-    group = laid.group(axes)
+    group = mapping.group(axes)
     found: dict[str, float] = {}
     for option, sent in moe_wire_bytes(plan.request, plan.mesh).items():
         kind, times = COLLECTIVES[option], collectives_per_layer(option, plan.request)

@@ -1,4 +1,4 @@
-"""A plan with what it costs on a machine: the time of every collective and of a step, and what the links say of it."""
+"""Adds to a plan its times on a machine, of every collective and of a step, and the findings about links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.plan import MoeMove, Plan, StepCost
-from shardwright.cost.links import lay
+from shardwright.cost.links import map_mesh
 from shardwright.cost.machine import Machine
 from shardwright.cost.moe import choose_by_time
 from shardwright.cost.step import seconds_of, timed
@@ -16,16 +16,16 @@ from shardwright.cost.wording import seconds_text
 
 
 def price(plan: Plan, machine: Machine) -> Plan:
-    """The plan with seconds; as it is on simulated devices, whose links nobody should time.
+    """The plan with seconds; unchanged on simulated devices, which have no link rates.
 
-    What `auto` left open is chosen anew, by time. Collectives over a link without a figure keep ``seconds`` None, and
-    then there is no ``step``. Raises FindingsError where the plan of another choice has errors in its mesh.
+    The choice of `auto` is made again, by time. Collectives over a link without a figure keep ``seconds`` None, and
+    then there is no ``step``. Raises FindingsError if the plan of another option has errors in its mesh.
     """
     if machine.numbers is None:
         return plan
-    laid = lay(plan.mesh, machine)
-    plan = choose_by_time(plan, laid)
-    used, low, high = (timed(plan, laid, reading) for reading in ("used", "fastest", "slowest"))
+    mapping = map_mesh(plan.mesh, machine)
+    plan = choose_by_time(plan, mapping)
+    used, low, high = (timed(plan, mapping, reading) for reading in ("used", "fastest", "slowest"))
     return replace(
         plan,
         collectives=tuple(
@@ -43,7 +43,7 @@ def _between(used: StepCost | None, low: StepCost | None, high: StepCost | None)
 
 
 def _timed_choices(plan: Plan) -> Iterable[Finding]:
-    """The plan's findings; what `auto` chose is said with the times it was chosen by."""
+    """The plan's findings; the one about `auto` gets the times of its options."""
     timed_choices = [choice for choice in plan.choices if choice.seconds]
     for finding in plan.findings:
         if finding.code == "SW105" and timed_choices:

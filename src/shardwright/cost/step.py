@@ -1,14 +1,15 @@
-"""Seconds of one step, from the plan's collectives and what a device computes.
+"""Seconds of one step, from the plan's collectives and the flops of a device.
 
-| what | hidden behind |
+| communication | overlaps with |
 |---|---|
-| gathers of weights, reductions of their gradients | what the same component computes in the same phase |
+| gathers of weights, reductions of their gradients | the compute of the same component in the same phase |
 | a ring's permutes | the same |
-| reductions over replicas, once a step | nothing: they come after the last product |
-| any other movement of activations | nothing: the next product waits for it |
+| reductions over replicas, once a step | nothing: they run after the last product |
+| any other collective of activations | nothing: the next product waits for it |
 
-A step takes what it computes at the chip's full rate, the optimizer's pass through memory, what is not hidden, and,
-with pipeline stages, waiting: (stages - 1) / microbatches of the rest (book, Training). Nothing here is calibrated.
+The time of a step is the sum of the compute at the chip's full rate, the optimizer's pass through memory, the exposed
+communication, and the pipeline bubble: (stages - 1) / microbatches of the others (book, Training). Nothing here is
+calibrated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardwright.core.plan.plan import Constant, Phase, Plan, PlannedCollective,
 from shardwright.cost.chips import ChipNumbers, Reading
 from shardwright.cost.collectives import Rates, Time, time_of
 from shardwright.cost.flops import Work, step_flops, update_bytes
-from shardwright.cost.links import Laid
+from shardwright.cost.links import MeshMapping
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""
@@ -28,18 +29,18 @@ Times = Sequence[Time | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A plan's times under one reading of the hardware's numbers."""
+    """The times of a plan with one reading of the hardware's numbers."""
 
     times: Times
     step: StepCost | None
 
 
-def timed(plan: Plan, laid: Laid, reading: Reading = "used") -> Timed:
-    """The times of a plan that is laid over a machine; no step where a collective has no time."""
-    chip = laid.machine.numbers
+def timed(plan: Plan, mapping: MeshMapping, reading: Reading = "used") -> Timed:
+    """The times of a plan on a machine; ``step`` is None if a collective has no time."""
+    chip = mapping.machine.numbers
     assert chip is not None
     rates = Rates.of(chip, reading)
-    groups = {way: laid.group(*way) for way in {(one.axes, one.subgroup) for one in plan.collectives}}
+    groups = {key: mapping.group(*key) for key in {(one.axes, one.subgroup) for one in plan.collectives}}
     times = tuple(
         time_of(one.kind, one.bytes_per_device, groups[one.axes, one.subgroup], rates) for one in plan.collectives
     )
@@ -47,18 +48,18 @@ def timed(plan: Plan, laid: Laid, reading: Reading = "used") -> Timed:
 
 
 def seconds_of(one: PlannedCollective, time: Time | None) -> float | None:
-    """Seconds of all executions of a step."""
+    """Seconds of all its executions in a step."""
     return None if time is None else time.seconds * one.count_per_step
 
 
 def flops_per_s(chip: ChipNumbers, dtype: str, reading: Reading) -> float:
-    """The rate of products of matrices in a dtype."""
+    """The rate of matrix products in a dtype."""
     share = chip.read("float32_share_of_bf16", reading) if dtype == "float32" else 1.0
     return chip.read("bf16_flops_per_s", reading) * share
 
 
 def constants_of(chip: ChipNumbers, dtype: str) -> tuple[Constant, ...]:
-    """The numbers of a chip that a step's time depends on, each with what other sources say."""
+    """The numbers of a chip that the time of a step depends on, each with those of other sources."""
     names = [name for name in chip.numbers if name.endswith(("_per_s", "_latency_s"))]
     if dtype == "float32":
         names.append("float32_share_of_bf16")
@@ -83,7 +84,7 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
     computing = {where: flops / rate for where, flops in work.items()}
     compute = sum(computing.values()) + update_bytes(plan) / chip.read("hbm_bytes_per_s", reading)
     exposed = _exposed(plan, known, computing)
-    idle = _waiting(plan) * (compute + exposed)
+    idle = _bubble_ratio(plan) * (compute + exposed)
     return StepCost(
         seconds=compute + exposed + idle,
         compute_seconds=compute,
@@ -105,14 +106,14 @@ def _exposed(plan: Plan, seconds: Sequence[float], computing: Work) -> float:
             hideable[where] = hideable.get(where, 0.0) + second
         else:
             exposed += second
-    return exposed + _left(hideable, computing)
+    return exposed + _not_hidden(hideable, computing)
 
 
-def _left(hideable: Mapping[tuple[str, Phase], float], computing: Work) -> float:
+def _not_hidden(hideable: Mapping[tuple[str, Phase], float], computing: Work) -> float:
     return sum(max(0.0, second - computing.get(where, 0.0)) for where, second in hideable.items())
 
 
-def _waiting(plan: Plan) -> float:
-    """The share of the rest of a step that a stage waits for the others."""
+def _bubble_ratio(plan: Plan) -> float:
+    """The pipeline bubble, as a share of the compute and exposed communication of a step."""
     stages = plan.mesh.size(plan.request.layout.axes_with("stage", "residual"))
     return (stages - 1) / plan.request.microbatches

@@ -1,4 +1,4 @@
-"""SW201, SW202 and SW204: axes on links that they should not be on, and messages too small for the links they are on."""
+"""SW201, SW202 and SW204: axes on unsuitable links, and messages too small for their links."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.cost.collectives import Rates, time_of
-from shardwright.cost.links import Laid, lay
+from shardwright.cost.links import MeshMapping, map_mesh
 from shardwright.cost.machine import Machine
 from shardwright.cost.step import Times, seconds_of, timed
 from shardwright.cost.wording import rate_text, seconds_text
 
 HOT = ("expert", "tensor")
-"""Roles whose collectives are on the way of every layer's tokens."""
+"""Roles whose collectives are on the critical path of every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class TimedPlan:
     """A plan on a machine, with the time of one execution of each of its collectives."""
 
     plan: Plan
-    laid: Laid
+    mapping: MeshMapping
     times: Times
 
     @classmethod
-    def of(cls, plan: Plan, machine: Machine) -> Scene:
-        laid = lay(plan.mesh, machine)
-        return cls(plan=plan, laid=laid, times=timed(plan, laid).times)
+    def of(cls, plan: Plan, machine: Machine) -> TimedPlan:
+        mapping = map_mesh(plan.mesh, machine)
+        return cls(plan=plan, mapping=mapping, times=timed(plan, mapping).times)
 
     @property
     def rates(self) -> Rates:
-        numbers = self.laid.machine.numbers
+        numbers = self.mapping.machine.numbers
         assert numbers is not None
         return Rates.of(numbers, "used")
 
     def seconds(self, axes: Iterable[str] | None = None) -> float:
-        """Seconds a step of the collectives over any of the axes, or of all: those that have a time."""
+        """Seconds a step of the collectives over any of the axes, or of all collectives; only those that have a time."""
         wanted = None if axes is None else set(axes)
         pairs = zip(self.plan.collectives, self.times, strict=True)
         return sum(seconds_of(one, time) or 0 for one, time in pairs if wanted is None or wanted & set(one.axes))
 
 
 def topology(plan: Plan, machine: Machine) -> tuple[Finding, ...]:
-    """The findings of a plan on a machine, each with the first fix that was planned and mends it."""
-    scene = Scene.of(plan, machine)
-    found = {draft.key: draft for draft in _drafts(scene)}
+    """The findings of a plan on a machine, each with the first fix whose plan no longer has the finding."""
+    timed_plan = TimedPlan.of(plan, machine)
+    found = {draft.key: draft for draft in _drafts(timed_plan)}
     errors = {draft.key for draft in core_drafts(plan) if draft.finding.severity == "error"} if found else set()
 
     def holds(draft: Draft, candidate: Candidate) -> bool:
@@ -65,7 +65,7 @@ def topology(plan: Plan, machine: Machine) -> tuple[Finding, ...]:
 
 
 def _after(candidate: Candidate, plan: Plan, machine: Machine, errors: set[Key]) -> set[Key] | None:
-    """The findings that are more than information after an edit; None where it cannot be or brings a new error."""
+    """The findings above severity info after an edit; None if it cannot be planned or adds an error."""
     try:
         changed = resolve(candidate.edit(plan.request))
     except FindingsError:
@@ -74,34 +74,34 @@ def _after(candidate: Candidate, plan: Plan, machine: Machine, errors: set[Key])
         return None
     if {draft.key for draft in core_drafts(changed) if draft.finding.severity == "error"} - errors:
         return None
-    return {draft.key for draft in _drafts(Scene.of(changed, machine)) if draft.finding.severity != "info"}
+    return {draft.key for draft in _drafts(TimedPlan.of(changed, machine)) if draft.finding.severity != "info"}
 
 
-def _drafts(scene: Scene) -> Iterator[Draft]:
-    yield from _hot_axes_outside(scene)
-    yield from _open_lines(scene)
-    yield from _small_messages(scene)
+def _drafts(timed_plan: TimedPlan) -> Iterator[Draft]:
+    yield from _hot_axes_outside(timed_plan)
+    yield from _open_lines(timed_plan)
+    yield from _small_messages(timed_plan)
 
 
-def _hot_axes_outside(scene: Scene) -> Iterator[Draft]:
-    plan, laid, rates = scene.plan, scene.laid, scene.rates
+def _hot_axes_outside(timed_plan: TimedPlan) -> Iterator[Draft]:
+    plan, mapping, rates = timed_plan.plan, timed_plan.mapping, timed_plan.rates
     domain, inside = ("slice", "of a link") if rates.is_torus else ("node", "inside one")
     for axis in plan.mesh.larger_than_one(plan.mesh.names):
         roles = _hot_roles(plan, axis)
-        spans = laid.domains[axis]
+        spans = mapping.domains[axis]
         if not roles or spans == 1:
             continue
         size = plan.mesh.size(axis)
         out = "no figure" if rates.out_bytes_per_s is None else rate_text(rates.out_bytes_per_s)
-        seconds, total = scene.seconds([axis]), scene.seconds()
+        seconds, total = timed_plan.seconds([axis]), timed_plan.seconds()
         finding = Finding(
             code="SW201",
             severity="warning",
             where=f"axis '{axis}' as {every(roles)}",
             position=plan.request.layout.mesh[axis].position,
-            found=f"{product(plan.mesh, [axis])} lies over {count(spans, domain)}: {out} out of a device, "
-            f"in place of {rate_text(rates.link_bytes_per_s)} {inside}",
-            needed=f"'{axis}' within one {domain}, which has {count(laid.machine.domain_devices, 'device')}",
+            found=f"{product(plan.mesh, [axis])} spans {count(spans, domain)}: {out} out of a device, "
+            f"instead of {rate_text(rates.link_bytes_per_s)} {inside}",
+            needed=f"'{axis}' within one {domain}, which has {count(mapping.machine.domain_devices, 'device')}",
             cost=f"{seconds_text(seconds)} of {seconds_text(total)} of communication a step" if seconds else "",
         )
         smaller = reversed(divisors(size)[:-1])
@@ -116,7 +116,7 @@ def _hot_roles(plan: Plan, axis: str) -> list[str]:
 
 
 def _orders(plan: Plan, axis: str) -> Iterator[Candidate]:
-    """The mesh with this axis last, and with every hot axis behind the others."""
+    """The mesh with this axis last, and the mesh with every hot axis after the others."""
     names = plan.mesh.names
     hot = [name for name in names if _hot_roles(plan, name)]
     for last in ([axis], hot):
@@ -125,80 +125,88 @@ def _orders(plan: Plan, axis: str) -> Iterator[Candidate]:
             yield mesh_order(plan, order)
 
 
-def _open_lines(scene: Scene) -> Iterator[Draft]:
-    """One draft for the axes that a longer torus, or a whole dim of this one, would carry both ways round."""
-    plan, laid = scene.plan, scene.laid
+def _open_lines(timed_plan: TimedPlan) -> Iterator[Draft]:
+    """One draft for the axes that would be rings on a longer torus, or on an entire dim of this one."""
+    plan, mapping = timed_plan.plan, timed_plan.mapping
     used = {axis for one in plan.collectives for axis in one.axes}
     open_axes = {
         axis: lines
         for axis in plan.mesh.larger_than_one(plan.mesh.names)
-        if axis in used and (lines := [line for line in laid.group([axis]).lines if line.size > 2 and not line.closed])
+        if axis in used
+        and (lines := [line for line in mapping.group([axis]).lines if line.size > 2 and not line.closed])
     }
     if not open_axes:
         return
-    split = [axis for axis in open_axes if laid.is_split(axis)]
-    numbers = laid.machine.numbers
+    split = [axis for axis in open_axes if mapping.is_part_of_ring(axis)]
+    numbers = mapping.machine.numbers
     assert numbers is not None
-    multiple = numbers.whole("wraps_at_multiples_of_chips")
-    shape = "x".join(map(str, laid.machine.shape))
-    told = [
+    multiple = numbers.integer("wraps_at_multiples_of_chips")
+    shape = "x".join(map(str, mapping.machine.shape))
+    open_line_texts = [
         f"{axis} {plan.mesh.size(axis)}: an open line of {every(line.size for line in lines)}"
         + (", a part of a ring" if axis in split else "")
         for axis, lines in open_axes.items()
     ]
-    now, closed = scene.seconds(open_axes), _seconds_if_closed(scene, set(open_axes))
+    now, closed = timed_plan.seconds(open_axes), _seconds_if_closed(timed_plan, set(open_axes))
     finding = Finding(
         code="SW202",
         severity="warning" if split else "info",
         where=f"{every(repr(axis) for axis in open_axes)} on a torus of {shape}",
         position=plan.request.layout.mesh[next(iter(open_axes))].position,
-        found="\n".join(told),
-        needed="sizes of mesh axes that take whole dims of the torus"
+        found="\n".join(open_line_texts),
+        needed="sizes of mesh axes that take entire dims of the torus"
         if split
         else f"a slice whose dims are multiples of {multiple}, where links wrap around",
         cost=f"{seconds_text(now)} of communication a step, where rings would take {seconds_text(closed)}",
     )
-    whole = sorted({laid.dims[piece.dim].size for axis in split for piece in laid.pieces[axis]})
-    yield Draft(finding=finding, candidates=tuple(c for axis in split for s in whole for c in resized(plan, axis, s)))
+    whole_dims = sorted({mapping.dims[segment.dim].size for axis in split for segment in mapping.segments[axis]})
+    yield Draft(
+        finding=finding, candidates=tuple(c for axis in split for s in whole_dims for c in resized(plan, axis, s))
+    )
 
 
-def _seconds_if_closed(scene: Scene, axes: set[str]) -> float:
+def _seconds_if_closed(timed_plan: TimedPlan, axes: set[str]) -> float:
     total = 0.0
-    for one in scene.plan.collectives:
+    for one in timed_plan.plan.collectives:
         if axes & set(one.axes):
-            group = scene.laid.group(one.axes, one.subgroup)
+            group = timed_plan.mapping.group(one.axes, one.subgroup)
             group = replace(group, lines=tuple(replace(line, closed=line.size > 2) for line in group.lines))
-            total += seconds_of(one, time_of(one.kind, one.bytes_per_device, group, scene.rates)) or 0
+            total += seconds_of(one, time_of(one.kind, one.bytes_per_device, group, timed_plan.rates)) or 0
     return total
 
 
-def _small_messages(scene: Scene) -> Iterator[Draft]:
-    """One draft where a good part of the communication is waiting to begin."""
-    pairs = [(one, time) for one, time in zip(scene.plan.collectives, scene.times, strict=True) if time is not None]
-    waiting = [(one, time) for one, time in pairs if time.waits and time.seconds > 0]
-    waited, total = sum(time.seconds * one.count_per_step for one, time in waiting), scene.seconds()
-    if not waiting or waited < LATENCY_INFO_SHARE.value * total:
+def _small_messages(timed_plan: TimedPlan) -> Iterator[Draft]:
+    """One draft if a large share of the communication time is in latency-bound collectives."""
+    pairs = [
+        (one, time) for one, time in zip(timed_plan.plan.collectives, timed_plan.times, strict=True) if time is not None
+    ]
+    latency_bound = [(one, time) for one, time in pairs if time.is_latency_bound and time.seconds > 0]
+    latency_bound_seconds, total = (
+        sum(time.seconds * one.count_per_step for one, time in latency_bound),
+        timed_plan.seconds(),
+    )
+    if not latency_bound or latency_bound_seconds < LATENCY_INFO_SHARE.value * total:
         return
-    one, time = max(waiting, key=lambda pair: pair[1].seconds * pair[0].count_per_step)
-    number = sum(one.count_per_step for one, _ in waiting)
+    one, time = max(latency_bound, key=lambda pair: pair[1].seconds * pair[0].count_per_step)
+    number = sum(one.count_per_step for one, _ in latency_bound)
     yield Draft(
         finding=Finding(
             code="SW204",
             severity="info",
-            where=f"collectives of {scene.plan.request.table.name} under layout '{scene.plan.request.layout.name}'",
-            found=f"{count(number, 'collective')} a step, of {sum(one.count_per_step for one in scene.plan.collectives)}, "
-            f"wait for the links longer than they send; the most of it {one.kind} over {every(one.axes)} "
+            where=f"collectives of {timed_plan.plan.request.table.name} under layout '{timed_plan.plan.request.layout.name}'",
+            found=f"{count(number, 'collective')} a step, of {sum(one.count_per_step for one in timed_plan.plan.collectives)}, "
+            f"take longer to start than to send; the largest share of that time is {one.kind} over {every(one.axes)} "
             f"in '{one.component}': {bytes_text(one.bytes_per_device)}, {seconds_text(time.seconds)} each",
-            needed=f"messages of {bytes_text(_worth_sending(scene, one.kind, one.axes, time.latency_s))} or more there",
-            cost=f"{seconds_text(waited)} of {seconds_text(total)} of communication a step, {percent(waited / total)}",
+            needed=f"messages of {bytes_text(_latency_bytes(timed_plan, one.kind, one.axes, time.latency_s))} or more there",
+            cost=f"{seconds_text(latency_bound_seconds)} of {seconds_text(total)} of communication a step, {percent(latency_bound_seconds / total)}",
         )
     )
 
 
-def _worth_sending(scene: Scene, kind: str, axes: Iterable[str], latency_s: float) -> float:
-    """The bytes that take as long as it takes to begin."""
-    # So many that what it takes to begin is nothing beside them.
+def _latency_bytes(timed_plan: TimedPlan, kind: str, axes: Iterable[str], latency_s: float) -> float:
+    """The bytes whose transfer takes as long as the latency."""
+    # So many bytes that the latency is negligible.
     large = 10**15
-    time = time_of(kind, large, scene.laid.group(axes), scene.rates)
+    time = time_of(kind, large, timed_plan.mapping.group(axes), timed_plan.rates)
     assert time is not None
     return large * latency_s / time.seconds

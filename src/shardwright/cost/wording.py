@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds in the largest unit that leaves at least 1.
+    """Seconds in the largest unit in which the number is at least 1.
 
     >>> [seconds_text(s) for s in (0.000_056_2, 0.0451, 12.3)]
     ['56.2 us', '45.1 ms', '12.3 s']
