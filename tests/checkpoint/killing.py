@@ -4,8 +4,8 @@ A program, so that every process that saves is a fork of one that has imported t
 
     python -m tests.checkpoint.killing OUT [--writers 1] [--kills 30] [--seed 0] [--fault none]
 
-``--fault`` breaks the store on purpose. Ends with an AssertionError where a kill left what it must not; otherwise
-prints, for each place where kills were seen to have landed, how many did.
+``--fault`` breaks the store on purpose. Ends with an AssertionError if a kill left an invalid state; otherwise
+prints the number of kills for each phase of a save.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FILE_BYTES = 1 << 16
 PATIENCE_S = 60.0
 FORKED = get_context("fork")
 ENDED = (EOFError, OSError, CheckpointError)
-"""What a process sees of one that was killed."""
+"""The errors in a process whose peer was killed."""
 
 SHAPES = {
     "embedding": ((256, 64), np.dtype(np.float32)),
@@ -55,7 +55,7 @@ SHAPES = {
 
 @cache
 def state_of(step: int) -> State:
-    """The state at a step: random bits, NaNs and all, which nobody but this step has."""
+    """The state at a step: random bits, including NaNs, different at every step."""
     rng = np.random.default_rng(step)
     arrays = {name: random_array(rng, shape, dtype) for name, (shape, dtype) in SHAPES.items()}
     boxes = {name: random_partition(rng, Box.whole(shape), 5) for name, (shape, _) in SHAPES.items()}
@@ -63,7 +63,7 @@ def state_of(step: int) -> State:
 
 
 def save_until_killed(out: Path, step: int, others: list[Connection], done: Connection) -> None:
-    """Process 0 of a run that saves every step from ``step`` on and tells ``done`` of each that was saved."""
+    """Process 0 of a run that saves every step from ``step`` on and sends each saved step to ``done``."""
     try:
         while True:
             save_together(out, step, others)
@@ -103,32 +103,32 @@ class Run:
 
     def __init__(self, out: Path, step: int, writers: int) -> None:
         pairs = [FORKED.Pipe() for _ in range(writers - 1)]
-        self.done, told = FORKED.Pipe(duplex=False)
-        work = [lambda: save_until_killed(out, step, [ours for ours, _ in pairs], told)]
+        self.done, reported = FORKED.Pipe(duplex=False)
+        work = [lambda: save_until_killed(out, step, [ours for ours, _ in pairs], reported)]
         work += [
             lambda process=process: help_until_killed(out, process, writers, pairs[process - 1][1])
             for process in range(1, writers)
         ]
 
         def alone(process: int) -> None:
-            # An end that a living process holds too is never seen to close.
+            # A pipe end that a living process also holds never reads as closed.
             for number, (zero, other) in enumerate(pairs, 1):
                 if process > 0:
                     zero.close()
                 if process != number:
                     other.close()
             if process > 0:
-                told.close()
+                reported.close()
             work[process]()
 
         self.processes = [FORKED.Process(target=alone, args=(process,)) for process in range(writers)]
         for process in self.processes:
             process.start()
-        for end in [told, *(end for pair in pairs for end in pair)]:
+        for end in [reported, *(end for pair in pairs for end in pair)]:
             end.close()
 
     def kill(self, which: list[int]) -> int | None:
-        """SIGKILL for some of the processes, of which the others then end. Returns the last step said to be saved."""
+        """SIGKILL for some of the processes, after which the others end. Returns the last step reported as saved."""
         assert all(process.is_alive() for process in self.processes), "a process ended before one was killed"
         for process in which:
             pid = self.processes[process].pid
@@ -145,8 +145,8 @@ class Run:
             return last
 
 
-def assert_whole(out: Path, least: int) -> int:
-    """The newest checkpoint's step, ``least`` or the next; all that pass for checkpoints are, to the bit."""
+def assert_intact(out: Path, least: int) -> int:
+    """The newest checkpoint's step, ``least`` or the next. Every directory with a checkpoint's name is one, bit for bit."""
     checked = verify(out)
     assert checked["ok"], checked
     found = latest(out)
@@ -171,7 +171,7 @@ def assert_whole(out: Path, least: int) -> int:
 
 
 def landed(out: Path) -> str:
-    """Where in a save the kill was, as far as the directory tells."""
+    """In which phase of a save the kill was, as far as the directory shows."""
     for leftover in leftovers(out):
         if ".deleting-" in leftover.name:
             return "deleting an old one"
@@ -223,20 +223,22 @@ def main() -> None:
     newest = latest(given.out).checkpoint
     assert newest is not None
     step = newest.point.step
-    seen: Counter[str] = Counter()
+    phases: Counter[str] = Counter()
     for _ in range(given.kills):
         run = Run(given.out, step + 1, given.writers)
         time.sleep(moments.uniform(0, 3 * duration))
         everyone = list(range(given.writers))
-        said = run.kill(everyone if moments.random() < 0.5 else [moments.choice(everyone)])
-        seen[landed(given.out)] += 1
-        step = assert_whole(given.out, step if said is None else said) + 1
+        last_saved = run.kill(everyone if moments.random() < 0.5 else [moments.choice(everyone)])
+        phases[landed(given.out)] += 1
+        step = assert_intact(given.out, step if last_saved is None else last_saved) + 1
         save_together(given.out, step, [])
         assert leftovers(given.out) == ()
         assert len(committed(given.out)) == KEEP
-        assert assert_whole(given.out, step) == step
+        assert assert_intact(given.out, step) == step
     print(
-        f"a save takes {1000 * duration:.0f} ms", *(f"{count} {where}" for where, count in seen.most_common()), sep="; "
+        f"a save takes {1000 * duration:.0f} ms",
+        *(f"{count} {where}" for where, count in phases.most_common()),
+        sep="; ",
     )
 
 

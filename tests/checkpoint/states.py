@@ -1,4 +1,4 @@
-"""States to save: named arrays, cut into boxes by random partitions that have nothing to do with any mesh."""
+"""States to save: named arrays, split into boxes by random partitions that are independent of any mesh."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Arrays by name and, for each, the boxes that it is handed over in."""
+    """Arrays by name and, for each, the boxes in which it is saved."""
 
     arrays: Mapping[str, np.ndarray]
     boxes: Mapping[str, Sequence[Box]]
@@ -63,10 +63,10 @@ def point(step: int = 10, **changes: object) -> RunPoint:
     return RunPoint(**{**values, **changes})  # pyright: ignore[reportArgumentType]
 
 
-def random_partition(rng: np.random.Generator, box: Box, cuts: int) -> list[Box]:
-    """Boxes that make up ``box``, by cutting one of them in two ``cuts`` times: seldom a grid."""
+def random_partition(rng: np.random.Generator, box: Box, splits: int) -> list[Box]:
+    """Boxes that make up ``box``, by splitting one of them in two ``splits`` times; seldom a grid."""
     boxes = [box]
-    for _ in range(cuts):
+    for _ in range(splits):
         old = boxes.pop(int(rng.integers(len(boxes))))
         dims = [dim for dim, size in enumerate(old.shape) if size > 1]
         if not dims:
@@ -80,7 +80,7 @@ def random_partition(rng: np.random.Generator, box: Box, cuts: int) -> list[Box]
 
 
 def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Random bits, NaNs and all, but for bool, which has two."""
+    """Random bits, including NaNs; for bool, one of its two values."""
     if dtype == np.bool_:
         return rng.integers(0, 2, tuple(shape)).astype(np.bool_)
     count = int(np.prod(shape, dtype=int)) * dtype.itemsize
@@ -100,7 +100,7 @@ def random_state(seed: int, tensors: int = 6) -> State:
 
 
 def small_state() -> State:
-    """Two weights and a counter, always the same: for tests that damage a checkpoint and read what is said of it."""
+    """Two weights and a counter, always the same: for tests that damage a checkpoint and read the error."""
     embed = np.arange(32, dtype=np.float32).reshape(4, 8)
     scale = np.arange(6, dtype=np.float32).astype(ml_dtypes.bfloat16)
     return State(
@@ -124,7 +124,7 @@ def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
 
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
-    """The operating system's own limit, which Python turns into an error of a write as a full disk does."""
+    """The operating system's limit of a file's size, which makes a write fail as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

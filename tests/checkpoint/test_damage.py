@@ -1,4 +1,4 @@
-"""A damaged or edited checkpoint is refused, in words that name the file and the tensor; never read in part."""
+"""A damaged or edited checkpoint is refused with an error that names the file and the tensor. It is never partly read."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def directory(tmp_path: Path) -> Path:
 
 
 def refused(directory: Path, call: Callable[[], object] | None = None) -> str:
-    """The whole message with which a checkpoint is refused, its directory written as DIR."""
+    """The full message with which a checkpoint is refused, its directory written as DIR."""
     with pytest.raises(CheckpointError) as caught:
         (call or (lambda: open_checkpoint(directory)))()
     return str(caught.value).replace(str(directory), "DIR")
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], object], *, sign: bool = True) -> None:
-    """Edits the manifest; with ``sign`` its own digest is made right again, so that other checks must see it."""
+    """Edits the manifest. With ``sign`` its digest is recomputed, so that other checks must find the edit."""
     path = directory / "manifest.json"
     value = json.loads(path.read_text())
     change(value)
@@ -69,7 +69,7 @@ def test_a_flipped_bit_in_a_box_is_found_when_it_is_read(directory: Path) -> Non
 
 
 def test_every_bit_of_every_file_counts(directory: Path) -> None:
-    """Whichever bit flips, something refuses. White space between the fields of the manifest is all that may change."""
+    """Every flipped bit is refused, except in white space between the fields of the manifest."""
     rng = np.random.default_rng(0)
     for name in (DATA, "manifest.json"):
         good = (directory / name).read_bytes()
@@ -150,13 +150,13 @@ def test_a_directory_under_another_step_s_name(directory: Path) -> None:
     assert refused(other) == "DIR: the manifest is of step 10, the directory of step 20."
 
 
-def test_a_whole_looking_leftover_is_no_checkpoint(directory: Path) -> None:
+def test_a_complete_looking_leftover_is_no_checkpoint(directory: Path) -> None:
     other = directory.with_name("step-00000010.deleting-0123abcd")
     directory.rename(other)
-    assert refused(other) == "DIR: the save or the deletion of this checkpoint did not end. Give another one."
+    assert refused(other) == "DIR: the save or the deletion of this checkpoint did not finish. Give another one."
 
 
-def test_the_latest_whole_one_is_found_and_what_was_passed_over_is_said(tmp_path: Path) -> None:
+def test_the_latest_intact_checkpoint_is_found_and_those_passed_over_are_reported(tmp_path: Path) -> None:
     first, second, third = (save(tmp_path, small_state(), step) for step in (5, 10, 15))
     (second / DATA).unlink()
     (third / "manifest.json").write_text("{")
@@ -176,7 +176,7 @@ def test_there_may_be_no_checkpoint(tmp_path: Path) -> None:
 
 
 def _remove_box(value: dict[str, Any]) -> None:
-    """A hole, with the file list mended so that nothing but the hole is wrong."""
+    """A hole, with the file list adjusted so that the hole is the only fault."""
     del tensor(value, "count")["boxes"][0]
     value["files"][0]["bytes"] -= 4
 
@@ -189,24 +189,24 @@ def _twice_the_same(value: dict[str, Any]) -> None:
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "hole": (
         lambda value: tensor(value, "embed")["boxes"].pop(0),
-        ": tensor 'embed' of shape (4, 8) is not covered once by its boxes: no box has [0:2,0:8].",
+        ": tensor 'embed' of shape (4, 8) is not covered exactly once by its boxes: no box covers [0:2,0:8].",
     ),
     "hole that the files do not show": (
         _remove_box,
-        ": tensor 'count' of shape () is not covered once by its boxes: no box has [].",
+        ": tensor 'count' of shape () is not covered exactly once by its boxes: no box covers [].",
     ),
     "overlap": (
         _twice_the_same,
-        ": tensor 'embed' of shape (4, 8) is not covered once by its boxes: no box has [3:4,0:8]; "
-        "the boxes [0:2,0:8] and [1:3,0:8] both have [1:2,0:8].",
+        ": tensor 'embed' of shape (4, 8) is not covered exactly once by its boxes: no box covers [3:4,0:8]; "
+        "the boxes [0:2,0:8] and [1:3,0:8] both cover [1:2,0:8].",
     ),
     "smaller shape": (
         lambda value: tensor(value, "embed").update(shape=[3, 8]),
-        ": tensor 'embed', boxes[1]: from (2, 0) to (4, 8) is no box within the shape (3, 8).",
+        ": tensor 'embed', boxes[1]: from (2, 0) to (4, 8) is not a box within the shape (3, 8).",
     ),
     "larger shape": (
         lambda value: tensor(value, "scale").update(shape=[7]),
-        ": tensor 'scale' of shape (7,) is not covered once by its boxes: no box has [6:7].",
+        ": tensor 'scale' of shape (7,) is not covered exactly once by its boxes: no box covers [6:7].",
     ),
     "another rank": (
         lambda value: tensor(value, "scale").update(shape=[6, 1]),
@@ -257,7 +257,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "file elsewhere": (
         lambda value: value["files"][0].update(name="../../x.safetensors"),
-        ": files[0], name: '../../x.safetensors' is not the name of a .safetensors file beside the manifest.",
+        ": files[0], name: '../../x.safetensors' is not the name of a .safetensors file next to the manifest.",
     ),
     "file that is not listed": (
         lambda value: tensor(value, "count")["boxes"][0].update(file="x.safetensors"),
@@ -269,13 +269,13 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "bytes that are in no box": (
         lambda value: value["files"][0].update(bytes=500),
-        f": file '{DATA}': header and boxes have 464 bytes together, the file is said to have 500.",
+        f": file '{DATA}': header and boxes have 464 bytes in total, the listed size is 500.",
     ),
     "tensor twice": (
         lambda value: value["tensors"].append(value["tensors"][0]),
-        ": tensors[3]: the tensor 'embed' stands twice.",
+        ": tensors[3]: the tensor 'embed' is listed twice.",
     ),
-    "file twice": (lambda value: value["files"].append(value["files"][0]), ": files: a file stands twice."),
+    "file twice": (lambda value: value["files"].append(value["files"][0]), ": files: a file is listed twice."),
 }
 
 
@@ -287,7 +287,7 @@ def test_an_edited_manifest(directory: Path, name: str) -> None:
 
 
 def test_swapped_boxes_of_one_size_are_found_by_their_digests(directory: Path) -> None:
-    """As when two ranks' parts change places: shapes, sizes and cover are right, the elements are not."""
+    """As if the shards of two ranks were swapped: shapes, sizes and cover are right, the elements are not."""
 
     def swap(value: dict[str, Any]) -> None:
         first, second = tensor(value, "embed")["boxes"]
@@ -307,7 +307,7 @@ def every_value(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def test_no_value_of_a_manifest_can_be_wrong_and_end_in_a_traceback(directory: Path) -> None:
-    """Each value in turn becomes each kind of nonsense, with the manifest's digest made right: refused or harmless."""
+    """Each value in turn becomes each kind of nonsense, with the manifest's digest recomputed: refused or harmless."""
     good = (directory / "manifest.json").read_text()
     count = len(list(every_value(json.loads(good))))
     for number in range(count):
@@ -328,7 +328,7 @@ def test_no_value_of_a_manifest_can_be_wrong_and_end_in_a_traceback(directory: P
         (b"", "not JSON: Expecting value at line 1, column 1."),
         (b'{"a": "\xff"}', "not JSON: byte 7 is not UTF-8."),
         (b"[1]", "found [1], needed a mapping."),
-        (b'{"format": "a", "format": "b"}', "not usable as JSON: the field 'format' stands twice."),
+        (b'{"format": "a", "format": "b"}', "not usable as JSON: the field 'format' appears twice."),
         (b'{"format": NaN}', "not usable as JSON: NaN is not a JSON number."),
         (b'{"format": ' + b"[" * 100_000, "not usable as JSON: maximum recursion depth exceeded"),
     ],
@@ -344,7 +344,7 @@ def test_an_unreadable_manifest(directory: Path) -> None:
     assert refused(directory) == "DIR/manifest.json: cannot be read: Is a directory."
 
 
-def test_verify_says_everything_that_is_wrong(directory: Path) -> None:
+def test_verify_reports_every_fault(directory: Path) -> None:
     flip(directory / DATA, box_of(directory, "count")["offset"])
     flip(directory / DATA, box_of(directory, "embed")["offset"])
     (directory / "boxes-00001-00000.safetensors").write_bytes(b"from another world size")
@@ -359,7 +359,7 @@ def test_verify_says_everything_that_is_wrong(directory: Path) -> None:
     assert {problem["code"] for problem in checked["problems"]} == {"SW503"}
 
 
-def test_the_error_crosses_processes() -> None:
+def test_the_error_can_be_pickled() -> None:
     for kind in (CheckpointError, DamagedError):
         error = pickle.loads(pickle.dumps(kind("text", code="SW501")))
         assert (type(error), str(error), error.code, error.exit_code) == (kind, "text", "SW501", 2)

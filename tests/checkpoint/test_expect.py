@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit the program is refused as a whole, with every tensor that does not."""
+"""A checkpoint that does not match the program is refused entirely, and the error names every mismatched tensor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_everything_that_does_not_fit_is_named(checkpoint: Checkpoint) -> None:
     assert caught.value.code == "SW504"
 
 
-def test_a_long_list_is_cut(checkpoint: Checkpoint) -> None:
+def test_a_long_list_is_truncated(checkpoint: Checkpoint) -> None:
     with pytest.raises(CheckpointError) as caught:
         checkpoint.expect({**FITS, **{f"layer {number}": ((1,), "float32") for number in range(25)}})
     lines = str(caught.value).splitlines()

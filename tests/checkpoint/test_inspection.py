@@ -49,7 +49,7 @@ def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_is_whole(tmp_path: Path) -> None:
+def test_an_intact_checkpoint(tmp_path: Path) -> None:
     directory = save(tmp_path, small_state())
     checked = {"directory": str(directory), "ok": True, "step": 10, "num_boxes": 4, "bytes": 464, "problems": []}
     assert verify(directory) == {"directory": str(directory), "ok": True, "checkpoints": [checked], "leftovers": []}
@@ -73,7 +73,7 @@ def test_a_run_s_directory_means_all_of_its_checkpoints(tmp_path: Path) -> None:
 
 
 def test_a_step_that_a_run_deletes_meanwhile_is_not_called_damaged(tmp_path: Path, monkeypatch) -> None:
-    """`ckpt` beside a run with --keep, whose turn comes between the list of the steps and the look at one."""
+    """`ckpt` at the same time as a run with --keep, which deletes a step after `ckpt` has listed it."""
     first, second = save(tmp_path, small_state(), step=5), save(tmp_path, small_state(), step=10)
 
     def opened(directory: Path):

@@ -1,4 +1,4 @@
-"""SIGKILL before every call of a save: the last committed checkpoint loads, and nothing half-written passes for one."""
+"""SIGKILL before every call of a save: the last committed checkpoint loads, and nothing half-written is taken for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.checkpoint import latest, verify
 from shardwright.checkpoint.directory import committed, leftovers
 from tests.checkpoint.states import save, small_state
 
-# Saves tensors full of their step's number, and keeps two checkpoints.
+# Saves tensors filled with their step's number, and keeps two checkpoints.
 SAVES = """
 import os, signal, sys
 from pathlib import Path
@@ -59,7 +59,7 @@ for number in range(1000):
 
 
 def whole(out: Path) -> int:
-    """The step of the newest checkpoint, every byte of which, and of all others, is proven to be its step's."""
+    """The step of the newest checkpoint. Every byte of every checkpoint is verified to be that of its step."""
     assert verify(out)["ok"]
     found = latest(out)
     assert found.passed_over == ()

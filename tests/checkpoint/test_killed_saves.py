@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of saves: the last whole checkpoint loads, to the bit, and nothing less passes for one."""
+"""SIGKILL at random moments of saves: the last complete checkpoint loads bit for bit, and nothing less is taken for one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def killed(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("writers", [1, 3])
 def test_killed_at_random_moments(tmp_path: Path, writers: int) -> None:
-    """One process that saves, and three that save together, of which all are killed or any one of them."""
+    """One process that saves, and three that save jointly, of which all are killed or any one of them."""
     ended = killed(tmp_path, "--writers", str(writers), "--kills", "30")
     print(ended.stdout)
     assert ended.returncode == 0, ended.stderr
@@ -26,7 +26,7 @@ def test_killed_at_random_moments(tmp_path: Path, writers: int) -> None:
 
 
 @pytest.mark.parametrize("fault", ["renamed before it is whole", "deleted under its name"])
-def test_a_store_that_is_not_safe_is_seen(tmp_path: Path, fault: str) -> None:
+def test_an_unsafe_store_is_detected(tmp_path: Path, fault: str) -> None:
     ended = killed(tmp_path, "--kills", "400", "--fault", fault)
     assert ended.returncode == 1, ended.stdout
     assert "AssertionError: {'directory'" in ended.stderr

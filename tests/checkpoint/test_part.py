@@ -1,4 +1,4 @@
-"""Parts of several processes, merged: the boxes stand in the order of their starts, whoever had which."""
+"""Merged part files of several processes: boxes are in the order of their starts, whichever process wrote them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import random_partition
 
 
-def test_a_manifest_does_not_say_who_wrote_what() -> None:
+def test_a_manifest_does_not_depend_on_which_process_wrote_a_box() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         shapes = {"embed": (9, 7), "scale": (6,), "count": ()}

@@ -1,4 +1,4 @@
-"""A save that cannot be right, or cannot be finished, ends in one message and leaves nothing of itself."""
+"""A save that is invalid or cannot finish ends with one message and leaves no files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARRAY = np.zeros((4, 8), np.float32)
 
 
 def refused(out: Path, call: Callable[[], object]) -> str:
-    """The whole message of a refused save, the run's directory written as OUT. Nothing of the save may be left."""
+    """The full message of a refused save, the run's directory written as OUT. No file of the save may remain."""
     before = committed(out)
     with pytest.raises(InputError) as caught:
         call()
@@ -48,33 +48,33 @@ def save_boxes(out: Path, *boxes: Box, info: TensorInfo = INFO, array: np.ndarra
 
 
 STEP = "OUT/checkpoints/step-00000010"
-NOT_COVERED = f"{STEP}: tensor 'w' of shape (4, 8) is not covered once by its boxes:"
+NOT_COVERED = f"{STEP}: tensor 'w' of shape (4, 8) is not covered exactly once by its boxes:"
 
 
 def test_a_hole(tmp_path: Path) -> None:
     message = refused(tmp_path, lambda: save_boxes(tmp_path, Box((0, 0), (2, 8)), Box((2, 0), (4, 7))))
-    assert message == f"{NOT_COVERED} no box has [2:4,7:8]."
+    assert message == f"{NOT_COVERED} no box covers [2:4,7:8]."
 
 
 def test_an_overlap(tmp_path: Path) -> None:
     message = refused(tmp_path, lambda: save_boxes(tmp_path, Box((0, 0), (3, 8)), Box((2, 0), (4, 8))))
-    assert message == f"{NOT_COVERED} the boxes [0:3,0:8] and [2:4,0:8] both have [2:3,0:8]."
+    assert message == f"{NOT_COVERED} the boxes [0:3,0:8] and [2:4,0:8] both cover [2:3,0:8]."
 
 
 def test_a_replica_that_writes_too(tmp_path: Path) -> None:
     whole = Box.whole((4, 8))
     message = refused(tmp_path, lambda: save_boxes(tmp_path, whole, whole))
-    assert message == f"{NOT_COVERED} the boxes [0:4,0:8] and [0:4,0:8] both have [0:4,0:8]."
+    assert message == f"{NOT_COVERED} the boxes [0:4,0:8] and [0:4,0:8] both cover [0:4,0:8]."
 
 
-def test_many_faults_are_cut(tmp_path: Path) -> None:
+def test_a_long_list_of_faults_is_truncated(tmp_path: Path) -> None:
     message = refused(
         tmp_path,
         lambda: save_boxes(
             tmp_path, *(Box((row, col), (row + 1, col + 1)) for row in range(4) for col in range(row % 2, 8, 2))
         ),
     )
-    assert message.startswith(f"{NOT_COVERED} no box has [")
+    assert message.startswith(f"{NOT_COVERED} no box covers [")
     assert message.endswith("; and more.")
 
 
@@ -83,8 +83,8 @@ def test_a_box_outside_the_shape(tmp_path: Path) -> None:
     assert message == "tensor 'w': the box [0:5,0:8] is not within its shape (4, 8)."
 
 
-def test_a_local_shard_that_says_it_is_whole(tmp_path: Path) -> None:
-    """What saves one rank's part under the name of the whole elsewhere."""
+def test_a_local_shard_that_is_declared_as_the_full_tensor(tmp_path: Path) -> None:
+    """An array of one rank's shard, declared with the box of the full tensor."""
     message = refused(tmp_path, lambda: save_boxes(tmp_path, Box.whole((4, 8)), array=ARRAY[:2]))
     assert message == (
         "tensor 'w', box [0:4,0:8]: found an array of shape (2, 8) and dtype float32, needed (4, 8) and float32."
@@ -98,7 +98,7 @@ def test_an_array_of_another_dtype(tmp_path: Path) -> None:
     )
 
 
-def test_a_dtype_that_has_no_place_in_the_format(tmp_path: Path) -> None:
+def test_a_dtype_that_the_format_lacks(tmp_path: Path) -> None:
     info = TensorInfo(name="w", shape=(4, 8), dtype="float8_e4m3")
     message = refused(tmp_path, lambda: save_boxes(tmp_path, Box.whole((4, 8)), info=info))
     assert message == "tensor 'w': a checkpoint does not hold dtype 'float8_e4m3'. Did you mean 'float8_e4m3fn'?"
@@ -107,7 +107,7 @@ def test_a_dtype_that_has_no_place_in_the_format(tmp_path: Path) -> None:
 def test_a_tensor_that_was_not_declared(tmp_path: Path) -> None:
     owned = [OwnedBox(name="v", box=Box.whole((4, 8)), array=ARRAY)]
     message = refused(tmp_path, lambda: save_checkpoint(tmp_path, point(), [INFO], owned))
-    assert message == "a box of 'v' was handed over, and no such tensor was declared. Known: w."
+    assert message == "a box of 'v' was given, and no such tensor was declared. Known: w."
 
 
 def test_two_tensors_of_one_name(tmp_path: Path) -> None:
@@ -147,14 +147,14 @@ def test_a_save_that_is_left_without_a_commit(tmp_path: Path) -> None:
     assert (committed(tmp_path), leftovers(tmp_path)) == ((), ())
 
 
-def test_a_process_that_has_not_handed_in_its_part(tmp_path: Path) -> None:
+def test_a_process_that_has_not_written_its_part(tmp_path: Path) -> None:
     def without_the_second() -> None:
         with saving(tmp_path, 10) as under_way:
             write_part(under_way, small_state().infos, small_state().owned)
             commit(under_way, point(), num_processes=2)
 
     assert refused(tmp_path, without_the_second) == (
-        f"{STEP}: process 1 has not handed in its part, so this checkpoint is not committed."
+        f"{STEP}: process 1 has not written its part, so this checkpoint is not committed."
     )
 
 
@@ -165,8 +165,8 @@ def test_a_process_that_has_not_handed_in_its_part(tmp_path: Path) -> None:
             [TensorInfo(name="w", shape=(8, 4), dtype="float32")],
             "'w' is float32 (8, 4) '' there and float32 (4, 8) '' in process 0",
         ),
-        ([INFO, TensorInfo(name="v", shape=(), dtype="int32")], "'v' is int32 () '' there and not in process 0"),
-        ([], "'w' is not there and float32 (4, 8) '' in process 0"),
+        ([INFO, TensorInfo(name="v", shape=(), dtype="int32")], "'v' is int32 () '' there and missing in process 0"),
+        ([], "'w' is missing there and float32 (4, 8) '' in process 0"),
     ],
 )
 def test_processes_that_run_different_programs(tmp_path: Path, theirs: list[TensorInfo], difference: str) -> None:
@@ -196,8 +196,8 @@ def test_one_process_that_takes_the_place_of_another(tmp_path: Path) -> None:
 
 def test_a_save_that_process_0_has_not_begun(tmp_path: Path) -> None:
     assert refused(tmp_path, lambda: join_save(tmp_path, 10)) == (
-        f"{STEP}: found 0 saves of this step under way, needed 1. "
-        f"Every process must be given the same --out, on a file system that all of them see."
+        f"{STEP}: found 0 saves of this step in progress, needed 1. "
+        f"Every process must be given the same --out, on a file system that all of them share."
     )
 
 
@@ -207,7 +207,7 @@ def test_metadata_that_is_not_json_leaves_nothing(tmp_path: Path) -> None:
     assert (committed(tmp_path), leftovers(tmp_path)) == ((), ())
 
 
-def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
+def test_a_full_disk(tmp_path: Path) -> None:
     save(tmp_path, small_state(), step=5)
     array = np.ones(1 << 20, np.float32)
     info = TensorInfo(name="w", shape=array.shape, dtype="float32")
@@ -230,12 +230,12 @@ def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     )
 
 
-# Every call with which a save asks something of the file system: (where it stands, its name).
+# Every call of a save to the file system: (its module, its name).
 CALLS = [(os, "fsync"), (os, "rename"), (os, "open"), (Path, "open"), (Path, "mkdir"), (Path, "unlink")]
 
 
 def failing_at(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> Callable[[], int]:
-    """Makes call ``number`` (from 0) of those fail with an error of the system; the result tells how many were made."""
+    """Makes call ``number`` (from 0) of those fail with an error of the system. The returned function counts the calls made."""
     made = [0]
 
     def wrapped(original: Callable[..., object]) -> Callable[..., object]:
@@ -252,7 +252,7 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> Calla
     return lambda: made[0]
 
 
-def test_whichever_call_of_a_save_fails_a_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:
+def test_whichever_call_of_a_save_fails_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
     state = small_state()
     save(tmp_path, state, step=1)
     outcomes: list[str] = []
@@ -282,7 +282,7 @@ def test_whichever_call_of_a_save_fails_a_checkpoint_is_whole_or_absent(tmp_path
         "Nothing of it was kept, and earlier checkpoints are as they were."
     )
     without_power = "the checkpoint is written, and might not survive a loss of power: No space left on device."
-    # The manifest is read back before it is believed; the last call of all makes the new name durable.
+    # The manifest is read back and validated; the last call of all makes the new name durable.
     assert set(outcomes[:-3]) == {could_not, "cannot be read: No space left on device."}
     assert outcomes[-3:] == [without_power, without_power, "written"]
 

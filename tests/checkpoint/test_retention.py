@@ -1,4 +1,4 @@
-"""How many checkpoints are kept: the newest whole ones, and never fewer than one."""
+"""How many checkpoints are kept: the newest intact ones, at least one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_was_just_written_is_kept_even_below_others(tmp_path: Path) -> None
     assert steps(tmp_path) == [9, 8, 2]
 
 
-def test_a_damaged_one_neither_counts_nor_goes(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_neither_counted_nor_deleted(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, small_state(), step=step)
     (tmp_path / "checkpoints/step-00000003/manifest.json").write_text("{}")

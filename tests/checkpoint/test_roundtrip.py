@@ -1,4 +1,4 @@
-"""What is saved is what is read, bit for bit, on any other partition, and by the safetensors library too."""
+"""A saved state is read back bit for bit, under any other partition, and also by the safetensors library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.checkpoint.states import point, random_array, random_partition, rando
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_any_partition_is_read_on_any_other(tmp_path: Path, seed: int) -> None:
+def test_any_partition_is_read_under_any_other(tmp_path: Path, seed: int) -> None:
     state = random_state(seed)
     checkpoint = open_checkpoint(save(tmp_path, state))
     rng = np.random.default_rng(1000 + seed)
@@ -44,7 +44,7 @@ def test_any_partition_is_read_on_any_other(tmp_path: Path, seed: int) -> None:
         assert same_bits(checkpoint.read_box(name), array)
 
 
-def test_the_run_comes_back_as_it_stood(tmp_path: Path) -> None:
+def test_the_state_of_the_run_is_restored(tmp_path: Path) -> None:
     state = small_state()
     checkpoint = open_checkpoint(save(tmp_path, state))
     assert checkpoint.point == point()
@@ -137,7 +137,7 @@ def test_a_state_without_tensors_is_a_checkpoint(tmp_path: Path) -> None:
     assert open_checkpoint(directory).tensors == {}
 
 
-def test_keys_stay_apart_where_a_name_looks_like_a_box(tmp_path: Path) -> None:
+def test_keys_are_unique_where_a_name_looks_like_a_box(tmp_path: Path) -> None:
     arrays = {"w": np.arange(4, dtype=np.int32), "w[0:2]": np.arange(9, dtype=np.int32), "__metadata__": np.ones(1)}
     infos = [TensorInfo(name=name, shape=array.shape, dtype=array.dtype.name) for name, array in arrays.items()]
     boxes = [
@@ -172,7 +172,7 @@ def test_arrays_are_made_one_at_a_time(tmp_path: Path) -> None:
     assert checkpoint.read_box("w2").tolist() == [2.0] * 4
 
 
-def test_raw_elements_move_without_being_understood(tmp_path: Path) -> None:
+def test_raw_elements_are_moved_without_being_interpreted(tmp_path: Path) -> None:
     state = random_state(4)
     first = open_checkpoint(save(tmp_path, state, step=1))
     owned = [
@@ -220,7 +220,7 @@ def test_only_boxes_that_are_needed_are_read_and_each_once(tmp_path: Path, monke
     assert read == ["boxes-00000-00000.safetensors", "boxes-00000-00001.safetensors"]
 
 
-def test_the_cache_lets_go_of_what_was_used_longest_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_evicts_the_least_recently_used_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = small_state()
     opened = open_checkpoint(save(tmp_path, state))
     small = VerifiedBoxes(opened.directory, cache_bytes=130)  # two boxes of embed, not three boxes
@@ -244,7 +244,7 @@ def test_a_new_file_begins_before_one_grows_too_large() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_processes_hand_in_parts_and_one_commits(tmp_path: Path, seed: int) -> None:
+def test_processes_write_parts_and_one_commits(tmp_path: Path, seed: int) -> None:
     state = random_state(seed)
     num_processes = 3
     with saving(tmp_path, 10) as first:
@@ -264,7 +264,7 @@ def test_processes_hand_in_parts_and_one_commits(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_reshard_plan_says_which_bytes_feed_which_box(tmp_path: Path, seed: int) -> None:
+def test_a_reshard_plan_lists_which_bytes_are_copied_to_which_box(tmp_path: Path, seed: int) -> None:
     state = random_state(seed)
     checkpoint = open_checkpoint(save(tmp_path, state))
     rng = np.random.default_rng(seed)
@@ -282,9 +282,7 @@ def test_a_reshard_plan_says_which_bytes_feed_which_box(tmp_path: Path, seed: in
         assert reshard_plan(stored, [*targets, *targets]).bytes_moved == 2 * array.nbytes
 
 
-def test_data_reaches_the_disk_before_the_names_that_promise_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_is_durable_before_the_names_that_refer_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[tuple[str, str]] = []
     fsync, rename = os.fsync, os.rename
 

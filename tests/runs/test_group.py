@@ -331,5 +331,5 @@ def test_a_checkpoint_with_a_gap_is_refused_in_all(tmp_path: Path) -> None:
 def test_folders_that_are_not_one(tmp_path: Path) -> None:
     with together(2) as groups:
         errors = each(groups, lambda group: save(group, tmp_path / str(group.index), [(0, 2), (2, 4)]))
-    assert "Every process must be given the same --out, on a file system that all of them see." in str(errors[1])
+    assert "Every process must be given the same --out, on a file system that all of them share." in str(errors[1])
     assert "process 1 of 2 could not do it" in str(errors[0])

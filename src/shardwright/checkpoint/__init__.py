@@ -1,11 +1,11 @@
-"""The checkpoint store: boxes of tensors in safetensors files, a manifest, and nothing in between whole and absent.
+"""The checkpoint store: boxes of tensors in safetensors files and a manifest. A checkpoint is complete or absent.
 
-    save_checkpoint(out, point, tensors, pieces)      one process
+    save_checkpoint(out, point, tensors, boxes)       one process
     saving, join_save, write_part, commit             several processes
     latest(out), open_checkpoint(directory)           any box of any tensor, on any layout, verified
-    describe(directory), verify(directory)            what it holds, whether it is whole
+    describe(directory), verify(directory)            what it holds, whether it is intact
 
-The format has its page: docs/checkpoint.md.
+Format: docs/checkpoint.md.
 """
 
 from shardwright.checkpoint.directory import committed, set_aside, step_of

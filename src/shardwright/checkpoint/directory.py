@@ -1,11 +1,11 @@
-"""The directory of a run's checkpoints: what its names mean, who may write in it, and what a killed save leaves.
+"""The directory of a run's checkpoints: its names, which process may write to it, and the leftovers of a killed save.
 
-OUT/checkpoints/step-00000010                    a checkpoint: it got this name when it was whole
+OUT/checkpoints/step-00000010                    a checkpoint: it gets this name when it is complete
 OUT/checkpoints/step-00000020.saving-5f0c9a17    a save that is running, or was killed
-OUT/checkpoints/step-00000005.deleting-81d2e044  a checkpoint that is being deleted, or was when the run was killed
-OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint that was proven damaged and was passed over; nobody deletes it
-OUT/checkpoints/step-00000020.set-aside-c1e80a3f a checkpoint of a later step than the one a person went on from; the same
-OUT/checkpoints/.lock                            held by the process that saves, and by the kernel's hand let go
+OUT/checkpoints/step-00000005.deleting-81d2e044  a deletion that is running, or was killed
+OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint proven damaged and passed over; never deleted automatically
+OUT/checkpoints/step-00000020.set-aside-c1e80a3f a checkpoint of a later step than --resume-from; never deleted automatically
+OUT/checkpoints/.lock                            locked by the process that saves; the kernel releases it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardwright.checkpoint.file_lock import TakenError, let_go, note_of_this_process, take
+from shardwright.checkpoint.file_lock import LockHeldError, acquire, note_of_this_process, release
 from shardwright.checkpoint.format.errors import CheckpointError
 
 STEP = re.compile(r"step-(\d{8,})")
@@ -34,13 +34,13 @@ def step_directory(out: Path, step: int) -> Path:
 
 
 def step_of(directory: Path) -> int | None:
-    """The step that a checkpoint directory's name tells, or None for another name."""
+    """The step in the name of a checkpoint directory, or None for another name."""
     match = STEP.fullmatch(directory.name)
     return int(match.group(1)) if match else None
 
 
 def committed(out: Path) -> tuple[Path, ...]:
-    """The directories that were given a checkpoint's name, newest step first. Says nothing about their content."""
+    """The directories with the name of a checkpoint, newest step first. Their content is not checked."""
     found = [(step, path) for path in _entries(out) if (step := step_of(path)) is not None]
     return tuple(path for _, path in sorted(found, reverse=True))
 
@@ -51,12 +51,12 @@ def leftovers(out: Path) -> tuple[Path, ...]:
 
 
 def temporary_name(directory: Path, doing: str) -> Path:
-    """A name beside ``directory`` that is recognised as a leftover; ``doing`` is ``saving`` or ``deleting``."""
+    """A name next to ``directory`` that is recognised as a leftover; ``doing`` is ``saving`` or ``deleting``."""
     return directory.with_name(f"{directory.name}.{doing}-{secrets.token_hex(4)}")
 
 
 def delete(directory: Path) -> None:
-    """Deletes a checkpoint so that, killed at any moment, it leaves a whole one or a recognised leftover."""
+    """Deletes a checkpoint. If killed at any moment, it leaves a complete checkpoint or a recognised leftover."""
     doomed = temporary_name(directory, "deleting")
     os.rename(directory, doomed)
     make_durable(directory.parent)
@@ -64,9 +64,9 @@ def delete(directory: Path) -> None:
 
 
 def set_aside(directory: Path, why: str) -> Path:
-    """Gives a checkpoint another name, so that its step can be saved again; ``why`` is ``damaged`` or ``set-aside``.
+    """Renames a checkpoint so that its step can be saved again; ``why`` is ``damaged`` or ``set-aside``.
 
-    Nothing of it is lost. Returns the new name. Raises CheckpointError where it cannot be renamed.
+    Nothing of it is lost. Returns the new path. Raises CheckpointError if it cannot be renamed.
     """
     aside = directory.with_name(f"{directory.name}.{why}-{secrets.token_hex(4)}")
     try:
@@ -88,9 +88,9 @@ def make_durable(directory: Path) -> None:
 
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
-    """Holds the right to write checkpoints under ``out``, which the kernel takes back when the process dies.
+    """Holds the lock for writing checkpoints under ``out``. The kernel releases it when the process dies.
 
-    Raises CheckpointError while another process, or another save of this one, holds it.
+    Raises CheckpointError while another process, or another save of this process, holds it.
     """
     directory = checkpoints_directory(out)
     if not directory.is_dir():
@@ -98,9 +98,9 @@ def only_writer(out: Path) -> Iterator[None]:
         make_durable(directory.parent)
     path, descriptor = directory / ".lock", None
     try:
-        descriptor = take(path)
-    except TakenError as error:
-        # Where there are no locks, the run that holds OUT is the only one to save there.
+        descriptor = acquire(path)
+    except LockHeldError as error:
+        # On a file system without locks, only the run that holds OUT saves there.
         if error.by_lock:
             raise CheckpointError(
                 f"{directory}: {error.note} is saving a checkpoint here. "
@@ -114,7 +114,7 @@ def only_writer(out: Path) -> Iterator[None]:
         os.pwrite(descriptor, f"{note_of_this_process()}\n".encode(), 0)
         yield
     finally:
-        let_go(descriptor)
+        release(descriptor)
 
 
 def _entries(out: Path) -> tuple[Path, ...]:

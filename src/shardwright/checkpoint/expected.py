@@ -1,4 +1,4 @@
-"""What a program wants against what a checkpoint has: nothing missing, extra, cast or mis-shaped."""
+"""Compares the tensors a program expects with those of a checkpoint: names, shapes and dtypes must be equal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from shardwright.checkpoint.format.manifest import TensorInfo
 from shardwright.core.findings.nearest import nearest
 
 
-def mismatches(found: Mapping[str, TensorInfo], wanted: Mapping[str, tuple[Sequence[int], str]]) -> list[str]:
-    """One line for each tensor that does not fit, with both values, or none.
+def mismatches(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[Sequence[int], str]]) -> list[str]:
+    """One line with both values for each tensor that does not match; an empty list if all match.
 
     >>> weight = TensorInfo(name="w_up", shape=(4, 8), dtype="float32")
     >>> mismatches({"w_up": weight}, {"w_up": ((4, 8), "bfloat16")})
@@ -17,9 +17,9 @@ def mismatches(found: Mapping[str, TensorInfo], wanted: Mapping[str, tuple[Seque
     >>> mismatches({"w_up": weight}, {"wup": ((4, 8), "float32")})
     ["'wup': missing; the checkpoint has 'w_up'", "'w_up': extra, float32 (4, 8), which this run does not have"]
     """
-    extra = [name for name in found if name not in wanted]
+    extra = [name for name in found if name not in expected]
     lines: list[str] = []
-    for name, (shape, dtype) in wanted.items():
+    for name, (shape, dtype) in expected.items():
         info = found.get(name)
         if info is None:
             near = nearest(name, extra)

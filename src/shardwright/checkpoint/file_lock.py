@@ -1,4 +1,4 @@
-"""A file that one process holds: by a lock of the kernel's, which goes with the process, and a note in it for people."""
+"""An exclusive lock on a file: a kernel lock, which ends with the process, and a note in the file for people."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from contextlib import suppress
 from pathlib import Path
 
 NO_LOCKS = frozenset((errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK))
-"""What a file system says that has no locks: some network file systems, as they are mounted."""
+"""Errors of a file system without locks: some network file systems, depending on mount options."""
 
 NOTE_WAIT_S = 0.5
-"""Whoever has just taken a file writes its note next; so long the other one waits to read it."""
+"""A process that has just acquired the lock writes its note next. Another process waits this long to read it."""
 
 NOTE_BYTES = 2000
 
-_taken: set[int] = set()
+_acquired: set[int] = set()
 
 
-class TakenError(Exception):
-    """Another process has the file. ``note``: what it wrote there. ``by_lock``: False where only the file itself says so."""
+class LockHeldError(Exception):
+    """Another process holds the file. ``note``: what it wrote there. ``by_lock``: False where only the file's existence shows it."""
 
     def __init__(self, note: str, *, by_lock: bool) -> None:
         super().__init__(note)
         self.note, self.by_lock = note, by_lock
 
 
-def take(path: Path) -> int:
-    """A descriptor of the file, made where it is not there and locked, for ``let_go``.
+def acquire(path: Path) -> int:
+    """Locks the file, which is created if it does not exist. Returns a descriptor for ``release``.
 
-    Where the file system has no locks, who makes the file has it, until the file is deleted; ``has_locks`` tells. A process
-    that is forked meanwhile does not keep it. Raises TakenError and OSError.
+    On a file system without locks, the process that creates the file holds it until the file is deleted; ``has_locks`` reports
+    which case it is. A process forked meanwhile does not keep the lock. Raises LockHeldError and OSError.
     """
     while True:
-        descriptor, made = _opened(path)
+        descriptor, created = _opened(path)
         try:
-            if _locked(descriptor, path, made):
-                _taken.add(descriptor)
+            if _locked(descriptor, path, created):
+                _acquired.add(descriptor)
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -48,7 +48,7 @@ def take(path: Path) -> int:
 
 
 def has_locks(descriptor: int) -> bool:
-    """Whether the file system of a file that was taken has locks."""
+    """Whether the file system of an acquired file has locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -56,10 +56,10 @@ def has_locks(descriptor: int) -> bool:
     return True
 
 
-def let_go(descriptor: int) -> None:
-    """Give up a file that was taken."""
-    _taken.discard(descriptor)
-    # Said and not left to close(): a process that was forked without Python's knowledge would go on holding it.
+def release(descriptor: int) -> None:
+    """Releases an acquired file."""
+    _acquired.discard(descriptor)
+    # Explicit, not left to close(): a process that was forked without Python's knowledge would still hold the lock.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -74,7 +74,7 @@ def note_of_this_process() -> str:
 
 
 def _opened(path: Path) -> tuple[int, bool]:
-    """A descriptor of the file, and whether this process made it."""
+    """A descriptor of the file, and whether this process created it."""
     flags = os.O_RDWR | os.O_CLOEXEC
     while True:
         try:
@@ -84,28 +84,28 @@ def _opened(path: Path) -> tuple[int, bool]:
         try:
             return os.open(path, flags), False
         except FileNotFoundError:
-            # Who had it has deleted it meanwhile; a link to nowhere stays.
+            # The former holder has deleted it meanwhile; a dangling link remains an error.
             if os.path.lexists(path):
                 raise
 
 
-def _locked(descriptor: int, path: Path, made: bool) -> bool:
-    """Whether the file is ours now; False where it was deleted before it was locked, and has to be made again."""
+def _locked(descriptor: int, path: Path, created: bool) -> bool:
+    """Whether this process now holds the file; False if it was deleted before it was locked and must be created again."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise TakenError(_note(descriptor), by_lock=True) from None
+        raise LockHeldError(_note(descriptor), by_lock=True) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        if not made:
-            raise TakenError(_note(descriptor), by_lock=False) from None
+        if not created:
+            raise LockHeldError(_note(descriptor), by_lock=False) from None
         return True
     try:
-        there = os.stat(path)
+        at_path = os.stat(path)
     except FileNotFoundError:
         return False
-    return os.path.samestat(there, os.fstat(descriptor))
+    return os.path.samestat(at_path, os.fstat(descriptor))
 
 
 def _note(descriptor: int) -> str:
@@ -117,11 +117,11 @@ def _note(descriptor: int) -> str:
         time.sleep(0.01)
 
 
-def _forget() -> None:
-    """In a forked process: the lock is on what parent and child share, and would outlive the parent in the child."""
-    for descriptor in _taken:
+def _close_in_child() -> None:
+    """In a forked process: parent and child share the locked descriptor, so the child would keep the parent's lock alive."""
+    for descriptor in _acquired:
         os.close(descriptor)
-    _taken.clear()
+    _acquired.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_in_child)

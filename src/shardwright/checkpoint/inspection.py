@@ -1,4 +1,4 @@
-"""What a checkpoint directory holds and whether it is whole, as JSON values for the command line."""
+"""What a checkpoint directory holds and whether it is intact, as JSON values for the command line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shardwright.checkpoint.verified import digest_error, read_error
 
 
 def describe(directory: Path | str) -> dict[str, Any]:
-    """What is in the directory of a step, or of a run, newest step first.
+    """What the directory of a step, or of a run, holds, newest step first.
 
     ``{directory, checkpoints: [{directory, step, seed, data_position, model, layout: {name, text}, mesh, metadata,
     bytes, num_files, tensors: [{name, shape, dtype, spec, bytes, num_boxes}]}], damaged: [message], leftovers: [name]}``.
-    Raises CheckpointError where there is no checkpoint.
+    Raises CheckpointError if there is no checkpoint.
     """
     directory = Path(directory)
-    paths, beside = _found_in(directory)
+    paths, unfinished = _found_in(directory)
     shown: list[dict[str, Any]] = []
     damaged: list[str] = []
     for path in paths:
@@ -34,30 +34,30 @@ def describe(directory: Path | str) -> dict[str, Any]:
         "directory": str(directory),
         "checkpoints": shown,
         "damaged": damaged,
-        "leftovers": [path.name for path in beside],
+        "leftovers": [path.name for path in unfinished],
     }
 
 
 def verify(directory: Path | str) -> dict[str, Any]:
-    """Reads every byte of the checkpoint of a step, or of all of a run, against the digests.
+    """Verifies every byte of the checkpoint of a step, or of all checkpoints of a run, against the digests.
 
     ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], leftovers: [name]}``.
-    Raises CheckpointError where there is no checkpoint.
+    Raises CheckpointError if there is no checkpoint.
     """
     directory = Path(directory)
-    paths, beside = _found_in(directory)
-    # A run beside this deletes old ones, where it was told how many to keep.
-    checked = [found for path in paths if (found := _verified(path))["ok"] or not _is_gone(path)]
+    paths, unfinished = _found_in(directory)
+    # A run at the same time may delete old checkpoints, if it is configured to keep a number of them.
+    checked = [result for path in paths if (result := _verified(path))["ok"] or not _is_gone(path)]
     return {
         "directory": str(directory),
         "ok": all(item["ok"] for item in checked),
         "checkpoints": checked,
-        "leftovers": [path.name for path in beside],
+        "leftovers": [path.name for path in unfinished],
     }
 
 
 def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The checkpoints and the leftovers that a directory means: a run's, its ``checkpoints``, or one step's."""
+    """The checkpoints and the leftovers in a directory: that of a run, its ``checkpoints``, or that of one step."""
     if (directory / FILE_NAME).exists() or step_of(directory) is not None:
         return (directory,), ()
     out = directory.parent if checkpoints_directory(directory.parent) == directory else directory
@@ -111,7 +111,7 @@ def _verified(directory: Path) -> dict[str, Any]:
     else:
         boxes = [(name, box) for name, tensor in checkpoint.manifest.tensors.items() for box in tensor.boxes]
         problems += [error for name, box in boxes if (error := _box_problem(directory, name, box))]
-        problems += _strangers(checkpoint)
+        problems += _unlisted_files(checkpoint)
         result |= {
             "step": checkpoint.point.step,
             "num_boxes": len(boxes),
@@ -132,8 +132,8 @@ def _box_problem(directory: Path, name: str, stored: StoredBox) -> CheckpointErr
     return None if found == stored.digest else digest_error(directory, name, stored)
 
 
-def _strangers(checkpoint: Checkpoint) -> list[CheckpointError]:
-    """Data files that the manifest does not list: nothing reads them, and a save never leaves one."""
+def _unlisted_files(checkpoint: Checkpoint) -> list[CheckpointError]:
+    """An error for each data file that the manifest does not list. Nothing reads such a file, and a save never leaves one."""
     listed = {file.name for file in checkpoint.manifest.files}
     return [
         CheckpointError(f"{path}: the manifest does not list this file. Move it away.")

@@ -1,4 +1,4 @@
-"""A checkpoint on disk, opened: what it holds, and any box of it, on any layout."""
+"""An open checkpoint: what it holds, and reads of any box, under any layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardwright.core.layout.wording import count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One whole checkpoint. Made by ``open_checkpoint``; elements are read, and verified, when asked for."""
+    """One complete checkpoint, made by ``open_checkpoint``. Elements are read and verified on request."""
 
     directory: Path
     manifest: Manifest
@@ -31,7 +31,7 @@ class Checkpoint:
 
     @property
     def point(self) -> RunPoint:
-        """Where the run stood."""
+        """The state of the run when it was saved: step, seed, data position, layout and mesh."""
         return self.manifest.point
 
     @property
@@ -40,7 +40,7 @@ class Checkpoint:
         return {name: tensor.info for name, tensor in self.manifest.tensors.items()}
 
     def tensor(self, name: str) -> StoredTensor:
-        """A tensor and its stored boxes. Raises CheckpointError (SW504) for a name that is not there."""
+        """A tensor and its stored boxes. Raises CheckpointError (SW504) for an unknown name."""
         try:
             return self.manifest.tensors[name]
         except KeyError:
@@ -50,13 +50,13 @@ class Checkpoint:
             ) from None
 
     def read_box(self, name: str, box: Box | None = None, *, raw: bool = False) -> np.ndarray:
-        """The elements of any box of a tensor (all of it by default), however it was cut when it was saved.
+        """The elements of any box of a tensor (the full tensor by default), however it was sharded when it was saved.
 
-        Reads only the stored boxes that have a part in it, and verifies each before an element of it is handed
-        out. The array is the caller's own, in the tensor's own dtype: nothing is ever cast. With ``raw`` the
-        elements are opaque (``np.void`` of their width), for whoever moves them and need not understand them.
+        Reads only the stored boxes that overlap it, and verifies each before returning any of its elements.
+        The result is a new array in the tensor's dtype: nothing is ever cast. With ``raw`` the
+        elements are opaque (``np.void`` of their width), for callers that move them without interpreting them.
 
-        Raises CheckpointError for an unknown name (SW504) and what cannot be read (SW503), DamagedError for bytes that are
+        Raises CheckpointError for an unknown name (SW504) and for what cannot be read (SW503), DamagedError for bytes that are
         not those that were saved (SW503).
         """
         stored = self.tensor(name)
@@ -68,13 +68,13 @@ class Checkpoint:
         result = np.empty(box.shape, dtype.bits)
         for copy in copies_into(stored.boxes, box):
             source = self._boxes.read(name, copy.source, dtype)
-            result[copy.part.within(box).slices] = source[copy.part.within(copy.source.box).slices]
+            result[copy.region.within(box).slices] = source[copy.region.within(copy.source.box).slices]
         return result.view(result_dtype)
 
     def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]]) -> None:
-        """Holds the checkpoint against the tensors a program wants: name to (shape, dtype).
+        """Compares the checkpoint with the tensors a program expects: name to (shape, dtype).
 
-        Raises CheckpointError (SW504) that names every tensor that is missing, extra, mis-shaped or mis-typed.
+        Raises CheckpointError (SW504) that names every tensor that is missing, unexpected, or has another shape or dtype.
         """
         lines = mismatches(self.tensors, wanted)
         if lines:
@@ -88,25 +88,25 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
-    """The newest whole checkpoint, or None, and why each newer one was passed over."""
+    """The newest intact checkpoint, or None, and why each newer one was passed over."""
 
     checkpoint: Checkpoint | None
     passed_over: tuple[CheckpointError, ...]
 
 
 def open_checkpoint(directory: Path | str) -> Checkpoint:
-    """Opens the directory of one step, proving all but the elements themselves.
+    """Opens the directory of one step and verifies everything except the elements.
 
-    The manifest is consistent in itself and has its digest, boxes cover each tensor once, every file is there
-    with its size and its header's digest. Raises CheckpointError, one message that names file and tensor; DamagedError
-    where that proves that it is not what was saved.
+    The manifest is self-consistent and matches its digest, boxes cover each tensor exactly once, every file exists and has the
+    recorded size and header digest. Raises CheckpointError, one message that names file and tensor; DamagedError
+    if the error proves that the checkpoint is not what was saved.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
     step = step_of(directory)
     if LEFTOVER.fullmatch(directory.name):
         raise CheckpointError(
-            f"{directory}: the save or the deletion of this checkpoint did not end. Give another one."
+            f"{directory}: the save or the deletion of this checkpoint did not finish. Give another one."
         )
     if step is not None and step != manifest.point.step:
         raise CheckpointError(
@@ -118,7 +118,7 @@ def open_checkpoint(directory: Path | str) -> Checkpoint:
 
 
 def latest(out: Path | str) -> Latest:
-    """The newest whole checkpoint under ``OUT/checkpoints``, and what is wrong with each newer one."""
+    """The newest intact checkpoint under ``OUT/checkpoints``, and what is wrong with each newer one."""
     passed_over: list[CheckpointError] = []
     for directory in committed(Path(out)):
         try:
@@ -150,7 +150,7 @@ def _check_file(directory: Path, file: StoredFile, manifest: Manifest) -> None:
 
 
 def _held(file: StoredFile, manifest: Manifest) -> str:
-    """The tensors that a file has boxes of, the first few by name."""
+    """Which tensors have boxes in a file, the first few by name."""
     names = [
         name for name, tensor in manifest.tensors.items() if any(stored.file == file.name for stored in tensor.boxes)
     ]

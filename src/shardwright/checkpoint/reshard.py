@@ -1,4 +1,4 @@
-"""Which stored boxes feed which boxes of another layout: a plan in indices and bytes, with no array in it."""
+"""Reshards a stored tensor: which stored boxes are copied to which boxes of another layout. Indices and bytes, no arrays."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shardwright.core.boxes.boxes import intersections
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """The indices ``part`` of a tensor go from the stored box ``source`` to the box ``target``."""
+    """Copies the region ``region`` of a tensor, as global indices, from the stored box ``source`` to the box ``target``."""
 
     source: StoredBox
     target: Box
-    part: Box
+    region: Box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardPlan:
-    """How one tensor gets from the boxes it is stored in to the boxes that are wanted.
+    """The copies that reshard one tensor from its stored boxes to the target boxes.
 
-    ``bytes_read``: the stored boxes that are touched, each once. ``bytes_moved``: what arrives in targets.
+    ``bytes_read``: size of the stored boxes that are read, each counted once. ``bytes_moved``: bytes written to targets.
     """
 
     copies: tuple[Copy, ...]
@@ -32,20 +32,20 @@ class ReshardPlan:
 
 
 def copies_into(stored: Sequence[StoredBox], target: Box) -> tuple[Copy, ...]:
-    """The copies that make up one box, in the order in which the stored boxes are given."""
-    found = intersections(target, (box.box for box in stored))
-    return tuple(Copy(source=stored[piece.index], target=target, part=piece.region) for piece in found)
+    """The copies that fill one box, in the order of ``stored``."""
+    overlaps = intersections(target, (box.box for box in stored))
+    return tuple(Copy(source=stored[overlap.index], target=target, region=overlap.region) for overlap in overlaps)
 
 
 def reshard_plan(stored: Sequence[StoredBox], targets: Sequence[Box]) -> ReshardPlan:
-    """The copies that make up every target, and what they cost.
+    """The copies that fill every target, and their cost in bytes.
 
-    ``stored`` covers the tensor once; targets may overlap (replicas) and need not cover it.
+    ``stored`` covers the tensor exactly once. Targets may overlap (replicas) and need not cover the tensor.
     """
     copies = tuple(copy for target in targets for copy in copies_into(stored, target))
-    touched = {(copy.source.file, copy.source.offset): copy.source for copy in copies}
+    sources = {(copy.source.file, copy.source.offset): copy.source for copy in copies}
     return ReshardPlan(
         copies=copies,
-        bytes_read=sum(source.num_bytes for source in touched.values()),
-        bytes_moved=sum(copy.part.size * copy.source.num_bytes // copy.source.box.size for copy in copies),
+        bytes_read=sum(source.num_bytes for source in sources.values()),
+        bytes_moved=sum(copy.region.size * copy.source.num_bytes // copy.source.box.size for copy in copies),
     )

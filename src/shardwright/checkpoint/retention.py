@@ -1,4 +1,4 @@
-"""How many checkpoints are kept: the newest whole ones, and never fewer than one."""
+"""How many checkpoints are kept: the newest intact ones, at least one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from shardwright.core.findings.errors import InputError
 
 
 def check_keep(keep: int | None) -> None:
-    """Raises InputError for a number of checkpoints that would keep none."""
+    """Raises InputError if ``keep`` is below 1."""
     if keep is not None and keep < 1:
         raise InputError(f"found {keep} checkpoints to keep, needed at least 1. Leave it out to keep all.")
 
 
 def delete_old(out: Path, just_written: Path, keep: int | None) -> tuple[Path, ...]:
-    """Deletes the whole checkpoints beyond the ``keep`` newest, and returns them; None keeps all.
+    """Deletes the intact checkpoints beyond the ``keep`` newest, and returns them; None keeps all.
 
-    What was just written stays whatever its step. A damaged one neither counts nor is deleted: it is for a
-    person to look at.
+    The checkpoint just written is kept whatever its step. A damaged one is neither counted nor deleted: a person has to
+    look at it.
     """
     if keep is None:
         return ()
-    doomed = tuple(path for path in _whole(out)[keep:] if path != just_written)
+    doomed = tuple(path for path in _intact(out)[keep:] if path != just_written)
     for path in doomed:
         try:
             delete(path)
@@ -35,12 +35,12 @@ def delete_old(out: Path, just_written: Path, keep: int | None) -> tuple[Path, .
     return doomed
 
 
-def _whole(out: Path) -> list[Path]:
-    whole: list[Path] = []
+def _intact(out: Path) -> list[Path]:
+    intact: list[Path] = []
     for path in committed(out):
         try:
             open_checkpoint(path)
         except CheckpointError:
             continue
-        whole.append(path)
-    return whole
+        intact.append(path)
+    return intact

@@ -1,6 +1,6 @@
-"""A save: every process hands in its boxes, one of them commits, and the checkpoint is there, or it is not.
+"""A save: every process writes its boxes, one process commits. The commit is atomic: the checkpoint exists, or it does not.
 
-One process: ``save_checkpoint``. Several, with a barrier of the engine's at each step down:
+One process: ``save_checkpoint``. Several processes, with a barrier of the engine at each line:
 
     process 0                              the others
     with saving(out, step) as save:
@@ -44,7 +44,7 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """A save under way: its files go to ``directory``, which becomes ``step_directory(out, step)`` at the end."""
+    """A save in progress. Its files go to ``directory``, which is renamed to ``step_directory(out, step)`` at the end."""
 
     out: Path
     step: int
@@ -55,29 +55,29 @@ def save_checkpoint(
     out: Path | str,
     point: RunPoint,
     tensors: Sequence[TensorInfo],
-    pieces: Iterable[OwnedBox],
+    boxes: Iterable[OwnedBox],
     *,
     keep: int | None = None,
 ) -> Path:
     """Writes the checkpoint of one step from one process, and returns its directory.
 
-    ``pieces`` are the boxes of all tensors, each once: of replicas, the first only. With ``keep`` the older
-    whole checkpoints beyond that number are deleted afterwards.
+    ``boxes`` are the boxes of all tensors, each once: only the first of several replicas. With ``keep``, older
+    complete checkpoints beyond that number are deleted afterwards.
 
-    Raises CheckpointError, with nothing half-written left: another save is running here, the step was saved
-    before, boxes do not cover a tensor once, the disk is full or may not be written.
+    Raises CheckpointError and leaves nothing half-written: another save is running here, the step was saved
+    before, boxes do not cover a tensor exactly once, the disk is full or not writable.
     """
     check_keep(keep)
     with saving(out, point.step) as save:
-        write_part(save, tensors, pieces)
+        write_part(save, tensors, boxes)
         return commit(save, point, keep=keep)
 
 
 @contextmanager
 def saving(out: Path | str, step: int) -> Iterator[Save]:
-    """A new save, held by one process while all processes write into it; what killed ones left is deleted first.
+    """A new save. One process holds the lock while all processes write. Leftovers of killed saves are deleted first.
 
-    Leaving the block without ``commit``, by an error or not, deletes what was written.
+    If the block ends without ``commit``, by an error or not, what was written is deleted.
     """
     out = Path(out)
     final = step_directory(out, step)
@@ -94,14 +94,14 @@ def saving(out: Path | str, step: int) -> Iterator[Save]:
 
 
 def join_save(out: Path | str, step: int) -> Save:
-    """The save of a step that process 0 has begun, for the other processes."""
+    """The save that process 0 has begun for a step, for use by the other processes."""
     out = Path(out)
     final = step_directory(out, step)
     found = [path for path in leftovers(out) if path.name.startswith(f"{final.name}.saving-")]
     if len(found) != 1:
         raise CheckpointError(
-            f"{final}: found {len(found)} saves of this step under way, needed 1. "
-            f"Every process must be given the same --out, on a file system that all of them see."
+            f"{final}: found {len(found)} saves of this step in progress, needed 1. "
+            f"Every process must be given the same --out, on a file system that all of them share."
         )
     return Save(out=out, step=step, directory=found[0])
 
@@ -109,27 +109,27 @@ def join_save(out: Path | str, step: int) -> Save:
 def write_part(
     save: Save,
     tensors: Sequence[TensorInfo],
-    pieces: Iterable[OwnedBox],
+    boxes: Iterable[OwnedBox],
     *,
     process: int = 0,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes the boxes one process owns, durably, and then the list of them, by which it is known to be done.
+    """Writes the boxes that one process owns, durably, and then the list of them. The list marks this process as done.
 
-    Every process gives the same ``tensors``. Boxes of size 0 are left out. Raises CheckpointError.
+    Every process passes the same ``tensors``. Boxes of size 0 are omitted. Raises CheckpointError.
     """
     known = {info.name: info for info in tensors}
     if len(known) != len(tensors):
         names = [info.name for info in tensors]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise CheckpointError(f"two tensors are called '{twice}'. Give each a name of its own.", code="SW504")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise CheckpointError(f"two tensors are called '{duplicate}'. Give each a name of its own.", code="SW504")
     for info in tensors:
         if info.dtype not in DTYPES:
             raise CheckpointError(
                 f"tensor '{info.name}': a checkpoint does not hold dtype '{info.dtype}'. {did_you_mean(info.dtype, DTYPES)}",
                 code="SW504",
             )
-    owned = [(_info_of(piece, known), piece) for piece in pieces]
+    owned = [(_info_of(box, known), box) for box in boxes]
     with _explained(step_directory(save.out, save.step)):
         part = Part(infos=tuple(tensors))
         for number, group in enumerate(grouped([pair for pair in owned if pair[1].box.size], max_file_bytes)):
@@ -139,9 +139,9 @@ def write_part(
 
 
 def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | None = None) -> Path:
-    """Makes a checkpoint of what the processes have written, in one step that either happened or did not.
+    """Makes a checkpoint of what the processes have written, atomically.
 
-    Raises CheckpointError where a process has not handed in its part, processes disagree about the tensors, or
+    Raises CheckpointError if the part file of a process is missing, processes disagree about the tensors, or
     boxes do not cover a tensor exactly once.
     """
     check_keep(keep)
@@ -173,16 +173,16 @@ def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | N
     return final
 
 
-def _info_of(piece: OwnedBox, known: dict[str, TensorInfo]) -> TensorInfo:
-    info = known.get(piece.name)
+def _info_of(owned: OwnedBox, known: dict[str, TensorInfo]) -> TensorInfo:
+    info = known.get(owned.name)
     if info is None:
         raise CheckpointError(
-            f"a box of '{piece.name}' was handed over, and no such tensor was declared. {did_you_mean(piece.name, known)}",
+            f"a box of '{owned.name}' was given, and no such tensor was declared. {did_you_mean(owned.name, known)}",
             code="SW504",
         )
-    if len(piece.box.start) != len(info.shape) or not Box.whole(info.shape).contains(piece.box):
+    if len(owned.box.start) != len(info.shape) or not Box.whole(info.shape).contains(owned.box):
         raise CheckpointError(
-            f"tensor '{info.name}': the box [{piece.box}] is not within its shape {info.shape}.", code="SW501"
+            f"tensor '{info.name}': the box [{owned.box}] is not within its shape {info.shape}.", code="SW501"
         )
     return info
 
@@ -197,7 +197,7 @@ def _refuse_to_overwrite(final: Path) -> None:
 
 @contextmanager
 def _explained(final: Path) -> Iterator[None]:
-    """An operating system's error as one message about the checkpoint ``final``."""
+    """Turns an error of the operating system into one message about the checkpoint ``final``."""
     try:
         yield
     except OSError as error:
@@ -208,7 +208,7 @@ def _explained(final: Path) -> Iterator[None]:
         if error.errno in NO_SPACE:
             advice = " Free some space, then go on with --resume."
         elif error.errno in NOT_ALLOWED:
-            advice = " Give a directory that may be written with --out."
+            advice = " Give a writable directory with --out."
         raise CheckpointError(
             f"{final}: this checkpoint could not be written: {error.strerror or error}{where}.{advice} "
             f"Nothing of it was kept, and earlier checkpoints are as they were."

@@ -1,4 +1,4 @@
-"""Stored boxes read, and believed only when their digest is right."""
+"""Reads stored boxes and verifies each against its digest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CACHE_BYTES = 1 << 30
 
 
 class VerifiedBoxes:
-    """Reads stored boxes whole, verifies them, and keeps the last ones, for the next requester of a part of them.
+    """Reads entire stored boxes, verifies them, and caches the last ones for later reads of any region of them.
 
-    The one thing here that changes after it is made: a cache of at most ``cache_bytes`` (a larger box is kept
-    alone). Threads may share it; a box is read and verified by one of them at a time.
+    This is the only mutable object here: a cache of at most ``cache_bytes`` (a larger box is cached alone).
+    Threads may share it; one thread at a time reads and verifies.
     """
 
     __slots__ = ("_cache", "_cache_bytes", "_directory", "_held_bytes", "_lock")
@@ -35,18 +35,18 @@ class VerifiedBoxes:
     def read(self, tensor: str, stored: StoredBox, dtype: Dtype) -> np.ndarray:
         """The elements of a stored box, as read-only unsigned integers of the dtype's width, in the box's shape.
 
-        Raises DamagedError where the bytes are not those that were saved, CheckpointError where they cannot be read.
+        Raises DamagedError if the bytes are not those that were saved, CheckpointError if they cannot be read.
         """
-        place = (stored.file, stored.offset)
+        key = (stored.file, stored.offset)
         with self._lock:
-            data = self._cache.get(place)
+            data = self._cache.get(key)
             if data is None:
                 data = _read_verified(self._directory, tensor, stored)
-                self._cache[place] = data
+                self._cache[key] = data
                 self._held_bytes += data.nbytes
                 while self._held_bytes > self._cache_bytes and len(self._cache) > 1:
                     self._held_bytes -= self._cache.popitem(last=False)[1].nbytes
-            self._cache.move_to_end(place)
+            self._cache.move_to_end(key)
         return data.view(dtype.bits).reshape(stored.box.shape)
 
 

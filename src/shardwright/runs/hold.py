@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardwright.checkpoint.file_lock import TakenError, has_locks, let_go, note_of_this_process, take
+from shardwright.checkpoint.file_lock import LockHeldError, acquire, has_locks, note_of_this_process, release
 from shardwright.core.findings.errors import InputError
 from shardwright.runs.journal import require_folder
 from shardwright.training.options import Listener
@@ -31,7 +31,7 @@ def held(out: Path, shown: Listener) -> Iterator[None]:
     made: list[Path] = []
     try:
         descriptor = _taken(out, path, made)
-    except TakenError as error:
+    except LockHeldError as error:
         raise InputError(_refusal(out, path, error)) from None
     except OSError as error:
         _delete_empty(made)
@@ -53,7 +53,7 @@ def held(out: Path, shown: Listener) -> Iterator[None]:
         # First the name, then the lock: who waits for neither finds no name, or one of its own.
         with suppress(OSError):
             path.unlink()
-        let_go(descriptor)
+        release(descriptor)
         _delete_empty(made)
 
 
@@ -64,7 +64,7 @@ def _taken(out: Path, path: Path, made: list[Path]) -> int:
         made += [folder for folder in missing if folder not in made]
         out.mkdir(parents=True, exist_ok=True)
         try:
-            return take(path)
+            return acquire(path)
         except FileNotFoundError:
             if out.is_dir():
                 raise
@@ -88,7 +88,7 @@ def _command() -> str:
     return text if len(text) <= COMMAND_CHARACTERS else f"{text[:COMMAND_CHARACTERS]} ..."
 
 
-def _refusal(out: Path, path: Path, error: TakenError) -> str:
+def _refusal(out: Path, path: Path, error: LockHeldError) -> str:
     if error.by_lock:
         return (
             f"{out} is held by another run: {error.note}. Nothing was touched. Wait until that run ends, or end it; "

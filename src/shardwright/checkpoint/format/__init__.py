@@ -1,10 +1,10 @@
 """The files of a checkpoint.
 
-manifest.py       what it holds, and where each box lies
-read_manifest.py  the manifest from its file, believed after every field
-part.py           the part of one process in a save
+manifest.py       what a checkpoint holds, and where each box is stored
+read_manifest.py  reads and validates the manifest
+part.py           the part file: the boxes that one process has written in a save
 data_file.py      boxes in a safetensors file
 dtypes.py         dtypes by name and width
-fields.py         JSON values with their place
-errors.py         what goes wrong and can be mended
+fields.py         JSON values with their path in the file
+errors.py         the errors that a user can fix
 """

@@ -1,8 +1,8 @@
 """A data file: the safetensors format, written as a stream and hashed on the way.
 
 The format is eight bytes (the length of the header, little-endian), a JSON header and the elements. It is written
-here and not by the safetensors library because a box is hashed and written in one pass, is made only when its
-turn comes, and is then let go: the state is never held twice.
+here and not by the safetensors library because a box is hashed and written in one pass, is created only when it is
+written, and is freed afterwards: the state is never in memory twice.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shardwright.core.boxes.box import Box
 
 CHUNK_BYTES = 8 << 20
 MAX_FILE_BYTES = 4 << 30
-"""A new file is begun before one grows past this; a single box larger than this has a file of its own."""
+"""A new file is started before one grows past this; a single box larger than this has a file of its own."""
 MAX_FILE_BOXES = 100_000
-"""And before its header grows past the 100 MB that the safetensors library reads."""
+"""A new file is also started before the header grows past the 100 MB that the safetensors library reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedBox:
-    """One box of one tensor, as its owner hands it over.
+    """One box of one tensor, with its elements, as its owner passes it to a save.
 
-    ``array`` has the box's shape and the tensor's dtype (or opaque elements of the same width); or it is a
-    function that makes this array when the box is written, so that a device's memory is copied box by box.
+    ``array`` has the box's shape and the tensor's dtype (or opaque elements of the same width). Or it is a
+    function that returns this array when the box is written, so that device memory is copied box by box.
     """
 
     name: str
@@ -42,40 +42,40 @@ class OwnedBox:
 
 
 def grouped(
-    pieces: Sequence[tuple[TensorInfo, OwnedBox]], max_bytes: int, max_boxes: int = MAX_FILE_BOXES
+    boxes: Sequence[tuple[TensorInfo, OwnedBox]], max_bytes: int, max_boxes: int = MAX_FILE_BOXES
 ) -> Iterator[Sequence[tuple[TensorInfo, OwnedBox]]]:
-    """The pieces of each file in turn, wide elements first, so that every box is aligned to its elements."""
-    ordered = sorted(pieces, key=lambda pair: -DTYPES[pair[0].dtype].num_bytes)
+    """The boxes of each file in turn, wide elements first, so that every box is aligned to its elements."""
+    ordered = sorted(boxes, key=lambda pair: -DTYPES[pair[0].dtype].num_bytes)
     group: list[tuple[TensorInfo, OwnedBox]] = []
     num_bytes = 0
-    for info, piece in ordered:
-        size = _num_bytes(info, piece.box)
+    for info, owned in ordered:
+        size = _num_bytes(info, owned.box)
         if group and (num_bytes + size > max_bytes or len(group) == max_boxes):
             yield group
             group, num_bytes = [], 0
-        group.append((info, piece))
+        group.append((info, owned))
         num_bytes += size
     if group:
         yield group
 
 
 def write_data_file(
-    path: Path, pieces: Sequence[tuple[TensorInfo, OwnedBox]], step: int
+    path: Path, boxes: Sequence[tuple[TensorInfo, OwnedBox]], step: int
 ) -> tuple[StoredFile, tuple[tuple[str, StoredBox], ...]]:
-    """Writes one new file and makes it durable. Returns it, and each box with the name of its tensor.
+    """Writes one new file and makes it durable. Returns its description, and each box with the name of its tensor.
 
-    Raises OSError, and CheckpointError (SW501) for an array that is not the box it is said to be.
+    Raises OSError, and CheckpointError (SW501) for an array whose shape or dtype does not match its box.
     """
-    keys = _keys(pieces)
-    header = _header(keys, pieces, step)
+    keys = _keys(boxes)
+    header = _header(keys, boxes, step)
     offset = len(header)
     stored: list[tuple[str, StoredBox]] = []
     with path.open("xb") as file:
         file.write(header)
-        for key, (info, piece) in zip(keys, pieces, strict=True):
-            num_bytes = _num_bytes(info, piece.box)
-            digest = _write_piece(file.write, info, piece)
-            box = StoredBox(box=piece.box, file=path.name, key=key, offset=offset, num_bytes=num_bytes, digest=digest)
+        for key, (info, owned) in zip(keys, boxes, strict=True):
+            num_bytes = _num_bytes(info, owned.box)
+            digest = _write_box(file.write, info, owned)
+            box = StoredBox(box=owned.box, file=path.name, key=key, offset=offset, num_bytes=num_bytes, digest=digest)
             stored.append((info.name, box))
             offset += num_bytes
         file.flush()
@@ -97,20 +97,20 @@ def read_span(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
 
 
 def digest_of_span(chunks: Iterable[memoryview]) -> str:
-    """Digest of bytes that come in chunks."""
+    """Digest of bytes given in chunks."""
     hasher = xxhash.xxh3_128()
     for chunk in chunks:
         hasher.update(chunk)
     return hasher.hexdigest()
 
 
-def _write_piece(write: Callable[[memoryview], object], info: TensorInfo, piece: OwnedBox) -> str:
-    array = np.asarray(piece.array() if callable(piece.array) else piece.array)
+def _write_box(write: Callable[[memoryview], object], info: TensorInfo, owned: OwnedBox) -> str:
+    array = np.asarray(owned.array() if callable(owned.array) else owned.array)
     dtype = DTYPES[info.dtype]
-    if array.shape != piece.box.shape or (array.dtype.name != dtype.name and array.dtype != dtype.raw):
+    if array.shape != owned.box.shape or (array.dtype.name != dtype.name and array.dtype != dtype.raw):
         raise CheckpointError(
-            f"tensor '{info.name}', box [{piece.box}]: found an array of shape {array.shape} and dtype {array.dtype.name}, "
-            f"needed {piece.box.shape} and {info.dtype}.",
+            f"tensor '{info.name}', box [{owned.box}]: found an array of shape {array.shape} and dtype {array.dtype.name}, "
+            f"needed {owned.box.shape} and {info.dtype}.",
             code="SW501",
         )
     data = as_bytes(array).data
@@ -126,27 +126,27 @@ def _num_bytes(info: TensorInfo, box: Box) -> int:
     return box.size * DTYPES[info.dtype].num_bytes
 
 
-def _keys(pieces: Sequence[tuple[TensorInfo, OwnedBox]]) -> tuple[str, ...]:
-    """The tensor's own name for a box that is all of it, else the name and the box; no key twice in a file."""
-    taken = {"__metadata__"}
+def _keys(boxes: Sequence[tuple[TensorInfo, OwnedBox]]) -> tuple[str, ...]:
+    """Unique keys within a file: the tensor's name for a box that is the full tensor, else the name and the box."""
+    used = {"__metadata__"}
     keys: list[str] = []
-    for info, piece in pieces:
-        key = info.name if piece.box == Box.whole(info.shape) else f"{info.name}[{piece.box}]"
-        while key in taken:
+    for info, owned in boxes:
+        key = info.name if owned.box == Box.whole(info.shape) else f"{info.name}[{owned.box}]"
+        while key in used:
             key += "'"
-        taken.add(key)
+        used.add(key)
         keys.append(key)
     return tuple(keys)
 
 
-def _header(keys: Sequence[str], pieces: Sequence[tuple[TensorInfo, OwnedBox]], step: int) -> bytes:
+def _header(keys: Sequence[str], boxes: Sequence[tuple[TensorInfo, OwnedBox]], step: int) -> bytes:
     value: dict[str, object] = {"__metadata__": {"shardwright": "1", "step": str(step)}}
     offset = 0
-    for key, (info, piece) in zip(keys, pieces, strict=True):
-        end = offset + _num_bytes(info, piece.box)
+    for key, (info, owned) in zip(keys, boxes, strict=True):
+        end = offset + _num_bytes(info, owned.box)
         value[key] = {
             "dtype": DTYPES[info.dtype].safetensors,
-            "shape": list(piece.box.shape),
+            "shape": list(owned.box.shape),
             "data_offsets": [offset, end],
         }
         offset = end

@@ -1,7 +1,7 @@
-"""The dtypes a checkpoint holds, by the names that NumPy, ml_dtypes, JAX and PyTorch share.
+"""The dtypes a checkpoint can hold, by the names that NumPy, ml_dtypes, JAX and PyTorch share.
 
-A tensor is bytes and the name of a dtype. Names that NumPy itself lacks (``bfloat16``, the float8 family) are
-carried without their library: writing needs only the array, reading needs whoever asked to have imported it.
+A tensor is bytes and the name of a dtype. Dtypes that NumPy itself lacks (``bfloat16``, the float8 family) do not
+need their library here: writing needs only the array; for reading, the caller must have imported the library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardwright.checkpoint.format.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dtype:
-    """One dtype: its name, the name the safetensors format has for it, and the bytes of one element."""
+    """One dtype: its name, its name in the safetensors format, and the bytes of one element."""
 
     name: str
     safetensors: str
@@ -24,12 +24,12 @@ class Dtype:
 
     @property
     def bits(self) -> np.dtype:
-        """The unsigned integer of the same width: how elements are moved without being understood."""
+        """The unsigned integer of the same width, to move elements without interpreting them."""
         return np.dtype(f"<u{self.num_bytes}")
 
     @property
     def raw(self) -> np.dtype:
-        """Opaque elements of the same width, which nothing can take for numbers."""
+        """Opaque elements of the same width, which cannot be mistaken for numbers."""
         return np.dtype(f"V{self.num_bytes}")
 
 
@@ -60,7 +60,7 @@ DTYPES: Mapping[str, Dtype] = {
 def as_bytes(array: np.ndarray) -> np.ndarray:
     """The array's elements as they are stored: a flat ``uint8`` array, row-major and little-endian.
 
-    Copies only what is not laid out so already.
+    Copies only if the array does not have this memory layout already.
     """
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
@@ -68,7 +68,7 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def numpy_dtype(dtype: Dtype, tensor: str) -> np.dtype:
-    """NumPy's dtype of that name. Raises CheckpointError where the library that brings it is not imported."""
+    """NumPy's dtype of that name. Raises CheckpointError if the library that defines it is not imported."""
     try:
         return np.dtype(dtype.name)
     except TypeError as error:

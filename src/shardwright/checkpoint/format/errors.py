@@ -1,4 +1,4 @@
-"""What goes wrong with a checkpoint and can be mended outside of this program."""
+"""Errors of checkpoints that a user can fix outside of this program."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from shardwright.core.findings.errors import InputError
 
 
 class CheckpointError(InputError):
-    """A checkpoint that cannot be written, read or believed.
+    """A checkpoint cannot be written or read, or is invalid.
 
-    ``code`` is the law that was broken: ``SW501`` boxes cover a tensor once, ``SW503`` a checkpoint is whole,
-    ``SW504`` nothing is missing, extra, cast or mis-shaped.
+    ``code`` is the violated law: ``SW501`` boxes cover a tensor exactly once, ``SW503`` a checkpoint is intact,
+    ``SW504`` no tensor is missing, unexpected, cast, or of another shape.
     """
 
     def __init__(self, message: str, *, code: str = "SW503") -> None:
@@ -23,9 +23,9 @@ class CheckpointError(InputError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint that is proven not to be what was saved: a digest does not match, bytes or a file are missing.
+    """A checkpoint is proven not to be what was saved: a digest does not match, bytes or a file are missing.
 
-    What cannot be read now, or was written by another release, is not proven to be damaged.
+    A checkpoint that cannot be read now, or was written by another release, is not proven damaged.
     """
 
 

@@ -1,4 +1,4 @@
-"""JSON values with their place, so that a wrong one is named: file, then the way to it from the top."""
+"""JSON values with their path, so that an error names the file and the path to the wrong value from the root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.checkpoint.format.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a JSON file. ``label`` is its own name, ``parent`` what it stands in."""
+    """A value of a JSON file. ``label`` is its own name, ``parent`` the value that contains it."""
 
     value: Any
     file: Path
@@ -22,17 +22,17 @@ class Field:
 
     @property
     def place(self) -> str:
-        """The way from the top, as in ``tensor 'w', boxes[3], start``."""
+        """The path from the root, as in ``tensor 'w', boxes[3], start``."""
         above = self.parent.place if self.parent else ""
         return f"{above}, {self.label}" if above else self.label
 
     def error(self, message: str, code: str = "SW503") -> CheckpointError:
-        """The error of this place."""
+        """An error at this path."""
         place = self.place
         return CheckpointError(f"{self.file}: {place + ': ' if place else ''}{message}", code=code)
 
     def labelled(self, label: str) -> Field:
-        """The same value under a name that says more than its number."""
+        """The same value with a more descriptive label than its index."""
         return Field(self.value, self.file, label, self.parent)
 
     def __getitem__(self, key: str) -> Field:
@@ -65,7 +65,7 @@ class Field:
         return value
 
     def integers(self, count: int | None = None) -> tuple[int, ...]:
-        """A list of whole numbers, none below 0, ``count`` of them where it is given."""
+        """A list of whole numbers, none below 0, and ``count`` of them if it is given."""
         value = self.value
         if (
             not isinstance(value, list)
@@ -82,24 +82,24 @@ class Field:
 
 
 def read_json(path: Path) -> Field:
-    """The content of a JSON file. Raises CheckpointError for what is not JSON, or names a field twice."""
+    """The content of a JSON file. Raises CheckpointError if it is not JSON, or if a field is duplicated."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not JSON: byte {error.start} is not UTF-8.") from error
     try:
-        return Field(json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant), path)
+        return Field(json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant), path)
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not usable as JSON: {error}.") from error
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the field '{next(key for key in keys if keys.count(key) > 1)}' stands twice")
+        raise ValueError(f"the field '{next(key for key in keys if keys.count(key) > 1)}' appears twice")
     return value
 
 

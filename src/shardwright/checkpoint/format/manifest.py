@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint holds, where each box of it lies, and how the run stood. Page: docs/checkpoint.md."""
+"""The manifest: what a checkpoint holds, where each box is stored, and the state of the run. Page: docs/checkpoint.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE_NAME = "manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """One tensor of the state: its whole shape, the name of its dtype, and its spec in the notation."""
+    """One tensor of the state: its global shape, the name of its dtype, and its spec in the notation."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBox:
-    """One box of a tensor: ``num_bytes`` bytes at ``offset`` of ``file``, called ``key`` there.
+    """One box of a tensor: ``num_bytes`` bytes at ``offset`` of ``file``, under the key ``key``.
 
     ``digest`` is the XXH3 128-bit hash of these bytes, in hex.
     """
@@ -43,7 +43,7 @@ class StoredBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor and the boxes that make it up."""
+    """One tensor and the boxes that cover it."""
 
     info: TensorInfo
     boxes: tuple[StoredBox, ...]
@@ -51,7 +51,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """One data file. Its first ``header_bytes`` bytes have ``header_digest``; boxes fill the rest without a gap."""
+    """One data file. ``header_digest`` is of its first ``header_bytes`` bytes; boxes fill the rest without a gap."""
 
     name: str
     num_bytes: int
@@ -61,10 +61,10 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPoint:
-    """Where a run stood when it was saved.
+    """The state of a run when it was saved, other than its tensors.
 
-    ``data_position`` is the global index of the next row to be read. ``mesh`` is major first. ``metadata`` is
-    whatever else an exact resume needs, as JSON values.
+    ``data_position`` is the global index of the next row to read. ``mesh`` is major first. ``metadata`` is
+    everything else that an exact resume needs, as JSON values.
     """
 
     step: int
@@ -79,7 +79,7 @@ class RunPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint but the elements of its tensors."""
+    """Everything about a checkpoint except the elements of its tensors."""
 
     point: RunPoint
     files: tuple[StoredFile, ...]
@@ -92,13 +92,13 @@ def digest_of(data: Any) -> str:
 
 
 def content_digest(value: Mapping[str, Any]) -> str:
-    """Digest of a manifest's fields but ``manifest_digest``, in their order and without spaces between them."""
+    """Digest of all manifest fields except ``manifest_digest``, in their order and without spaces between them."""
     rest = {key: item for key, item in value.items() if key != "manifest_digest"}
     return digest_of(json.dumps(rest, separators=(",", ":"), allow_nan=False).encode())
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The text of ``manifest.json``: one line a field, a file, a box."""
+    """The text of ``manifest.json``: one line for each field, file and box."""
     value = manifest_value(manifest)
     lines: list[str] = []
     for key, item in value.items():

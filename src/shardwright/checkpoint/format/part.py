@@ -1,4 +1,4 @@
-"""The part of one process in a save: a list of the boxes it has written. Parts merge into the manifest."""
+"""The part file of one process in a save: a list of the boxes it has written. Part files are merged into the manifest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Part:
         return Part(infos=self.infos, files=(*self.files, file), boxes=(*self.boxes, *boxes))
 
     def tensors(self) -> tuple[StoredTensor, ...]:
-        """Every declared tensor with the boxes this process has of it, often none."""
+        """Every declared tensor with the boxes of this process, often none."""
         boxes: dict[str, list[StoredBox]] = {info.name: [] for info in self.infos}
         for name, stored in self.boxes:
             boxes[name].append(stored)
@@ -45,27 +45,27 @@ def part_name(process: int) -> str:
 
 
 def write_part_file(directory: Path, process: int, part: Part) -> None:
-    """Writes and makes durable the list of one process, and the names of its files with it."""
+    """Writes the part file of one process, with the names of its data files, and makes it durable."""
     value = {
         "files": [file_value(file) for file in part.files],
         "tensors": [tensor_value(tensor) for tensor in part.tensors()],
     }
-    # Renamed when whole: process 0 must never see half a list.
-    beside = directory / f"{part_name(process)}.tmp"
-    with beside.open("x", encoding="utf-8") as file:
+    # Renamed when complete: process 0 must never read a partly written list.
+    temporary = directory / f"{part_name(process)}.tmp"
+    with temporary.open("x", encoding="utf-8") as file:
         file.write(json.dumps(value, separators=(",", ":")))
         file.flush()
         os.fsync(file.fileno())
-    os.rename(beside, directory / part_name(process))
+    os.rename(temporary, directory / part_name(process))
 
 
 def read_part(directory: Path, final: Path, process: int) -> Part:
-    """The part of one process. Raises CheckpointError, naming the process, where it has not handed it in."""
+    """The part of one process. Raises CheckpointError, naming the process, if its file is missing."""
     try:
         top = read_json(directory / part_name(process))
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{final}: process {process} has not handed in its part, so this checkpoint is not committed."
+            f"{final}: process {process} has not written its part, so this checkpoint is not committed."
         ) from error
     tensors = [read_tensor_field(item) for item in top["tensors"].items()]
     return Part(
@@ -85,21 +85,21 @@ def merge(final: Path, parts: Sequence[Part]) -> tuple[tuple[StoredFile, ...], t
                 f"Every process must run the same program with the same options.",
                 code="SW504",
             )
-    everything = Part(
+    merged = Part(
         infos=first.infos,
         files=tuple(file for part in parts for file in part.files),
         boxes=tuple(sorted((pair for part in parts for pair in part.boxes), key=lambda pair: pair[1].box)),
     )
-    return everything.files, everything.tensors()
+    return merged.files, merged.tensors()
 
 
-def _difference(ours: Part, theirs: Part) -> str:
-    have, want = {info.name: info for info in theirs.infos}, {info.name: info for info in ours.infos}
-    for name in (*want, *have):
-        if have.get(name) != want.get(name):
-            return f"'{name}' is {_described(have.get(name))} there and {_described(want.get(name))} in process 0"
-    return "they come in another order there"
+def _difference(first: Part, other: Part) -> str:
+    found, needed = {info.name: info for info in other.infos}, {info.name: info for info in first.infos}
+    for name in (*needed, *found):
+        if found.get(name) != needed.get(name):
+            return f"'{name}' is {_described(found.get(name))} there and {_described(needed.get(name))} in process 0"
+    return "their order is different"
 
 
 def _described(info: TensorInfo | None) -> str:
-    return f"{info.dtype} {info.shape} {info.spec!r}" if info else "not"
+    return f"{info.dtype} {info.shape} {info.spec!r}" if info else "missing"

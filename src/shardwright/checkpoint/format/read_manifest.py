@@ -1,4 +1,4 @@
-"""A manifest from its file, believed only after every field, box and file of it has been held against the others."""
+"""Reads a manifest and validates it: every field, and boxes and files against each other."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HEX_128 = re.compile(r"[0-9a-f]{32}")
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint directory, proven consistent in itself. Looks at no data file.
+    """The manifest of a checkpoint directory, proven self-consistent. Reads no data file.
 
-    What names a tensor is checked first and the manifest's own digest last, so that a damaged or edited one is
-    refused in the most telling words. Raises CheckpointError with file, place, found and needed; DamagedError where its
-    digest proves that it was not written so.
+    Fields are checked first and the manifest's own digest last, so that the error for a damaged or edited manifest is
+    as specific as possible. Raises CheckpointError with file, path, found and needed; DamagedError if its
+    digest proves that it is not what was written.
     """
     path = directory / FILE_NAME
     try:
@@ -50,28 +50,28 @@ def read_manifest(directory: Path) -> Manifest:
         raise DamagedError(str(error)) from error
     try:
         _check_format(top)
-        return _believed(path, top)
+        return _validated(path, top)
     except CheckpointError as error:
-        if _was_written_so(top):
+        if _may_be_as_written(top):
             raise
         raise DamagedError(error.message, code=error.code) from error
 
 
-def _believed(path: Path, top: Field) -> Manifest:
+def _validated(path: Path, top: Field) -> Manifest:
     point = _point(top)
     files = tuple(read_file_field(item) for item in top["files"].items())
     sizes = {file.name: file for file in files}
     if len(sizes) != len(files):
-        raise top["files"].error("a file stands twice.")
+        raise top["files"].error("a file is listed twice.")
     tensors: dict[str, StoredTensor] = {}
     for item in top["tensors"].items():
         tensor = read_tensor_field(item)
         if tensor.info.name in tensors:
-            raise item.error(f"the tensor '{tensor.info.name}' stands twice.")
+            raise item.error(f"the tensor '{tensor.info.name}' is listed twice.")
         check_cover(path, tensor)
         tensors[tensor.info.name] = tensor
     _check_bytes_of_files(path, files, tuple(tensors.values()))
-    if not _has_its_digest(top):
+    if not _digest_matches(top):
         raise CheckpointError(
             f"{path}: its content does not match its own digest: it was damaged or edited after it was written. "
             f"Restore it from a copy, or resume from another checkpoint."
@@ -79,16 +79,16 @@ def _believed(path: Path, top: Field) -> Manifest:
     return Manifest(point=point, files=files, tensors=tensors)
 
 
-def _has_its_digest(top: Field) -> bool:
+def _digest_matches(top: Field) -> bool:
     content = top.mapping()
     return content.get("manifest_digest") == content_digest(content)
 
 
-def _was_written_so(top: Field) -> bool:
-    """Whether a manifest that cannot be believed may be as it was written: its digest is right, or another release's."""
+def _may_be_as_written(top: Field) -> bool:
+    """Whether an invalid manifest may be undamaged: its digest matches, or another release has written it."""
     if not isinstance(top.value, dict):
         return False
-    return top.value.get("version") not in (None, VERSION) or _has_its_digest(top)
+    return top.value.get("version") not in (None, VERSION) or _digest_matches(top)
 
 
 def check_cover(place: Path, tensor: StoredTensor) -> None:
@@ -97,19 +97,19 @@ def check_cover(place: Path, tensor: StoredTensor) -> None:
     found = coverage(boxes, tensor.info.shape, limit=8)
     if found.exact:
         return
-    faults = [f"no box has [{hole}]" for hole in found.holes]
+    faults = [f"no box covers [{hole}]" for hole in found.holes]
     for overlap in found.overlaps:
         first, second, *_ = overlap.indices
-        faults.append(f"the boxes [{boxes[first]}] and [{boxes[second]}] both have [{overlap.region}]")
+        faults.append(f"the boxes [{boxes[first]}] and [{boxes[second]}] both cover [{overlap.region}]")
     shown = "; ".join([*faults[:4], *(["and more"] if found.more or len(faults) > 4 else [])])
     raise CheckpointError(
-        f"{place}: tensor '{tensor.info.name}' of shape {tensor.info.shape} is not covered once by its boxes: {shown}.",
+        f"{place}: tensor '{tensor.info.name}' of shape {tensor.info.shape} is not covered exactly once by its boxes: {shown}.",
         code="SW501",
     )
 
 
 def read_tensor_field(item: Field) -> StoredTensor:
-    """One tensor with its boxes, from a manifest or from the part of one process."""
+    """One tensor with its boxes, from a manifest or from the part file of one process."""
     item = item.labelled(f"tensor '{item['name'].text()}'")
     dtype_name = item["dtype"].text()
     if dtype_name not in DTYPES:
@@ -123,7 +123,7 @@ def read_tensor_field(item: Field) -> StoredTensor:
 def read_file_field(item: Field) -> StoredFile:
     name = item["name"].text()
     if not SAFE_FILE.fullmatch(name):
-        raise item["name"].error(f"'{name}' is not the name of a .safetensors file beside the manifest.")
+        raise item["name"].error(f"'{name}' is not the name of a .safetensors file next to the manifest.")
     return StoredFile(
         name=name,
         num_bytes=item["bytes"].integer(),
@@ -135,7 +135,7 @@ def read_file_field(item: Field) -> StoredFile:
 def _box(item: Field, info: TensorInfo) -> StoredBox:
     start, stop = item["start"].integers(len(info.shape)), item["stop"].integers(len(info.shape))
     if not all(a < b <= size for a, b, size in zip(start, stop, info.shape, strict=True)):
-        raise item.error(f"from {start} to {stop} is no box within the shape {info.shape}.", "SW501")
+        raise item.error(f"from {start} to {stop} is not a box within the shape {info.shape}.", "SW501")
     box = Box(start, stop)
     num_bytes, needed = item["bytes"].integer(), box.size * DTYPES[info.dtype].num_bytes
     if num_bytes != needed:
@@ -182,7 +182,7 @@ def _point(top: Field) -> RunPoint:
 
 
 def _check_bytes_of_files(path: Path, files: Sequence[StoredFile], tensors: Sequence[StoredTensor]) -> None:
-    """Every byte of every file belongs to its header or to exactly one box: nothing escapes the digests."""
+    """Checks that every byte of every file belongs to its header or to exactly one box: a digest covers each byte."""
     in_file: dict[str, list[tuple[StoredBox, str]]] = {file.name: [] for file in files}
     for tensor in tensors:
         for stored in tensor.boxes:
@@ -192,15 +192,15 @@ def _check_bytes_of_files(path: Path, files: Sequence[StoredFile], tensors: Sequ
                 )
             in_file[stored.file].append((stored, tensor.info.name))
     for file in files:
-        place = file.header_bytes
+        end = file.header_bytes
         for stored, name in sorted(in_file[file.name], key=lambda pair: pair[0].offset):
-            if stored.offset != place:
+            if stored.offset != end:
                 raise CheckpointError(
                     f"{path}: tensor '{name}', box [{stored.box}]: starts at byte {stored.offset} of '{file.name}', "
-                    f"needed {place}, where the bytes before it end."
+                    f"needed {end}, where the bytes before it end."
                 )
-            place += stored.num_bytes
-        if place != file.num_bytes:
+            end += stored.num_bytes
+        if end != file.num_bytes:
             raise CheckpointError(
-                f"{path}: file '{file.name}': header and boxes have {place} bytes together, the file is said to have {file.num_bytes}."
+                f"{path}: file '{file.name}': header and boxes have {end} bytes in total, the listed size is {file.num_bytes}."
             )
