@@ -1,4 +1,4 @@
-"""All benchmarks, each in a process of its own: python -m benchmarks [--quick]."""
+"""All benchmarks, each in its own process: python -m benchmarks [--quick]."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SHARING = {"step", "moe", "scale"}
 
 
 def main() -> int:
-    """Run all; 1 where one of them failed."""
+    """Run all; 1 if one of them failed."""
     with tempfile.TemporaryDirectory() as compiled:
         return run_all(compiled)
 
 
 def run_all(compiled: str) -> int:
-    """Run all, with a folder for what was compiled."""
+    """Run all, with a folder for the compilation cache."""
     failed = []
     for name in COMMANDS:
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""That both steps compute the same: what a comparison of their times rests on."""
+"""Checks that both steps compute the same, without which their times cannot be compared."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def disagreement(ours: Running, handwritten: Running) -> float:
 
 
 def require_agreement(case: Case, worst: float, tolerance: float = 1e-5) -> None:
-    """Ends the command where the steps are not of the same mathematics."""
+    """Ends the command if the steps do not compute the same."""
     if not worst <= tolerance:
         raise SystemExit(f"{case}: losses or norms of the two steps differ by {worst:.1e}, more than {tolerance:g}")

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.handwritten import deepseek3, llama3, mixtral
 from benchmarks.handwritten import training as by_hand
 from benchmarks.handwritten.sharding import layout as layout_by_hand
-from benchmarks.handwritten.sharding import resting
+from benchmarks.handwritten.sharding import shardings_at_rest
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import asked
 from shardwright.core.model.table import ModelTable
@@ -33,7 +33,7 @@ Arrays = Mapping[str, jax.Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A training step, its parts as on the command line. ``set``: what differs from the published size."""
+    """A training step, with options as on the command line. ``set``: differences from the published size."""
 
     model: str
     layout: str
@@ -59,20 +59,20 @@ class Case:
 
 @dataclass(slots=True)
 class Running:
-    """A compiled step with its state, the one thing here that changes: a step takes it over."""
+    """A compiled step with its state, the only mutable object here: a step replaces the state."""
 
     compiled: jax.stages.Compiled
     state: Any
     batch: Arrays
 
     def go(self) -> tuple[float, float]:
-        """One step, waited for: its loss and the norm of its gradients before clipping."""
-        self.state, told = self.compiled(self.state, self.batch)
-        return float(told.loss), float(told.grad_norm)
+        """Runs one step to its end. Returns its loss and the norm of its gradients before clipping."""
+        self.state, metrics = self.compiled(self.state, self.batch)
+        return float(metrics.loss), float(metrics.grad_norm)
 
 
 def plan_of(case: Case) -> Plan:
-    """The plan of a case. Ends the command where the plan has errors."""
+    """The plan of a case. Ends the command if the plan has errors."""
     options = PlanOptions(
         mesh=case.mesh,
         move=case.move,
@@ -89,7 +89,7 @@ def plan_of(case: Case) -> Plan:
 
 
 def rows_of(case: Case, vocab: int) -> Mapping[str, np.ndarray]:
-    """Rows of two documents, of words that follow Zipf's law; a document's last token has nothing to predict."""
+    """Rows of two documents, of words that follow Zipf's law; a document's last token has no target."""
     rng = np.random.default_rng(SEED)
     shape = (case.rows, case.length)
     words = np.minimum(rng.zipf(1.3, (case.rows, case.length + 1)), vocab) - 1
@@ -117,7 +117,7 @@ def ours(case: Case) -> Running:
 
 
 def handwritten(case: Case) -> Running:
-    """The handwritten step. It is given initial values and shapes, and puts them where its own specs say.
+    """The handwritten step. It gets initial values and shapes, and shards them by its own specs.
 
     These specs must be the plan's, so that the two steps are of the same layout.
     """
@@ -127,10 +127,10 @@ def handwritten(case: Case) -> Running:
     layout = layout_by_hand(case.layout, mesh)
     values = initial_state(plan, mesh, SEED)
     both = {**values.weights, **values.buffers}
-    places = resting(layout, {name: array.shape for name, array in both.items()})
+    places = shardings_at_rest(layout, {name: array.shape for name, array in both.items()})
     for name, array in both.items():
         if not array.sharding.is_equivalent_to(places[name], array.ndim):
-            raise AssertionError(f"{case}: {name} rests as {array.sharding}, by hand as {places[name]}")
+            raise AssertionError(f"{case}: {name} is stored as {array.sharding}, by hand as {places[name]}")
     decayed = frozenset(weight.name for weight in table.weights if len(weight.shape) > 1)
     optimizer = by_hand.adamw(OPTIONS, decayed)
     weights, biases = dict(values.weights), dict(values.buffers)
@@ -138,12 +138,12 @@ def handwritten(case: Case) -> Running:
     kept = jax.jit(optimizer.init, out_shardings=state_places.optimizer)(weights)
     state = by_hand.TrainState(weights, kept, biases)
     step = by_hand.train_step(loss_by_hand(table, case, layout), optimizer, state_places, layout)
-    batch = jax.device_put(dict(rows_of(case, table.sizes["vocab"])), layout.place(layout.batch, ()))
+    batch = jax.device_put(dict(rows_of(case, table.sizes["vocab"])), layout.sharding(layout.batch, ()))
     return Running(step.lower(state, batch).compile(), state, batch)
 
 
 def loss_by_hand(table: ModelTable, case: Case, layout: Any):
-    """The family's loss, given the numbers that the shapes of its weights do not tell."""
+    """The family's loss, given the numbers that do not follow from the shapes of its weights."""
     form = table.architecture
     frequencies = form.rope.inverse_frequencies(form.attention.rotary_dim)
     common = {"eps": form.norm_eps, "frequencies": frequencies, "dtype": jnp.dtype(case.dtype)}

@@ -36,9 +36,9 @@ def run(model: str, layout: str, mesh: str) -> dict[str, float]:
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.02)
         first_step_s = time.perf_counter() - started
-        told, _ = process.communicate()
+        output, _ = process.communicate()
         if process.returncode:
-            raise SystemExit(told)
+            raise SystemExit(output)
         whole_s = time.perf_counter() - started
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         record = json.loads(metrics.read_text(encoding="utf-8").splitlines()[0])
@@ -69,7 +69,7 @@ def main() -> None:
             columns=["run", "first step done, s", "of it the step", "ended and saved, s", "CPU s in all"],
             rows=rows,
             headline="; ".join(f"{row[0]} {row[1]} s" for row in rows),
-            notes=("One run each. Text: the source of Python's standard library, read and cut into bytes.",),
+            notes=("One run each. Text: the source of Python's standard library, read and split into bytes.",),
             numbers=numbers,
         ),
         options.load_before,

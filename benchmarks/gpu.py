@@ -19,7 +19,7 @@ from shardwright.cost.flops import step_flops
 
 AIM = 0.55
 SIDE = 8192
-"""Of the square matrices whose product is the peak: a larger one is not faster on an H100."""
+"""Side of the square matrices whose product measures the peak: a larger one is not faster on an H100."""
 
 CASES = tuple(
     Case(model="llama3-1b", layout="fsdp", mesh="fsdp=1", rows=rows, length=4096, dtype="bfloat16", remat=remat)
@@ -38,7 +38,7 @@ def fastest_s(go: Callable[[], object], times: int) -> float:
 
 
 def peak_flops(times: int) -> float:
-    """Operations a second of a large bfloat16 product, in a row of 16."""
+    """FLOP/s of a large bfloat16 product, 16 in sequence."""
     keys = jax.random.split(jax.random.key(0))
     a, b = (jax.random.normal(key, (SIDE, SIDE), jnp.bfloat16) for key in keys)
 
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def useful_attention(case: Case) -> float:
-    """Operations of scores and their use, forward and backward, all pairs of tokens."""
+    """FLOPs of attention scores and their product with values, forward and backward, for all pairs of tokens."""
     form = plan_of(case).request.table.architecture
     layers = sum(stack.num for stack in form.stacks)
     return 3 * layers * 4 * case.rows * case.length**2 * form.attention.heads * form.attention.head_dim

@@ -1,4 +1,4 @@
-"""Ways to bring tokens and experts together, against each other: in one process, turn by turn.
+"""Expert-parallel dispatch methods compared with each other: in one process, in alternation.
 
 python -m benchmarks.moe [--quick] [--only TEXT]
 """
@@ -17,7 +17,7 @@ MESH = "fsdp=2,expert=4"
 
 
 def _moved(model: str) -> dict[str, Case]:
-    """The layout's own movement first; it is compiled once for all groups that it is in."""
+    """The layout's own method first; it is compiled once for all groups that contain it."""
     return {
         how: Case(model=model, layout="ep", mesh=MESH, move=move)
         for how, move in (("all-to-all", None), ("ring", "moe=ring"), ("weights", "moe=weights"))
@@ -38,7 +38,7 @@ COMPARED: Mapping[str, Mapping[str, Case]] = {
         "ep": Case(model="deepseek3-test", layout="ep", mesh=MESH),
         "ep-as-cp": Case(model="deepseek3-test", layout="ep-as-cp", mesh=MESH),
     },
-    # `ep` holds whole rows, so that four of them leave it four devices to run on.
+    # `ep` does not shard within a row, so with four rows it runs on four devices.
     "half a row a device, deepseek3-test": {
         "ep, 4 devices of the 8": Case(model="deepseek3-test", layout="ep", mesh="fsdp=1,expert=4", rows=4),
         "ep-as-cp, all 8": Case(model="deepseek3-test", layout="ep-as-cp", mesh=MESH, rows=4),
@@ -82,7 +82,7 @@ def main() -> None:
         Found(
             name="moe",
             title="Ways to bring tokens and experts together",
-            columns=["compared", "way", "tokens/s", "CPU s/step", "ratio of CPU"],
+            columns=["compared", "method", "tokens/s", "CPU s/step", "ratio of CPU"],
             rows=rows,
             headline="; ".join(f"{row[0]}, {row[1]}: {row[3]} CPU s" for row in rows),
             notes=NOTES,

@@ -1,4 +1,4 @@
-"""What every benchmark's command takes, and the devices it runs on."""
+"""Command-line options of every benchmark, and the devices it runs on."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from benchmarks.results import load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``quick``: less of everything. ``only``: text that a case must have in it."""
+    """``quick``: fewer and shorter measurements. ``only``: text that the name of a case must contain."""
 
     quick: bool
     only: str
     load_before: float
 
     def blocks(self, number: int) -> int:
-        """Of steps, to take turns in."""
+        """Number of blocks of steps, between which the steps alternate."""
         return 3 if self.quick else number
 
     def block_s(self, seconds: float) -> float:
-        """How long a block lasts about."""
+        """Approximate duration of a block."""
         return seconds / 2 if self.quick else seconds
 
 
 def begin(about: str | None, *, devices: int | None) -> Options:
-    """Read the command line. ``devices``: so many simulated CPU devices; None: the accelerators there are."""
+    """Read the command line. ``devices``: number of simulated CPU devices; None: the accelerators of the machine."""
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="shorter and fewer blocks")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases with this in their names")

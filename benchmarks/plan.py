@@ -1,4 +1,4 @@
-"""Time of `shardwright plan` for big models: the whole command, and the planning in it.
+"""Time of `shardwright plan` for big models: the entire command, and the planning in it.
 
 python -m benchmarks.plan [--quick]
 """

@@ -1,4 +1,4 @@
-"""What a benchmark found: shown, and kept with the machine, the date and the command that found it.
+"""The results of a benchmark: printed, and saved with the machine, the date and the command.
 
 ``results/NAME.json`` and ``results/NAME.md`` are of the last run; ``results/history.md`` has a line for every run.
 """
@@ -24,7 +24,7 @@ HISTORY = "# Every run of a benchmark\n\n| date (UTC) | commit | benchmark | fou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where something was measured. ``load_before`` and ``load_after``: processes that wanted a core, over a minute."""
+    """The machine of a measurement. ``load_before`` and ``load_after``: load average over a minute."""
 
     cpu: str
     cores: int
@@ -43,7 +43,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A table of what was measured. ``rows`` are of text; ``numbers`` is everything behind them, for programs."""
+    """A table of measurements. ``rows`` are text; ``numbers`` are all values behind them, for programs."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ class Found:
 
 
 def load() -> float:
-    """Processes that want a core, over the last minute."""
+    """Load average over the last minute."""
     return os.getloadavg()[0]
 
 

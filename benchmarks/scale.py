@@ -1,4 +1,4 @@
-"""Steps of sizes that other frameworks have been timed at, on 2-core machines of one kind.
+"""Steps at sizes for which other frameworks were timed, on 2-core machines of one kind.
 
 python -m benchmarks.scale [--quick] [--only TEXT]
 """

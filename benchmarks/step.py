@@ -1,4 +1,4 @@
-"""Tokens a second of Shardwright's step against the same mathematics by hand, in one process, turn by turn.
+"""Tokens a second of Shardwright's step against the same mathematics by hand, in one process, in alternation.
 
 python -m benchmarks.step [--quick] [--only TEXT]
 """

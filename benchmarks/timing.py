@@ -1,4 +1,4 @@
-"""Times of steps that take turns in one process: a machine that others use too slows all of them alike."""
+"""Times of steps that alternate in one process, so that other load on the machine slows all of them equally."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Of each block of steps, seconds per step: of all cores together (CPU) and by the clock (wall)."""
+    """Seconds per step of each block of steps: CPU time of all cores, and wall time."""
 
     cpu_s: tuple[float, ...]
     wall_s: tuple[float, ...]
@@ -33,7 +33,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The median over blocks, and the quarters around it."""
+    """The median over blocks, and the quartiles around it."""
 
     low: float
     middle: float
@@ -48,13 +48,13 @@ class Ratio:
 
 
 def cpu_seconds() -> float:
-    """What this process has used of all cores."""
+    """CPU time of this process, of all cores."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def take_turns(steps: Mapping[str, Callable[[], object]], *, blocks: int, block_s: float) -> dict[str, Times]:
-    """Each runs for about ``block_s`` a block, in an order that turns round from block to block."""
+    """Each runs for about ``block_s`` per block, in an order that is reversed from block to block."""
     lengths: dict[str, int] = {}
     for name, go in steps.items():
         go()
@@ -75,7 +75,7 @@ def take_turns(steps: Mapping[str, Callable[[], object]], *, blocks: int, block_
 
 
 def ratio(above: tuple[float, ...], below: tuple[float, ...]) -> Ratio:
-    """Of times taken in the same blocks."""
+    """The ratio of times measured in the same blocks."""
     each = [a / b for a, b in zip(above, below, strict=True)]
     low, middle, high = quantiles(each, n=4) if len(each) > 1 else (each[0],) * 3
     return Ratio(low=low, middle=middle, high=high)

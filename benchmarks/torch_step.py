@@ -1,4 +1,4 @@
-"""Tokens a second of Shardwright's step on PyTorch against FSDP2 by hand, on the same ranks, turn by turn.
+"""Tokens a second of Shardwright's step on PyTorch against FSDP2 by hand, on the same ranks, in alternation.
 
 python -m benchmarks.torch_step [--quick] [--only TEXT]
 """
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def _on_ranks(case: Case, options: Options) -> tuple[dict[str, Times], float]:
-    """The times of both, seconds of all ranks' processors together, and by how much their first steps differ."""
+    """The times of both, as CPU seconds of all ranks in total, and the difference of their first steps."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.SimpleQueue()
@@ -148,7 +148,7 @@ def _rank(rank: int, store: Path, case: Case, blocks: int, block_s: float, answe
 
 
 def _turns(steps: Mapping[str, Go], blocks: int, block_s: float) -> dict[str, Times]:
-    """As ``timing.take_turns``, with as many steps in a block on every rank as the first one says."""
+    """As ``timing.take_turns``, with the number of steps per block that the first rank determines."""
     names = list(steps)
     times = {name: Times(cpu_s=(), wall_s=()) for name in names}
     started = time.perf_counter()
@@ -176,14 +176,14 @@ def plan_of(case: Case) -> Plan:
 
 
 def ours(plan: Plan, batch: Mapping[str, torch.Tensor]) -> Go:
-    """Shardwright's step, as ``shardwright train --engine torch`` makes it."""
+    """Shardwright's step, as ``shardwright train --engine torch`` builds it."""
     ranks = ranks_of(plan, torch.device("cpu"))
     state = initial_state(Model(plan, links_of(plan, ranks), ranks), SEED)
     step = train_step(plan, OptimizerOptions(**OPTIONS._asdict()))
 
     def go() -> tuple[float, float]:
-        told = step(state, batch)
-        return told.loss, told.grad_norm
+        metrics = step(state, batch)
+        return metrics.loss, metrics.grad_norm
 
     return go
 

@@ -1,4 +1,4 @@
-"""Experts by hand, for a compiler that moves tokens where constraints say: with a capacity by index, and dense without.
+"""Experts by hand; the compiler moves tokens to satisfy sharding constraints. By index with a capacity, dense without.
 
 B rows, L tokens, K experts of a token, E experts, C slots of an expert and row, M embed, F hidden units.
 """
@@ -23,7 +23,7 @@ def experts(
     capacity_factor: float | None,
     layout: Layout,
 ) -> tuple[jax.Array, jax.Array]:
-    """The experts' weighted sum, BLM, and the tokens that chose each, E."""
+    """The experts' weighted sum, BLM, and the number of tokens routed to each, E."""
     E = w["moe.gate"].shape[0]
     is_chosen_BLKE = jax.nn.one_hot(chosen_BLK, E, dtype=jnp.int32) * valid_BL[..., None, None]
     counts_E = jnp.sum(is_chosen_BLKE, axis=(0, 1, 2))
@@ -36,16 +36,16 @@ def experts(
 def _all_of_them(
     x_BLM: jax.Array, is_chosen_BLKE: jax.Array, weights_BLK: jax.Array, w: Arrays, layout: Layout
 ) -> jax.Array:
-    """Every expert sees every token, and those not chosen count for nothing: no token is dropped."""
+    """Every expert processes every token, with weight 0 if the token is not routed to it: no token is dropped."""
     rows = tuple(axis for axis in layout.batch if axis not in layout.expert)
     weights_BLE = jnp.einsum("BLKE,BLK->BLE", is_chosen_BLKE.astype(jnp.float32), weights_BLK)
-    x_BLM = layout.cut(x_BLM, rows, (), ())
-    weights_BLE = layout.cut(weights_BLE, rows, (), layout.expert)
+    x_BLM = layout.constrain(x_BLM, rows, (), ())
+    weights_BLE = layout.constrain(weights_BLE, rows, (), layout.expert)
     gate = jnp.einsum("BLM,EMF->BELF", x_BLM, w["moe.gate"])
     hidden = jax.nn.silu(gate) * jnp.einsum("BLM,EMF->BELF", x_BLM, w["moe.up"])
-    hidden = layout.cut(hidden, rows, layout.expert, (), ())
+    hidden = layout.constrain(hidden, rows, layout.expert, (), ())
     weighted = hidden * weights_BLE.swapaxes(1, 2)[..., None].astype(hidden.dtype)
-    return layout.cut(jnp.einsum("BELF,EFM->BLM", weighted, w["moe.down"]), layout.batch, (), ())
+    return layout.constrain(jnp.einsum("BELF,EFM->BLM", weighted, w["moe.down"]), layout.batch, (), ())
 
 
 def _in_slots(
@@ -57,7 +57,7 @@ def _in_slots(
     C: int,
     layout: Layout,
 ) -> jax.Array:
-    """Each expert takes the first ``C`` tokens of a row that chose it."""
+    """Each expert takes the first ``C`` tokens of a row that are routed to it."""
     B, L, M = x_BLM.shape
     E = is_chosen_BLKE.shape[-1]
     rows = tuple(axis for axis in layout.batch if axis not in layout.expert)
@@ -73,11 +73,11 @@ def _in_slots(
 
     token_BS = jax.vmap(of_slots)(slot_BLK)
     x_BSM = jax.vmap(lambda x, token: x.at[token].get(mode="fill", fill_value=0))(x_BLM, token_BS)
-    x_BECM = layout.cut(x_BSM.reshape(B, E, C, M), layout.batch, (), (), ())
-    x_BECM = layout.cut(x_BECM, rows, layout.expert, (), ())
+    x_BECM = layout.constrain(x_BSM.reshape(B, E, C, M), layout.batch, (), (), ())
+    x_BECM = layout.constrain(x_BECM, rows, layout.expert, (), ())
     hidden = jax.nn.silu(jnp.einsum("BECM,EMF->BECF", x_BECM, w["moe.gate"]))
     hidden = hidden * jnp.einsum("BECM,EMF->BECF", x_BECM, w["moe.up"])
-    y_BECM = layout.cut(jnp.einsum("BECF,EFM->BECM", hidden, w["moe.down"]), rows, layout.expert, (), ())
-    y_BSM = layout.cut(y_BECM, layout.batch, (), (), ()).reshape(B, E * C, M)
+    y_BECM = layout.constrain(jnp.einsum("BECF,EFM->BECM", hidden, w["moe.down"]), rows, layout.expert, (), ())
+    y_BSM = layout.constrain(y_BECM, layout.batch, (), (), ()).reshape(B, E * C, M)
     y_BLKM = jax.vmap(lambda y, slot: y.at[slot].get(mode="fill", fill_value=0))(y_BSM, slot_BLK)
     return jnp.einsum("BLKM,BLK->BLM", y_BLKM, weights_BLK.astype(y_BLKM.dtype))

@@ -20,22 +20,24 @@ def rms_norm(x_BLM: jax.Array, scale_M: jax.Array, eps: float) -> jax.Array:
     return (normed * scale_M.reshape((1,) * (normed.ndim - 1) + (-1,))).astype(x_BLM.dtype)
 
 
-def turns(frequencies: tuple[float, ...], amplitude: float, positions_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cos_and_sin(
+    frequencies: tuple[float, ...], amplitude: float, positions_BL: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines, BLP."""
     turn_BLP = positions_BL[..., None] * jnp.array(frequencies, jnp.float32)[None, None]
     return jnp.cos(turn_BLP) * amplitude, jnp.sin(turn_BLP) * amplitude
 
 
-def rotate(x_BLHD: jax.Array, turned_by: tuple[jax.Array, jax.Array], interleaved: bool = False) -> jax.Array:
+def rotate(x_BLHD: jax.Array, cos_sin: tuple[jax.Array, jax.Array], interleaved: bool = False) -> jax.Array:
     """Rotary embedding of the last dim."""
-    cos, sin = (each[:, :, None] for each in turned_by)
+    cos, sin = (each[:, :, None] for each in cos_sin)
     wide = x_BLHD.astype(jnp.float32)
     a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else jnp.split(wide, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BLHD.dtype)
 
 
 def visible(segments_BL: jax.Array, positions_BL: jax.Array) -> jax.Array:
-    """Which keys each query sees, BLS: its own document's, up to itself."""
+    """Attention mask, BLS: each query attends to keys of its own document, up to itself."""
     same = segments_BL[:, :, None] == segments_BL[:, None]
     return same & (positions_BL[:, :, None] >= positions_BL[:, None])
 
@@ -52,13 +54,13 @@ def attend(q_BLHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask_BLS: ja
 
 
 def grouped_attention(
-    x_BLM: jax.Array, w: Arrays, turned_by: tuple[jax.Array, jax.Array], mask_BLS: jax.Array, layout: Layout
+    x_BLM: jax.Array, w: Arrays, cos_sin: tuple[jax.Array, jax.Array], mask_BLS: jax.Array, layout: Layout
 ) -> jax.Array:
-    """Attention with grouped queries, BLM."""
-    q = rotate(jnp.einsum("BLM,MHD->BLHD", x_BLM, w["attention.q"]), turned_by)
-    k = rotate(jnp.einsum("BLM,MKD->BLKD", x_BLM, w["attention.k"]), turned_by)
+    """Grouped-query attention, BLM."""
+    q = rotate(jnp.einsum("BLM,MHD->BLHD", x_BLM, w["attention.q"]), cos_sin)
+    k = rotate(jnp.einsum("BLM,MKD->BLKD", x_BLM, w["attention.k"]), cos_sin)
     v = jnp.einsum("BLM,MKD->BLKD", x_BLM, w["attention.v"])
-    q, k, v = (layout.cut(each, layout.batch, (), layout.tensor, ()) for each in (q, k, v))
+    q, k, v = (layout.constrain(each, layout.batch, (), layout.tensor, ()) for each in (q, k, v))
     out = attend(q, k, v, mask_BLS, q.shape[-1] ** -0.5)
     return jnp.einsum("BLHD,HDM->BLM", out, w["attention.o"])
 
@@ -67,15 +69,15 @@ def swiglu(x_BLM: jax.Array, w: Arrays, name: str, layout: Layout) -> jax.Array:
     """The gated feed-forward layer, BLM."""
     gate = jnp.einsum("BLM,MF->BLF", x_BLM, w[f"{name}.gate"])
     hidden = jax.nn.silu(gate) * jnp.einsum("BLM,MF->BLF", x_BLM, w[f"{name}.up"])
-    return jnp.einsum("BLF,FM->BLM", layout.cut(hidden, layout.batch, (), layout.tensor), w[f"{name}.down"])
+    return jnp.einsum("BLF,FM->BLM", layout.constrain(hidden, layout.batch, (), layout.tensor), w[f"{name}.down"])
 
 
 def mean_cross_entropy(x_BLM: jax.Array, kernel_MV: jax.Array, batch: Arrays, layout: Layout) -> jax.Array:
     """Mean over valid tokens of minus the target's log-probability, in float32."""
     scores = jnp.einsum("BLM,MV->BLV", x_BLM, kernel_MV, preferred_element_type=jnp.float32)
-    scores = layout.cut(scores, layout.batch, (), layout.tensor)
+    scores = layout.constrain(scores, layout.batch, (), layout.tensor)
     total = jax.nn.logsumexp(scores, axis=-1)
-    # By comparison where the vocabulary is cut, as a lookup would gather it.
+    # By comparison, because a lookup would all-gather a sharded vocabulary.
     if layout.tensor:
         is_target = jnp.arange(scores.shape[-1])[None, None] == batch["targets"][..., None]
         picked = jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1)

@@ -1,7 +1,7 @@
-"""The three layouts the steps are written for, as the specs that an author would keep beside the model.
+"""The three layouts of the handwritten steps, as the specs that an author would write for the model.
 
-``fsdp``: rows and weights over every device. ``fsdp-tp``: weights also over ``tensor``, which cuts the stream's length
-between layers. ``ep``: rows over every device, experts over ``expert``.
+``fsdp``: rows and weights over every device. ``fsdp-tp``: weights also over ``tensor``, which shards the length of the residual
+stream between layers. ``ep``: rows over every device, experts over ``expert``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Names = tuple[str, ...]
 
 
 class Layout(NamedTuple):
-    """Axes by purpose: ``batch`` cuts rows, ``rest`` weights at rest, ``expert_rest`` those of the experts."""
+    """Axes by purpose: ``batch`` shards rows, ``rest`` weights at rest, ``expert_rest`` those of the experts."""
 
     mesh: Mesh
     batch: Names
@@ -25,17 +25,17 @@ class Layout(NamedTuple):
     expert: Names = ()
     expert_rest: Names = ()
 
-    def cut(self, array: jax.Array, *dims: Names) -> jax.Array:
-        """The array, constrained to so many axes on each dim."""
-        return jax.lax.with_sharding_constraint(array, self.place(*dims))
+    def constrain(self, array: jax.Array, *dims: Names) -> jax.Array:
+        """The array, constrained to be sharded by these axes on each dim."""
+        return jax.lax.with_sharding_constraint(array, self.sharding(*dims))
 
-    def place(self, *dims: Names) -> NamedSharding:
-        """Dims cut by these axes, () for a whole one."""
+    def sharding(self, *dims: Names) -> NamedSharding:
+        """Dims sharded by these axes, () for an unsharded dim."""
         return NamedSharding(self.mesh, PartitionSpec(*[axes or None for axes in dims]))
 
 
 def layout(name: str, mesh: Mesh) -> Layout:
-    """One of the three, on a mesh with the axes it names."""
+    """One of the three layouts, on a mesh with its axes."""
     if name == "fsdp":
         return Layout(mesh, batch=("fsdp",), rest=("fsdp",))
     if name == "fsdp-tp":
@@ -47,7 +47,7 @@ def layout(name: str, mesh: Mesh) -> Layout:
 
 
 def at_rest(layout: Layout) -> dict[str, tuple[Names, ...]]:
-    """The axes on each dim of one layer of a weight, by the end of its name; what is not here is whole."""
+    """The axes on each dim of one layer of a weight, by the end of its name; other weights are unsharded."""
     rest, tensor = layout.rest, layout.tensor
     return {
         "embedding.tokens": (tensor, rest),
@@ -74,7 +74,7 @@ def at_rest(layout: Layout) -> dict[str, tuple[Names, ...]]:
 
 
 def gathered(layout: Layout, layer: dict[str, jax.Array], dtype: jnp.dtype) -> dict[str, jax.Array]:
-    """One layer's weights as they are used: matrices in ``dtype``, and whole over the axes that only hold them."""
+    """One layer's weights in use: matrices in ``dtype``, gathered over the axes that only store them."""
     specs = at_rest(layout)
     kept = {*layout.tensor, *layout.expert}
 
@@ -82,19 +82,19 @@ def gathered(layout: Layout, layer: dict[str, jax.Array], dtype: jnp.dtype) -> d
         owner = layout.expert if name.startswith("moe.") else layout.tensor
         dims = specs.get(name, ((),) * array.ndim)
         array = array.astype(dtype) if array.ndim > 1 else array
-        return layout.cut(array, *[axes if axes == owner and set(axes) <= kept else () for axes in dims])
+        return layout.constrain(array, *[axes if axes == owner and set(axes) <= kept else () for axes in dims])
 
     return {name: use(name, array) for name, array in layer.items()}
 
 
-def resting(layout: Layout, shapes: dict[str, tuple[int, ...]]) -> dict[str, NamedSharding]:
-    """Where each weight rests; those of layers are stacked along a leading dim."""
+def shardings_at_rest(layout: Layout, shapes: dict[str, tuple[int, ...]]) -> dict[str, NamedSharding]:
+    """The sharding of each weight at rest; weights of layers are stacked along a leading dim."""
     specs = at_rest(layout)
 
     def place(name: str, shape: tuple[int, ...]) -> NamedSharding:
         in_layers = "layers." in name
         short = name.split("layers.", 1)[1] if in_layers else name
         dims = specs.get(short, ((),) * (len(shape) - in_layers))
-        return layout.place(*((), *dims) if in_layers else dims)
+        return layout.sharding(*((), *dims) if in_layers else dims)
 
     return {name: place(name, shape) for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""A Llama 3 step as one writes it for PyTorch: modules, FSDP2 over each block, AdamW. Nothing of Shardwright's.
+"""A handwritten Llama 3 step for PyTorch: modules, FSDP2 over each block, AdamW. Without Shardwright.
 
 B rows, L tokens, H heads, K KV heads, D head dim.
 """
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of a model, and whether blocks are computed again for the backward pass."""
+    """Numbers of a model, and whether blocks are recomputed for the backward pass."""
 
     vocab: int
     embed: int
@@ -35,7 +35,7 @@ class Sizes:
 
 
 class Attention(nn.Module):
-    """Grouped queries over the tokens of a document before, and the token itself."""
+    """Grouped-query attention to the earlier tokens of the document, and the token itself."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

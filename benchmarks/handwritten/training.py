@@ -1,4 +1,4 @@
-"""A training step around any of the losses: AdamW with warm-up, cosine decay and clipping, out of optax.
+"""A training step for any of the losses: AdamW with warm-up, cosine decay and clipping, from optax.
 
 Biases of routers are no weights: they move by the counts, as DeepSeek-V3 moves them (arXiv:2412.19437, section 4.2).
 """
@@ -19,7 +19,7 @@ BIAS_RATE = 1e-3
 
 
 class Options(NamedTuple):
-    """Of AdamW: the peak learning rate, steps to reach it and to decay over, decay of matrices, largest norm."""
+    """Hyperparameters of AdamW: peak learning rate, warm-up steps, decay steps, weight decay of matrices, largest norm."""
 
     lr: float
     warmup: int
@@ -29,7 +29,7 @@ class Options(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Weights, what the optimizer keeps, and the routers' biases."""
+    """Weights, optimizer state, and the routers' biases."""
 
     weights: dict[str, Any]
     optimizer: Any
@@ -44,7 +44,7 @@ class Told(NamedTuple):
 
 
 def adamw(options: Options, decayed: frozenset[str]) -> optax.GradientTransformation:
-    """The optimizer; the first update sees the learning rate of step 1."""
+    """The optimizer; the first update uses the learning rate of step 1."""
     rate = optax.warmup_cosine_decay_schedule(0.0, options.lr, options.warmup, options.steps, options.lr * 0.1)
     return optax.chain(
         optax.clip_by_global_norm(options.clip),
@@ -62,9 +62,9 @@ def adamw(options: Options, decayed: frozenset[str]) -> optax.GradientTransforma
 def state_places(
     optimizer: optax.GradientTransformation, weights: Arrays, biases: Arrays, layout: Layout
 ) -> TrainState:
-    """Shardings of a whole state: moments lie with their weights, counters everywhere."""
+    """Shardings of the full state: moments as their weights, counters replicated."""
     places = {name: array.sharding for name, array in weights.items()}
-    whole = layout.place()
+    whole = layout.sharding()
     shapes = jax.eval_shape(optimizer.init, weights)
     kept = optax.tree_utils.tree_map_params(
         optimizer, lambda _, place: place, shapes, places, transform_non_params=lambda _: whole
@@ -78,7 +78,7 @@ def train_step(
     places: TrainState,
     layout: Layout,
 ) -> jax.stages.Wrapped:
-    """``step(state, batch) -> (state, told)``; the state given is donated."""
+    """``step(state, batch) -> (state, metrics)``; the given state is donated."""
 
     def step(state: TrainState, batch: Arrays) -> tuple[TrainState, Told]:
         def of_weights(weights: Arrays) -> tuple[jax.Array, Arrays]:
@@ -90,10 +90,10 @@ def train_step(
         after = TrainState(optax.apply_updates(state.weights, updates), kept, biases)
         return after, Told(value, optax.tree.norm(gradients))
 
-    whole = layout.place()
+    whole = layout.sharding()
     return jax.jit(
         step,
-        in_shardings=(places, layout.place(layout.batch, ())),
+        in_shardings=(places, layout.sharding(layout.batch, ())),
         out_shardings=(places, Told(whole, whole)),
         donate_argnums=0,
     )

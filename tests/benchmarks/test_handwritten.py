@@ -1,4 +1,4 @@
-"""The steps written by hand are of the same mathematics as ours: what comparing their times rests on."""
+"""The handwritten steps compute the same as ours, without which their times cannot be compared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_ratio_is_taken_block_by_block() -> None:
 
 
 def test_steps_take_turns() -> None:
-    seen: list[str] = []
-    times = take_turns({name: (lambda name=name: seen.append(name)) for name in "ab"}, blocks=2, block_s=0.0)
-    assert "".join(seen) == "aabb" + "ab" + "ba"
+    calls: list[str] = []
+    times = take_turns({name: (lambda name=name: calls.append(name)) for name in "ab"}, blocks=2, block_s=0.0)
+    assert "".join(calls) == "aabb" + "ab" + "ba"
     assert len(times["a"].cpu_s) == len(times["b"].wall_s) == 2

@@ -132,7 +132,7 @@ def test_data_that_is_not_text(capsys) -> None:
     Path("noise").write_bytes(b"text\n\xff\xfe\x00")
     assert_refused(
         capsys,
-        "shardwright: noise is not UTF-8 text: byte 0xff at offset 5. Convert it, or keep it apart from the data.\n",
+        "shardwright: noise is not UTF-8 text: byte 0xff at offset 5. Convert it, or move it out of the data.\n",
         "--data",
         "noise",
     )
@@ -161,7 +161,7 @@ def test_a_tokenizer_larger_than_the_vocabulary(capsys) -> None:
     assert_refused(
         capsys,
         "shardwright: tokenizer big.json has ids up to 3,001, so it needs a vocabulary of at least 3,002; "
-        "the model's is 2,048. Enlarge the model's vocabulary, or take a smaller tokenizer.\n",
+        "the model's is 2,048. Enlarge the model's vocabulary, or use a smaller tokenizer.\n",
         "--tokenizer",
         "big.json",
     )
@@ -171,7 +171,7 @@ def test_bytes_larger_than_the_vocabulary(capsys) -> None:
     assert_refused(
         capsys,
         "shardwright: tokenizer bytes has ids up to 256, so it needs a vocabulary of at least 257; "
-        "the model's is 128. Enlarge the model's vocabulary, or take a smaller tokenizer.\n",
+        "the model's is 128. Enlarge the model's vocabulary, or use a smaller tokenizer.\n",
         "--set",
         "vocab=128",
     )

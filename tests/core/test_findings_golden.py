@@ -35,7 +35,7 @@ def test_whole_text_is_the_golden_one(case):
 def test_case_has_a_finding_of_its_code_and_its_neighbour_has_not(case):
     found = {key(finding) for finding in of_its_code(case)}
     assert found
-    assert not found & {key(finding) for finding in of_its_code(case.beside())}
+    assert not found & {key(finding) for finding in of_its_code(case.similar())}
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)

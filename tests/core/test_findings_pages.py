@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.core.findings.codes import CODES, NOT_RUN, THRESHOLDS
 from tests.golden.compiled_cases import ON_PAGES
-from tests.golden.findings_pages import FOLDER, SECTIONS, of_the_page, page_of, said, shown
+from tests.golden.findings_pages import FOLDER, SECTIONS, findings_of, of_the_page, page_of, shown
 
 
 def test_there_is_a_page_for_each_code_and_no_other():
@@ -25,7 +25,7 @@ def test_page_has_the_title_the_law_and_the_four_sections(code):
 def test_wrong_layout_has_the_finding_as_shown_and_the_right_one_has_not(code, tmp_path):
     page = page_of(code)
     assert page.block("Wrong", "text") == shown(page, tmp_path)
-    right = said(page, "Right", tmp_path)
+    right = findings_of(page, "Right", tmp_path)
     assert not of_the_page(page, right)
     # The layout is right, whoever runs it.
     assert not [finding for finding in right if finding.severity == "error" and finding.code != NOT_RUN]

@@ -10,7 +10,7 @@ END = 256
 
 
 def corpus_of(*documents: str) -> Corpus:
-    """A corpus as ``read_corpus`` makes it of the bytes, written down a second time and more slowly."""
+    """A corpus as ``read_corpus`` makes it of the bytes: a second, slower implementation."""
     tokens: list[int] = []
     ends: list[int] = []
     for document in documents:

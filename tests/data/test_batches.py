@@ -1,4 +1,4 @@
-"""The order of rows: a function of seed and global index alone, whatever reads it and from wherever it goes on."""
+"""The order of rows: a function of seed and global index only, whichever process reads and wherever a run resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTH = 8
 NUM_ROWS = 37
 ROWS = Rows(corpus=corpus_of(*(chr(0x100 + n) * (1 + n % 23) for n in range(120))), length=LENGTH)
 FEW = Rows(corpus=corpus_of("".join(chr(ord("0") + n) * LENGTH for n in range(NUM_ROWS))), length=LENGTH)
-"""Row n of these is all the character number n, so that a row tells which it is."""
+"""Row n of these consists of character number n only, so that a row identifies itself."""
 
 
 def numbers(arrays: Row) -> list[int]:
@@ -48,33 +48,33 @@ def test_row_k_is_the_same_for_every_batch_size(batch: int) -> None:
     assert [step.next_row for step in steps] == list(range(batch, 41, batch))
 
 
-PIECES = (0, 3, 1, 2)
-"""Head and tail together over two devices, of 8 tokens: 0 1 6 7 | 2 3 4 5."""
+CHUNKS = (0, 3, 1, 2)
+"""Load-balanced (head and tail) over two devices, of 8 tokens: 0 1 6 7 | 2 3 4 5."""
 
 
-def test_pieces_of_a_row_lie_in_their_order_in_every_field() -> None:
-    """Positions too: a query left with another's position would see other keys."""
+def test_chunks_of_a_row_have_the_same_order_in_every_field() -> None:
+    """Positions too: a query with another token's position would attend to other keys."""
     text = Batches(rows=ROWS, batch=6, seed=3).read(2).arrays
-    arranged = Batches(rows=ROWS, batch=6, seed=3, pieces=PIECES).read(2).arrays
+    arranged = Batches(rows=ROWS, batch=6, seed=3, chunks=CHUNKS).read(2).arrays
     assert_rows_equal(arranged, {name: array[:, [0, 1, 6, 7, 2, 3, 4, 5]] for name, array in text.items()})
 
 
-@pytest.mark.parametrize("pieces", [(0,), (0, 1, 2, 3), (0, 7, 1, 6, 2, 5, 3, 4)])
-def test_a_run_goes_on_in_another_order_of_pieces(pieces: tuple[int, ...]) -> None:
-    """What is saved is the number of a row: the same tokens follow, however they lie."""
-    before = Batches(rows=ROWS, batch=4, seed=0, pieces=PIECES)
-    after = Batches(rows=ROWS, batch=3, seed=0, start_row=before.read(4).next_row, pieces=pieces)
+@pytest.mark.parametrize("chunks", [(0,), (0, 1, 2, 3), (0, 7, 1, 6, 2, 5, 3, 4)])
+def test_a_run_resumes_with_another_order_of_chunks(chunks: tuple[int, ...]) -> None:
+    """The saved position is the number of a row: the same tokens follow, in whatever order of chunks."""
+    before = Batches(rows=ROWS, batch=4, seed=0, chunks=CHUNKS)
+    after = Batches(rows=ROWS, batch=3, seed=0, start_row=before.read(4).next_row, chunks=chunks)
     straight = Batches(rows=ROWS, batch=1, seed=0)
     for step in range(3):
         arrays = after.read(step).arrays
         for place in range(3):
             wanted = straight.read(20 + 3 * step + place).arrays
-            back = np.argsort(np.arange(LENGTH).reshape(len(pieces), -1)[list(pieces)].reshape(-1))
+            back = np.argsort(np.arange(LENGTH).reshape(len(chunks), -1)[list(chunks)].reshape(-1))
             assert_rows_equal({name: array[place : place + 1, back] for name, array in arrays.items()}, wanted)
 
 
 @pytest.mark.parametrize("batch_after", [4, 8, 3])
-def test_a_run_goes_on_where_it_stopped(batch_after: int) -> None:
+def test_a_run_resumes_where_it_stopped(batch_after: int) -> None:
     straight = order(60)
     before = Batches(rows=FEW, batch=4, seed=0)
     stopped = [before.read(step) for step in range(5)]
@@ -84,7 +84,7 @@ def test_a_run_goes_on_where_it_stopped(batch_after: int) -> None:
     assert found == straight[: len(found)]
 
 
-def test_each_epoch_has_each_row_once_in_an_order_of_its_own() -> None:
+def test_each_epoch_has_each_row_once_in_its_own_order() -> None:
     stream = order(4 * NUM_ROWS)
     epochs = [stream[start : start + NUM_ROWS] for start in range(0, len(stream), NUM_ROWS)]
     assert all(sorted(epoch) == list(range(NUM_ROWS)) for epoch in epochs)
@@ -97,12 +97,12 @@ def test_no_seed_is_another_one_epoch_later() -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """Golden: another order would be another run, for every checkpoint that was ever saved."""
+    """Golden: another order would change the data of every run resumed from an existing checkpoint."""
     assert order(10) == [3, 7, 10, 12, 9, 24, 23, 27, 13, 21]
     assert order(5, seed=1, start_row=10**12) == [0, 13, 35, 2, 3]
 
 
-def test_rows_that_are_not_asked_for_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_not_requested_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     get = Rows.__getitem__
 
@@ -134,7 +134,7 @@ def test_reading_ahead_changes_nothing(offsets: range | None) -> None:
 
 
 def test_the_next_step_is_read_while_this_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody calls ``next`` between the first step and the arrival of the one two ahead."""
+    """``next`` is not called between the first step and the arrival of the step two ahead."""
     arrived = threading.Event()
     get = Rows.__getitem__
 
@@ -160,7 +160,7 @@ def test_the_thread_ends_with_the_block() -> None:
     assert not reader.is_alive()
 
 
-def test_what_goes_wrong_in_the_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_the_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> Row:
         raise OSError("the disk is gone")
 
@@ -197,8 +197,8 @@ with Batches(rows=rows, batch=4, seed=0).prefetched() as ahead:
         ("sys.exit(3)", 3, ""),
     ],
 )
-def test_a_program_ends_at_once_and_without_a_word(ending: str, code: int, last: str) -> None:
-    """Whatever ends it, the thread does not hold it; and grain has nothing to say where JAX is not installed.
+def test_a_program_ends_at_once_and_without_output(ending: str, code: int, last: str) -> None:
+    """However it ends, the thread does not delay it; and grain logs nothing where JAX is not installed.
 
     Where it is, a warning of grain's would be an error in the other tests.
     """

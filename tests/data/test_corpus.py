@@ -34,7 +34,7 @@ def test_documents_follow_one_another(batch_bytes: int, tmp_path: Path, monkeypa
     assert corpus.source == str(tmp_path / "d")
 
 
-def test_nothing_can_change_a_corpus(tmp_path: Path) -> None:
+def test_a_corpus_is_read_only(tmp_path: Path) -> None:
     corpus = read_corpus(folder_of(tmp_path / "d", "abc"), ByteTokenizer())
     with pytest.raises(ValueError, match="read-only"):
         corpus.tokens[0] = 1
@@ -75,7 +75,7 @@ def test_stdlib_in_under_two_seconds() -> None:
         assert corpus.tokens[stop - 1] == END
 
 
-def test_digest_tells_corpora_apart() -> None:
+def test_different_corpora_have_different_digests() -> None:
     corpus = corpus_of("ab", "cd")
     assert corpus.digest() == corpus_of("ab", "cd").digest() == replace(corpus, source="elsewhere").digest()
     others = [corpus_of("ab", "ce"), corpus_of("abcd"), corpus_of("ab"), replace(corpus, ends=corpus.ends[1:])]

@@ -1,4 +1,4 @@
-"""Sources: which documents they have, and what is refused with which words."""
+"""Sources: which documents they have, and what is refused with which message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_file_is_one_document_to_the_byte(tmp_path: Path) -> None:
     assert list(documents(str(path))) == [Document(name=str(path), text=data)]
 
 
-def test_a_folder_is_read_below_and_in_the_order_of_paths(tmp_path: Path) -> None:
+def test_a_folder_is_read_recursively_and_in_the_order_of_paths(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.md", "a/b/c.txt", "B.txt", "a.txt", ".hidden.txt", ".git/config", "é.txt"):
         written(tmp_path / name, name)
     written(tmp_path / "m.jsonl", '{"text": "m1"}\n{"text": "m2"}\n')
@@ -67,7 +67,7 @@ def test_a_linked_folder_is_read_and_a_loop_is_refused(tmp_path: Path) -> None:
     assert texts(tmp_path / "data") == ["near", "far"]
     (tmp_path / "data/loop").symlink_to(tmp_path / "data")
     assert refusal(tmp_path / "data") == (
-        f"{tmp_path}/data holds one folder twice, through a link: {tmp_path}/data and {tmp_path}/data/loop. "
+        f"{tmp_path}/data contains one folder twice, through a link: {tmp_path}/data and {tmp_path}/data/loop. "
         "Remove the link, so that no text is read twice."
     )
 
@@ -86,10 +86,10 @@ def test_stdlib_is_python_source_without_tests() -> None:
     assert list(documents("stdlib")) == found
 
 
-def test_stdlib_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdlib_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     assert refusal("stdlib") == (
-        f"no source text of the Python standard library in {tmp_path}: this Python comes without. "
+        f"no source text of the Python standard library in {tmp_path}: this Python does not include it. "
         "Give a text file, a folder or a JSONL file."
     )
 
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     written(tmp_path / "a.txt", "good")
     picture = written(tmp_path / "picture.png", b"\x89PNG\r\n")
     assert refusal(tmp_path) == (
-        f"{picture} is not UTF-8 text: byte 0x89 at offset 0. Convert it, or keep it apart from the data."
+        f"{picture} is not UTF-8 text: byte 0x89 at offset 0. Convert it, or move it out of the data."
     )
     latin = written(tmp_path / "latin.txt", "caf\xe9".encode("latin-1"))
     assert "byte 0xe9 at offset 3" in refusal(latin)
@@ -195,8 +195,8 @@ WANTED = 'Each line is an object such as {"text": "..."}.'
         ('{"text": 5}', f"3: 'text' is a number, needed a string. {WANTED}"),
         (
             '{"text": "ab\\ud800"}',
-            "3: 'text' has half of a surrogate pair, \\ud800, at character 2: that is no character. "
-            "Write the pair, or leave it out.",
+            "3: 'text' has half of a surrogate pair, \\ud800, at character 2: that is not a character. "
+            "Write both halves, or remove it.",
         ),
     ],
 )
@@ -214,5 +214,5 @@ def test_jsonl_that_python_cannot_hold(line: str, tmp_path: Path) -> None:
 def test_jsonl_that_is_not_text(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')
     assert refusal(path) == (
-        f"{path}:2 is not UTF-8 text: byte 0xff at offset 10. Convert it, or keep it apart from the data."
+        f"{path}:2 is not UTF-8 text: byte 0xff at offset 10. Convert it, or move it out of the data."
     )

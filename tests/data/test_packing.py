@@ -1,4 +1,4 @@
-"""Rows, against a definition that looks at one token at a time."""
+"""Rows, against a reference that computes one token at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.data.corpora import END, corpus_of
 
 
 def row_by_hand(documents: list[str], length: int, index: int) -> list[tuple[int, int, int, int, bool]]:
-    """(token, target, segment id, position, valid) of each place of a row."""
+    """(token, target, segment id, position, valid) of each index of a row."""
     stream = []
     for number, document in enumerate(documents):
         ids = [*document.encode(), END]
@@ -31,7 +31,7 @@ texts = st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=8)
 
 
 @given(texts, st.integers(1, 12))
-def test_rows_are_what_the_definition_says(documents: list[str], length: int) -> None:
+def test_rows_are_those_of_the_reference(documents: list[str], length: int) -> None:
     corpus = corpus_of(*documents)
     if corpus.num_tokens < length:
         with pytest.raises(InputError):

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, files of the ``tokenizers`` library made on the spot, and what is refused."""
+"""Tokenizers: bytes, files that the ``tokenizers`` library writes in the test, and what is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_bytes_need_257_ids() -> None:
         read_tokenizer(None, vocabulary=256)
     assert str(caught.value) == (
         "tokenizer bytes has ids up to 256, so it needs a vocabulary of at least 257; the model's is 256. "
-        "Enlarge the model's vocabulary, or take a smaller tokenizer."
+        "Enlarge the model's vocabulary, or use a smaller tokenizer."
     )
 
 
@@ -55,7 +55,7 @@ def test_a_file_encodes_as_its_library_does(tmp_path: Path) -> None:
     assert found[2].tolist() == [1, 0]
 
 
-def test_settings_saved_in_a_file_add_and_cut_nothing(tmp_path: Path) -> None:
+def test_settings_saved_in_a_file_add_and_truncate_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     library = saved(path)
     library.enable_truncation(2)
@@ -73,7 +73,7 @@ def test_a_file_larger_than_the_vocabulary(tmp_path: Path) -> None:
     saved(path, {"[UNK]": 0, "</s>": 128_255})
     assert refusal(path, vocabulary=2048) == (
         f"tokenizer {path} has ids up to 128,255, so it needs a vocabulary of at least 128,256; the model's is 2,048. "
-        "Enlarge the model's vocabulary, or take a smaller tokenizer."
+        "Enlarge the model's vocabulary, or use a smaller tokenizer."
     )
     assert read_tokenizer(path, vocabulary=128_256).num_ids == 128_256
 
@@ -87,7 +87,7 @@ def test_added_tokens_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["sat", {"content": "sat", "special": True}])
-def test_the_config_beside_says_how_a_document_ends(token: object, tmp_path: Path) -> None:
+def test_the_config_in_the_same_folder_gives_the_end_of_document_token(token: object, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     saved(path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
@@ -103,7 +103,7 @@ def test_a_config_that_does_not_fit(tmp_path: Path) -> None:
     assert refusal(path).startswith(f"{config}: not JSON: Expecting property name")
 
 
-def test_nothing_says_how_a_document_ends(tmp_path: Path) -> None:
+def test_no_end_of_document_token_is_known(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     saved(path, {"[UNK]": 0})
     assert refusal(path) == (
@@ -112,7 +112,7 @@ def test_nothing_says_how_a_document_ends(tmp_path: Path) -> None:
         f"{tmp_path}/tokenizer_config.json."
     )
     saved(path, {"[UNK]": 0, "</s>": 1, "<eos>": 2})
-    assert "It has several that may (</s>, <eos>)" in refusal(path)
+    assert "It has several candidates (</s>, <eos>)" in refusal(path)
 
 
 def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:

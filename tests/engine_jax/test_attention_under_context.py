@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from shardwright.core.mesh.mesh import Mesh as CoreMesh
-from shardwright.data.packing import arranged
+from shardwright.data.packing import reordered
 from shardwright.engine_jax.attention.ring import attend_around
 from shardwright.engine_jax.attention.scores import AttentionMask, attend
 from shardwright.engine_jax.io.layer_io import Ring
@@ -106,7 +106,7 @@ def test_positions_and_segments_left_behind_are_another_attention(left: str) -> 
 def balanced(pieces: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rows in the order of the pieces, tokens along dim 1."""
     turned = {name: np.moveaxis(array, 1, -1) for name, array in arrays.items()}
-    return {name: np.moveaxis(array, -1, 1) for name, array in arranged(turned, pieces).items()}
+    return {name: np.moveaxis(array, -1, 1) for name, array in reordered(turned, pieces).items()}
 
 
 @pytest.mark.parametrize(("model", "travelling"), [("grouped", [(1, 8, 4, 8)] * 2), ("latent", [(1, 8, 20)])])

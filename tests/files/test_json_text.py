@@ -1,4 +1,4 @@
-"""JSON: what is read, and the whole text of what is refused."""
+"""JSON: what is read, and the full message of every refusal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_values_are_those_of_the_standard_library(value: object) -> None:
     assert plain(parse_json(json.dumps(value))) == value
 
 
-def test_values_carry_the_name_of_the_file(tmp_path: Path) -> None:
+def test_values_have_the_name_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"hidden_size": 7168}')
     assert read_json(path).value["hidden_size"].position.source == str(path)
@@ -37,7 +37,7 @@ def test_values_carry_the_name_of_the_file(tmp_path: Path) -> None:
         ("[1,", "f.json:1:4: not JSON: expecting value.\n    [1,\n       ^"),
         ('{"a": 1}}', 'f.json:1:9: not JSON: extra data.\n    {"a": 1}}\n            ^'),
         ('{"a": "x\ty"}', 'f.json:1:9: not JSON: invalid control character.\n    {"a": "x y"}\n            ^'),
-        ('{"a": 1, "b": 2, "a": 3}', "f.json: 'a' stands twice in one object. Keep one."),
+        ('{"a": 1, "b": 2, "a": 3}', "f.json: 'a' appears twice in one object. Keep one."),
         ("[NaN]", "f.json: NaN is not a JSON number. Write a finite number, or null."),
         ("[-Infinity]", "f.json: -Infinity is not a JSON number. Write a finite number, or null."),
         ("[" * 100_000, "f.json: not readable: the values are nested too deeply."),

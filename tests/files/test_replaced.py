@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, whole, whatever stops the write."""
+"""A file has the complete old or the complete new content, whatever interrupts the write."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_new_file_and_one_in_place_of_another(tmp_path):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
-def test_permissions_and_links_stay(tmp_path):
+def test_permissions_and_links_are_kept(tmp_path):
     path, link = tmp_path / "a.json", tmp_path / "link.json"
     path.write_text("old", encoding="utf-8")
     path.chmod(0o640)

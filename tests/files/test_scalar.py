@@ -1,4 +1,4 @@
-"""What words without quotes mean: only what every reader expects is more than text."""
+"""Values of unquoted words: everything is text except what every reader expects to be more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shardwright.files.scalar import plain_value
         ("3.0", 3.0),
     ],
 )
-def test_values_that_are_more_than_text(written: str, value: object) -> None:
+def test_values_that_are_not_text(written: str, value: object) -> None:
     assert plain_value(written) == value
     assert type(plain_value(written)) is type(value)
 

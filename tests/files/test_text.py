@@ -1,4 +1,4 @@
-"""Reading a file as text: each way in which it can fail is one clear error."""
+"""Reading a file as text: each failure is one clear error."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_not_utf8(tmp_path: Path) -> None:
 def test_too_large(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(b" " * 1001)
-    assert message(path) == f"{path}: larger than 1,000 bytes, the most that is read as text. Is it the right file?"
+    assert message(path) == f"{path}: larger than 1,000 bytes, the limit for a text file. Is it the right file?"
     path.write_bytes(b" " * 1000)
     assert read_text(path, 1000) == " " * 1000
 
@@ -108,7 +108,7 @@ def test_place_of_counts_what_yaml_counts_as_a_line(line_break: str) -> None:
     assert str(place_of(text, text.index("2"), "x")) == "x:2:4"
 
 
-def test_caret_stands_under_its_place_in_a_long_line() -> None:
+def test_caret_is_under_its_position_in_a_long_line() -> None:
     line = "x" * 300 + "!" + "y" * 300
     error = str(error_at("here.", line, Position(source="f", line=1, column=301)))
     _, shown, carets = error.splitlines()
@@ -118,11 +118,11 @@ def test_caret_stands_under_its_place_in_a_long_line() -> None:
     assert len(shown) == 110
 
 
-def test_caret_stands_under_its_place_behind_tabs_and_stops_at_the_end_of_the_line() -> None:
+def test_caret_is_under_its_position_after_tabs_and_stops_at_the_end_of_the_line() -> None:
     error = str(error_at("here.", "\ta: bad\nc: 1", Position(source="f", line=1, column=5), length=20))
     assert error == "f:1:5: here.\n     a: bad\n        ^^^"
 
 
-def test_a_place_behind_the_last_line_has_no_caret() -> None:
+def test_a_position_after_the_last_line_has_no_caret() -> None:
     assert str(error_at("here.", "a: 1\n", Position(source="f", line=2, column=1))) == "f:2:1: here."
     assert str(error_at("here.", "a: 1", Position(source="f", line=9, column=1))) == "f:9:1: here."

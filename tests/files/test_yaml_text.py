@@ -1,4 +1,4 @@
-"""YAML: values and places against PyYAML's own, and the whole text of every refusal."""
+"""YAML: values and positions against PyYAML's own, and the full message of every refusal."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def composed_places(node: yaml.Node) -> Iterator[tuple[int, int]]:
                 yield from composed_places(part)
 
 
-def test_places_are_those_of_the_parser() -> None:
+def test_positions_are_those_of_the_parser() -> None:
     assert list(places(parse_yaml(LAYOUT))) == list(composed_places(yaml.compose(LAYOUT, Loader=yaml.SafeLoader)))
 
 
-def test_places_and_the_name_of_the_file(tmp_path: Path) -> None:
+def test_positions_and_the_name_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(LAYOUT)
     layout = read_yaml(path)
@@ -120,19 +120,19 @@ def refusal(text: str) -> str:
             "    mesh: {fsdp: 2\n"
             "          ^",
         ),
-        ("a: [", "my.yaml:1:5: not YAML: the text ends where a value should stand.\n    a: [\n        ^"),
+        ("a: [", "my.yaml:1:5: not YAML: the text ends where a value is expected.\n    a: [\n        ^"),
         (
             'about: "abc\n',
             'my.yaml:1:8: not YAML: the quote that opens here is never closed.\n    about: "abc\n           ^',
         ),
         (
             "about: FSDP: all of it\n",
-            "my.yaml:1:12: not YAML: a ': ' stands inside a value, or the lines are not aligned, or a space is missing "
+            "my.yaml:1:12: not YAML: a ': ' is inside a value, or the lines are not aligned, or a space is missing "
             "after the ':' of the line before.\n    about: FSDP: all of it\n               ^",
         ),
         (
             "mesh:\n\tfsdp: 2\n",
-            "my.yaml:2:1: not YAML: a tab stands at the start of a value. Indent with spaces.\n     fsdp: 2\n    ^",
+            "my.yaml:2:1: not YAML: a tab is at the start of a value. Indent with spaces.\n     fsdp: 2\n    ^",
         ),
         ("a: @x\n", "my.yaml:1:4: not YAML: a word cannot begin with '@'. Put it in quotes.\n    a: @x\n       ^"),
         (
@@ -147,7 +147,7 @@ def refusal(text: str) -> str:
         ),
         (
             "- fsdp\nmesh: 1\n",
-            "my.yaml:2:1: not YAML: a key of a mapping stands in a list. Indent it, or begin the line with '- '.\n"
+            "my.yaml:2:1: not YAML: a key of a mapping is in a list. Indent it, or begin the line with '- '.\n"
             "    mesh: 1\n    ^",
         ),
         (
@@ -155,7 +155,7 @@ def refusal(text: str) -> str:
             "my.yaml:1:8: not YAML: the value before this has ended. Put the whole value in quotes.\n"
             "    a: 'x' y\n           ^",
         ),
-        ("a: }\n", "my.yaml:1:4: not YAML: a value should stand here; found '}'.\n    a: }\n       ^"),
+        ("a: }\n", "my.yaml:1:4: not YAML: a value is expected here; found '}'.\n    a: }\n       ^"),
         ("a: x\nb\n", "my.yaml:2:1: not YAML: a ':' is missing after this key.\n    b\n    ^"),
         (
             'a: "\\q"\n',
@@ -173,10 +173,10 @@ def test_not_yaml(text: str, message: str) -> None:
     ("text", "message"),
     [
         ("", "my.yaml: the file is empty; it should hold YAML."),
-        ("# later\n", "my.yaml: the file holds only comments; it should hold YAML."),
+        ("# later\n", "my.yaml: the file has only comments; it should hold YAML."),
         (
             "a: 1\nmesh: 2\n'mesh': 3\n",
-            "my.yaml:3:1: 'mesh' stands twice in this mapping, first on line 2. Keep one.\n    'mesh': 3\n    ^^^^",
+            "my.yaml:3:1: 'mesh' appears twice in this mapping, first on line 2. Keep one.\n    'mesh': 3\n    ^^^^",
         ),
         (
             "mesh: {fsdp:2}\n",

@@ -1,4 +1,4 @@
-"""Values to read back, and what was read without its places."""
+"""Values to read back, and values without their positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON_VALUES = st.recursive(
 
 
 def plain(located: Located) -> object:
-    """The value without places, as ``json.loads`` gives it."""
+    """The value without positions, as ``json.loads`` gives it."""
     value = located.value
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}

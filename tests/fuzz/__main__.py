@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz --cases 5000 --seed S``: a table of kinds, exit codes, times and memory, and each fault with how to see it."""
+"""``python -m tests.fuzz --cases 5000 --seed S``: a table of kinds, exit codes, times and memory, and each fault with the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--kind", choices=KINDS, help="only this kind")
     parser.add_argument("--case", type=int, help="only this case of the kind")
-    said = parser.parse_args()
-    chosen = [(kind, index) for kind, index in cases(said.cases) if said.kind in (None, kind)]
-    if said.case is not None:
-        chosen = [(said.kind, said.case)]
-    parts = [(chosen[part :: said.jobs], said.seed) for part in range(said.jobs)]
-    with ProcessPoolExecutor(said.jobs, mp_context=get_context("spawn")) as pool:
+    options = parser.parse_args()
+    chosen = [(kind, index) for kind, index in cases(options.cases) if options.kind in (None, kind)]
+    if options.case is not None:
+        chosen = [(options.kind, options.case)]
+    parts = [(chosen[part :: options.jobs], options.seed) for part in range(options.jobs)]
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         outcomes = [outcome for part in pool.map(run_part, parts) for outcome in part]
-    print(table(outcomes, said.seed))
+    print(table(outcomes, options.seed))
     wrong = [outcome for outcome in outcomes if outcome.wrong]
     for outcome in wrong:
         print(f"\n{outcome.kind} {outcome.index}: {list(outcome.arguments)}"[:1000])
         print(outcome.wrong.rstrip()[-3000:])
-        print(f"again: python -m tests.fuzz --seed {said.seed} --kind '{outcome.kind}' --case {outcome.index}")
+        print(f"again: python -m tests.fuzz --seed {options.seed} --kind '{outcome.kind}' --case {outcome.index}")
     return 1 if wrong else 0
 
 
 def table(outcomes: Iterable[Outcome], seed: int) -> str:
-    """A line a kind."""
+    """One line for each kind."""
     lines = [
         f"seed {seed}",
         f"{'kind':<14} {'cases':>6} {'exit 0':>7} {'exit 1':>7} {'exit 2':>7} {'wrong':>6} {'slowest':>9} {'peak':>9}",

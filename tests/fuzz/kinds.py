@@ -23,7 +23,7 @@ def write(name: str, text: str) -> str:
 
 
 def layout(draw: random.Random) -> Case:
-    """Presets and layouts that were damaged, and invented ones."""
+    """Damaged presets and layouts, and invented ones."""
     text = damaged_text(draw, draw.choice(seeds.layouts())) if draw.random() < 0.6 else invented_layout(draw)
     model = draw.choice(list(seeds.MODELS))
     argv = ["plan", model, "--set", seeds.MODELS[model], "--layout", write("mine.yaml", text)]
@@ -61,7 +61,7 @@ def invented_layout(draw: random.Random) -> str:
 
 
 def lock(draw: random.Random) -> Case:
-    """Lock files with values exchanged, keys dropped, and their text damaged; checked, and compared."""
+    """Lock files with values swapped, keys dropped, or damaged text; read by `check` and `diff`."""
     text = _json_or_text(draw, draw.choice(seeds.locks()))
     write("mine.yaml", seeds.MINE)
     name = write("damaged.lock.json", text)
@@ -77,7 +77,7 @@ def lock(draw: random.Random) -> Case:
 
 
 def plan(draw: random.Random) -> Case:
-    """``plan --json`` that was damaged, compared with one that was not."""
+    """A damaged output of ``plan --json``, compared with an undamaged one."""
     whole = draw.choice(seeds.plans())
     write("whole.json", whole)
     write("damaged.json", _json_or_text(draw, whole))
@@ -87,7 +87,7 @@ def plan(draw: random.Random) -> Case:
 
 
 def manifest(draw: random.Random) -> Case:
-    """A checkpoint whose manifest was damaged."""
+    """A checkpoint with a damaged manifest."""
     folder = save(Path("ckpt"), small_state())
     path = next(folder.glob("*.json"))
     text = _json_or_text(draw, path.read_text())
@@ -96,7 +96,7 @@ def manifest(draw: random.Random) -> Case:
 
 
 def maxtext(draw: random.Random) -> Case:
-    """Rule files of MaxText's that were damaged."""
+    """Damaged rule files of MaxText."""
     write("base.yml", damaged_text(draw, seeds.rules()[0]) if draw.random() < 0.3 else seeds.rules()[0])
     argv = ["import", "maxtext", write("rules.yml", damaged_text(draw, draw.choice(seeds.rules())))]
     argv += draw.choice(
@@ -109,7 +109,7 @@ def maxtext(draw: random.Random) -> Case:
 
 
 def torchtitan(draw: random.Random) -> Case:
-    """Configurations of TorchTitan's: TOML and Python that were damaged, JSON that was invented."""
+    """Configurations of TorchTitan: damaged TOML and Python, and invented JSON."""
     kind = draw.randrange(3)
     if kind == 0:
         name = write("mine.toml", damaged_text(draw, seeds.TITAN_TOML))
@@ -117,13 +117,13 @@ def torchtitan(draw: random.Random) -> Case:
         name = write("mine.py", damaged_text(draw, draw.choice(seeds.programs())))
     else:
         options = {word: draw.choice((1, 2, 4, -1, odd_value(draw))) for word in draw.sample(KNOWN, draw.randrange(6))}
-        said = {
+        training = {
             word: draw.choice((8192, 2048, -1, odd_value(draw)))
             for word in draw.sample(list(TRAINING), draw.randrange(3))
         }
         name = write(
             "mine.json",
-            _text_of({"parallelism": options, "training": said, "model": draw.choice(({}, odd_value(draw)))}),
+            _text_of({"parallelism": options, "training": training, "model": draw.choice(({}, odd_value(draw)))}),
         )
     return [
         "import",
@@ -134,7 +134,7 @@ def torchtitan(draw: random.Random) -> Case:
 
 
 def hugging_face(draw: random.Random) -> Case:
-    """Configurations and tensor-parallel plans of transformers that were damaged."""
+    """Damaged configurations and tensor-parallel plans of transformers."""
     name = write("config.json", _json_or_text(draw, draw.choice(seeds.configs())))
     return [
         "import",
@@ -145,7 +145,7 @@ def hugging_face(draw: random.Random) -> Case:
 
 
 def arguments(draw: random.Random) -> Case:
-    """Command lines of every verb, whole and damaged. Sizes are small, and no engine is started."""
+    """Command lines of every verb, valid and damaged. Sizes are small, and no engine is started."""
     write("mine.yaml", seeds.RULES)
     write("rules.yml", seeds.rules()[0])
     write("mine.toml", seeds.TITAN_TOML)
@@ -259,4 +259,4 @@ KINDS: Mapping[str, tuple[Callable[[random.Random], Case], int]] = {
     "TorchTitan": (torchtitan, 10),
     "Hugging Face": (hugging_face, 9),
 }
-"""Each kind with its share of the cases, in hundredths."""
+"""Each kind with its share of the cases, in percent."""

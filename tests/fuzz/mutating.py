@@ -1,4 +1,4 @@
-"""Damage, drawn: to a text, to a value as JSON has it, and to a command line."""
+"""Random damage to a text, to a JSON value, and to a command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BRACKETS = "[](){}"
 
 
 def odd_value(draw: random.Random, depth: int = 0) -> Any:
-    """Any value that JSON has."""
+    """Any JSON value."""
     kind = draw.randrange(8 if depth < 3 else 5)
     if kind < 2:
         return draw.choice(ODD_NUMBERS)
@@ -41,7 +41,7 @@ def damaged_text(draw: random.Random, text: str) -> str:
     return text[:200_000]
 
 
-def _cut(draw: random.Random, text: str) -> str:
+def _truncate(draw: random.Random, text: str) -> str:
     return text[: draw.randrange(len(text) + 1)]
 
 
@@ -101,7 +101,7 @@ def _token(draw: random.Random, text: str, pattern: str, new: str) -> str:
 
 
 TEXT_DAMAGE = (
-    _cut,
+    _truncate,
     _drop_line,
     _double_line,
     _indent,
@@ -118,7 +118,7 @@ TEXT_DAMAGE = (
 
 
 def damaged_value(draw: random.Random, value: Any) -> Any:
-    """A value with a few places changed: keys dropped, doubled under other names, values exchanged."""
+    """A value with a few places changed: keys dropped or duplicated under other names, values swapped."""
     for _ in range(draw.choice((1, 1, 2, 4))):
         places = list(_places(value))
         if not places:
@@ -142,7 +142,7 @@ def damaged_value(draw: random.Random, value: Any) -> Any:
 
 
 def _places(value: Any, depth: int = 0):
-    """Where a value may be changed, up to some thousands; a value put into itself is not followed for ever."""
+    """Places where a value may be changed, up to some thousands; a value that contains itself does not cause an endless loop."""
     if depth > 30:
         return
     items = (

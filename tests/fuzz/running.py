@@ -1,4 +1,4 @@
-"""One case in process: its exit code, what it says, how long it takes and what the process holds at most."""
+"""Runs one case in process: its exit code, its output, its time and the peak memory of the process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.fuzz.kinds import KINDS
 
 SLOWEST_S = 5
 MOST_BYTES = 1 << 30
-"""What a process may hold more than before its first case."""
+"""Memory that a process may use beyond that before its first case."""
 
 
 class StartedError(BaseException):
-    """An engine or a compiler would start here: that is for other tests. Nobody catches it on the way."""
+    """An engine or a compiler would start here, which other tests do. No ``except Exception`` catches it."""
 
 
 class TooLongError(BaseException):
@@ -37,7 +37,7 @@ class TooLongError(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """``wrong``: what is against the rules, empty where nothing is."""
+    """``wrong``: which rule the case violates; empty if none."""
 
     kind: str
     index: int
@@ -49,14 +49,14 @@ class Outcome:
 
 
 def cases(total: int) -> Iterator[tuple[str, int]]:
-    """Kinds and numbers in them, by their shares."""
+    """Kinds and the numbers of their cases, by their shares."""
     shares = sum(share for _, share in KINDS.values())
     for kind, (_, share) in KINDS.items():
         yield from ((kind, index) for index in range(max(1, round(total * share / shares))))
 
 
 def run_case(kind: str, index: int, seed: int) -> Outcome:
-    """Make the case of a number in a folder of its own, run it there, and judge it."""
+    """Makes the case of a number in its own folder, runs it there, and checks the result."""
     draw = random.Random(f"{seed}/{kind}/{index}")
     np.random.seed(index)
     out, err = io.StringIO(), io.StringIO()
@@ -96,16 +96,16 @@ def run_case(kind: str, index: int, seed: int) -> Outcome:
 def run_part(part: tuple[list[tuple[str, int]], int]) -> list[Outcome]:
     """The cases of one process."""
     chosen, seed = part
-    # What is loaded at the first use is no case's own.
+    # Modules loaded at the first use count for no case.
     run_case("layouts", 0, seed)
     with memory_bound():
         return [run_case(kind, index, seed) for kind, index in chosen]
 
 
 def judged(code: int, out: str, err: str, *, as_json: bool, checks: bool = False) -> str:
-    """What is against the rules in what a command said. ``checks``: it has a message for each of its files."""
+    """Which rule the output of a command violates; empty if none. ``checks``: it has a message for each of its files."""
     if "Traceback (most recent call last)" in out + err:
-        return f"a traceback in what it says: {(out + err)[-500:]}"
+        return f"a traceback in its output: {(out + err)[-500:]}"
     if code not in (0, 1, 2):
         return f"exit code {code}"
     if code == 2 and not (err.startswith("shardwright: ") or "full helptext" in err or "error" in out):
@@ -146,7 +146,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """CPU time of this process, so that a busy machine is no fault."""
+    """A limit on the CPU time of this process, so that a busy machine causes no failure."""
 
     def ring(*_: object) -> None:
         raise TooLongError
@@ -166,8 +166,8 @@ def _start(*_: object, **__: object) -> None:
 
 @contextlib.contextmanager
 def _nothing_starts() -> Iterator[None]:
-    """Engines and compilers are not started; all that is decided before is."""
-    # Names that a machine of a cluster has would be read as several processes.
+    """Engines and compilers are not started; everything before them runs."""
+    # Environment variables of a cluster would be read as several processes.
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""What cases start from: presets and layouts of our own, locks, plans, manifests, command lines, and files of other programs."""
+"""Inputs of the cases before damage: presets and other layouts, locks, plans, manifests, command lines, and files of other programs."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ PLAN_OF_MODULES = {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.o
 
 @cache
 def layouts() -> tuple[str, ...]:
-    """The presets as files of a user's, and one with rules."""
+    """The presets as a user's files, and one with rules."""
     made: list[Layout] = [load_layout(name) for name in preset_names()]
     return (*(layout_text(layout) for layout in made), RULES)
 
 
-def said(*arguments: str) -> str:
-    """What a command prints."""
+def output_of(*arguments: str) -> str:
+    """The output of a command."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         main(list(arguments))
@@ -108,34 +108,34 @@ def said(*arguments: str) -> str:
 def plans() -> tuple[str, ...]:
     """``plan --json`` of a few models."""
     return tuple(
-        said("plan", model, "--set", small, "--layout", layout, "--json")
+        output_of("plan", model, "--set", small, "--layout", layout, "--json")
         for (model, small), layout in zip(MODELS.items(), ("fsdp", "ep-as-cp", "hsdp"), strict=True)
     )
 
 
 MINE = "name: mine\nmesh: {fsdp: 2, expert: 4}\nroles:\n  fsdp: fsdp\n  expert: {elsewhere: context, moe: expert}\n"
-"""A layout that locks name, as ``mine.yaml`` beside them."""
+"""A layout to which locks refer, as ``mine.yaml`` in the same folder."""
 
 
 @cache
 def locks() -> tuple[str, ...]:
-    """Lock files, of presets and of ``MINE``."""
+    """Lock files of presets and of ``MINE``."""
     made = []
     with TemporaryDirectory() as folder, chdir(folder):
         Path("mine.yaml").write_text(MINE)
         for model, layout in (("mixtral-test", "mine.yaml"), ("llama3-test", "fsdp"), ("deepseek3-test", "ep-as-cp")):
-            said("lock", model, "--set", MODELS[model], "--layout", layout, "--out", "seed.lock.json")
+            output_of("lock", model, "--set", MODELS[model], "--layout", layout, "--out", "seed.lock.json")
             made.append(Path("seed.lock.json").read_text())
     return tuple(made)
 
 
 def programs() -> tuple[str, ...]:
-    """Configurations of TorchTitan's in Python."""
+    """Configurations of TorchTitan in Python."""
     return tuple(f"{HEAD}def mine():\n    {body}\n" for body in (*READ.values(), *REFUSED.values()))
 
 
 def rules() -> tuple[str, ...]:
-    """MaxText's files."""
+    """Files of MaxText."""
     return CLEAN, PRESET, f"base_config: base.yml\nmodel_name: mixtral-8x7b\n{CLEAN}"
 
 

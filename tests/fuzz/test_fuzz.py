@@ -24,7 +24,7 @@ def test_no_input_ends_in_a_traceback(kind):
 
 
 def test_kinds_reach_every_exit_code():
-    """Cases that are all refused at the first look would show nothing."""
+    """If every case were refused at once, the test would check nothing."""
     found = {run_case(kind, index, SEED).code for kind in ("layouts", "TorchTitan") for index in range(12)}
     assert found == {0, 1, 2}
 
@@ -43,15 +43,15 @@ def test_kinds_reach_every_exit_code():
             "more than one message: 'shardwright: one\\nshardwright: two\\n'",
         ),
         (3, "", "", "exit code 3"),
-        (1, "", "Traceback (most recent call last)", "a traceback in what it says: Traceback (most recent call last)"),
+        (1, "", "Traceback (most recent call last)", "a traceback in its output: Traceback (most recent call last)"),
     ],
 )
-def test_what_is_against_the_rules_is_seen(code, out, err, wrong):
+def test_a_violated_rule_is_detected(code, out, err, wrong):
     assert judged(code, out, err, as_json=False) == wrong
 
 
-def test_a_fault_of_ours_is_seen(monkeypatch):
-    """The harness itself: what raises is told with its traceback, and what hangs is ended."""
+def test_a_fault_of_the_program_is_detected(monkeypatch):
+    """The harness itself: an exception is reported with its traceback, and an endless loop is interrupted."""
 
     def raises(_):
         raise IndexError("seen")

@@ -1,1 +1,1 @@
-"""Golden files, and the programs that write them anew."""
+"""Golden files, and the programs that regenerate them."""

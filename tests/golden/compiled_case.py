@@ -1,4 +1,4 @@
-"""A plan, a program made of it by hand in which a law is broken, and a neighbour of it in which it is kept.
+"""A plan, a handmade program of it that violates a law, and a similar program that does not.
 
 The whole text of each finding is kept in a file. A new or changed text is written by
 ``python -m tests.golden.regenerate_findings``. Read the diff before you commit it.
@@ -76,5 +76,5 @@ def golden_text(case: CompiledCase) -> str:
 
 
 def first_text(case: CompiledCase) -> str:
-    """What its page shows."""
+    """The text that its page shows."""
     return f"{of_its_code(case, case.program)[0].text()}\n"

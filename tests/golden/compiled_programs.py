@@ -1,4 +1,4 @@
-"""Programs made by hand in which a compiler did not do what it was asked for, each of a plan for eight chips."""
+"""Handmade programs in which a compiler did not do what was requested, each for a plan for eight chips."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def planned(plan: Plan) -> CompiledProgram:
 
 
 def weights_gathered(plan: Plan) -> CompiledProgram:
-    """As batch-major dispatch does it: every expert's weights on every device, and their gradients summed whole."""
+    """As in batch-major dispatch: every expert's weights are gathered on every device, and their gradients are all-reduced."""
     program = changed(planned(plan), where({"kind": "all-to-all"}, lambda _: None))
     return beside(program, [one for name in EXPERTS for one in _whole(plan, name)])
 
@@ -42,7 +42,7 @@ def _whole(plan: Plan, name: str) -> list[CompiledCollective]:
 
 
 def tokens_gathered(plan: Plan) -> CompiledProgram:
-    """All tokens of the group on each of its devices, and the sums of what their experts made scattered again."""
+    """All tokens of the group are gathered on each of its devices, and the experts' outputs are reduce-scattered."""
 
     def gathered(one: CompiledCollective) -> CompiledCollective:
         kind = "all-gather" if "router.dispatched" in one.tensors else "reduce-scatter"
@@ -67,7 +67,7 @@ def tokens_exchanged(plan: Plan) -> CompiledProgram:
 
 
 def gathered_again(plan: Plan) -> CompiledProgram:
-    """The feed-forward weights gathered once more in each layer."""
+    """The feed-forward weights are gathered once more in each layer."""
     wanted = {"component": "mlp", "kind": "all-gather", "phase": "recompute"}
     return changed(planned(plan), where(wanted, lambda one: replace(one, count_per_step=2 * one.count_per_step)))
 
@@ -89,7 +89,7 @@ def same_in_each_turn(plan: Plan) -> CompiledProgram:
 
 
 def made_whole(plan: Plan) -> CompiledProgram:
-    """The residual stream of all devices, for each of them to take its part of."""
+    """The residual stream of all devices is gathered, and each device slices its shard."""
     stream = plan.by_name["residual.stream"]
     gather = CompiledCollective(
         kind="all-gather",
@@ -114,7 +114,7 @@ def said_to_be_whole(plan: Plan) -> CompiledProgram:
 
 
 def keys_travel(plan: Plan) -> CompiledProgram:
-    """Keys and values of all tokens gathered, where the latent that they are made of would do."""
+    """Keys and values of all tokens are gathered, where the latent that they are computed from would suffice."""
     latent = plan.by_name["attention.latent_attended"]
     keys = plan.by_name["attention.keys_attended"]
 
@@ -132,7 +132,7 @@ def keys_travel(plan: Plan) -> CompiledProgram:
 
 
 def keys_travel_unnamed(plan: Plan) -> CompiledProgram:
-    """The same from a reader that does not look at what is made of what."""
+    """The same from a reader that does not know which values are computed from which."""
     return changed(keys_travel(plan), lambda one: replace(one, made_from_bytes=None))
 
 
@@ -144,7 +144,7 @@ def summed_whole(plan: Plan) -> CompiledProgram:
 
 
 def repeated_products(plan: Plan) -> CompiledProgram:
-    """Attention computed on every device of an axis that should have shared it out."""
+    """Attention is computed on every device of an axis that should shard it."""
     work: dict[str, int] = {}
     for (component, _), flops in step_flops(plan).items():
         work[component] = work.get(component, 0) + int(flops)
@@ -157,7 +157,7 @@ def as_many_products(plan: Plan) -> CompiledProgram:
 
 
 def wider(plan: Plan) -> CompiledProgram:
-    """Weights cast where they are used, and not before they are gathered."""
+    """Weights are cast where they are used, not before they are gathered."""
 
     def wide(one: CompiledCollective) -> CompiledCollective:
         factor = 4 // width(one.dtypes[0])

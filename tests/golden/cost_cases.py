@@ -1,4 +1,4 @@
-"""The cases of findings about what a layout costs: what moves in a step, what does nothing, and what does not fit."""
+"""The cases of findings about the cost of a layout: communication in a step, settings without effect, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases of what an engine does not run: each kind under the engine that does not, beside a neighbour that is run."""
+"""The cases of what an engine does not run: each kind under that engine, and a similar request that it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that breaks a law, a neighbour of it that does not, and where the whole text of the finding is kept.
+"""A request that violates a law, a similar request that does not, and the golden file with the full text of the finding.
 
 A new or changed text is written by ``python -m tests.golden.regenerate_findings``. Read the diff before you commit it.
 """
@@ -34,9 +34,9 @@ class Case:
     neighbour: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
     table: str = ""
-    """A change of the model's table, by its name in TABLES."""
+    """A change of the model's table: its name in TABLES."""
     chips: str = ""
-    """What the plan is priced on, as ``--chips`` has it."""
+    """The chips for the cost of the plan, as in ``--chips``."""
 
     @property
     def code(self) -> str:
@@ -46,12 +46,12 @@ class Case:
     def path(self) -> Path:
         return FOLDER / f"{self.name}.txt"
 
-    def beside(self) -> Case:
+    def similar(self) -> Case:
         return replace(self, **self.neighbour)
 
 
 def fused_heads(table: ModelTable) -> ModelTable:
-    """With a weight and an activation that have heads and KV heads in one tensor."""
+    """Adds a weight and an activation that have heads and KV heads in one tensor."""
     query = table.weight("layers.attention.q")
     fused = replace(
         query,
@@ -67,7 +67,7 @@ def fused_heads(table: ModelTable) -> ModelTable:
 
 
 def odd_latent(table: ModelTable) -> ModelTable:
-    """With an activation whose hidden units no weight has: 6 of them."""
+    """Adds an activation with 6 hidden units, a size that no weight has."""
     side = Activation(
         name="mlp.side", component="mlp", logical_axes=("batch", "length", "mlp"), sizes={"mlp": 6}, num=6
     )
@@ -75,7 +75,7 @@ def odd_latent(table: ModelTable) -> ModelTable:
 
 
 def empty_router(table: ModelTable) -> ModelTable:
-    """With a router that nothing cuts: one weight over experts alone, as if tokens never met it."""
+    """With a router that no axis shards: one weight with only the dim of experts, as if no token used it."""
     weight = replace(
         table.weights[1], name="router.table", component="logits", logical_axes=("norm",), shape=(256,), storage=()
     )
@@ -88,7 +88,7 @@ TABLES = {"": lambda table: table, "fused": fused_heads, "odd": odd_latent, "bar
 
 
 def mine(roles: str, mesh: str = "{data: 1, fsdp: auto, expert: 4}", rest: str = "") -> str:
-    """A layout of one's own, each entry on a line of its own."""
+    """The text of a user's layout, each entry on its own line."""
     entries = "".join(f"  {line}\n" for line in roles.split("\n"))
     return f"name: mine\nmesh: {mesh}\nroles:\n{entries}{rest}"
 
@@ -114,7 +114,7 @@ def request(case: Case) -> Request:
 
 
 def findings(case: Case) -> tuple[Finding, ...]:
-    """Every finding of a case, as a user would meet them: those of the reading, of the mesh, or of the plan."""
+    """Every finding of a case, as a user gets them: those of the reading, of the mesh, or of the plan."""
     try:
         plan = make_plan(request(case))
         return price(plan, read_machine(case.chips)).findings if case.chips else plan.findings

@@ -137,7 +137,7 @@ CASES: tuple[Case, ...] = (
         model="mixtral-8x7b",
         layout="ep",
         options=EIGHT,
-        # One device has all the experts: there is room for each choice, and no more may come.
+        # One device has all the experts: its buffer has capacity for every assignment, and there cannot be more.
         neighbour={"layout": "fsdp"},
     ),
     Case(
@@ -373,4 +373,4 @@ ELSEWHERE = {
     "SW601": "tests/cli/test_check.py",
     "SW603": "tests/cli/test_check.py",
 }
-"""Codes that no request has, and the file of tests that holds their whole texts."""
+"""Codes that no request triggers, and the test file that has their full texts."""

@@ -1,4 +1,4 @@
-"""The pages of docs/findings: their parts, and what the command of each part says."""
+"""The pages of docs/findings: their sections, and the findings that the command of each section prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page by its code: what stands above the first section, and the text of each section."""
+    """A page by its code: the text before the first section, and the text of each section."""
 
     code: str
     head: str
@@ -43,7 +43,7 @@ def page_of(code: str) -> Page:
     return Page(code=code, head=head, sections=dict(named))
 
 
-def said(page: Page, section: str, folder: Path) -> tuple[Finding, ...]:
+def findings_of(page: Page, section: str, folder: Path) -> tuple[Finding, ...]:
     """The findings that the last command of a section prints with --json, in a folder with its layout files.
 
     Files and commands come one after another, as they stand.
@@ -79,10 +79,10 @@ def _finding(data: dict) -> Finding:
 
 
 def of_the_page(page: Page, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """The findings that a page is about; of SW121, which every layout has, those that something would mend."""
+    """The findings of a page's code; of SW121, which every layout has, only those with a fix."""
     return tuple(f for f in findings if f.code == page.code and (f.fix or page.code != "SW121"))
 
 
 def shown(page: Page, folder: Path) -> str:
-    """What the page shows below its wrong layout: the first finding that it is about."""
-    return of_the_page(page, said(page, "Wrong", folder))[0].text() + "\n"
+    """The text that the page shows below its wrong layout: the first finding of its code."""
+    return of_the_page(page, findings_of(page, "Wrong", folder))[0].text() + "\n"

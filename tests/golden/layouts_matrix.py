@@ -1,4 +1,4 @@
-"""The resolved layouts that are kept as golden files: which, where, and how to make them."""
+"""The resolved layouts with golden files: which they are, their paths, and how to make them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def request(preset: str, model: str) -> Request:
 
 
 def golden_text(plan: Plan) -> str:
-    """The dump below a line that says what was resolved."""
+    """The dump of a plan, below a line with its model, layout and mesh."""
     return f"# {plan.request.table.name} under {plan.request.layout.name} on {plan.mesh}\n{plan.dump()}"
 
 

@@ -1,9 +1,9 @@
-"""Whether golden texts have changed in words alone: every number of each file, as often as at another commit.
+"""Checks that golden texts have changed only in words: every number of each file occurs as often as at another commit.
 
     python -m tests.golden.numbers COMMIT [PATH ...]
 
 Without a path: all of tests/golden. A line of our own source in a text (``links.py:120``) is no number. Files that were
-renamed are held against what they were; those that are new or gone are told. Ends with 1 where a number is another.
+renamed are compared with their former versions; new and removed files are listed. Exit code 1 if a number differs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OF_SOURCE = re.compile(r"[\w/]+\.py:\d+(:\d+)?")
 
 
 def numbers_of(text: str) -> Counter[str]:
-    """Each number of a text, and how often it stands there.
+    """Each number of a text, and how often it occurs.
 
     >>> sorted(numbers_of("128 KiB of 1,024 at links.py:120, 4.5e-07 apart, 128 in all").items())
     [('1,024', 1), ('128', 2), ('4.5e-07', 1)]
@@ -30,7 +30,7 @@ def numbers_of(text: str) -> Counter[str]:
 
 
 def differences(before: str, after: str) -> str:
-    """The numbers that a text has lost and those that it has got; empty where it has neither.
+    """The numbers removed from a text and those added to it; empty if there are none.
 
     >>> differences("8 cuts of 4 KiB", "8 shards of 5 KiB")
     'no longer 4; now 5'
@@ -39,8 +39,8 @@ def differences(before: str, after: str) -> str:
     """
     old, new = numbers_of(before), numbers_of(after)
     lost, got = sorted((old - new).elements()), sorted((new - old).elements())
-    told = [("no longer ", lost), ("now ", got)]
-    return "; ".join(f"{word}{', '.join(numbers)}" for word, numbers in told if numbers)
+    changes = [("no longer ", lost), ("now ", got)]
+    return "; ".join(f"{word}{', '.join(numbers)}" for word, numbers in changes if numbers)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,16 +54,16 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{'new ' if old is None else 'gone'}  {new or old}")
             continue
         compared += 1
-        told = differences(_git("show", f"{commit}:{old}"), (ROOT / new).read_text(encoding="utf-8"))
-        if told:
+        changes = differences(_git("show", f"{commit}:{old}"), (ROOT / new).read_text(encoding="utf-8"))
+        if changes:
             wrong += 1
-            print(f"{new}: {told}")
+            print(f"{new}: {changes}")
     print(f"{compared} files have changed in words since {commit[:12]}, {wrong} of them in numbers")
     return 1 if wrong else 0
 
 
 def _pairs(commit: str, paths: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
-    """What each text that is not as it was, was called, and is."""
+    """The former and the present path of each changed text."""
     for line in _git("diff", "--name-status", "-M50%", commit, "--", *paths).splitlines():
         kind, *names = line.split("\t")
         if Path(names[-1]).suffix == ".py":

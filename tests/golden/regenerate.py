@@ -1,4 +1,4 @@
-"""Write the golden files of resolved layouts anew: ``python -m tests.golden.regenerate``. Read the diff before you commit it."""
+"""Regenerate the golden files of resolved layouts: ``python -m tests.golden.regenerate``. Read the diff before you commit it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the golden texts of findings anew, and those in docs/findings: ``python -m tests.golden.regenerate_findings``.
+"""Regenerate the golden texts of findings, and those in docs/findings: ``python -m tests.golden.regenerate_findings``.
 
 Read the diff before you commit it.
 """
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def write_texts(folder: Path, texts: Mapping[Path, str]) -> None:
-    """Write what is new or has changed, and remove what no case has."""
+    """Write texts that are new or changed, and remove those of no case."""
     folder.mkdir(exist_ok=True)
     for stale in set(folder.glob("*.txt")) - set(texts):
         stale.unlink()
@@ -40,7 +40,7 @@ def write_texts(folder: Path, texts: Mapping[Path, str]) -> None:
 
 
 def write_page(page: findings_pages.Page, shown: str) -> None:
-    """Put a finding under a page's wrong layout."""
+    """Write a finding below a page's wrong layout."""
     old = page.path.read_text(encoding="utf-8")
     head, rest = old.split("```text\n", 1)
     _, tail = rest.split("```\n", 1)

@@ -1,4 +1,4 @@
-"""What holds the numbers of golden texts notices a number that changed, and no word that did."""
+"""The check of numbers in golden texts detects a changed number, and ignores changed words."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_words_may_change(repository: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "2 files have changed in words since HEAD, 0 of them in numbers\n"
 
 
-def test_a_number_may_not(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_may_not_change(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "b.txt").write_text("5 shards at links.py:120\n")
     assert numbers.main(["HEAD"]) == 1
     assert "tests/golden/b.txt: no longer 4; now 5\n" in capsys.readouterr().out
 
 
-def test_without_a_commit_it_says_how() -> None:
+def test_without_a_commit_the_usage_is_printed() -> None:
     assert numbers.main([]) == 2

@@ -1,4 +1,4 @@
-"""The cases of findings that need chips: which links the axes of a mesh cross, and how large messages are."""
+"""The cases of findings that need chips: which links the axes of a mesh use, and how large messages are."""
 
 from __future__ import annotations
 

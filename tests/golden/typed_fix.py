@@ -1,4 +1,4 @@
-"""A fix as a person would use it: its text is typed, into the command or into the layout's file, and nothing else is known."""
+"""Applies a fix as a person would: its text is typed into the command or the layout's file, without other knowledge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RULE_OUT = re.compile(r"take the rule for '(?P<name>\w+)' in '(?P<component>\w+)
 
 
 def typed(case: Case, fix: str) -> Case:
-    """The case after a fix was followed to the letter. Raises ValueError for a text that says nothing one could type."""
+    """The case after its fix was applied literally. Raises ValueError for a text with nothing that can be typed."""
     if fix.startswith("--"):
         return replace(case, options=with_flags(case.options, fix.split(", or ")[0]))
     values = yaml.safe_load(layout_text(case))
@@ -38,13 +38,13 @@ def typed(case: Case, fix: str) -> Case:
 
 
 def with_flags(options: dict[str, Any], text: str) -> dict[str, Any]:
-    """The options with those of a command line put in their place; ``--mesh`` adds to the sizes given before."""
+    """The options, replaced by those of a command line; ``--mesh`` adds to the sizes given before."""
     assert FLAGS.sub("", text).strip() == "", text
     changed = dict(options)
     for flag, value in FLAGS.findall(text):
         if flag == "mesh":
             sizes = {axis: int(size) for axis, size in (pair.split("=") for pair in value.split(","))}
-            # A name that no layout has is a misspelling of the one that is typed now.
+            # A name that no layout has is replaced: it was a misspelling of the name typed now.
             old = {a: s for a, s in changed.get("mesh_sizes", {}).items() if a != "tensorr"}
             changed["mesh_sizes"] = {**old, **sizes}
         else:

@@ -24,7 +24,7 @@ def test_log_agrees_with_the_standard_library() -> None:
     np.testing.assert_allclose(normal.log(x), expected, rtol=5e-16, atol=0)
 
 
-def test_constants_of_the_cut_off_normal() -> None:
+def test_constants_of_the_truncated_normal() -> None:
     density = math.exp(-4.5) / math.sqrt(2 * math.pi)
     mass = math.erf(3 / math.sqrt(2))
     assert mass == normal.MASS
@@ -52,7 +52,7 @@ def test_scramble_agrees_with_plain_integers() -> None:
     assert scramble(np.array(index, np.uint64), key).tolist() == expected
 
 
-def test_each_bit_is_as_often_set_as_not() -> None:
+def test_each_bit_is_set_in_half_of_the_values() -> None:
     bits = scramble(np.arange(1 << 16, dtype=np.uint64), key_of(0, "w"))
     for place in range(64):
         share = float(((bits >> np.uint64(place)) & np.uint64(1)).mean())

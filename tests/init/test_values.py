@@ -1,4 +1,4 @@
-"""Initial values: any box alone has the bits of the whole tensor, and the values are what they claim to be."""
+"""Initial values: any box alone has the bits of the full tensor, and the values have the specified distribution."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tensors_and_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], Box]:
 
 @settings(max_examples=300)
 @given(tensors_and_boxes(), st.sampled_from([1, 2, 5, 64, CHUNK]))
-def test_any_box_has_the_bits_of_the_whole(case: tuple[tuple[int, ...], Box], chunk: int) -> None:
+def test_any_box_has_the_bits_of_the_full_tensor(case: tuple[tuple[int, ...], Box], chunk: int) -> None:
     shape, box = case
     expected = whole(shape=shape)[box.slices]
     with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +72,7 @@ def test_any_box_has_the_bits_of_the_whole(case: tuple[tuple[int, ...], Box], ch
     ],
     ids=str,
 )
-def test_boxes_larger_than_a_chunk_have_the_bits_of_the_whole(box: Box) -> None:
+def test_boxes_larger_than_a_chunk_have_the_bits_of_the_full_tensor(box: Box) -> None:
     shape = (3, 130, 251)
     assert math.prod(shape) > 2 * CHUNK
     np.testing.assert_array_equal(tensor_values("w", shape, NORMAL, 0, box), whole(shape=shape)[box.slices])
@@ -101,7 +101,7 @@ def test_boxes_beyond_two_to_the_32_elements_are_made_alone() -> None:
 
 
 def test_the_bits_never_change() -> None:
-    """Golden values: a change here is a change of every run that anyone has started."""
+    """Golden values: a change here changes every run that starts from a seed."""
     assert [value.hex() for value in whole("embedding", (5,), seed=0).tolist()] == GOLDEN_0
     assert [value.hex() for value in whole("embedding", (5,), seed=2**40).tolist()] == GOLDEN_1
     weight = stacked_weight(Initializer(kind="normal", stddev=0.02))
@@ -140,7 +140,7 @@ def test_neighbours_are_independent() -> None:
         assert abs(product) < 5 / math.sqrt(values.size - distance), distance
 
 
-def test_moments_are_those_of_the_normal_cut_off_at_three() -> None:
+def test_moments_are_those_of_the_normal_truncated_at_three() -> None:
     values = whole(shape=(2_000_000,)).astype(np.float64)
     stddev = math.sqrt(_moment(2))
     kurtosis = _moment(4) / _moment(2) ** 2
@@ -153,7 +153,7 @@ def test_moments_are_those_of_the_normal_cut_off_at_three() -> None:
 
 
 def _moment(power: int) -> float:
-    """Of the standard normal cut off at 3, by the midpoint rule."""
+    """Of the standard normal truncated at 3, by the midpoint rule."""
     x = (np.arange(1_000_000) + 0.5) * 6e-6 - 3
     density = np.exp(-x * x / 2)
     return float((x**power * density).sum() / density.sum())
@@ -165,7 +165,7 @@ def test_distribution_passes_kolmogorov_and_smirnov() -> None:
     expected = np.array([0.5 + 0.5 * math.erf(value / math.sqrt(2)) / mass for value in values])
     steps = np.arange(values.size + 1) / values.size
     distance = max(np.abs(expected - steps[1:]).max(), np.abs(expected - steps[:-1]).max())
-    # The value that 1 in 1,000 samples of the true distribution exceeds.
+    # 1 in 1,000 samples of the true distribution exceeds this value.
     assert distance < 1.95 / math.sqrt(values.size)
 
 
@@ -210,7 +210,7 @@ def test_speed_is_millions_of_elements_a_second() -> None:
     assert box.size / min(times_s) > 3e6
 
 
-def test_threads_make_the_same_bits() -> None:
+def test_threads_compute_the_same_bits() -> None:
     made: dict[int, np.ndarray] = {}
     workers = [threading.Thread(target=lambda n=n: made.update({n: whole(shape=(50_000,))})) for n in range(4)]
     for worker in workers:
@@ -232,7 +232,7 @@ print(hashlib.sha256(values.tobytes()).hexdigest())
 
 
 def test_bits_do_not_depend_on_the_vector_instructions() -> None:
-    """Every vector extension that NumPy found switched off: its own logarithm gives other bits then, ours may not."""
+    """With every vector extension of NumPy disabled, NumPy's own logarithm gives other bits; ours must not."""
     config = np.show_config(mode="dicts")
     assert config is not None
     digests = set()

@@ -29,7 +29,7 @@ _FILE_NAME = re.compile(r"(?:#|//|<!--) (?P<name>[\w./-]+\.\w+)(?: -->)?")
 
 
 class ExampleError(AssertionError):
-    """An example does not do what the document says."""
+    """An example does not behave as its document shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of a console block, and what it should print."""
+    """A command of a console block, and its expected output."""
 
     text: str
     expected: tuple[str, ...]
@@ -72,7 +72,7 @@ def blocks(markdown: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a console block. Raises ExampleError for output that stands before any."""
+    """The commands of a console block. Raises ExampleError for output before the first command."""
     found: list[Command] = []
     lines = list(enumerate(block.lines, start=block.first_line))
     while lines:
@@ -92,7 +92,7 @@ def commands(block: Block) -> list[Command]:
 
 
 def matches(expected: tuple[str, ...], printed: str) -> bool:
-    """Whether a text is what was expected, up to ``...`` and space at the ends of lines.
+    """Whether a text equals the expected one, except for ``...`` and space at the ends of lines.
 
     >>> matches(("loss ... at step 3", "...", "done"), "loss 5.01 at step 3\\n\\nsaved\\ndone\\n")
     True
@@ -144,7 +144,7 @@ def _run_python(block: Block, path: Path, program: dict[str, object]) -> None:
     if any(line.startswith(">>> ") for line in block.lines):
         test = doctest.DocTestParser().get_doctest(source, program, path.name, str(path), block.first_line - 1)
         written: list[str] = []
-        # With the names that earlier blocks defined, and left for later ones.
+        # Blocks share their names: each has those that earlier blocks defined.
         test.globs = program
         doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(
             test, out=written.append, clear_globs=False

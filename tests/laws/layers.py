@@ -1,4 +1,4 @@
-"""Which layer may import what, as data, and the reading of it off the sources.
+"""Which layer may import what, as data, and the imports that the sources have.
 
 A layer is a folder of src/shardwright; ``FRONT`` stands for the files directly in it. Every import statement counts,
 inside functions and for type checking too. What a layer reaches only when it is called (``AT_CALL_TIME``: engines,
@@ -41,21 +41,21 @@ LAYERS: Mapping[str, frozenset[str]] = {
         FRONT: {"core", "files", "layouts", "models"},
     }.items()
 }
-"""For each layer the other layers and the libraries that it may import, besides the standard library and itself."""
+"""For each layer the other layers and the libraries that it may import, in addition to the standard library and itself."""
 
 _ENGINES = frozenset({"engine_jax", "engine_torch"})
 
 AT_CALL_TIME: Mapping[str, frozenset[str]] = {
     "report": _ENGINES,
     "cli": _ENGINES,
-    # An extra that a run writes its curves with, when asked to.
+    # An optional dependency with which a run writes its curves on request.
     "runs": frozenset({"tensorboardX"}),
     FRONT: _ENGINES,
 }
-"""What a layer may import inside a function, besides what it may import anywhere."""
+"""Additional imports that a layer may have inside a function."""
 
 STANDARD_LIBRARY_ONLY = ("core", "locks", "training", "cost", "models", "compiled")
-"""Layers whose modules load the standard library and each other, nothing else."""
+"""Layers whose modules load only the standard library and each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def modules(source_folder: Path) -> dict[str, Path]:
 
 
 def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
-    """What ``module`` imports against the table, one sentence each."""
+    """Imports of ``module`` that the table forbids, one sentence each."""
     layer = layer_of(module)
     wrong = []
     for found in _imports(ast.parse(source), module, is_package):

@@ -1,4 +1,4 @@
-"""Which room of a layer may import which, as data, and the reading of it off the sources.
+"""Which room of a layer may import which, as data, and the imports that the sources have.
 
 A room is a folder of a layer; ``""`` stands for the files that lie directly in the layer. Each room may import those that
 stand before it.
@@ -40,11 +40,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }
 
 ONE_FOR_EACH = ("core/checks", "compiled/findings", "interop/maxtext/checks", "layouts")
-"""Rooms of checks and presets: one file for each, as many as there are."""
+"""Rooms of checks and presets: one file for each, without a limit."""
 
 
 def crowded(package: Path) -> list[str]:
-    """Folders with more files than a reader takes in."""
+    """Folders with more than ``MOST_FILES`` files."""
     found = []
     for folder in [package, *sorted(path for path in package.rglob("*") if path.is_dir())]:
         name, number = folder.relative_to(package).as_posix(), len(list(folder.glob("*.py")))
@@ -54,14 +54,14 @@ def crowded(package: Path) -> list[str]:
 
 
 def unlisted(package: Path) -> list[str]:
-    """Rooms whose docstring leaves one of their files out, or has one that is not there."""
+    """Rooms whose docstring omits one of their files, or lists one that does not exist."""
     found = []
     for folder in sorted(path for path in package.rglob("*") if (path / "__init__.py").exists()):
         name = folder.relative_to(package).as_posix()
         if len(folder.relative_to(package).parts) == 1 or name in ONE_FOR_EACH:
             continue
-        said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-        listed = {line.split()[0] for line in said.splitlines() if re.match(r"\w+[.]py ", line)}
+        docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+        listed = {line.split()[0] for line in docstring.splitlines() if re.match(r"\w+[.]py ", line)}
         there = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
         found += [f"{name} does not say what {file} is" for file in sorted(there - listed)]
         found += [f"{name} says what {file} is, which is not there" for file in sorted(listed - there)]
@@ -69,7 +69,7 @@ def unlisted(package: Path) -> list[str]:
 
 
 def without_a_place(modules: Mapping[str, Path], rooms: Mapping[str, tuple[str, ...]] = ROOMS) -> list[str]:
-    """Rooms that the table does not have, and those that are no longer there."""
+    """Rooms that the table lacks, and rooms in the table that no longer exist."""
     there = {(layer, room) for name, path in modules.items() for layer, room in [place(name, path)] if layer}
     listed = {(layer, room) for layer, order in rooms.items() for room in order}
     layers_with_rooms = {layer for layer, room in there if room}
@@ -80,7 +80,7 @@ def without_a_place(modules: Mapping[str, Path], rooms: Mapping[str, tuple[str, 
 
 
 def backwards(modules: Mapping[str, Path], rooms: Mapping[str, tuple[str, ...]] = ROOMS) -> list[str]:
-    """Imports of a room from one that stands before it."""
+    """Imports from a later room of the order."""
     wrong = []
     for name, path in modules.items():
         layer, room = place(name, path)
@@ -90,26 +90,26 @@ def backwards(modules: Mapping[str, Path], rooms: Mapping[str, tuple[str, ...]] 
                 continue
             order = rooms[layer]
             if room in order and other in order and order.index(other) > order.index(room):
-                wrong.append(f"{name}: '{room or layer}' stands before '{other or layer}' and may not import {target}")
+                wrong.append(f"{name}: '{room or layer}' is before '{other or layer}' and may not import {target}")
     return wrong
 
 
 def circles(modules: Mapping[str, Path]) -> list[str]:
-    """Modules that import themselves by way of others, each circle once."""
+    """Import cycles, each once."""
     graph = {name: _targets(name, path, modules) for name, path in modules.items()}
     found: list[str] = []
     done: set[str] = set()
 
-    def walk(name: str, way: list[str]) -> None:
-        if name in way:
-            circle = way[way.index(name) :]
+    def walk(name: str, chain: list[str]) -> None:
+        if name in chain:
+            circle = chain[chain.index(name) :]
             if not any(set(circle) == set(one.split(" -> ")) for one in found):
                 found.append(" -> ".join(circle))
             return
         if name in done:
             return
         for target in sorted(graph[name]):
-            walk(target, [*way, name])
+            walk(target, [*chain, name])
         done.add(name)
 
     for name in graph:
@@ -118,14 +118,14 @@ def circles(modules: Mapping[str, Path]) -> list[str]:
 
 
 def place(name: str, path: Path) -> tuple[str, str]:
-    """The layer and the room of a module; no layer for those directly in the package."""
+    """The layer and the room of a module; no layer for modules directly in the package."""
     parts = name.split(".")[1:]
     folders = parts if path.stem == "__init__" else parts[:-1]
     return (folders[0], ".".join(folders[1:])) if folders else ("", "")
 
 
 def _targets(name: str, path: Path, modules: Mapping[str, Path]) -> set[str]:
-    """The modules of ours that a module imports, wherever in it."""
+    """The modules of this package that a module imports, at any level."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -137,12 +137,12 @@ def _targets(name: str, path: Path, modules: Mapping[str, Path]) -> set[str]:
 
 
 def drawn(package: Path) -> str:
-    """The folders of the package as a tree, each with the first line of what it says of itself."""
+    """The folders of the package as a tree, each with the first line of its docstring."""
     rows = []
     for path in sorted(package.rglob("__init__.py")):
         folder = path.parent.relative_to(package)
         if folder.parts:
-            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            rows.append(("  " * (len(folder.parts) - 1) + f"{folder.name}/", said.partition("\n")[0]))
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            rows.append(("  " * (len(folder.parts) - 1) + f"{folder.name}/", docstring.partition("\n")[0]))
     width = max(len(name) for name, _ in rows)
-    return "".join(f"{name:{width}}  {said}\n" for name, said in rows)
+    return "".join(f"{name:{width}}  {line}\n" for name, line in rows)

@@ -1,4 +1,4 @@
-"""Laws over the text of each source file. Every function gives the files that break one law, with the reason."""
+"""Laws about the text of source files. Every function returns the files that violate one law, with the reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def too_long(root: Path, files: Iterable[Path], longer: Mapping[str, int] = LONG
 
 
 def named_after_nothing(root: Path, files: Iterable[Path]) -> list[str]:
-    """Files and folders whose name says that they hold anything."""
+    """Files and folders with a name that could mean anything."""
     return [
         f"{path.relative_to(root).as_posix()}: name it after the one thing it holds"
         for path in files
@@ -45,7 +45,7 @@ def named_after_nothing(root: Path, files: Iterable[Path]) -> list[str]:
 
 
 def without_docstring(root: Path, files: Iterable[Path]) -> list[str]:
-    """Modules that do not say what they are."""
+    """Modules without a docstring."""
     return [
         f"{path.relative_to(root).as_posix()} has no docstring"
         for path in files
@@ -81,11 +81,11 @@ REFUSING = {
     "engine_torch/own_program/values.py": "a user's own module",
     "engine_torch/training/run.py": "ranks that are there",
 }
-"""The files of the engines that may refuse what a user asks, and what only the machine or the user's program can tell them."""
+"""The files of the engines that may refuse a request, and the facts that only the machine or the user's program has."""
 
 
 def refusing_engines(root: Path, files: Iterable[Path]) -> list[str]:
-    """Files of an engine that raise a user's error: what its engine does not run, a plan says."""
+    """Files of an engine that raise a user's error. What an engine does not run must be a finding of the plan."""
     wrong = []
     for file in files:
         name = file.relative_to(root).as_posix()

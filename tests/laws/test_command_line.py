@@ -1,4 +1,4 @@
-"""The options of every verb are the ones listed here: whoever adds, renames or takes away one says so in this table."""
+"""The options of every verb are those listed here: a change that adds, renames or removes one must update this table."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ VERBS = {
 
 def help_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "100")
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         assert main([*verb.split(), "--help"]) == 0
-    return said.getvalue()
+    return printed.getvalue()
 
 
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_options_of_a_verb(verb, monkeypatch):
-    # An option begins its line: the text beside it may name others.
+    # An option begins its line: its description may name others.
     listed = re.findall(r"^  (--[a-z][a-z-]*)", help_of(verb, monkeypatch), re.MULTILINE)
     assert sorted(listed) == sorted(OPTIONS[verb])
 
@@ -129,7 +129,7 @@ def test_verbs(verb, monkeypatch):
 def test_every_option_says_what_it_is_for(verb, monkeypatch):
     text = help_of(verb, monkeypatch)
     for option in OPTIONS[verb]:
-        (said,) = re.findall(rf"^  {option} (.*(?:\n {{10,}}\S.*)*)", text, re.MULTILINE)
+        (description,) = re.findall(rf"^  {option} (.*(?:\n {{10,}}\S.*)*)", text, re.MULTILINE)
         # Without the names of values, the default and the frame, a sentence remains.
-        left = re.sub(r"\([^)]*\)|\{[^}]*\}|\n", " ", said)
-        assert re.search(r"[A-Z][a-z]* [A-Za-z]", left), (option, said)
+        left = re.sub(r"\([^)]*\)|\{[^}]*\}|\n", " ", description)
+        assert re.search(r"[A-Z][a-z]* [A-Za-z]", left), (option, description)

@@ -1,4 +1,4 @@
-"""Every example in a docstring of src runs and prints what it says."""
+"""Every example in a docstring of src runs and prints the expected output."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from tests.conftest import ROOT
 from tests.laws.layers import modules
 
-# Modules of engines import JAX; the examples see the same eight devices as the tests.
+# Modules of engines import JAX; the examples run on the same eight devices as the tests.
 pytestmark = pytest.mark.devices
 
 MODULES = [name for name in modules(ROOT / "src") if not name.endswith("__main__")]
 
 
 def failures(module: types.ModuleType) -> list[str]:
-    """What each failing example of a module printed."""
+    """The output of each failing example of a module."""
     written: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     for test in doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__):

@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is what happens; and an example that lies is noticed."""
+"""The examples of README.md and docs/ behave as shown; and a wrong example is detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
-def test_document_is_there_and_links_to_what_is_there(path: Path) -> None:
+def test_document_exists_and_its_links_are_valid(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# ")
     for block in blocks(text):
@@ -86,7 +86,7 @@ with open("mine.yaml") as file:
 """
 
 
-def test_a_document_that_tells_the_truth(tmp_path: Path, user_environment: dict[str, str]) -> None:
+def test_a_correct_document(tmp_path: Path, user_environment: dict[str, str]) -> None:
     assert run(GOOD, tmp_path, user_environment) == 7
 
 
@@ -103,7 +103,7 @@ def test_a_document_that_tells_the_truth(tmp_path: Path, user_environment: dict[
         ("text\n```python\nx = 1\n", "line 2: this block is never closed"),
     ],
 )
-def test_a_document_that_lies(tmp_path: Path, user_environment: dict[str, str], text: str, message: str) -> None:
+def test_a_wrong_document(tmp_path: Path, user_environment: dict[str, str], text: str, message: str) -> None:
     with pytest.raises(ExampleError) as caught:
         run(text, tmp_path, user_environment)
     assert message in str(caught.value)

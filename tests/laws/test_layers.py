@@ -1,4 +1,4 @@
-"""The import table holds over every source file, and would notice if it did not."""
+"""The import table holds for every source file, and a violation would be detected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_folder_is_a_layer() -> None:
 
 
 def test_layers_are_in_an_order() -> None:
-    """No layer reaches itself through others, and engines are reached when called only, never by each other."""
+    """No layer imports itself through others. Engines are imported only inside functions, and never by each other."""
     for layer in LAYERS:
         reached, frontier = set(), {layer}
         while frontier:
@@ -60,7 +60,7 @@ def test_layers_are_in_an_order() -> None:
         ("shardwright.core.mesh.mesh", "__import__('jax')", "jax"),
         ("shardwright.core.mesh.mesh", "import importlib\nimportlib.import_module(name)", "computed name"),
         ("shardwright.engine_jax.training.step", "import importlib\nimportlib.import_module(name)", "computed name"),
-        # What predicts a program does not see one.
+        # The layer that predicts a program does not read one.
         (
             "shardwright.core.plan.collectives",
             "from shardwright.compiled.reading.read import read",
@@ -124,7 +124,7 @@ def loaded_by(names: list[str], *paths: Path, through_front_door: bool = True) -
 def test_the_core_loads_the_standard_library_only() -> None:
     names = [module for module in SOURCES if layer_of(module) in STANDARD_LIBRARY_ONLY]
     assert "shardwright.core.mesh.mesh" in names
-    # The front door loads more than the core, and would be run first.
+    # The package's own ``__init__`` loads more than the core, and would be run first.
     assert loaded_by(names, through_front_door=False) == {PACKAGE}
 
 

@@ -1,4 +1,4 @@
-"""The rooms of each layer are one-way, small enough to be taken in, and drawn in ARCHITECTURE.md; and the tests would notice."""
+"""The rooms of each layer import one way, are small, and are drawn in ARCHITECTURE.md; and a violation would be detected."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_import_backwards_is_noticed(package: Path) -> None:
     (package / "core" / "mesh" / "spec.py").write_text("from shardwright.core.layout import roles\n")
     found = modules(package.parent)
     assert backwards(found, TWO) == [
-        "shardwright.core.mesh.spec: 'mesh' stands before 'layout' and may not import shardwright.core.layout.roles"
+        "shardwright.core.mesh.spec: 'mesh' is before 'layout' and may not import shardwright.core.layout.roles"
     ]
     assert circles(found) == ["shardwright.core.layout.roles -> shardwright.core.mesh.spec"]
 
@@ -88,5 +88,5 @@ def test_every_layer_with_rooms_has_an_order() -> None:
     assert all(order.count(room) == 1 for order in ROOMS.values() for room in order)
 
 
-def test_the_drawing_is_of_folders_and_what_they_say(package: Path) -> None:
+def test_the_drawing_has_folders_and_their_docstrings(package: Path) -> None:
     assert drawn(package) == "core/      The core.\n  layout/  Layouts.\n  mesh/    The mesh.\n"

@@ -1,4 +1,4 @@
-"""The setup script with stand-ins for Python and pip: what it makes, what it leaves alone, what it repairs."""
+"""The setup script with fakes of Python and pip: what it creates, what it leaves unchanged, what it repairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-# Answers the questions of the script, makes an environment that holds itself, and writes down what pip is asked for.
+# Answers the queries of the script, makes an environment that contains itself, and records the arguments of pip.
 PYTHON = """\
 #!/bin/sh
 case "$1 $2" in
@@ -37,7 +37,7 @@ COMPLETE = [".[jax]", ".[jax,torch]", ".[jax,torch,dev]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkout:
-    """A folder with the script, and a PATH that has the stand-ins and ordinary commands."""
+    """A folder with the script, and a PATH with the fakes and ordinary commands."""
 
     folder: Path
     commands: Path
@@ -47,7 +47,7 @@ class Checkout:
         (self.commands / name).chmod(0o755)
 
     def run(self, kind: str, python: str = "", *, code: int = 0, activated: bool = False) -> tuple[list[str], str]:
-        """What was done, step by step, and what was written for a person."""
+        """The steps that were done, and the messages that were written."""
         (self.folder / "log").unlink(missing_ok=True)
         path = f"{self.folder}/.venv/bin:{self.commands}" if activated else str(self.commands)
         done = subprocess.run(
@@ -80,9 +80,9 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_makes_an_environment_once(checkout: Checkout) -> None:
-    steps, told = checkout.run("complete")
+    steps, message = checkout.run("complete")
     assert steps == ["venv", *COMPLETE]
-    assert told.splitlines()[:-1] == [
+    assert message.splitlines()[:-1] == [
         "setup: making .venv with python3 (Python 3.11.7)",
         "setup: installing JAX and what training needs",
         "setup: installing PyTorch (the largest part)",
@@ -161,11 +161,11 @@ def test_an_activated_environment_is_not_made_from_itself(checkout: Checkout) ->
     (checkout.folder / ".venv" / "UNFINISHED").touch()
     assert checkout.run("complete", activated=True)[0] == ["venv", *COMPLETE]
     (checkout.folder / ".venv" / "UNFINISHED").touch()
-    told = checkout.run("complete", str(checkout.folder / ".venv" / "bin" / "python"), code=2)[1]
-    assert "bin/python is that of the environment itself\n" in told
+    message = checkout.run("complete", str(checkout.folder / ".venv" / "bin" / "python"), code=2)[1]
+    assert "bin/python is that of the environment itself\n" in message
 
 
-def test_says_what_it_tried_when_no_python_will_do(checkout: Checkout) -> None:
+def test_reports_what_it_tried_if_no_python_is_suitable(checkout: Checkout) -> None:
     checkout.install("python3", OLD)
     checkout.install("python3.13", SHIM)
     assert checkout.run("complete", code=2) == (

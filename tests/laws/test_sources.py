@@ -1,4 +1,4 @@
-"""The laws over source files hold, and each of them notices a file that breaks it."""
+"""The laws about source files hold, and each detects a file that violates it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables that the docs show are those that the code reads."""
+"""The tables in the docs are those that the code reads."""
 
 from __future__ import annotations
 

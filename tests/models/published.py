@@ -20,7 +20,7 @@ TOLERANCE = 1e-4
 
 
 def rope_parameters(rope: Rope) -> dict:
-    """How transformers spells a ``Rope``."""
+    """A ``Rope`` as a config of transformers."""
     if rope.kind == "default":
         return {"rope_type": "default", "rope_theta": rope.theta}
     spelled = {
@@ -99,7 +99,7 @@ def model_class(config: transformers.PreTrainedConfig) -> type[transformers.PreT
 
 
 def published_logits(table: ModelTable, weights: dict[str, np.ndarray], tokens: np.ndarray, folder: Path) -> np.ndarray:
-    """Logits of transformers on our weights, which travel as a published checkpoint would."""
+    """Logits of transformers on our weights, passed in the format of a published checkpoint."""
     config = published_config(table.architecture)
     tensors = {
         name: np.ascontiguousarray(array)

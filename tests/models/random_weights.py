@@ -1,4 +1,4 @@
-"""Weights that hide nothing: no norm is one, no bias is zero, and no two weights are alike."""
+"""Random weights that reveal any mix-up: no norm is one, no bias is zero, and no two weights are equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from shardwright.core.model.table import ModelTable, Weight
 
 NEAR = {"normal": (0.0, 0.08), "ones": (1.0, 0.2), "zeros": (0.0, 0.3)}
-"""Mean and standard deviation by the kind of the initialiser."""
+"""Mean and standard deviation for each kind of initialiser."""
 
 
 def random_weights(table: ModelTable, seed: int = 0) -> dict[str, np.ndarray]:

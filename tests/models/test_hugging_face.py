@@ -9,7 +9,7 @@ from tests.models.random_weights import random_weights
 
 
 @pytest.mark.parametrize("model", ["llama3-test", "mixtral-test", "deepseek3-test"])
-def test_there_and_back_is_the_same_bits(model: str) -> None:
+def test_a_round_trip_gives_the_same_bits(model: str) -> None:
     table = build(model, {"num_layers": "2"})
     ours = random_weights(table)
     published = {name: array for weight in table.weights for name, array in to_published(weight, ours[weight.name])}

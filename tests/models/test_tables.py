@@ -1,4 +1,4 @@
-"""The tables: published sizes, and rows that fit each other."""
+"""The tables: published sizes, and consistent rows."""
 
 import subprocess
 import sys
@@ -67,9 +67,9 @@ def test_weights_name_only_what_they_and_the_model_have(table: ModelTable) -> No
 def test_moves_link_rows_of_one_shape(table: ModelTable) -> None:
     rows = {row.name: row for row in table.activations}
     for move in table.moves:
-        # Choices of tokens on the one side are slots of experts on the other.
+        # Token-expert assignments on the one side are slots of experts on the other.
         source, target = rows[move.source], rows[move.target]
-        # A row is its groups of tokens: where it is taken apart or put together, one side counts them too.
+        # A row consists of groups of tokens: where it is split or merged, one side has the dim of groups too.
         if move.kind in ("dispatch", "combine"):
             assert {"batch", "groups", "embed"} <= set(source.logical_axes) & set(target.logical_axes), move
             continue
@@ -212,13 +212,13 @@ def test_overrides_are_typed() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(model: str, overrides: dict[str, str], message: str) -> None:
+def test_invalid_overrides_are_refused(model: str, overrides: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as error:
         build(model, overrides)
     assert str(error.value) == message
 
 
-def test_a_table_is_made_in_milliseconds_without_a_framework() -> None:
+def test_a_table_is_built_in_milliseconds_without_a_framework() -> None:
     started = time.perf_counter()
     for name in names():
         build(name)

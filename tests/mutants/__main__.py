@@ -1,10 +1,10 @@
-"""Small faults, drawn by a seed and put into a copy of the sources one at a time: is each seen by a test that runs it?
+"""Mutation tests: small faults, drawn by a seed and put into a copy of the sources one at a time. Does a test detect each?
 
     python -m tests.mutants [--count 300] [--seed 0] [--jobs 2] [--only src/shardwright/core]
 
-First the lines that each test runs are noted, which is kept (`--kept`). Then each fault meets the tests that run its
-statement, one of each file first and the quickest of all before others, until one fails. A fault that none sees is one that
-`survivors.toml` gives a reason for, or the command ends with 1. Stopped, it goes on where it was.
+First the lines that each test runs are recorded, in a folder that is kept (`--kept`). Then each fault runs against the tests
+that run its statement, one of each file first and the quickest first, until one fails. A fault that no test detects survives:
+`survivors.toml` gives a reason for it, or the command ends with 1. An interrupted command resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 
 from tests.mutants.faults import Fault, Slip, fault_of, slips_of
 from tests.mutants.forks import ROOT, SOURCES, Running, end_group, finished, pytest_of, start, warm_up
-from tests.mutants.lines import Noted, Recorder, read_map, write_map
+from tests.mutants.lines import Recorder, Traced, read_map, write_map
 
 AREAS = ("core", "locks", "training", "cost", "checkpoint", "data", "engine_jax", "engine_torch")
-NOT_ASKED = (
+NOT_USED = (
     "tests/benchmarks",
     "tests/laws/test_documents",
     "tests/laws/test_layers",
@@ -38,39 +38,39 @@ NOT_ASKED = (
     "tests/mutants",
     "tests/targets",
 )
-"""Tests of texts and of other programs, which say nothing of a fault in the code, or take long to."""
+"""Tests of texts and of other programs, which cannot detect a fault in the code, or take too long."""
 
 IN_OTHER_PROCESSES = {
     "engine_torch": ("tests/engine_torch/test_redistribute.py", "tests/engine_torch/test_layouts_agree.py")
 }
-"""Tests whose lines run on ranks, where nobody notes them: asked about any fault of that area, after the others."""
+"""Tests whose lines run on ranks, where they are not recorded: run for every fault of that area, after the others."""
 
 SURVIVORS = Path(__file__).parent / "survivors.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``by``: the tests that ran the fault and did not see it, or how it was seen."""
+    """``by``: the tests that ran the fault and did not detect it, or how it was detected."""
 
     fault: Fault
-    seen: bool
+    detected: bool
     by: str
 
 
 def main() -> int:
     given = _arguments()
-    # Ended from outside it ends its forks too, as it does when it is interrupted.
+    # SIGTERM also ends the forks, as an interrupt does.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     environment = warm_up(os.environ)
     kept = Path(given.kept).resolve()
-    tests = _noted(kept / "lines", given, environment)
+    tests = _traced(kept / "lines", given, environment)
     drawn = drawn_from([Path(one) for one in given.only], given.count, given.seed)
     state = kept / f"seed-{given.seed}.jsonl"
     verdicts = _judged(drawn, tests, state, given, environment)
     reasons = _reasons()
-    for file, function, old, _ in outlived(reasons):
-        print(f"no longer in the code, so that {SURVIVORS.name} need not list it: {file} {function}: {old}")
-    return told(verdicts, reasons)
+    for file, function, old, _ in stale(reasons):
+        print(f"no longer in the code: remove it from {SURVIVORS.name}: {file} {function}: {old}")
+    return report(verdicts, reasons)
 
 
 def _arguments() -> argparse.Namespace:
@@ -79,11 +79,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=[f"src/shardwright/{area}" for area in AREAS])
-    parser.add_argument("--tests", nargs="+", default=["tests"], help="folders or files of tests that are asked")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="folders or files of tests to run")
     parser.add_argument(
-        "--seconds", type=float, default=300, help="of tests, as they take without a fault, for one fault"
+        "--seconds", type=float, default=300, help="of tests to run for one fault, by their time without a fault"
     )
-    parser.add_argument("--kept", default=".pytest_cache/mutants", help="the folder for what is noted")
+    parser.add_argument("--kept", default=".pytest_cache/mutants", help="the folder for recorded lines and verdicts")
     return parser.parse_args()
 
 
@@ -93,14 +93,14 @@ def _files_of_tests(folders: Sequence[str]) -> list[str]:
         for folder in folders
         for path in ([ROOT / folder] if folder.endswith(".py") else sorted((ROOT / folder).rglob("test_*.py")))
     ]
-    return [file for file in found if not file.startswith(NOT_ASKED)]
+    return [file for file in found if not file.startswith(NOT_USED)]
 
 
-def _noted(folder: Path, given: argparse.Namespace, environment: Mapping[str, str]) -> list[Noted]:
+def _traced(folder: Path, given: argparse.Namespace, environment: Mapping[str, str]) -> list[Traced]:
     """Every test with the lines that it runs."""
     files = _files_of_tests(given.tests)
     todo = [file for file in files if read_map(folder, file) is None]
-    print(f"{len(files)} files of tests, {len(todo)} of them to be run for the lines that they run")
+    print(f"{len(files)} test files; the lines of {len(todo)} of them are recorded first")
     sources = SOURCES.parent
 
     def work(file: str) -> int:
@@ -109,7 +109,7 @@ def _noted(folder: Path, given: argparse.Namespace, environment: Mapping[str, st
         if code in (0, 1) and recorder.passed:
             write_map(folder, file, recorder.passed)
         for name in recorder.failed:
-            print(f"not asked: {name}")
+            print(f"not used: {name}")
         return code
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -117,10 +117,10 @@ def _noted(folder: Path, given: argparse.Namespace, environment: Mapping[str, st
         jobs = [
             (file, lambda file=file: start(environment, sources, logs[file], 1800, lambda: work(file))) for file in todo
         ]
-        for file, code in _side_by_side(jobs, given.jobs, {0: "noted", 1: "noted, but for what fails"}):
+        for file, code in _side_by_side(jobs, given.jobs, {0: "recorded", 1: "recorded, without the tests that fail"}):
             if code not in (0, 5):
                 print(
-                    f"what fails or ends late without a fault is not asked:\n{logs[file].read_text(encoding='utf-8')[-600:]}"
+                    f"tests that fail or time out without a fault are not used:\n{logs[file].read_text(encoding='utf-8')[-600:]}"
                 )
     return [test for file in files for test in read_map(folder, file) or ()]
 
@@ -128,7 +128,7 @@ def _noted(folder: Path, given: argparse.Namespace, environment: Mapping[str, st
 def _side_by_side(
     jobs: Sequence[tuple[str, Callable[[], Running]]], most: int, words: Mapping[int, str]
 ) -> Iterator[tuple[str, int | None]]:
-    """Each job's name and exit code as it ends, None where it was ended; ``words``: what codes 0 and 1 mean."""
+    """Each job's name and exit code as it ends, None for a timeout; ``words``: the meaning of codes 0 and 1."""
     running: dict[int, tuple[str, Running]] = {}
     pending, done, started = list(reversed(jobs)), 0, time.monotonic()
     try:
@@ -145,7 +145,7 @@ def _side_by_side(
             name, _ = running.pop(one.pid)
             done += 1
             left = (time.monotonic() - started) / done * (len(jobs) - done)
-            ended_as = words.get(code, words[1]) if code is not None else "ended, late"
+            ended_as = words.get(code, words[1]) if code is not None else "timed out"
             print(f"[{done}/{len(jobs)}, {left / 60:.0f} min left] {name}: {ended_as}", flush=True)
             yield name, code
     finally:
@@ -154,7 +154,7 @@ def _side_by_side(
 
 
 def drawn_from(folders: Sequence[Path], count: int, seed: int) -> list[Fault]:
-    """Faults of the folders: each folder as many, and in it each kind, as far as there are some."""
+    """Faults of the folders: as many for each folder, and in it for each kind, as far as there are enough."""
     dice = random.Random(seed)
     by_folder: list[dict[str, list[Slip]]] = []
     for folder in folders:
@@ -178,13 +178,13 @@ def drawn_from(folders: Sequence[Path], count: int, seed: int) -> list[Fault]:
     return list(drawn.values())
 
 
-def asked_about(fault: Fault, tests: Sequence[Noted], seconds: float) -> list[Noted]:
-    """The tests that run the statement of a fault: the quickest of each file before the second of any."""
+def ranked_tests(fault: Fault, tests: Sequence[Traced], seconds: float) -> list[Traced]:
+    """The tests that run the statement of a fault: the quickest ones of each file before the others of any."""
     first, last = fault.lines
     lines = frozenset(range(first, last + 1))
     running = sorted((t for t in tests if lines & t.lines.get(fault.file, frozenset())), key=lambda test: test.seconds)
     of_file: Counter[str] = Counter()
-    ranked: list[tuple[int, float, Noted]] = []
+    ranked: list[tuple[int, float, Traced]] = []
     for test in running:
         file = test.name.partition("::")[0]
         ranked.append((of_file[file] // 4, test.seconds, test))
@@ -200,7 +200,7 @@ def asked_about(fault: Fault, tests: Sequence[Noted], seconds: float) -> list[No
 
 def _judged(
     drawn: Sequence[Fault],
-    tests: Sequence[Noted],
+    tests: Sequence[Traced],
     state: Path,
     given: argparse.Namespace,
     environment: Mapping[str, str],
@@ -211,31 +211,33 @@ def _judged(
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         jobs, faults, logs = [], {}, {}
         for number, fault in enumerate(drawn):
-            asked = asked_about(fault, tests, given.seconds)
-            names = [*(test.name for test in asked), *IN_OTHER_PROCESSES.get(fault.file.partition("/")[0], ())]
+            chosen = ranked_tests(fault, tests, given.seconds)
+            names = [*(test.name for test in chosen), *IN_OTHER_PROCESSES.get(fault.file.partition("/")[0], ())]
             before = known.get(fault.key)
-            # What was seen stays seen; what was not may be by a test that is new.
-            if before is not None and (before.seen or before.by == _tests_text(names)):
-                found[fault.key] = Verdict(fault=fault, seen=before.seen, by=before.by)
+            # A detected fault stays detected; a survivor may be detected by a new test.
+            if before is not None and (before.detected or before.by == _tests_text(names)):
+                found[fault.key] = Verdict(fault=fault, detected=before.detected, by=before.by)
                 continue
             if not names:
-                found[fault.key] = Verdict(fault=fault, seen=False, by=_tests_text(names))
+                found[fault.key] = Verdict(fault=fault, detected=False, by=_tests_text(names))
                 continue
             label = f"{number} {fault.file} {fault.function}, {fault.kind}"
             faults[label], logs[label] = (fault, names), Path(scratch) / f"{number}.log"
-            limit_s = 60 + 8 * sum(test.seconds for test in asked) + (300 if len(names) > len(asked) else 0)
+            limit_s = 60 + 8 * sum(test.seconds for test in chosen) + (300 if len(names) > len(chosen) else 0)
             jobs.append(
                 (label, _with_fault(fault, names, Path(scratch) / str(number), logs[label], limit_s, environment))
             )
         with state.open("a", encoding="utf-8") as lines:
-            for label, code in _side_by_side(jobs, given.jobs, {0: "NOT SEEN", 1: "seen"}):
+            for label, code in _side_by_side(jobs, given.jobs, {0: "SURVIVED", 1: "detected"}):
                 fault, names = faults[label]
                 shutil.rmtree(Path(scratch) / label.partition(" ")[0], ignore_errors=True)
                 verdict = Verdict(
-                    fault=fault, seen=code != 0, by=_tests_text(names) if code == 0 else "fails" if code else "no end"
+                    fault=fault,
+                    detected=code != 0,
+                    by=_tests_text(names) if code == 0 else "fails" if code else "timed out",
                 )
                 found[fault.key] = verdict
-                lines.write(json.dumps([*fault.key, verdict.seen, verdict.by]) + "\n")
+                lines.write(json.dumps([*fault.key, verdict.detected, verdict.by]) + "\n")
                 lines.flush()
     return [found[fault.key] for fault in drawn]
 
@@ -262,20 +264,20 @@ def _known(state: Path) -> dict[tuple[str, ...], Verdict]:
         return {}
     found = {}
     for line in state.read_text(encoding="utf-8").splitlines():
-        *key, seen, by = json.loads(line)
+        *key, detected, by = json.loads(line)
         fault = Fault(file=key[0], function=key[1], kind="", lines=(0, 0), old=key[2], new=key[3], text="")
-        found[tuple(key)] = Verdict(fault=fault, seen=seen, by=by)
+        found[tuple(key)] = Verdict(fault=fault, detected=detected, by=by)
     return found
 
 
 def _reasons() -> dict[tuple[str, ...], str]:
-    """Why a fault need not be seen, by its key."""
+    """Why a fault need not be detected, by its key."""
     listed = tomllib.loads(SURVIVORS.read_text(encoding="utf-8")).get("survivor", [])
     return {(one["file"], one["function"], one["old"], one["new"]): one["reason"].strip() for one in listed}
 
 
-def outlived(reasons: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Those listed whose statement is no longer in its file."""
+def stale(reasons: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Listed survivors whose statement is no longer in its file."""
 
     def words(file: str) -> str:
         path = SOURCES / file
@@ -284,21 +286,21 @@ def outlived(reasons: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [key for key in reasons if key[2] not in words(key[0])]
 
 
-def told(verdicts: Sequence[Verdict], reasons: Mapping[tuple[str, ...], str]) -> int:
-    """The table, and every fault that nobody saw."""
+def report(verdicts: Sequence[Verdict], reasons: Mapping[tuple[str, ...], str]) -> int:
+    """Prints the table, and every survivor without a reason. Returns the exit code."""
     rows: dict[str, Counter[str]] = {}
     unexplained = []
     for one in verdicts:
         row = rows.setdefault(one.fault.file.partition("/")[0], Counter())
         row["drawn"] += 1
-        if one.seen:
-            row["seen"] += 1
+        if one.detected:
+            row["detected"] += 1
         elif reasons.get(one.fault.key):
             row["with a reason"] += 1
         else:
             row["without"] += 1
             unexplained.append(one)
-    columns = ("drawn", "seen", "with a reason", "without")
+    columns = ("drawn", "detected", "with a reason", "without")
     print("\n| | " + " | ".join(columns) + " |\n|---" * 1 + "|---" * len(columns) + "|")
     for area, row in [*rows.items(), ("all", sum(rows.values(), Counter()))]:
         print(f"| {area} | " + " | ".join(str(row[column]) for column in columns) + " |")
@@ -307,9 +309,7 @@ def told(verdicts: Sequence[Verdict], reasons: Mapping[tuple[str, ...], str]) ->
         print(f"\nsrc/shardwright/{fault.file}:{fault.lines[0]} {fault.function} ({fault.kind}); {one.by}")
         print(f"  - {fault.old}\n  + {fault.new}")
     if unexplained:
-        print(
-            f"\n{len(unexplained)} faults that no test saw: write a test, or say why none is needed in {SURVIVORS.name}"
-        )
+        print(f"\n{len(unexplained)} faults that no test detects: write a test, or give a reason in {SURVIVORS.name}")
     return 1 if unexplained else 0
 
 

@@ -1,19 +1,19 @@
-"""Small faults that somebody might make, drawn from the syntax of a source file: one place, one plausible slip.
+"""Mutation operators: small plausible faults at one place of a source file, drawn from its syntax.
 
-| kind | what it does |
+| kind | mutation |
 |---|---|
 | compare | `<` for `<=`, `==` for `!=`, `in` for `not in`, `is` for `is not`, and back |
-| logic | `and` for `or` and back, a `not` gone, a condition that never holds |
-| arithmetic | `+` for `-` and back, `*` for `//`, `%` for `//`, a quotient rounded the other way |
-| name | `min` for `max`, `ceil` for `floor`, `any` for `all` and back; `sorted`, `reversed`, `abs` and `set` left out |
-| constant | a number one higher, True for False and back |
+| logic | `and` for `or` and back, a `not` removed, a condition that is never true |
+| arithmetic | `+` for `-` and back, `*` for `//`, `%` for `//`, a quotient rounded up |
+| name | `min` for `max`, `ceil` for `floor`, `any` for `all` and back; `sorted`, `reversed`, `abs` and `set` removed |
+| constant | a number plus one, True for False and back |
 | filter | a comprehension without one of its conditions |
-| choice | of `a if c else b` always the one, or always the other |
-| statement | one gone: a call, an addition in place, `continue`, `break` |
-| order | two arguments, or two parts of a tuple, that changed places |
-| bound | a slice that begins or ends one later, or that has lost a bound |
+| choice | always one branch of `a if c else b` |
+| statement | one removed: a call, an augmented assignment, `continue`, `break` |
+| order | two arguments, or two elements of a tuple, swapped |
+| bound | a slice that starts or stops one later, or without a bound |
 
-Left out is what cannot make a difference that a test should see: messages of what is raised, what is asserted,
+Not mutated is code whose change no test should detect: messages of exceptions, assertions,
 annotations, decorators, ``strict`` and ``copy``, and the code of modules and classes themselves, which runs on import.
 """
 
@@ -48,7 +48,7 @@ LEFT_OUT = {"sorted": "list", "reversed": "list", "abs": "", "set": "list", "fro
 class Fault:
     """One fault. ``old`` and ``new``: the statement around it, on one line; ``text``: the whole file with the fault.
 
-    ``lines``: those of the statement, of which a test runs one that could see it.
+    ``lines``: those of the statement; a test that runs one of them could detect the fault.
     """
 
     file: str
@@ -61,7 +61,7 @@ class Fault:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What stays where lines move."""
+        """The identity of a fault, which does not depend on line numbers."""
         return self.file, self.function, self.old, self.new
 
 
@@ -75,7 +75,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slip:
-    """A place in a file, and what stands there by mistake."""
+    """A place in a file, and the mistaken text for it."""
 
     path: Path
     function: str
@@ -92,7 +92,7 @@ def slips_of(path: Path) -> Iterator[Slip]:
 
 
 def fault_of(slip: Slip, root: Path) -> Fault | None:
-    """What a slip makes of its file; None where that is no Python, or what it was."""
+    """The fault that a slip causes in its file; None if the result is not Python, or is unchanged."""
     source = slip.path.read_text(encoding="utf-8")
     text = _spliced(source, slip.node, slip.put)
     if text is None or text == source:
@@ -182,7 +182,7 @@ def _functions(node: ast.AST, around: str) -> Iterator[tuple[str, ast.FunctionDe
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a function itself, inner ones too, but not those of a function inside it."""
+    """Statements of a function, including nested ones, but not those of a function inside it."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.Assert | ast.Raise):
             continue
@@ -280,12 +280,12 @@ def _swapped(call: ast.Call) -> ast.Call:
 
 
 def _named(*nodes: ast.expr) -> bool:
-    """Whether each is a name: two of those are easily taken for each other."""
+    """Whether each is a name: two names are easily confused."""
     return all(isinstance(node, ast.Name | ast.Attribute) for node in nodes)
 
 
 def _is_text(*nodes: ast.expr) -> bool:
-    """Whether one is text for sure: added the other way it is no fault that anybody would leave standing."""
+    """Whether one is certainly text: subtracting texts is not a plausible fault."""
     return any(
         isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
         for node in nodes

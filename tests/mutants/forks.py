@@ -1,4 +1,4 @@
-"""Tests run in a fork of a process that has imported the frameworks already, on sources of its own."""
+"""Runs tests in a fork of a process that has imported the frameworks already, on its own sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_BYTES = 8 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A fork at work. ``until``: when it is ended, in seconds of the monotonic clock."""
+    """A running fork. ``until``: its deadline, in seconds of the monotonic clock."""
 
     pid: int
     until: float
@@ -29,7 +29,7 @@ class Running:
 
 
 def warm_up(environment: Mapping[str, str]) -> dict[str, str]:
-    """Import what tests take long to import; the environment that forks start from."""
+    """Imports the packages that are slow to import. Returns the environment of the forks."""
     # The environment of the tests, which JAX reads once.
     import tests.conftest  # noqa: F401
 
@@ -40,7 +40,7 @@ def warm_up(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(environment: Mapping[str, str], sources: Path, log: Path, limit_s: float, work: Callable[[], int]) -> Running:
-    """Fork, and work there on the ``shardwright`` that lies in ``sources``; a group of processes of its own."""
+    """Forks, and runs ``work`` there on the ``shardwright`` in ``sources``, in its own process group."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -60,7 +60,7 @@ def start(environment: Mapping[str, str], sources: Path, log: Path, limit_s: flo
         sys.path[:0] = [str(sources), str(ROOT)]
         sys.modules.pop("tests.conftest", None)
         code = work()
-    except BaseException as error:  # A fork must never go on as its parent.
+    except BaseException as error:  # A fork must never continue as its parent.
         print(f"{type(error).__name__}: {error}", flush=True)
     finally:
         sys.stdout.flush()
@@ -68,7 +68,7 @@ def start(environment: Mapping[str, str], sources: Path, log: Path, limit_s: flo
 
 
 def finished(running: Sequence[Running]) -> tuple[Running, int | None] | None:
-    """One that has ended and its exit code, None where it was ended for being late; None: all are at work."""
+    """A fork that has ended and its exit code, None if it timed out; None: all are running."""
     for one in running:
         pid, status = os.waitpid(one.pid, os.WNOHANG)
         if pid:
@@ -82,14 +82,14 @@ def finished(running: Sequence[Running]) -> tuple[Running, int | None] | None:
 
 
 def end_group(one: Running) -> None:
-    """What a test has started and left, too."""
+    """Kills the process group, including processes that a test has left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(one.pid, signal.SIGKILL)
 
 
 def pytest_of(tests: Sequence[str], *plugins: object, to_the_end: bool = False) -> int:
     """Pytest's exit code, after the first failure unless ``to_the_end``."""
-    # Plugins that are here already are not pytest's to rewrite.
+    # pytest does not rewrite plugins that are imported already.
     already = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     options = [
         *already,

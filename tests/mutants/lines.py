@@ -1,4 +1,4 @@
-"""Which lines each test runs, and how long it takes: made once a file of tests, anew where what it ran has changed."""
+"""Which lines each test runs, and how long it takes: recorded once per test file, and again when the code it ran has changed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 from tests.mutants.forks import ROOT, SOURCES
 
 MOST_CALLS = 300
-"""Calls of a function in one test that are looked at: a line that none of them runs is hardly that test's."""
+"""Traced calls of a function in one test: a line that none of them runs is hardly run by that test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
-    """``lines``: those that it runs, by file. ``seconds`` of the processor, which other programs do not make longer."""
+class Traced:
+    """``lines``: those that a test runs, by file. ``seconds``: CPU time, which does not depend on other programs."""
 
     name: str
     seconds: float
@@ -31,7 +31,7 @@ class Noted:
 
 
 class Recorder:
-    """A plugin of pytest that notes the lines of our sources, test by test."""
+    """A plugin of pytest that records the lines of our sources that each test runs."""
 
     def __init__(self, sources: Path) -> None:
         self.prefix = f"{sources}/shardwright/"
@@ -51,15 +51,15 @@ class Recorder:
         finally:
             sys.settrace(None)
             lines: dict[str, set[int]] = {}
-            for code, seen in self.lines.items():
-                lines.setdefault(code.co_filename.removeprefix(self.prefix), set()).update(seen)
+            for code, ran in self.lines.items():
+                lines.setdefault(code.co_filename.removeprefix(self.prefix), set()).update(ran)
             self.found[item.nodeid] = {
                 "seconds": round(time.process_time() - started, 3),
-                "lines": {file: sorted(seen) for file, seen in lines.items()},
+                "lines": {file: sorted(ran) for file, ran in lines.items()},
             }
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One that measures time may fail where its lines are looked at, and says nothing of a fault."""
+        """A test that measures time may fail under tracing, and cannot detect a fault then."""
         if report.failed:
             self.failed.append(report.nodeid)
 
@@ -91,8 +91,8 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 
 
-def read_map(folder: Path, file: str) -> list[Noted] | None:
-    """What the tests of a file ran; None where it is not known, or something that they ran has changed since."""
+def read_map(folder: Path, file: str) -> list[Traced] | None:
+    """The recorded lines of the tests of a file; None if there are none, or if code that they ran has changed since."""
     kept = folder / f"{file.replace('/', '+')}.json"
     if not kept.exists():
         return None
@@ -100,7 +100,9 @@ def read_map(folder: Path, file: str) -> list[Noted] | None:
     if any(digest(ROOT / name) != found for name, found in value["digests"].items()):
         return None
     return [
-        Noted(name=name, seconds=one["seconds"], lines={file: frozenset(lines) for file, lines in one["lines"].items()})
+        Traced(
+            name=name, seconds=one["seconds"], lines={file: frozenset(lines) for file, lines in one["lines"].items()}
+        )
         for name, one in value["tests"].items()
     ]
 

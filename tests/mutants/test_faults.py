@@ -1,4 +1,4 @@
-"""The faults that are drawn: each kind by an example, and none in what no test should see."""
+"""The faults that are drawn: an example of each kind, and none where a test should not detect it."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_a_fault_is_one_slip(kind: str, line: str, wrong: list[str], tmp_path: P
         "def f(a):\n    return 'of ' + a\n",
     ],
 )
-def test_what_no_test_should_see_is_left_alone(text: str, tmp_path: Path) -> None:
+def test_code_that_no_test_should_check_has_no_faults(text: str, tmp_path: Path) -> None:
     assert faults_in(tmp_path, text) == []
 
 
-def test_places_are_found_behind_wide_letters_and_in_functions_of_functions(tmp_path: Path) -> None:
+def test_positions_after_wide_letters_and_in_nested_functions(tmp_path: Path) -> None:
     text = "def f(a):\n    def g(b):\n        return 'ä→', b < 3\n    return g\n"
     (fault,) = [one for one in faults_in(tmp_path, text) if one.kind == "compare"]
     assert (fault.function, fault.new) == ("f.g", "return 'ä→', (b <= 3)")

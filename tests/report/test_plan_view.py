@@ -93,7 +93,7 @@ def test_the_head_says_everything_a_plan_depends_on():
     plan = plan_of("ep-as-cp", "deepseek3-test")
     assert drawn(plan, 120).splitlines()[:9] == [
         "deepseek3-test under ep-as-cp",
-        "  layout       Outside the experts the expert axis carries the sequence; inside, it holds the experts.",
+        "  layout       Outside the experts the expert axis shards the sequence; inside, it shards the experts.",
         "  model        3,620,160 parameters (3.62 M), 4 layers",
         "  mesh         data 1 x fsdp 2 x expert 4 = 8 devices",
         "  step         8 rows of 128 tokens = 1,024 tokens",

@@ -1,6 +1,6 @@
-"""Text to tokens to rows to batches. What is read is a function of (seed, global row index), never of the mesh.
+"""Text to tokens to rows to batches. A row is a function of (seed, global row index), never of the mesh.
 
-``read_corpus`` reads and tokenises a source once, ``Rows`` cuts the corpus to rows, ``Batches`` orders and reads them.
+``read_corpus`` reads and tokenises a source once, ``Rows`` packs the corpus into rows, ``Batches`` shuffles and reads them.
 """
 
 from shardwright.data.batches import Batch, Batches

@@ -1,7 +1,7 @@
 """The order of rows, and the rows of a step.
 
-All rows of all steps are one endless stream. Row k of the stream is a function of (seed, k): epoch by epoch, each row
-of the corpus once, in an order of the epoch's own. Step s reads rows s * batch to (s + 1) * batch, so the only
+All rows of all steps are one endless stream. Row k of the stream is a function of (seed, k). Each epoch has each row
+of the corpus once, in its own order. Step s reads rows s * batch to (s + 1) * batch. So the only
 position to save is the index of the next row, and the batch size may change between two runs.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwright.core.resolution.row_order import IN_ORDER
-from shardwright.data.packing import ROW_FIELDS, Row, Rows, arranged
+from shardwright.data.packing import ROW_FIELDS, Row, Rows, reordered
 
 if TYPE_CHECKING:
     import grain
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows of a step that were asked for, [rows, length] per field of ``ROW_FIELDS``.
+    """The requested rows of a step, [rows, length] per field of ``ROW_FIELDS``.
 
-    ``first_row`` is the global index of the step's first row, ``next_row`` that of the next step's: the position to
-    save after this step.
+    ``first_row`` is the global index of the step's first row. ``next_row`` is that of the next step's first row: the
+    position to save after this step.
     """
 
     first_row: int
@@ -41,38 +41,38 @@ class Batch:
 class Batches:
     """The steps of a run: ``batch`` rows each, from global row ``start_row`` on, in the order that ``seed`` gives.
 
-    ``pieces``: the order in which the equal pieces of each row lie in the arrays, by their numbers in the text.
+    ``chunks``: the order of the equal chunks of each row in the arrays, by their numbers in the text.
 
-    Step 0 is the first one of this object, whatever ran before: resume with the saved ``next_row`` as ``start_row``.
+    Step 0 is the first step of this object. To resume, pass the saved ``next_row`` as ``start_row``.
     """
 
     rows: Rows
     batch: int
     seed: int
     start_row: int = 0
-    pieces: tuple[int, ...] = IN_ORDER
+    chunks: tuple[int, ...] = IN_ORDER
 
     def __post_init__(self) -> None:
         assert self.batch > 0, self.batch
         assert self.start_row >= 0, self.start_row
-        assert self.rows.length % len(self.pieces) == 0, (self.rows.length, self.pieces)
+        assert self.rows.length % len(self.chunks) == 0, (self.rows.length, self.chunks)
 
     def read(self, step: int, offsets: Sequence[int] | None = None) -> Batch:
         """The rows of a step, in the calling thread.
 
-        ``offsets`` says which, counted from the step's first row (0 <= offset < batch); None: all. A process gives
-        those of its own devices; no other row is read.
+        ``offsets`` are counted from the step's first row (0 <= offset < batch); None: all. A process passes
+        the offsets of its own devices; no other row is read.
         """
         return self._read(stream(self.rows, self.seed), step, offsets)
 
     @contextmanager
     def prefetched(self, offsets: Sequence[int] | None = None, *, depth: int = 2) -> Iterator[Iterator[Batch]]:
-        """An endless iterator over the steps from 0 on, ``depth`` of them read ahead by a thread that ends with the block.
+        """An endless iterator over the steps from 0 on. A thread prefetches ``depth`` steps, and ends with the block.
 
-        What goes wrong in the thread is raised by ``next``.
+        An exception in the thread is raised by ``next``.
         """
         ordered = stream(self.rows, self.seed)
-        import grain  # quietly, now that stream has imported it
+        import grain  # logs nothing, because stream has imported it
 
         steps = grain.MapDataset.range(sys.maxsize).map(lambda step: self._read(ordered, step, offsets))
         batches = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=depth)))
@@ -86,18 +86,18 @@ class Batches:
         offsets = range(self.batch) if offsets is None else offsets
         assert all(0 <= offset < self.batch for offset in offsets), (offsets, self.batch)
         arrays = {name: np.empty((len(offsets), self.rows.length), dtype) for name, dtype in ROW_FIELDS.items()}
-        for place, offset in enumerate(offsets):
+        for i, offset in enumerate(offsets):
             row = ordered[first_row + offset]
             assert row is not None
-            for name, values in arranged(row, self.pieces).items():
-                arrays[name][place] = values
+            for name, values in reordered(row, self.chunks).items():
+                arrays[name][i] = values
         return Batch(first_row=first_row, next_row=first_row + self.batch, arrays=arrays)
 
 
 def stream(rows: Rows, seed: int) -> grain.MapDataset[Row]:
     """Rows in the order of a seed, without end: ``stream(rows, seed)[k]`` is row k of every run with that seed."""
-    # Here, not above: it imports JAX where that is installed, and who only plans or checks data need not wait for it.
-    # Where JAX is not, it logs a warning about a profiler that nobody asked for.
+    # Imported here, not at the top: grain imports JAX if it is installed, which is slow and not needed to plan or check data.
+    # Without JAX, grain logs an irrelevant warning about a profiler.
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -105,6 +105,6 @@ def stream(rows: Rows, seed: int) -> grain.MapDataset[Row]:
     finally:
         logging.disable(disabled)
 
-    # Grain shuffles epoch e by seed + e. Neighbouring seeds would see the same orders one epoch apart, hence the digest.
+    # Grain shuffles epoch e by seed + e. Seeds s and s + 1 would have the same orders one epoch apart, hence the digest.
     digest = hashlib.blake2b(str(seed).encode(), digest_size=4, person=b"shardwright rows").digest()
     return grain.MapDataset.source(rows).shuffle(seed=int.from_bytes(digest, "little")).repeat()

@@ -1,4 +1,4 @@
-"""A tokenised source, held compactly: one array of ids, and where each document ends in it."""
+"""A tokenised source in compact form: one array of ids, and the end of each document in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.data.documents import Document, documents, shown
 from shardwright.data.tokens import Tokenizer
 
 _BATCH_BYTES = 2 << 20
-"""Text handed to a tokenizer at a time: enough for all its threads, little beside the corpus."""
+"""Bytes of text passed to a tokenizer at a time: enough for all its threads, little compared with the corpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Corpus:
 
     ``tokens``: ids [num_tokens], uint16 where they fit, otherwise uint32.
     ``ends``: int64 [num_documents], the index in ``tokens`` one past each document's end-of-document token.
-    Documents without text are not in it.
+    Documents without text are omitted.
     """
 
     source: str
@@ -42,9 +42,9 @@ class Corpus:
         return self.ends.size
 
     def digest(self) -> str:
-        """32 hexadecimal digits that tell this corpus from any other, whatever it was read from.
+        """A digest of the content, 32 hexadecimal digits, independent of the source's path.
 
-        A run that is resumed on another corpus would go on with other text; this is what to save and to compare.
+        Saved with a run and compared when it is resumed: a run must not continue on another corpus.
         """
         hasher = hashlib.blake2b(digest_size=16)
         for values in (self.tokens, self.ends):
@@ -53,11 +53,11 @@ class Corpus:
 
 
 def read_corpus(source: str | Path, tokenizer: Tokenizer) -> Corpus:
-    """Read and tokenise a source, once and whole.
+    """Read and tokenise an entire source, once.
 
-    Raises InputError for what ``documents`` refuses, and for a source without any text.
+    Raises InputError for whatever ``documents`` refuses, and for a source without any text.
     """
-    # array grows in place, where joining arrays would need the memory twice.
+    # array grows in place; concatenating arrays would need the memory twice.
     tokens = array("H" if tokenizer.num_ids <= 1 << 16 else "I")
     dtype = np.dtype(tokens.typecode)
     ends = array("q")
@@ -81,9 +81,9 @@ def read_corpus(source: str | Path, tokenizer: Tokenizer) -> Corpus:
 
 def _read_only(values: array[int], dtype: np.typing.DTypeLike) -> np.ndarray:
     """The same memory as a NumPy array."""
-    made = np.frombuffer(values, dtype)
-    made.setflags(write=False)
-    return made
+    view = np.frombuffer(values, dtype)
+    view.setflags(write=False)
+    return view
 
 
 def _batched(items: Iterable[Document]) -> Iterator[list[Document]]:

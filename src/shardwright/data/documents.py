@@ -1,13 +1,13 @@
-"""Where text comes from: a file, a folder, JSONL, or the Python standard library's own source.
+"""Sources of text: a file, a folder, JSONL, or the source of the Python standard library.
 
 | source | its documents |
 |---|---|
 | a text file | itself |
 | ``*.jsonl``, ``*.ndjson`` | the ``text`` of each line, an object; its other keys are not used |
-| a folder | those of each file below it, sorted by path; names that begin with a dot are left out |
-| ``stdlib`` | each ``.py`` file of the standard library, sorted by path, but for tests and installed packages |
+| a folder | those of each file below it, sorted by path; names that begin with a dot are skipped |
+| ``stdlib`` | each ``.py`` file of the standard library, sorted by path, except tests and installed packages |
 
-All text is UTF-8. A file that is not is an error, never skipped, so that a corpus is what its path says.
+All text must be UTF-8. A file that is not is an error and is never skipped, so that the path determines the corpus.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A text that stands by itself. ``text`` is UTF-8, ``name`` its file, with the line where a file holds several."""
+    """One document. ``text`` is UTF-8. ``name`` is its file, with the line number if the file holds several documents."""
 
     name: str
     text: bytes
 
 
 def documents(source: str | Path) -> Iterator[Document]:
-    """The documents of a source, in an order that depends on the names of the files alone, read one at a time.
+    """The documents of a source, read one at a time, in an order that depends only on the names of the files.
 
     Raises InputError, with the file and the line or byte, for what cannot be read or is not UTF-8, for a JSONL line
     that is not an object with a ``text``, and for a folder without files.
@@ -56,12 +56,12 @@ def documents(source: str | Path) -> Iterator[Document]:
 
 
 def shown(path: str | Path) -> str:
-    """The path as it can be printed anywhere: file names may hold bytes that are not text."""
+    """The path in printable form: file names may contain bytes that are not text."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why a path cannot be read, in the system's words."""
+    """Why a path cannot be read, as reported by the system."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
@@ -85,17 +85,17 @@ def _files(source: str | Path) -> list[Path]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Files of a folder and of those below it, links followed, sorted by relative path."""
+    """Files of a folder and of those below it, following links, sorted by relative path."""
     found: list[tuple[str, Path]] = []
-    seen: dict[str, str] = {}
+    visited: dict[str, str] = {}
     for here, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         real = os.path.realpath(here)
-        if real in seen:
+        if real in visited:
             raise InputError(
-                f"{shown(folder)} holds one folder twice, through a link: {shown(seen[real])} and {shown(here)}. "
+                f"{shown(folder)} contains one folder twice, through a link: {shown(visited[real])} and {shown(here)}. "
                 "Remove the link, so that no text is read twice."
             )
-        seen[real] = here
+        visited[real] = here
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = [Path(here, name) for name in names if not name.startswith(".")]
         found += [(path.relative_to(folder).as_posix(), path) for path in paths]
@@ -115,7 +115,7 @@ def _stdlib_files() -> list[Path]:
         found += [(path.relative_to(folder).as_posix(), path) for path in paths]
     if not found:
         raise InputError(
-            f"no source text of the Python standard library in {folder}: this Python comes without. "
+            f"no source text of the Python standard library in {folder}: this Python does not include it. "
             "Give a text file, a folder or a JSONL file."
         )
     return [path for _, path in sorted(found)]
@@ -140,13 +140,13 @@ def _utf8(data: bytes, name: str) -> bytes:
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}. "
-            "Convert it, or keep it apart from the data."
+            "Convert it, or move it out of the data."
         ) from error
     return data
 
 
 def _jsonl_documents(path: Path) -> Iterator[Document]:
-    # Bytes, so that only \n ends a line: in text Python would also split at characters that JSON allows inside.
+    # Bytes, so that only \n ends a line: Python would also split text at characters that JSON allows in a string.
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -156,29 +156,29 @@ def _jsonl_documents(path: Path) -> Iterator[Document]:
 
 
 def _jsonl_text(line: str, name: str) -> bytes:
-    wanted = 'Each line is an object such as {"text": "..."}.'
+    expected = 'Each line is an object such as {"text": "..."}.'
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InputError(f"{name}:{error.colno}: not JSON: {error.msg}. {wanted}") from error
+        raise InputError(f"{name}:{error.colno}: not JSON: {error.msg}. {expected}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: JSON that cannot be read: {error}. {wanted}") from error
+        raise InputError(f"{name}: JSON that cannot be read: {error}. {expected}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{name}: found {_KINDS[type(value)]}, needed an object. {wanted}")
+        raise InputError(f"{name}: found {_KINDS[type(value)]}, needed an object. {expected}")
     if "text" not in value:
         keys = ", ".join(repr(key) for key in value) or "none"
         like = nearest("text", value)
-        hint = f"Rename {like!r} to 'text'." if like else wanted
+        hint = f"Rename {like!r} to 'text'." if like else expected
         raise InputError(f"{name}: no key 'text'; found keys: {keys}. {hint}")
     text = value["text"]
     if not isinstance(text, str):
-        raise InputError(f"{name}: 'text' is {_KINDS[type(text)]}, needed a string. {wanted}")
+        raise InputError(f"{name}: 'text' is {_KINDS[type(text)]}, needed a string. {expected}")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
             f"{name}: 'text' has half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character {error.start}: "
-            "that is no character. Write the pair, or leave it out."
+            "that is not a character. Write both halves, or remove it."
         ) from error
 
 

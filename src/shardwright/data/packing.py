@@ -1,4 +1,4 @@
-"""Documents packed to rows of one length, and what is in a row."""
+"""Packs documents into rows of one length, and defines the fields of a row."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ROW_FIELDS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of a corpus: row r is its tokens r * length to (r + 1) * length, and a function of r alone.
+    """The rows of a corpus: row r is its tokens r * length to (r + 1) * length, and depends only on r.
 
-    Documents follow one another without padding. Of a document that a row's end cuts, the rest begins the next row,
-    where it is a segment like any other. The last tokens of the corpus that fill no row, fewer than ``length``, are in
-    none; ``num_left_out`` counts them.
+    Documents follow one another without padding. If a document does not fit into a row, it continues in the next row
+    as an ordinary segment. The last tokens of the corpus, if they are fewer than ``length``, are in
+    no row; ``num_left_out`` counts them.
 
     ``tokens``     the ids.
-    ``targets``    the id that comes next in the document, also where that is in the next row; 0 where not valid.
-    ``segments``   1, 2, ... for the documents of the row: attention joins only tokens of one segment. 0 is for padding.
+    ``targets``    the next id of the document, even if it is in the next row; 0 where not valid.
+    ``segments``   1, 2, ... for the documents of the row: a token attends only to tokens of its own segment. 0 is padding.
     ``positions``  0, 1, ... within the segment.
-    ``valid``      whether the target counts: everywhere but on end-of-document tokens, after which another
-                   document begins. A document's last word therefore learns to end it, and no target crosses.
+    ``valid``      whether the target counts in the loss: everywhere but on end-of-document tokens, which the first token of
+                   another document follows. So the end-of-document token is a target, and no target is in another document.
 
     >>> from shardwright.data.tokens import ByteTokenizer
     >>> corpus = Corpus(source="", tokenizer="bytes", tokens=np.array([97, 98, 99, 256, 100, 256, 101, 256], np.uint16),
@@ -54,7 +54,7 @@ class Rows:
     positions    0 0 1
     valid        0 1 0
 
-    Raises InputError where the corpus does not fill one row.
+    Raises InputError if the corpus does not fill one row.
     """
 
     corpus: Corpus
@@ -83,7 +83,7 @@ class Rows:
         stop = start + self.length
         window = self.corpus.tokens[start : stop + 1]
 
-        # Ends after the row's start, none before: each is where the next segment begins, counted from the start.
+        # Only ends after the row's start. The next segment begins at each, counted from the row's start.
         ends = self.corpus.ends
         ends = ends[np.searchsorted(ends, start, side="right") : np.searchsorted(ends, stop, side="right")] - start
         begins = np.zeros(self.length, np.int32)
@@ -106,17 +106,17 @@ class Rows:
         }
 
 
-def arranged(row: Row, pieces: Sequence[int]) -> Row:
-    """The row, or rows, cut into equal pieces along the last dim, which then lie in another order: all fields alike.
+def reordered(row: Row, chunks: Sequence[int]) -> Row:
+    """The row, or rows, with equal chunks along the last dim in the order ``chunks``: the same order in every field.
 
-    >>> arranged({"tokens": np.arange(8)}, (0, 3, 1, 2))["tokens"]
+    >>> reordered({"tokens": np.arange(8)}, (0, 3, 1, 2))["tokens"]
     array([0, 1, 6, 7, 2, 3, 4, 5])
     """
-    if len(pieces) == 1:
+    if len(chunks) == 1:
         return row
-    return {name: _in_pieces(values, pieces) for name, values in row.items()}
+    return {name: _reordered(values, chunks) for name, values in row.items()}
 
 
-def _in_pieces(values: np.ndarray, pieces: Sequence[int]) -> np.ndarray:
-    cut = values.reshape(*values.shape[:-1], len(pieces), -1)
-    return cut[..., list(pieces), :].reshape(values.shape)
+def _reordered(values: np.ndarray, chunks: Sequence[int]) -> np.ndarray:
+    chunked = values.reshape(*values.shape[:-1], len(chunks), -1)
+    return chunked[..., list(chunks), :].reshape(values.shape)

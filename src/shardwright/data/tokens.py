@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
-"""What published tokenizers call the end of a document, where no ``tokenizer_config.json`` says it."""
+"""End-of-document tokens of published tokenizers, for a tokenizer without ``tokenizer_config.json``."""
 
 
 class Tokenizer(Protocol):
-    """What makes token ids out of text. Ids are below ``num_ids``; ``end_of_document`` is one of them."""
+    """Converts text to token ids. Ids are below ``num_ids``; ``end_of_document`` is one of them."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
     def end_of_document(self) -> int: ...
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """The ids of each text, without any that mark its beginning or end; unsigned integers."""
+        """The ids of each text, as unsigned integers, without special tokens for its beginning or end."""
         ...
 
 
@@ -53,7 +53,7 @@ class ByteTokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTokenizer:
-    """A ``tokenizer.json``, as the ``tokenizers`` library runs it; made by ``read_tokenizer``."""
+    """A ``tokenizer.json``, run by the ``tokenizers`` library; made by ``read_tokenizer``."""
 
     name: str
     num_ids: int
@@ -63,24 +63,26 @@ class FileTokenizer:
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         try:
             encodings = self.tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
-        except Exception as error:  # the library raises plain Exception, for one where a word is not in its vocabulary
+        except (
+            Exception
+        ) as error:  # the library raises plain Exception, for example for a word that is not in its vocabulary
             raise InputError(f"tokenizer {self.name} cannot encode the data: {error}") from error
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
 
 def read_tokenizer(path: str | Path | None, *, vocabulary: int) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``, or the bytes' where ``path`` is None.
+    """The tokenizer of a ``tokenizer.json``, or ``ByteTokenizer`` if ``path`` is None.
 
-    Its end of a document is the ``eos_token`` of the ``tokenizer_config.json`` beside it, and where there is no such
-    file the only one of ``END_OF_DOCUMENT_NAMES`` that it knows.
-    Raises InputError where a file cannot be read or is no tokenizer, where nothing says how a document ends, and where
+    Its end-of-document token is the ``eos_token`` of the ``tokenizer_config.json`` in the same folder. Without such a
+    file, it is the only one of ``END_OF_DOCUMENT_NAMES`` that the tokenizer has.
+    Raises InputError if a file cannot be read or is not a tokenizer, if no end-of-document token is known, and if
     the ids do not fit a model's ``vocabulary``.
     """
     tokenizer = ByteTokenizer() if path is None else _from_file(Path(path))
     if tokenizer.num_ids > vocabulary:
         raise InputError(
             f"tokenizer {tokenizer.name} has ids up to {tokenizer.num_ids - 1:,}, so it needs a vocabulary of at least "
-            f"{tokenizer.num_ids:,}; the model's is {vocabulary:,}. Enlarge the model's vocabulary, or take a smaller "
+            f"{tokenizer.num_ids:,}; the model's is {vocabulary:,}. Enlarge the model's vocabulary, or use a smaller "
             "tokenizer."
         )
     return tokenizer
@@ -93,9 +95,9 @@ def _from_file(path: Path) -> FileTokenizer:
         tokenizer = tokenizers.Tokenizer.from_str(_read_text(path))
     except InputError:
         raise
-    except Exception as error:  # the library raises plain Exception for whatever it dislikes
+    except Exception as error:  # the library raises plain Exception for any invalid file
         raise InputError(f"{shown(path)} is not a tokenizer.json that can be read: {error}") from error
-    # A file may carry the settings of the last use; here every token of a text counts and none is added.
+    # A file may hold truncation and padding settings; here no token of a text is dropped and none is added.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -125,7 +127,9 @@ def _end_of_document(path: Path, ids: dict[str, int]) -> str:
     known = [name for name in END_OF_DOCUMENT_NAMES if name in ids]
     if len(known) == 1:
         return known[0]
-    found = f"has several that may ({', '.join(known)})" if known else f"has none of {', '.join(END_OF_DOCUMENT_NAMES)}"
+    found = (
+        f"has several candidates ({', '.join(known)})" if known else f"has none of {', '.join(END_OF_DOCUMENT_NAMES)}"
+    )
     raise InputError(
         f"{shown(path)}: which token ends a document? It {found}. "
         'Write {"eos_token": "..."} with one of its tokens to ' + f"{shown(config)}."

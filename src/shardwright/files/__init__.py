@@ -1,6 +1,6 @@
-"""Files that users write, read into values that remember where they stand; and one way to write a file of theirs.
+"""Reads files that users write into values with their source positions, and replaces a file atomically.
 
-Core and PyYAML only. Whatever is wrong with a file is one ``InputError`` that names the place.
+Imports core and PyYAML only. Any fault of a file is one ``InputError`` that names the position.
 """
 
 from shardwright.files.json_text import parse_json, read_json

@@ -1,4 +1,4 @@
-"""JSON to values. Its errors have a place; the values themselves carry only the name of the file."""
+"""JSON to values. Errors have a position; the values themselves have only the name of the file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def read_json(path: str | Path) -> Located:
 def parse_json(text: str, source: str = "<text>") -> Located:
     """The value of a JSON text.
 
-    Raises InputError, with the place, for a text that is not JSON, and for what Python reads beyond the standard
-    or in silence: a key given twice, ``NaN`` and ``Infinity``.
+    Raises InputError, with the position, for a text that is not JSON, and for what Python accepts beyond the standard
+    or without a warning: a duplicate key, ``NaN`` and ``Infinity``.
 
     >>> parse_json('{"mesh": {"fsdp": 8}}').value["mesh"].value["fsdp"].value
     8
@@ -32,8 +32,8 @@ def parse_json(text: str, source: str = "<text>") -> Located:
         mapping = dict(pairs)
         if len(mapping) < len(pairs):
             keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise InputError(f"{source}: '{twice}' stands twice in one object. Keep one.")
+            duplicate = next(key for key in keys if keys.count(key) > 1)
+            raise InputError(f"{source}: '{duplicate}' appears twice in one object. Keep one.")
         return mapping
 
     def refuse_constant(name: str) -> NoReturn:

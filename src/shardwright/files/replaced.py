@@ -1,4 +1,4 @@
-"""A file that is written whole or not at all."""
+"""Replaces a file atomically: it has the old content or the new, never a part of either."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from shardwright.core.findings.errors import InputError
 
 LEFTOVER = ".shardwright-"
-"""What the name of a file begins with that a killed write has left beside the one it was to become."""
+"""Prefix of the temporary file that a killed write leaves next to its target."""
 
 
 def replace_text(path: str | Path, text: str) -> None:
-    """Put ``text`` into a file, new or in place of what it held: whoever reads it finds the old or the new, whole.
+    """Writes ``text`` to a new or existing file. A reader finds the complete old or the complete new content.
 
-    Written beside it, made durable, and renamed. A link is followed and stays; a file keeps its permissions. Raises
-    InputError where it cannot be written, and the file is then as it was.
+    The text is written to a temporary file in the same folder, made durable, and renamed. A link is followed and kept;
+    a file keeps its permissions. Raises InputError if it cannot be written, and the file is then unchanged.
     """
     try:
         _replace(Path(os.path.realpath(path)), text)
@@ -33,20 +33,20 @@ def replace_text(path: str | Path, text: str) -> None:
 def _replace(target: Path, text: str) -> None:
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    beside = target.parent / f"{LEFTOVER}{secrets.token_hex(8)}"
-    # A name that is not UTF-8 is in a text as half a pair; JSON has it as an escape, which this writes.
+    temporary = target.parent / f"{LEFTOVER}{secrets.token_hex(8)}"
+    # A file name that is not UTF-8 is in the text as a lone surrogate. This writes it as an escape, which JSON can read.
     data = text.encode("utf-8", "backslashreplace")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             os.fsync(file.fileno())
-        os.replace(beside, target)
+        os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

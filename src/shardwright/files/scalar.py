@@ -1,7 +1,7 @@
-"""What a word without quotes means in YAML.
+"""The value of an unquoted (plain) scalar in YAML.
 
 YAML 1.1 reads ``on``, ``no`` and ``y`` as booleans, ``012`` as ten, ``12:30`` as 750, ``1_000`` as a thousand and
-``1e-3`` as text. Names of axes and plain numbers must survive, so this table is all there is; it is the core schema
+``1e-3`` as text. Names of axes and plain numbers must be kept as they are, so only this table applies. It is the core schema
 of YAML 1.2 without its octal, hexadecimal, infinite and undefined numbers. Everything else is text.
 
 | written | read as |

@@ -1,4 +1,4 @@
-"""A file's text, and the errors that point into one."""
+"""Reads the text of a file, and makes errors that point into it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from shardwright.core.findings.nearest import nearest
 from shardwright.core.findings.position import Position, caret
 
 MAX_BYTES = 256 * 1024 * 1024
-"""Nothing that is read whole as text is larger; the index of a model of 671 B parameters has 9 MB."""
+"""The largest file that is read as text; the index of a model of 671 B parameters has 9 MB."""
 
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
-"""What YAML 1.1 ends a line with, so that our line numbers are the parser's."""
+"""The line breaks of YAML 1.1, so that line numbers here are those of the parser."""
 
 _WINDOW = 100
-"""How many characters of a long line an error shows."""
+"""Number of characters of a long line that an error shows."""
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a UTF-8 file, without a byte order mark.
 
-    Raises InputError when there is no such file, when it cannot be read, is a folder, is larger than
-    ``max_bytes`` or is not UTF-8. Pipes are read too, never more than ``max_bytes`` of them.
+    Raises InputError if the file does not exist, cannot be read, is a folder, is larger than
+    ``max_bytes`` or is not UTF-8. Pipes are read too, up to ``max_bytes``.
     """
     path = Path(path)
     try:
@@ -39,13 +39,11 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{str(path)!r}: cannot be read: {reason}.") from None
     if len(data) > max_bytes:
-        raise InputError(
-            f"{path}: larger than {max_bytes:,} bytes, the most that is read as text. Is it the right file?"
-        )
+        raise InputError(f"{path}: larger than {max_bytes:,} bytes, the limit for a text file. Is it the right file?")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # With a byte order mark the decoder counts from behind it, in the bytes that it carries along.
+        # With a byte order mark, the decoder counts from after it, in the bytes of ``error.object``.
         bad, start = error.object, error.start
         line = bad.count(b"\n", 0, start) + 1
         raise InputError(
@@ -54,7 +52,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def place_of(text: str, index: int, source: str) -> Position:
-    """Where the character ``text[index]`` stands.
+    """The line and column of the character ``text[index]``.
 
     >>> str(place_of("a: 1\\nb: 2", 8, "x.yaml"))
     'x.yaml:2:4'
@@ -66,17 +64,17 @@ def place_of(text: str, index: int, source: str) -> Position:
 
 
 def error_at(message: str, text: str, position: Position, length: int = 1) -> InputError:
-    """An error with its place, the line it stands on and a caret under ``length`` characters of it.
+    """An error with its position, the line at that position and a caret under ``length`` characters of it.
 
-    >>> print(error_at("'b' stands here.", "a: 1\\nb: 2", Position(source="x.yaml", line=2, column=1)))
-    x.yaml:2:1: 'b' stands here.
+    >>> print(error_at("'b' is here.", "a: 1\\nb: 2", Position(source="x.yaml", line=2, column=1)))
+    x.yaml:2:1: 'b' is here.
         b: 2
         ^
     """
     lines = _LINE_BREAK.split(text)
     line = lines[position.line - 1] if position.line <= len(lines) else ""
     column = min(position.column - 1, len(line))
-    # A tab or an invisible character would move the caret away from its place.
+    # A tab or an invisible character would misplace the caret.
     line = "".join(char if char.isprintable() else " " for char in line)
     if not line.strip():
         return InputError(f"{position}: {message}")
@@ -92,7 +90,7 @@ def error_at(message: str, text: str, position: Position, length: int = 1) -> In
 
 
 _KINDS = {".yml": ".yaml"}
-"""Endings of one format."""
+"""File endings of the same format."""
 
 
 def _no_such_file(path: Path) -> str:

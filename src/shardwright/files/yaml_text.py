@@ -1,8 +1,8 @@
-"""YAML to values that know their line and column.
+"""YAML to values with their line and column.
 
-Built from the parser's events, because anchors, aliases and tags are gone once PyYAML has composed a document. Only
+Built from the parser's events, because a document that PyYAML has composed no longer has anchors, aliases and tags. Only
 PyYAML's own parser is used, never libyaml: the two differ in their messages and marks, and a layout of eight lines
-takes a millisecond. What unquoted words mean is decided in ``scalar``.
+takes a millisecond. ``scalar`` defines the values of unquoted words.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_DEPTH = 50
 _EXPLAINED: tuple[tuple[str, str], ...] = (
     (
         r"mapping values are not allowed here",
-        "a ': ' stands inside a value, or the lines are not aligned, or a space is missing after the ':' of the line before.",
+        "a ': ' is inside a value, or the lines are not aligned, or a space is missing after the ':' of the line before.",
     ),
-    (r"found character '\\t' that cannot start any token", "a tab stands at the start of a value. Indent with spaces."),
+    (r"found character '\\t' that cannot start any token", "a tab is at the start of a value. Indent with spaces."),
     (r"found character '(.)' that cannot start any token", "a word cannot begin with '{1}'. Put it in quotes."),
     (r"found unexpected end of stream", "the quote that opens here is never closed."),
     (r"could not find expected ':'", "a ':' is missing after this key."),
@@ -41,7 +41,7 @@ _EXPLAINED: tuple[tuple[str, str], ...] = (
     ),
     (
         r"expected <block end>, but found '\?'",
-        "a key of a mapping stands in a list. Indent it, or begin the line with '- '.",
+        "a key of a mapping is in a list. Indent it, or begin the line with '- '.",
     ),
     (r"expected <block end>, but found '<scalar>'", "the value before this has ended. Put the whole value in quotes."),
     (
@@ -52,13 +52,13 @@ _EXPLAINED: tuple[tuple[str, str], ...] = (
         r"expected ',' or '(.)', but got .*",
         "a ',' is missing before this, or the '{1}' that closes the bracket of line {line}.",
     ),
-    (r"expected the node content, but found '<stream end>'", "the text ends where a value should stand."),
-    (r"expected the node content, but found '(.)'", "a value should stand here; found '{1}'."),
+    (r"expected the node content, but found '<stream end>'", "the text ends where a value is expected."),
+    (r"expected the node content, but found '(.)'", "a value is expected here; found '{1}'."),
 )
-"""PyYAML's words for common mistakes, as patterns, and a user's. ``{line}`` is where the bracket opened."""
+"""PyYAML's messages for common mistakes, as patterns, and ours. ``{line}`` is the line of the opening bracket."""
 
 _AT_CONTEXT = ("found unexpected end of stream", "', but got '<stream end>'", "could not find expected ':'")
-"""Problems shown where the open bracket, quote or key stands, not where the parser gave up."""
+"""Problems shown at the open bracket, quote or key, not at the position where the parser stopped."""
 
 
 def read_yaml(path: str | Path) -> Located:
@@ -69,8 +69,8 @@ def read_yaml(path: str | Path) -> Located:
 def parse_yaml(text: str, source: str = "<text>") -> Located:
     """The one document of a YAML text.
 
-    Keys are text as written (``on:`` is the key ``on``). Raises InputError with the place, the line and a caret for
-    a text that is not YAML, a key given twice, and for what a file that is read once and reviewed by people should
+    Keys are text as written (``on:`` is the key ``on``). Raises InputError with the position, the line and a caret for
+    a text that is not YAML, for a duplicate key, and for features that a file reviewed by people should
     not need: anchors, aliases, merge keys, tags, keys that are not a word, and a second document.
 
     >>> layout = parse_yaml("mesh: {fsdp: auto, expert: 4}", "ep.yaml")
@@ -99,7 +99,7 @@ class _Reader:
         next(self.events)
         start = next(self.events)
         if isinstance(start, yaml.StreamEndEvent):
-            what = "the file is empty" if not self.text.strip() else "the file holds only comments"
+            what = "the file is empty" if not self.text.strip() else "the file has only comments"
             raise InputError(f"{self.source}: {what}; it should hold YAML.")
         value = self.value(next(self.events), depth=1)
         next(self.events)
@@ -109,7 +109,7 @@ class _Reader:
         return value
 
     def value(self, event: yaml.Event, depth: int) -> Located:
-        self.refuse_decorations(event)
+        self.refuse_anchors_and_tags(event)
         if depth > MAX_DEPTH:
             raise self.error(f"nested more than {MAX_DEPTH} levels deep.", event)
         position = self.position(event)
@@ -129,7 +129,7 @@ class _Reader:
             key = self.key(event)
             if key in values:
                 raise self.error(
-                    f"'{key}' stands twice in this mapping, first on line {key_positions[key].line}. Keep one.",
+                    f"'{key}' appears twice in this mapping, first on line {key_positions[key].line}. Keep one.",
                     event,
                     len(key),
                 )
@@ -141,7 +141,7 @@ class _Reader:
         return Located(value=values, position=position, key_positions=key_positions)
 
     def key(self, event: yaml.Event) -> str:
-        self.refuse_decorations(event)
+        self.refuse_anchors_and_tags(event)
         if not isinstance(event, yaml.ScalarEvent):
             raise self.error("a key must be a word; this is a list or a mapping.", event)
         if event.value == "<<" and _is_plain(event):
@@ -150,7 +150,7 @@ class _Reader:
             raise self.error("a key is missing before this ':'.", event)
         return event.value
 
-    def refuse_decorations(self, event: yaml.Event) -> None:
+    def refuse_anchors_and_tags(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise self.error(
                 f"aliases ('*{event.anchor}') are not read. Write the value out.", event, len(event.anchor) + 1
@@ -174,7 +174,7 @@ class _Reader:
 
 
 def _is_plain(event: yaml.Event) -> TypeGuard[yaml.ScalarEvent]:
-    """Written without quotes, so that its type follows from its looks."""
+    """Whether a scalar is unquoted, so that its type is derived from its text."""
     return isinstance(event, yaml.ScalarEvent) and event.implicit[0]
 
 

@@ -1,6 +1,6 @@
-"""Random bits by counting: 64 bits that depend on a key and an index alone.
+"""A counter-based random number generator: 64 bits that depend only on a key and an index.
 
-Only integer arithmetic modulo 2**64, so that every machine and every version of NumPy gives the same bits.
+It uses only integer arithmetic modulo 2**64, so every machine and every version of NumPy gives the same bits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def scramble(index: np.ndarray, key: Key) -> np.ndarray:
     """Replace each index (uint64) by its 64 random bits, in place; returns the same array.
 
     The output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-    OOPSLA 2014, with the constants of Stafford's variant 13), applied twice with half of the key before each:
-    once would make every tensor a stretch of one and the same cycle.
+    OOPSLA 2014, with the constants of Stafford's variant 13), applied twice, each time after mixing in half of the key.
+    Applied once, every tensor would be a section of one and the same cycle.
     """
     assert index.dtype == np.uint64
     index *= _GAMMA

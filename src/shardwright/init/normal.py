@@ -1,6 +1,6 @@
-"""Normal values out of random bits, with operations that IEEE 754 rounds exactly: + - * / and the square root.
+"""Truncated normal values from random bits, with operations that IEEE 754 rounds exactly: + - * / and the square root.
 
-``np.log``, ``np.exp`` and the like differ in the last bit from one processor and version to the next; these do not.
+``np.log``, ``np.exp`` and similar functions differ in the last bit between processors and versions; these do not.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 CUTOFF = 3.0
-"""The standard normal is cut off here, on both sides."""
+"""The standard normal is truncated here, on both sides."""
 
 MASS = 0.9973002039367398
-"""Probability that a standard normal value lies within the cutoff: erf(3 / sqrt(2))."""
+"""Probability that a standard normal value is within the cutoff: erf(3 / sqrt(2))."""
 
 STDDEV = 0.9865783925581086
-"""Standard deviation of what is left: sqrt(1 - 6 phi(3) / MASS), with phi the normal density."""
+"""Standard deviation of the truncated normal: sqrt(1 - 6 phi(3) / MASS), with phi the normal density."""
 
 _LN_2 = 0.6931471805599453
 _SQRT_HALF = 0.7071067811865476
@@ -67,10 +67,10 @@ _TAIL_DENOMINATOR = (
 
 
 def truncated_normal(bits: np.ndarray) -> np.ndarray:
-    """A standard normal value, cut off at ``CUTOFF``, for each 64 random bits (uint64 to float64).
+    """A standard normal value, truncated at ``CUTOFF``, for each 64 random bits (uint64 to float64).
 
-    The upper 52 bits choose one of as many slices of equal probability; the value is the quantile of its middle,
-    so the negated choice gives the negated value, and 0 and the cutoff itself never occur.
+    The upper 52 bits select one of 2**52 slices of equal probability; the value is the quantile of its middle.
+    So the slice opposite to another gives the negated value, and 0 and the cutoff itself never occur.
 
     >>> ends = truncated_normal(np.array([0, 2**63, 2**64 - 1], np.uint64))
     >>> [round(value, 9) for value in ends.tolist()]
@@ -84,10 +84,10 @@ def truncated_normal(bits: np.ndarray) -> np.ndarray:
 
 
 def quantile(q: np.ndarray) -> np.ndarray:
-    """The standard normal value below which lies the probability 0.5 + q, for abs(q) < 0.5 - 1e-10 (AS 241, PPND16)."""
+    """The quantile of the standard normal at the probability 0.5 + q, for abs(q) < 0.5 - 1e-10 (AS 241, PPND16)."""
     rest = q * q
     np.subtract(_CENTRE_SQUARED, rest, out=rest)
-    # The tails come out wrong here and are made below. The denominator's first root, -0.0729, is beyond them.
+    # The tails are wrong here and are computed below. The denominator's first root, -0.0729, is beyond them.
     value = _polynomial(_CENTRE_NUMERATOR, rest)
     value *= q
     value /= _polynomial(_CENTRE_DENOMINATOR, rest)
@@ -103,7 +103,7 @@ def quantile(q: np.ndarray) -> np.ndarray:
 
 
 def log(x: np.ndarray) -> np.ndarray:
-    """Natural logarithm of positive values, within 2e-16 of the true one where that is below -0.3.
+    """Natural logarithm of positive values, within 2e-16 of the exact result where that is below -0.3.
 
     x = m * 2**e with sqrt(1/2) <= m < sqrt(2), and log(m) = 2 artanh(s) with s = (m - 1) / (m + 1), by its series.
     """

@@ -1,7 +1,7 @@
-"""Initial values of any box of any tensor, made alone.
+"""Initial values of any box of any tensor, computed without the rest of the tensor.
 
-An element's value depends on the seed, the tensor's name and the element's index in the whole tensor, counted row
-by row (last dim fastest). Layers that share a row of the model table count as a leading dim.
+An element's value depends on the seed, the tensor's name and the element's row-major index in the global tensor
+(last dim fastest). Layers that share a row of the model table count as a leading dim.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shardwright.init.counter import key_of, scramble
 from shardwright.init.normal import STDDEV, truncated_normal
 
 CHUNK = 1 << 15
-"""Elements made at a time: few enough for a processor's cache, and the only memory needed beside the result."""
+"""Elements computed at a time: few enough for a processor's cache, and the only memory needed in addition to the result."""
 
 
 def box_values(weight: Weight, seed: int, box: Box, layer: int | None = None) -> np.ndarray:
     """Initial values of one box of a weight, float32, of the shape of the box.
 
-    With ``layer``, counted from 0 among the ``num`` layers that share the weight, ``box`` lies in that layer.
-    Without it, ``box`` lies in the whole weight: all its layers, as a leading dim, if it is of those that an engine
-    may stack. Dims are the model table's, not those of ``as_torch_stores``. One bit pattern either way:
+    With ``layer``, counted from 0 among the ``num`` layers that share the weight, ``box`` is a box of that layer.
+    Without it, ``box`` is a box of the entire weight, with its layers as a leading dim if an engine
+    may stack them. Dims are the model table's, not those of ``as_torch_stores``. The bits are the same either way:
 
     >>> weight = Weight(name="up", component="mlp", logical_axes=("embed", "mlp"), shape=(4, 6), contracted=(),
     ...                 initializer=Initializer(kind="normal", stddev=0.02), num=3, stack="layers")
@@ -48,8 +48,8 @@ def box_values(weight: Weight, seed: int, box: Box, layer: int | None = None) ->
 def tensor_values(name: str, shape: Sequence[int], initializer: Initializer, seed: int, box: Box) -> np.ndarray:
     """Initial values of one box of the tensor ``name`` of ``shape``, float32, of the shape of the box.
 
-    ``normal``: the standard normal cut off at 3, scaled so that the standard deviation of the values is
-    ``initializer.stddev``; the largest therefore lie at 3.04 times that.
+    ``normal``: the standard normal truncated at 3, scaled so that the standard deviation of the values is
+    ``initializer.stddev``; the largest values are therefore 3.04 times that.
     """
     assert all(stop <= size for stop, size in zip(box.stop, shape, strict=True)), (name, shape, box)
     match initializer.kind:
@@ -65,18 +65,18 @@ def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], sca
     values = np.empty(box.size, np.float32)
     filled = 0
     for index in _indices(shape, box):
-        made = truncated_normal(scramble(index, key))
-        made *= scale
-        values[filled : filled + made.size] = made
-        filled += made.size
+        chunk = truncated_normal(scramble(index, key))
+        chunk *= scale
+        values[filled : filled + chunk.size] = chunk
+        filled += chunk.size
     assert filled == box.size
     return values.reshape(box.shape)
 
 
 def _indices(shape: tuple[int, ...], box: Box) -> Iterator[np.ndarray]:
-    """The index in the whole tensor of each element of the box, in the order of the box, in chunks of uint64.
+    """The index in the global tensor of each element of the box, in the order of the box, in chunks of uint64.
 
-    The trailing dims that the box has whole, and the last one before them, make runs of neighbours.
+    The trailing dims that the box covers fully, and the last dim before them, form contiguous runs.
 
     >>> [index.tolist() for index in _indices((3, 4), Box((1, 1), (3, 3)))]
     [[5, 6, 9, 10]]
@@ -100,10 +100,10 @@ def _indices(shape: tuple[int, ...], box: Box) -> Iterator[np.ndarray]:
 
 
 def _run_bases(shape: tuple[int, ...], box: Box, num_outer: int, start: int, stop: int) -> np.ndarray:
-    """Index in the whole tensor at which the outer dims of runs ``start`` to ``stop`` of the box begin, uint64."""
+    """Index in the global tensor at which the outer dims of runs ``start`` to ``stop`` of the box begin, uint64."""
     rest = np.arange(start, stop, dtype=np.uint64)
     bases = np.zeros_like(rest)
     for dim in reversed(range(num_outer)):
-        rest, place = np.divmod(rest, np.uint64(box.shape[dim]))
-        bases += (place + np.uint64(box.start[dim])) * np.uint64(prod(shape[dim + 1 :]))
+        rest, index = np.divmod(rest, np.uint64(box.shape[dim]))
+        bases += (index + np.uint64(box.start[dim])) * np.uint64(prod(shape[dim + 1 :]))
     return bases

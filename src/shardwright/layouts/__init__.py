@@ -1,4 +1,4 @@
-"""The presets, each a few lines of YAML in this folder, and the way to a user's own file."""
+"""The presets, each a few lines of YAML in this folder, and loading of a user's own layout file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def preset_names() -> tuple[str, ...]:
 def load_layout(name_or_path: str | Path) -> Layout:
     """A preset by its name, or a user's own layout by the path of its file.
 
-    A path ends in .yaml or .yml, or has a folder in it. Raises InputError for a name or a file that is not there
-    or cannot be read, and FindingsError for a file that is no layout.
+    A path ends in .yaml or .yml, or contains a folder. Raises InputError for an unknown name or a file that does not exist
+    or cannot be read, and FindingsError for a file that is not a layout.
     """
     text = str(name_or_path)
     if text in preset_names():

@@ -1,6 +1,6 @@
 """Model tables by name: ``build("deepseek3-671b", {"num_layers": "4"})``. No framework is loaded.
 
-parts/       what families share: rows of attention, feed-forward layers, experts and the two ends
+parts/       shared by families: rows of attention, feed-forward layers, experts, embedding and logits
 llama3/      test, 1b, 8b, 70b, 405b
 mixtral/     test, 8x7b, 8x22b
 deepseek3/   test, 16b, 671b
@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
 def build(name: str, overrides: Mapping[str, str] | None = None) -> ModelTable:
     """The table of a model, with any of its dimensions replaced.
 
-    Raises InputError for an unknown name or dimension, and for dimensions that do not go together.
+    Raises InputError for an unknown name or dimension, and for inconsistent dimensions.
 
     >>> build("llama3-8b").num_parameters
     8030261248

@@ -1,4 +1,4 @@
-"""Between our weights and published checkpoints: names, and the order in which dims are stored.
+"""Converts between our weights and published checkpoints: names, and the order of dims.
 
 Arrays are anything with ``transpose``, ``reshape`` and indexing (NumPy, JAX); nothing is imported for them.
 """
@@ -13,7 +13,7 @@ from shardwright.core.model.table import Weight
 
 
 def published_names(weight: Weight) -> tuple[str, ...]:
-    """The names under which a weight is published: one, or one per layer, or per layer and expert, in order.
+    """The published names of a weight: one, one per layer, or one per layer and expert, in order.
 
     >>> from shardwright.models import build
     >>> for name in published_names(build("mixtral-test").weight("layers.moe.down"))[7:9]:
@@ -31,17 +31,17 @@ def to_published(weight: Weight, array: Any) -> Iterator[tuple[str, Any]]:
     """Each published tensor of a weight: ``array`` holds all its layers, stacked if it has a stack."""
     names = iter(published_names(weight))
     for layer in array if weight.stack else [array]:
-        for part in layer if _per_expert(weight) else [layer]:
-            yield next(names), _as_published(weight, part)
+        for tensor in layer if _per_expert(weight) else [layer]:
+            yield next(names), _as_published(weight, tensor)
 
 
 def from_published(weight: Weight, read: Callable[[str], Any], stack: Callable[[Sequence[Any]], Any]) -> Any:
-    """A weight with all its layers from published tensors. ``stack`` joins arrays along a new first dim."""
-    parts = [_as_ours(weight, read(name)) for name in published_names(weight)]
+    """A weight with all its layers from published tensors. ``stack`` stacks arrays along a new first dim."""
+    tensors = [_as_ours(weight, read(name)) for name in published_names(weight)]
     if _per_expert(weight):
         num = weight.size("experts")
-        parts = [stack(parts[start : start + num]) for start in range(0, len(parts), num)]
-    return stack(parts) if weight.stack else parts[0]
+        tensors = [stack(tensors[start : start + num]) for start in range(0, len(tensors), num)]
+    return stack(tensors) if weight.stack else tensors[0]
 
 
 def _per_expert(weight: Weight) -> bool:
@@ -57,13 +57,13 @@ def _dims(weight: Weight) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
     return tuple(n for n in axes if n != "experts"), tuple(dim for dim in torch_dims if dim != ("experts",))
 
 
-def _as_published(weight: Weight, part: Any) -> Any:
+def _as_published(weight: Weight, tensor: Any) -> Any:
     axes, torch_dims = _dims(weight)
     order = [axes.index(name) for dim in torch_dims for name in dim]
-    return part.transpose(order).reshape([prod(weight.size(name) for name in dim) for dim in torch_dims])
+    return tensor.transpose(order).reshape([prod(weight.size(name) for name in dim) for dim in torch_dims])
 
 
-def _as_ours(weight: Weight, part: Any) -> Any:
+def _as_ours(weight: Weight, tensor: Any) -> Any:
     axes, torch_dims = _dims(weight)
     flat = [name for dim in torch_dims for name in dim]
-    return part.reshape([weight.size(name) for name in flat]).transpose([flat.index(name) for name in axes])
+    return tensor.reshape([weight.size(name) for name in flat]).transpose([flat.index(name) for name in axes])

@@ -1,4 +1,4 @@
-"""Any dimension of a model, set from text: ``num_layers=2``, ``q_lora=none``, ``rope.kind=default``."""
+"""Sets any dimension of a model from text: ``num_layers=2``, ``q_lora=none``, ``rope.kind=default``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def overridden(model: str, config: Config, overrides: Mapping[str, str]) -> Config:
-    """A config with some dimensions replaced. Raises InputError for an unknown one, or for values that cannot be.
+    """A config with some dimensions replaced. Raises InputError for an unknown dimension or an invalid value.
 
     >>> from shardwright.models.llama3.sizes import SIZES
     >>> overridden("llama3-test", SIZES["test"].config, {"num_layers": "2", "rope.kind": "default"}).num_layers
@@ -29,29 +29,29 @@ def overridden(model: str, config: Config, overrides: Mapping[str, str]) -> Conf
     try:
         for key, text in overrides.items():
             outer, _, inner = key.partition(".")
-            part: Any = getattr(config, outer, None) if outer in _names(config) else None
-            if inner and is_dataclass(part):
-                inside.setdefault(outer, {})[inner] = _value(key, inner, part, text)
+            nested: Any = getattr(config, outer, None) if outer in _names(config) else None
+            if inner and is_dataclass(nested):
+                inside.setdefault(outer, {})[inner] = _value(key, inner, nested, text)
             else:
                 changes[key] = _value(key, key, config, text)
-        # All of a part at once: two of its values may be right together and wrong one after the other.
+        # All values of a nested config at once: they may be valid together and invalid one by one.
         for outer, values in inside.items():
             changes[outer] = _with(getattr(config, outer), **values)
         return _with(config, **changes)
     except InputError as error:
-        asked = " ".join(f"{key}={text}" for key, text in overrides.items())
-        raise InputError(f"{model} with --set {asked}: {error}") from None
+        option = " ".join(f"{key}={text}" for key, text in overrides.items())
+        raise InputError(f"{model} with --set {option}: {error}") from None
 
 
-def _with(part: Any, **changes: Any) -> Any:
-    return replace(part, **changes)
+def _with(config: Any, **changes: Any) -> Any:
+    return replace(config, **changes)
 
 
 def _value(key: str, name: str, config: Any, text: str) -> Any:
     settable = {field.name for field in fields(config) if not is_dataclass(getattr(config, field.name))}
     if name not in settable:
         prefix = key[: len(key) - len(name)]
-        inside = {f"{part}.{inner}" for part in _names(config) - settable for inner in _names(getattr(config, part))}
+        inside = {f"{outer}.{inner}" for outer in _names(config) - settable for inner in _names(getattr(config, outer))}
         known = sorted(prefix + each for each in settable | inside)
         raise InputError(f"no dimension '{key}'. {did_you_mean(key, known)}")
     kind = get_type_hints(type(config))[name]

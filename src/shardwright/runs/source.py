@@ -34,6 +34,6 @@ def batches(
 
     ``offsets``: which rows of a step are this process's, counted from the step's first row, ascending.
     """
-    batch, pieces = plan.request.batch, plan.row_chunks
-    steps = Batches(rows=source.rows, batch=batch, seed=seed, start_row=next_row, pieces=pieces)
+    batch = plan.request.batch
+    steps = Batches(rows=source.rows, batch=batch, seed=seed, start_row=next_row, chunks=plan.row_chunks)
     return steps.prefetched(offsets)

@@ -2,7 +2,7 @@
 
 Source: ``config.json`` of deepseek-ai/DeepSeek-V3-Base and, for ``16b``, deepseek-ai/DeepSeek-V2-Lite. The latter
 differs from V3 by its router (softmax, weights not normalised, no bias) and by queries that are not compressed.
-The multi-token prediction head of V3 is not part of the table.
+The multi-token prediction head of V3 is not in the table.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DeepSeek3Config:
     """Dimensions of a DeepSeek-V3 model.
 
     ``mlp``: hidden units of a dense layer; ``expert_mlp``: of one expert, shared or not. A head's queries and
-    keys have ``nope_dim`` elements without and ``rope_dim`` with a position, its values ``value_dim``.
-    The router keeps the best ``num_chosen_groups`` of ``num_groups`` groups of experts, then ``top_k`` experts.
+    keys have ``nope_dim`` elements without and ``rope_dim`` with rotary embedding, its values ``value_dim``.
+    The router selects the best ``num_chosen_groups`` of ``num_groups`` groups of experts, then ``top_k`` experts in them.
     """
 
     num_layers: int

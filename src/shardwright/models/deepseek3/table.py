@@ -18,11 +18,11 @@ NAMES = PublishedNames(
     shared="mlp.shared_experts",
 )
 LATENT_NORM_EPS = 1e-6
-"""Of the norms of the latents in the published code, whatever the config says of the others."""
+"""Epsilon of the norms of the latents in the published code. ``norm_eps`` of the config is for the other norms."""
 
 
 def architecture(config: DeepSeek3Config) -> Architecture:
-    """What the mathematics of this model needs."""
+    """The architecture of a model with these dimensions."""
     dense = config.num_dense_layers
     stacks = (
         Stack(name="dense_layers", num=dense),

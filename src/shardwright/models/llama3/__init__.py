@@ -1,4 +1,4 @@
-"""Llama 3.1 and 3.2 (arXiv:2407.21783): dense, grouped queries, SwiGLU.
+"""Llama 3.1 and 3.2 (arXiv:2407.21783): dense, grouped-query attention, SwiGLU.
 
 sizes.py  its named sizes
 table.py  its table

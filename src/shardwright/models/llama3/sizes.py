@@ -18,7 +18,7 @@ ROPE_3_2 = Rope(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Config:
-    """Dimensions of a Llama 3 model. ``tied``: the embedding makes the logits too."""
+    """Dimensions of a Llama 3 model. ``tied``: the embedding is also the weight of the logits."""
 
     num_layers: int
     embed: int

@@ -10,7 +10,7 @@ from shardwright.models.parts.size import Size
 
 
 def architecture(config: Llama3Config) -> Architecture:
-    """What the mathematics of this model needs."""
+    """The architecture of a model with these dimensions."""
     return Architecture(
         embed=config.embed,
         vocab=config.vocab,

@@ -1,4 +1,4 @@
-"""Mixtral (arXiv:2401.04088): grouped queries, and eight experts in every layer of which two see a token.
+"""Mixtral (arXiv:2401.04088): grouped-query attention; each token is routed to two of eight experts in every layer.
 
 sizes.py  its named sizes
 table.py  its table

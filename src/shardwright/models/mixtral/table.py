@@ -18,7 +18,7 @@ NAMES = PublishedNames(
 
 
 def architecture(config: MixtralConfig) -> Architecture:
-    """What the mathematics of this model needs."""
+    """The architecture of a model with these dimensions."""
     return Architecture(
         embed=config.embed,
         vocab=config.vocab,

@@ -1,4 +1,4 @@
-"""What the mathematics of a model needs beyond the shapes of its tensors: one description for all families."""
+"""What the computation of a model needs beyond the shapes of its tensors: one description for all families."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class GroupedQueryAttention:
 
     @property
     def rotary_dim(self) -> int:
-        """How much of a head turns with position."""
+        """How many elements of a head are rotated by position."""
         return self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """MLA (DeepSeek-V2, arXiv:2405.04434): keys and values are made of a latent of ``kv_lora``, and one shared
-    rotary key of ``rope_dim``. ``q_lora`` None: queries are made directly."""
+    """MLA (DeepSeek-V2, arXiv:2405.04434): keys and values are computed from a latent of ``kv_lora``, and one shared
+    rotary key of ``rope_dim``. ``q_lora`` None: queries are projected directly."""
 
     heads: int
     q_lora: int | None
@@ -41,25 +41,25 @@ class LatentAttention:
 
     @property
     def latent(self) -> int:
-        """What crosses the links in place of keys and values."""
+        """Width of the tensor that devices exchange in place of keys and values."""
         return self.kv_lora + self.rope_dim
 
     @property
     def rotary_dim(self) -> int:
-        """How much of a head turns with position."""
+        """How many elements of a head are rotated by position."""
         return self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A layer of ``num`` experts of ``width`` hidden units, of which ``top_k`` see a token.
+    """A layer of ``num`` experts of ``width`` hidden units; each token is routed to ``top_k`` of them.
 
-    ``scoring``: softmax or sigmoid of the router's products. ``num_groups`` groups of neighbouring experts, of
-    which the best ``chosen_groups`` stay; a group's worth is the sum of its two best scores under sigmoid
-    (DeepSeek-V3, arXiv:2412.19437, section 2.1.2), its best one under softmax (DeepSeek-V2). ``normalized``: a token's
-    weights are made to sum to one; all are multiplied by ``scale``. ``balanced_by_bias``: a frozen bias is added to the
-    scores for choosing only. ``shared_width``: hidden units that see every token.
-    ``capacity_factor`` None: no token is dropped; else each expert takes that many times its even share of a row.
+    ``scoring``: softmax or sigmoid of the router's logits. Experts are in ``num_groups`` groups of neighbours, of
+    which the best ``chosen_groups`` are kept. A group's score is the sum of its two best scores under sigmoid
+    (DeepSeek-V3, arXiv:2412.19437, section 2.1.2), its best score under softmax (DeepSeek-V2). ``normalized``: a token's
+    weights are normalised to sum to one; all are multiplied by ``scale``. ``balanced_by_bias``: a frozen bias is added to the
+    scores for the selection only. ``shared_width``: hidden units of the shared expert, which processes every token.
+    ``capacity_factor`` None: no token is dropped; else an expert's capacity is that many times its even share of a row.
     """
 
     num: int
@@ -77,7 +77,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Layers of one kind that follow each other: their weights are kept together, and their names begin with ``name``."""
+    """Consecutive layers of one kind: their weights are stacked, and their names begin with ``name``."""
 
     name: str
     num: int

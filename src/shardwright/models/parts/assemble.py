@@ -1,4 +1,4 @@
-"""From an architecture to its table: the same parts for every family."""
+"""From an architecture to its table, with the same rows for every family."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def assemble(
     dtype: str,
     names: PublishedNames | None = None,
 ) -> ModelTable:
-    """The table of an architecture; ``names`` are needed where there are experts."""
+    """The table of an architecture; ``names`` are needed if it has experts."""
     attention, experts = architecture.attention, architecture.experts
     parts = [
         ends(architecture),

@@ -1,4 +1,4 @@
-"""Rows of attention with grouped queries: keys and values are what meets the queries of other devices."""
+"""Rows of grouped-query attention: devices exchange keys and values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
     num = num_layers(architecture.stacks)
     kv = ("batch", "length", "kv_heads", "head_dim")
     kv_attended = ("batch", "kv_length", "kv_heads", "head_dim")
-    seen, asked = sight(), queries(num, value_sizes=None)
+    mask_rows, query_rows = mask_inputs(), queries(num, value_sizes=None)
     return Rows(
         weights=tuple(
             weight
@@ -24,7 +24,7 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
             for weight in (attention_norm(architecture, stack), *_kernels(architecture, attention, stack))
         ),
         activations=(
-            *seen.activations,
+            *mask_rows.activations,
             Activation(
                 name="attention.input", component="attention", logical_axes=("batch", "length", "embed"), num=num
             ),
@@ -32,11 +32,11 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
             Activation(name="attention.values", component="attention", logical_axes=kv, num=num),
             Activation(name="attention.keys_attended", component="attention", logical_axes=kv_attended, num=num),
             Activation(name="attention.values_attended", component="attention", logical_axes=kv_attended, num=num),
-            *asked.activations,
+            *query_rows.activations,
             projected("attention.projected", "attention", num),
         ),
         moves=(
-            *seen.moves,
+            *mask_rows.moves,
             Move(source="residual.stream", target="attention.input", feeds=HEADS),
             *(
                 Move(
@@ -48,16 +48,16 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
                 )
                 for what in ("keys", "values")
             ),
-            *asked.moves,
+            *query_rows.moves,
             Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
         ),
     )
 
 
 def queries(num: int, value_sizes: Mapping[str, int] | None) -> Rows:
-    """Queries as they are made and as they attend, and what they bring back. ``value_sizes``: where values are as wide
-    as no query is."""
-    made, attended = ("batch", "length", "heads", "head_dim"), ("batch", "q_length", "heads", "head_dim")
+    """Queries as projected and as they attend, and the outputs of attention in both layouts. ``value_sizes``: dims of
+    values whose size is not that of queries."""
+    query_axes, attended_axes = ("batch", "length", "heads", "head_dim"), ("batch", "q_length", "heads", "head_dim")
 
     def row(name: str, logical_axes: tuple[str, ...], sizes: Mapping[str, int] | None = None) -> Activation:
         return Activation(
@@ -66,10 +66,10 @@ def queries(num: int, value_sizes: Mapping[str, int] | None) -> Rows:
 
     return Rows(
         activations=(
-            row("queries", made),
-            row("queries_attended", attended),
-            row("attended", attended, value_sizes),
-            row("output", made, value_sizes),
+            row("queries", query_axes),
+            row("queries_attended", attended_axes),
+            row("attended", attended_axes, value_sizes),
+            row("output", query_axes, value_sizes),
         ),
         moves=(
             Move(
@@ -85,8 +85,8 @@ def queries(num: int, value_sizes: Mapping[str, int] | None) -> Rows:
     )
 
 
-def sight() -> Rows:
-    """What says which keys a query sees, with the queries and with the keys: it moves once a step, not in every layer."""
+def mask_inputs() -> Rows:
+    """Positions and segments, from which the attention mask is made, for queries and keys. Resharded once a step, not per layer."""
     what = ("positions", "segments")
     sides = {"": "length", "q_": "q_length", "kv_": "kv_length"}
     return Rows(
@@ -143,7 +143,7 @@ def attention_norm(architecture: Architecture, stack: Stack):
 
 
 def output_kernel(architecture: Architecture, stack: Stack, heads: int, head_dim: int):
-    """The projection from all heads back to the width of the stream."""
+    """The projection from all heads back to the width of the residual stream."""
     return kernel(
         architecture,
         stack,
@@ -158,5 +158,5 @@ def output_kernel(architecture: Architecture, stack: Stack, heads: int, head_dim
 
 
 def projected(name: str, component: str, num: int) -> Activation:
-    """What a component gives back to the stream."""
+    """The output of a component, which is added to the residual stream."""
     return Activation(name=name, component=component, logical_axes=("batch", "length", "embed"), num=num)

@@ -1,4 +1,4 @@
-"""Rows of the two ends of a decoder: tokens to the residual stream, and the stream to logits."""
+"""Rows of the two ends of a decoder: the embedding, from tokens to the residual stream, and the logits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_t
 TOKENS = ("batch", "length")
 STREAM = ("batch", "length", "embed")
 BATCH_FIELDS = ("tokens", "targets", "positions", "segments", "valid")
-"""What is known of each token of a batch: itself, the next one, its place in its document, that document's number in
+"""The fields of each token of a batch: its id, the next token's id, its position in its document, that document's number in
 the row, and whether its loss counts."""
 NO_DOCUMENT = 0
-"""The segment of padding: tokens that belong to no document, and that no expert sees."""
+"""The segment of padding: tokens that belong to no document and are not routed to an expert."""
 
 
 def ends(architecture: Architecture) -> Rows:

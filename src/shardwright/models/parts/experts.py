@@ -1,4 +1,4 @@
-"""Rows of experts: the router and the choices it makes of tokens, then the experts where they compute."""
+"""Rows of experts: the router with its token-expert assignments, then the experts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardwright.models.parts.rows import LAYER, Rows, in_layers_of, joined, ker
 TOKENS = ("batch", "length")
 GROUPED = ("batch", "groups", "tokens")
 EXPERT_SIDE = ("experts", "batch", "groups", "slots", "embed")
-OF_PARTS = (("moe", "mlp"),)
+OVER_HIDDEN = (("moe", "mlp"),)
 ROUTED = own_dtype(PRECISION["router"].kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedNames:
-    """What a family's checkpoints call the parts of a layer with experts."""
+    """The names of a layer's expert weights in the checkpoints of a family."""
 
     router: str
     gate: str
@@ -30,7 +30,7 @@ class PublishedNames:
 
 
 def experts_feed_forward(architecture: Architecture, experts: Experts, names: PublishedNames) -> Rows:
-    """The feed-forward layers of the stacks that have experts, shared ones among them."""
+    """The feed-forward layers of the stacks that have experts, including shared experts."""
     stacks = tuple(stack for stack in architecture.stacks if stack.experts)
     if not stacks:
         return Rows()
@@ -41,9 +41,14 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
             Move(source="input.segments", target="router.valid"),
             Move(source="residual.stream", target="router.input"),
             *(
-                # What a device's part of each expert makes of a token is summed over the parts once, when the token's
-                # experts are; so the slope of what they were given is in parts until it is back with its token.
-                Move(source=f"router.{source}", target=f"router.{target}", renamed={"length": "groups"}, feeds=OF_PARTS)
+                # Where hidden units are sharded, an expert's output is partial. It is summed once, after the outputs of a
+                # token's experts are combined. So the cotangent of the experts' input is partial until the router has it.
+                Move(
+                    source=f"router.{source}",
+                    target=f"router.{target}",
+                    renamed={"length": "groups"},
+                    feeds=OVER_HIDDEN,
+                )
                 for source, target in (("input", "grouped"), ("experts", "grouped_experts"), ("chosen", "weights"))
             ),
             Move(source="router.dispatched", target="moe.dispatched", kind="dispatch"),
@@ -52,7 +57,7 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
                 source="router.combined",
                 target="router.output",
                 renamed={"groups": "length"},
-                summed=OF_PARTS,
+                summed=OVER_HIDDEN,
                 ends_layer=True,
             ),
             Move(source="router.output", target="residual.stream", ends_layer=True),

@@ -1,4 +1,4 @@
-"""Rows of SwiGLU feed-forward layers (arXiv:2002.05202): dense ones, and the shared experts that see every token."""
+"""Rows of SwiGLU feed-forward layers (arXiv:2002.05202): dense ones, and the shared experts, which process every token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def dense_feed_forward(architecture: Architecture, width: int) -> Rows:
 
 
 def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: int, name: str, published: str) -> Rows:
-    """Rows named ``name.*`` in component ``mlp``, ``published`` being what checkpoints call them inside a layer."""
+    """Rows named ``name.*`` in component ``mlp``. ``published`` is their name inside a layer of a checkpoint."""
     if not stacks:
         return Rows()
     num = num_layers(stacks)
@@ -43,7 +43,7 @@ def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: i
 
 
 def feed_forward_norms(architecture: Architecture) -> Rows:
-    """The scale of the norm before each layer's feed-forward part, which belongs to the residual stream."""
+    """The scale of the norm before each feed-forward layer, which belongs to the residual stream."""
     return Rows(
         weights=tuple(
             norm(

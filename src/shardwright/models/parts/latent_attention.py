@@ -1,4 +1,4 @@
-"""Rows of multi-head latent attention: the latent meets the queries of other devices, never the keys made of it.
+"""Rows of multi-head latent attention: devices exchange the latent, never the keys and values computed from it.
 
 In DeepSeek-V3 a token's latent has 576 elements, its keys and values 40,960.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from shardwright.core.model.table import Activation, Move
 from shardwright.models.parts.architecture import Architecture, LatentAttention, Stack
-from shardwright.models.parts.attention import attention_norm, output_kernel, projected, queries, sight
+from shardwright.models.parts.attention import attention_norm, mask_inputs, output_kernel, projected, queries
 from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
 
 FEEDS_HEADS = (*over_tokens("attention"), ("attention", "heads"))
-"""A down-projection feeds all heads: where these are cut, each device sees its heads' share of the gradient."""
+"""All heads use the output of a down-projection: its gradient is partial over the axes that shard heads."""
 
 
 def latent_attention(architecture: Architecture, attention: LatentAttention) -> Rows:
@@ -24,7 +24,7 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
         )
 
     values = {"head_dim": attention.value_dim}
-    seen, asked = sight(), queries(num, values)
+    mask_rows, query_rows = mask_inputs(), queries(num, values)
     return Rows(
         weights=tuple(
             weight
@@ -32,18 +32,18 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
             for weight in (attention_norm(architecture, stack), *_kernels(architecture, attention, stack))
         ),
         activations=(
-            *seen.activations,
+            *mask_rows.activations,
             row("input", "length", "embed"),
             *((row("query_latent", "length", "q_lora"),) if attention.q_lora else ()),
             row("latent", "length", "latent"),
             row("latent_attended", "kv_length", "latent"),
             row("keys_attended", "kv_length", "heads", "head_dim"),
             row("values_attended", "kv_length", "heads", "head_dim", sizes=values),
-            *asked.activations,
+            *query_rows.activations,
             projected("attention.projected", "attention", num),
         ),
         moves=(
-            *seen.moves,
+            *mask_rows.moves,
             Move(source="residual.stream", target="attention.input", feeds=(("attention", "heads"),)),
             Move(
                 source="attention.latent",
@@ -52,7 +52,7 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
                 renamed={"length": "kv_length"},
                 kind="keys",
             ),
-            *asked.moves,
+            *query_rows.moves,
             Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
         ),
     )

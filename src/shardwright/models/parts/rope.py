@@ -1,6 +1,6 @@
-"""Rotary position embeddings as numbers: inverse frequencies and the factors that come with a scaling.
+"""Rotary position embeddings as numbers: inverse frequencies and the factors of a context-length scaling.
 
-Both engines read them from here, so that a frequency is rounded once, to float32, and never twice.
+Both engines read them from here, so that a frequency is rounded only once, to float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.models.parts.size import require_above, require_positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary embeddings with base ``theta``, stretched by ``factor`` from ``original_length`` tokens.
+    """Rotary embeddings with base ``theta``, scaled by ``factor`` from a context of ``original_length`` tokens.
 
     ``llama3`` reads ``low_freq_factor`` and ``high_freq_factor`` (Llama 3.1 reference code, 2024); ``yarn`` reads
     ``beta_fast``, ``beta_slow``, ``mscale`` and ``mscale_all_dim`` (YaRN, arXiv:2309.00071, as DeepSeek configures it).
@@ -60,7 +60,7 @@ class Rope:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by; 1 but for YaRN."""
+        """Factor of cosines and sines; 1 except for YaRN."""
         if self.kind != "yarn":
             return 1.0
         if self.mscale and self.mscale_all_dim:
@@ -69,28 +69,28 @@ class Rope:
 
     @property
     def score_factor(self) -> float:
-        """What MLA multiplies 1 / sqrt(head_dim) by: the square of YaRN's ``mscale_all_dim`` term."""
+        """Factor of 1 / sqrt(head_dim) in MLA: the square of YaRN's ``mscale_all_dim`` term."""
         if self.kind != "yarn" or not self.mscale_all_dim:
             return 1.0
         return _yarn_mscale(self.factor, self.mscale_all_dim) ** 2
 
     def _llama3(self, frequency: float) -> float:
-        turns = self.original_length * frequency / (2 * pi)
-        share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        return _blend(frequency, frequency / self.factor, min(1.0, max(0.0, share)))
+        rotations = self.original_length * frequency / (2 * pi)
+        weight = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return _blend(frequency, frequency / self.factor, min(1.0, max(0.0, weight)))
 
     def _yarn_range(self, dim: int) -> tuple[float, float]:
-        """The pairs between which YaRN goes over from plain to stretched frequencies."""
+        """The pairs between which YaRN blends from plain to scaled frequencies."""
 
-        def pair_with(turns: float) -> float:
-            return dim * log(self.original_length / (turns * 2 * pi)) / (2 * log(self.theta))
+        def pair_with(rotations: float) -> float:
+            return dim * log(self.original_length / (rotations * 2 * pi)) / (2 * log(self.theta))
 
         low, high = max(floor(pair_with(self.beta_fast)), 0), min(ceil(pair_with(self.beta_slow)), dim - 1)
         return low, high if high != low else high + 0.001
 
 
-def _blend(at_one: float, at_zero: float, share: float) -> float:
-    return at_one * share + at_zero * (1 - share)
+def _blend(at_one: float, at_zero: float, weight: float) -> float:
+    return at_one * weight + at_zero * (1 - weight)
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:

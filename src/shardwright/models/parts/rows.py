@@ -1,4 +1,4 @@
-"""Rows of a table, and the few shapes of row that every part writes."""
+"""Rows of a table, and helpers that make weights and norms."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from shardwright.core.model.table import Activation, Contraction, Initializer, M
 from shardwright.models.parts.architecture import Architecture, Stack
 
 LAYER = "model.layers.{layer}."
-"""How the published names of weights that layers have begin."""
+"""Prefix of the published names of weights in layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of a table that belong together."""
+    """Weights, activations and moves of one part of a model."""
 
     weights: tuple[Weight, ...] = ()
     activations: tuple[Activation, ...] = ()
@@ -22,7 +22,7 @@ class Rows:
 
 
 def joined(parts: Iterable[Rows]) -> Rows:
-    """All rows, in order."""
+    """All rows of all parts, in order."""
     parts = tuple(parts)
     return Rows(
         weights=tuple(row for part in parts for row in part.weights),
@@ -45,7 +45,7 @@ def kernel(
     uses: tuple[str, ...] = (),
     ends_layer: bool = False,
 ) -> Weight:
-    """A matrix, started from a normal distribution with the standard deviation of the published configs."""
+    """A matrix, initialised from a normal distribution with the standard deviation of the published configs."""
     return Weight(
         name=f"{stack.name}.{name}" if stack else name,
         component=component,
@@ -66,7 +66,7 @@ def kernel(
 def norm(
     stack: Stack | None, name: str, component: str, width: int, contracted: tuple[Contraction, ...], hugging_face: str
 ) -> Weight:
-    """The scale of an RMS norm: one-dimensional, and whole at rest because a gather of it would cost only latency."""
+    """The scale of an RMS norm: one-dimensional, and unsharded at rest, because an all-gather of it would only cost latency."""
     return Weight(
         name=f"{stack.name}.{name}" if stack else name,
         component=component,
@@ -81,12 +81,12 @@ def norm(
 
 
 def over_tokens(component: str) -> tuple[Contraction, ...]:
-    """The dims that every gradient of a weight used in ``component`` is summed over."""
+    """The dims over which the gradient of a weight used in ``component`` is summed."""
     return (component, "batch"), (component, "length")
 
 
 def in_layers_of(stacks: Iterable[Stack], activations: Iterable[Activation]) -> tuple[Activation, ...]:
-    """The rows, as those of the layers of some stacks alone."""
+    """The activations, restricted to the layers of the given stacks."""
     names = tuple(stack.name for stack in stacks)
     return tuple(replace(row, stacks=names) for row in activations)
 

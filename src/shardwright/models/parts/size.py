@@ -1,4 +1,4 @@
-"""A named size of a family: its dimensions, and how it is run when nobody says otherwise."""
+"""A named size of a family: its dimensions, and how it is run by default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Natural:
-    """The layout, the complete mesh and the global batch at which a size is shown when nobody says otherwise."""
+    """The default layout, complete mesh and global batch of a size."""
 
     layout: str
     mesh: Mapping[str, int]
@@ -23,7 +23,7 @@ class Natural:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size(Generic[Config]):
-    """A named size. ``dtype`` is what its computation runs in."""
+    """A named size. ``dtype`` is the dtype of its computation."""
 
     config: Config
     natural: Natural
