@@ -36,7 +36,7 @@ class TrainState(NamedTuple):
     biases: dict[str, Any]
 
 
-class Told(NamedTuple):
+class Metrics(NamedTuple):
     """Mean loss, and the norm of its gradients before clipping."""
 
     loss: Any
@@ -80,7 +80,7 @@ def train_step(
 ) -> jax.stages.Wrapped:
     """``step(state, batch) -> (state, metrics)``; the given state is donated."""
 
-    def step(state: TrainState, batch: Arrays) -> tuple[TrainState, Told]:
+    def step(state: TrainState, batch: Arrays) -> tuple[TrainState, Metrics]:
         def of_weights(weights: Arrays) -> tuple[jax.Array, Arrays]:
             return loss({**weights, **state.biases}, batch)
 
@@ -88,13 +88,13 @@ def train_step(
         updates, kept = optimizer.update(gradients, state.optimizer, state.weights)
         biases = {name: _moved(bias, counts[name.split(".", 1)[0]]) for name, bias in state.biases.items()}
         after = TrainState(optax.apply_updates(state.weights, updates), kept, biases)
-        return after, Told(value, optax.tree.norm(gradients))
+        return after, Metrics(value, optax.tree.norm(gradients))
 
     whole = layout.sharding()
     return jax.jit(
         step,
         in_shardings=(places, layout.sharding(layout.batch, ())),
-        out_shardings=(places, Told(whole, whole)),
+        out_shardings=(places, Metrics(whole, whole)),
         donate_argnums=0,
     )
 

@@ -95,7 +95,7 @@ def test_page_shows_the_case_with_its_layout_and_its_command(code):
 
 
 def test_a_gather_that_something_reads_whole_is_not_made_whole_for_nothing():
-    case = next(case for case in COMPILED_CASES if case.name == "SW304-made-whole")
+    case = next(case for case in COMPILED_CASES if case.name == "SW304-gathered-and-sliced")
     plan = plan_of(case)
     read = changed(case.program(plan), lambda one: replace(one, users=("dynamic-slice", "dot") if one.users else ()))
     codes = {finding.code for finding in compiled_findings(plan, read, agree(plan, read))}

@@ -77,16 +77,16 @@ COMPILED_CASES: tuple[CompiledCase, ...] = (
         layout=FSDP,
         options={**LLAMA, "microbatches": 2},
         chips=V5P,
-        program=programs.same_in_each_turn,
+        program=programs.same_in_each_iteration,
         neighbour=planned,
     ),
     CompiledCase(
-        name="SW304-made-whole",
+        name="SW304-gathered-and-sliced",
         model="llama3-8b",
         layout=FSDP,
         options=LLAMA,
         chips=V5P,
-        program=programs.made_whole,
+        program=programs.gathered_and_sliced,
         neighbour=planned,
     ),
     CompiledCase(
@@ -95,7 +95,7 @@ COMPILED_CASES: tuple[CompiledCase, ...] = (
         layout=FSDP,
         options=LLAMA,
         chips=V5P,
-        program=programs.said_to_be_whole,
+        program=programs.reported_as_replicated,
         neighbour=planned,
     ),
     CompiledCase(
@@ -104,7 +104,7 @@ COMPILED_CASES: tuple[CompiledCase, ...] = (
         layout=EP_AS_CP,
         options={"batch": 8, "length": 4096},
         chips=V5P,
-        program=programs.keys_travel,
+        program=programs.keys_gathered,
         neighbour=planned,
     ),
     CompiledCase(
@@ -113,7 +113,7 @@ COMPILED_CASES: tuple[CompiledCase, ...] = (
         layout=EP_AS_CP,
         options={"batch": 8, "length": 4096},
         chips=V5P,
-        program=programs.keys_travel_unnamed,
+        program=programs.keys_gathered_unnamed,
         neighbour=planned,
     ),
     CompiledCase(
@@ -122,7 +122,7 @@ COMPILED_CASES: tuple[CompiledCase, ...] = (
         layout=FSDP,
         options=LLAMA,
         chips=V5P,
-        program=programs.summed_whole,
+        program=programs.all_reduced,
         neighbour=planned,
     ),
     CompiledCase(

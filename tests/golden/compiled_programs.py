@@ -83,12 +83,12 @@ def replicas_in_the_loop(plan: Plan) -> CompiledProgram:
     return changed(planned(plan), where({"kind": "all-reduce", "component": "mlp"}, in_each))
 
 
-def same_in_each_turn(plan: Plan) -> CompiledProgram:
+def same_in_each_iteration(plan: Plan) -> CompiledProgram:
     wanted = {"kind": "all-gather", "component": "logits"}
     return changed(planned(plan), where(wanted, lambda one: replace(one, in_loop=True, loop_invariant=True)))
 
 
-def made_whole(plan: Plan) -> CompiledProgram:
+def gathered_and_sliced(plan: Plan) -> CompiledProgram:
     """The residual stream of all devices is gathered, and each device slices its shard."""
     stream = plan.by_name["residual.stream"]
     gather = CompiledCollective(
@@ -105,7 +105,7 @@ def made_whole(plan: Plan) -> CompiledProgram:
     return beside(planned(plan), [gather])
 
 
-def said_to_be_whole(plan: Plan) -> CompiledProgram:
+def reported_as_replicated(plan: Plan) -> CompiledProgram:
     line = (
         "Involuntary full rematerialization. The compiler cannot go from sharding {devices=[8,1]<=[8]} to "
         "{devices=[1,8]<=[8]} efficiently for HLO operation %add.7"
@@ -113,7 +113,7 @@ def said_to_be_whole(plan: Plan) -> CompiledProgram:
     return replace(planned(plan), said=(line,))
 
 
-def keys_travel(plan: Plan) -> CompiledProgram:
+def keys_gathered(plan: Plan) -> CompiledProgram:
     """Keys and values of all tokens are gathered, where the latent that they are computed from would suffice."""
     latent = plan.by_name["attention.latent_attended"]
     keys = plan.by_name["attention.keys_attended"]
@@ -131,12 +131,12 @@ def keys_travel(plan: Plan) -> CompiledProgram:
     return changed(planned(plan), where(wanted, expanded))
 
 
-def keys_travel_unnamed(plan: Plan) -> CompiledProgram:
+def keys_gathered_unnamed(plan: Plan) -> CompiledProgram:
     """The same from a reader that does not know which values are computed from which."""
-    return changed(keys_travel(plan), lambda one: replace(one, made_from_bytes=None))
+    return changed(keys_gathered(plan), lambda one: replace(one, made_from_bytes=None))
 
 
-def summed_whole(plan: Plan) -> CompiledProgram:
+def all_reduced(plan: Plan) -> CompiledProgram:
     def whole(one: CompiledCollective) -> CompiledCollective:
         return replace(one, kind="all-reduce", users=("dynamic-slice",))
 

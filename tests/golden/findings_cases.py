@@ -14,7 +14,7 @@ EIGHT = {"devices": 8}
 
 CASES: tuple[Case, ...] = (
     Case(
-        name="SW101-weights-no-axis-cuts",
+        name="SW101-weights-no-axis-shards",
         layout=mine("fsdp: {elsewhere: fsdp, weights: whole}", "{fsdp: auto}"),
         options=EIGHT,
         neighbour={"layout": FSDP},
@@ -80,7 +80,7 @@ CASES: tuple[Case, ...] = (
         neighbour={"layout": mine("fsdp: fsdp", "{fsdp: auto}", "rules: {attention: {embed: [fsdp]}}\n")},
     ),
     Case(
-        name="SW103-cuts-nothing",
+        name="SW103-shards-nothing",
         layout=mine("data: data\nfsdp: fsdp\nexpert: {elsewhere: idle, moe: expert}"),
         options=EIGHT,
         neighbour={"model": "mixtral-test"},
@@ -112,7 +112,7 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 8, "mesh_sizes": {"tensor": 2}}},
     ),
     Case(
-        name="SW104-uneven-parts",
+        name="SW104-uneven-shards",
         model="deepseek3-671b",
         layout="ep-as-cp",
         options={"devices": 128, "mesh_sizes": {"expert": 8}, "engine": "torch"},

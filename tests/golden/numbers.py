@@ -32,9 +32,9 @@ def numbers_of(text: str) -> Counter[str]:
 def differences(before: str, after: str) -> str:
     """The numbers removed from a text and those added to it; empty if there are none.
 
-    >>> differences("8 cuts of 4 KiB", "8 shards of 5 KiB")
+    >>> differences("8 slices of 4 KiB", "8 shards of 5 KiB")
     'no longer 4; now 5'
-    >>> differences("in parts over fsdp 8", "partial over fsdp 8")
+    >>> differences("unreduced over fsdp 8", "partial over fsdp 8")
     ''
     """
     old, new = numbers_of(before), numbers_of(after)

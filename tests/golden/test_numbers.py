@@ -17,8 +17,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One with two golden texts, committed."""
     folder = tmp_path / "tests" / "golden"
     folder.mkdir(parents=True)
-    (folder / "a.txt").write_text(SAME + "mlp 256 over tensor 3, in parts: 85.33 on each\n")
-    (folder / "b.txt").write_text("4 cuts at links.py:120\n")
+    (folder / "a.txt").write_text(SAME + "mlp 256 over tensor 3, unreduced: 85.33 on each\n")
+    (folder / "b.txt").write_text("4 slices at links.py:120\n")
     who = ["-c", "user.name=A Name", "-c", "user.email=name@example.org"]
     for arguments in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "Texts"]):
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True)

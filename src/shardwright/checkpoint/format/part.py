@@ -75,10 +75,10 @@ def read_part(directory: Path, final: Path, process: int) -> Part:
     )
 
 
-def merge(final: Path, parts: Sequence[Part]) -> tuple[tuple[StoredFile, ...], tuple[StoredTensor, ...]]:
+def merge(final: Path, all_parts: Sequence[Part]) -> tuple[tuple[StoredFile, ...], tuple[StoredTensor, ...]]:
     """All files, and every tensor with the boxes of all processes in the order of their starts."""
-    first = parts[0]
-    for process, part in enumerate(parts):
+    first = all_parts[0]
+    for process, part in enumerate(all_parts):
         if part.infos != first.infos:
             raise CheckpointError(
                 f"{final}: process {process} and process 0 do not have the same tensors: {_difference(first, part)}. "
@@ -87,8 +87,8 @@ def merge(final: Path, parts: Sequence[Part]) -> tuple[tuple[StoredFile, ...], t
             )
     merged = Part(
         infos=first.infos,
-        files=tuple(file for part in parts for file in part.files),
-        boxes=tuple(sorted((pair for part in parts for pair in part.boxes), key=lambda pair: pair[1].box)),
+        files=tuple(file for part in all_parts for file in part.files),
+        boxes=tuple(sorted((pair for part in all_parts for pair in part.boxes), key=lambda pair: pair[1].box)),
     )
     return merged.files, merged.tensors()
 

@@ -25,7 +25,7 @@ def assemble(
 ) -> ModelTable:
     """The table of an architecture; ``names`` are needed if it has experts."""
     attention, experts = architecture.attention, architecture.experts
-    parts = [
+    groups = [
         ends(architecture),
         grouped_query_attention(architecture, attention)
         if isinstance(attention, GroupedQueryAttention)
@@ -35,8 +35,8 @@ def assemble(
     ]
     if experts is not None:
         assert names is not None
-        parts.append(experts_feed_forward(architecture, experts, names))
-    rows = joined(parts)
+        groups.append(experts_feed_forward(architecture, experts, names))
+    rows = joined(groups)
     return ModelTable(
         family=family,
         name=name,

@@ -21,13 +21,13 @@ class Rows:
     moves: tuple[Move, ...] = ()
 
 
-def joined(parts: Iterable[Rows]) -> Rows:
-    """All rows of all parts, in order."""
-    parts = tuple(parts)
+def joined(groups: Iterable[Rows]) -> Rows:
+    """All rows of all groups, in order."""
+    groups = tuple(groups)
     return Rows(
-        weights=tuple(row for part in parts for row in part.weights),
-        activations=tuple(row for part in parts for row in part.activations),
-        moves=tuple(row for part in parts for row in part.moves),
+        weights=tuple(row for group in groups for row in group.weights),
+        activations=tuple(row for group in groups for row in group.activations),
+        moves=tuple(row for group in groups for row in group.moves),
     )
 
 
