@@ -16,7 +16,7 @@ from benchmarks.handwritten import training as by_hand
 from benchmarks.handwritten.sharding import layout as layout_by_hand
 from benchmarks.handwritten.sharding import shardings_at_rest
 from shardwright.cli.typed.options import PlanOptions
-from shardwright.cli.typed.request import asked
+from shardwright.cli.typed.request import typed_request
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
@@ -82,7 +82,7 @@ def plan_of(case: Case) -> Plan:
         dtype=case.dtype,
         remat=case.remat,
     )
-    plan = make_plan(asked(case.model, case.layout, options).request)
+    plan = make_plan(typed_request(case.model, case.layout, options).request)
     if plan.errors:
         raise SystemExit(f"{case}: {plan.errors}")
     return plan

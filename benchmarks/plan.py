@@ -13,7 +13,7 @@ from statistics import median
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.cli.typed.options import PlanOptions
-from shardwright.cli.typed.request import asked
+from shardwright.cli.typed.request import typed_request
 from shardwright.core.planning import make_plan
 
 MODELS = ("deepseek3-671b", "llama3-405b", "mixtral-8x22b")
@@ -31,7 +31,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-c", COMMAND, "plan", model], stdout=subprocess.DEVNULL, check=True)
             whole.append(time.perf_counter() - started)
             started = time.process_time()
-            make_plan(asked(model, None, PlanOptions()).request)
+            make_plan(typed_request(model, None, PlanOptions()).request)
             planning.append(time.process_time() - started)
         rows.append([model, f"{median(whole):.2f}", f"{min(whole):.2f}", f"{median(planning) * 1e3:.0f}"])
         numbers.append({"model": model, "command_s": whole, "planning_cpu_s": planning})

@@ -23,7 +23,7 @@ from benchmarks.options import Options, begin
 from benchmarks.results import Found, keep
 from benchmarks.timing import Times, cpu_seconds, ratio
 from shardwright.cli.typed.options import PlanOptions
-from shardwright.cli.typed.request import asked
+from shardwright.cli.typed.request import typed_request
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
@@ -172,7 +172,7 @@ def plan_of(case: Case) -> Plan:
     options = PlanOptions(
         mesh=case.mesh, batch=case.rows, length=case.length, dtype=case.dtype, remat=case.remat, engine="torch"
     )
-    return make_plan(asked(case.model, case.layout, options).request)
+    return make_plan(typed_request(case.model, case.layout, options).request)
 
 
 def ours(plan: Plan, batch: Mapping[str, torch.Tensor]) -> Go:
