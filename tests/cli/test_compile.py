@@ -139,7 +139,7 @@ REFUSED = {
     ),
     "a GPU without a description": (
         ["--chips", "gb200:1x8"],
-        "shardwright: --chips: there is no compiler's description of GB200 NVL72. Those there are: h100, h200, b200.\n",
+        "shardwright: --chips: the compiler has no description of GB200 NVL72. It has: h100, h200, b200.\n",
     ),
 }
 

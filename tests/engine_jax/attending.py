@@ -144,7 +144,7 @@ def program_of(case: Case):
     plan = plan_of(case)
     links, rows = links_of(plan), plan.by_name
     if case.way is not None:
-        links = replace(links, attention=replace(links.attention, way=case.way))
+        links = replace(links, attention=replace(links.attention, kernel=case.way))
     specs = {name: _partition(rows[name].at_rest) for name in weights_of(case.model)}
     tokens, stream = _partition(rows["input.tokens"].in_use), _partition(rows["residual.stream"].in_use)
     fields = {"stream": stream, "weighed": stream, "positions": tokens, "segments": tokens}

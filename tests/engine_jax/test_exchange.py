@@ -23,7 +23,7 @@ from shardwright.engine_jax.experts.exchange import (
     summed_parts,
     to_experts,
 )
-from shardwright.engine_jax.io.layer_io import Around
+from shardwright.engine_jax.io.layer_io import TokenRing
 
 ROWS, EMBED, EXPERTS = 12, 3, 8
 MESH = jax.make_mesh((2, 2, 2), ("fsdp", "context", "expert"), axis_types=(AxisType.Auto,) * 3)
@@ -69,7 +69,7 @@ def by_hand(counts: np.ndarray, rows_DNM: np.ndarray, group: list[int], buffer_r
     return received, origin, overflow
 
 
-@pytest.mark.parametrize("room", [48, 5])
+@pytest.mark.parametrize("buffer_rows", [48, 5])
 @pytest.mark.parametrize("axes", GROUPS, ids=str)
 def test_rows_arrive_and_return(axes: tuple[str, ...], buffer_rows: int) -> None:
     counts = choices(seed=len(axes))
@@ -146,7 +146,7 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
     return output
 
 
-@pytest.mark.parametrize("room", [48, 5])
+@pytest.mark.parametrize("buffer_rows", [48, 5])
 @pytest.mark.parametrize("axes", GROUPS, ids=str)
 def test_ragged_or_in_chunks_the_rows_are_the_same(axes, buffer_rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_all_to_all)
@@ -170,7 +170,7 @@ def test_gathered_tokens_and_summed_parts_are_each_others_gradient() -> None:
     axes = ("expert", "context")
     x = np.random.default_rng(4).normal(size=(8, 2, EMBED)).astype(np.float32)
 
-    around = Around(gather=(Step(kind="all-gather", axes=axes),), scatter=(Step(kind="reduce-scatter", axes=axes),))
+    around = TokenRing(gather=(Step(kind="all-gather", axes=axes),), scatter=(Step(kind="reduce-scatter", axes=axes),))
 
     def both(x):
         whole, pull = jax.vjp(partial(gathered, around=around), x[0])

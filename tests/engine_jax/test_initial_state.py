@@ -17,7 +17,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.lowering.shardings import resting_spec
+from shardwright.engine_jax.lowering.shardings import at_rest_spec
 from shardwright.engine_jax.training.snapshot import infos_of, load_state, own_boxes
 from shardwright.engine_jax.training.state import State, arrays_of, box_of, initial_state, make_state, tensors_of
 from shardwright.init import box_values
@@ -80,7 +80,7 @@ def test_no_box_is_asked_for_twice_nor_by_who_does_not_hold_it(layout: str, mesh
 
     state = make_state(plan, devices, read, step=3)
     assert int(state.step) == 3
-    specs = {weight.name: resting_spec(weight) for weight in plan.weights}
+    specs = {weight.name: at_rest_spec(weight) for weight in plan.weights}
     expected = Counter(
         (tensor.name, held.box)
         for tensor in tensors_of(plan, devices)

@@ -115,7 +115,7 @@ def test_cudnn_is_told_of_whole_rows_in_the_order_of_the_text_alone(
 ) -> None:
     told = []
     monkeypatch.setattr(attention, "cudnn", lambda *_, causal: told.append(causal))
-    links = AttentionLinks(way=ChosenKernel(name="cudnn", block=0, why=""), pieces=pieces)
+    links = AttentionLinks(kernel=ChosenKernel(name="cudnn", block=0, why=""), chunks=pieces)
     q, k = jnp.zeros((1, 8, 2, 4)), jnp.zeros((1, keys, 2, 4))
     attention._attend(q, k, k, cast(AttentionMask, None), SCALE, links)
     assert told == [causal]

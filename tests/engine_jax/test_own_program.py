@@ -133,10 +133,10 @@ def test_a_plan_of_another_engine_or_mesh() -> None:
     with pytest.raises(InputError) as caught:
         named_shardings(other, mesh, TREE)
     assert str(caught.value) == (
-        "the plan is for 'torch', where weights rest on other dims. Make it of a Request with engine='jax'."
+        "the plan is for 'torch', which shards other dims of the weights at rest. Make it from a Request with engine='jax'."
     )
     with pytest.raises(InputError) as caught:
         named_shardings(plan, device_mesh(Mesh.of(data=2, fsdp=4)), TREE)
     assert str(caught.value) == (
-        "the mesh is data 2 x fsdp 4, and the plan is for data 1 x fsdp 8. Make it of the plan: device_mesh(plan.mesh)."
+        "the mesh is data 2 x fsdp 4, and the plan is for data 1 x fsdp 8. Make it from the plan: device_mesh(plan.mesh)."
     )

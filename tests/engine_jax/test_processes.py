@@ -290,6 +290,6 @@ def test_no_process_is_without_a_part(monkeypatch) -> None:
     with pytest.raises(InputError) as error:
         device_mesh(Mesh.of(fsdp=4))
     assert str(error.value) == (
-        "the mesh fsdp 4 needs 4 devices, and the 2 processes have 8: some would have no part in the run. "
+        "the mesh fsdp 4 needs 4 devices, and the 2 processes have 8: some would have no device in the run. "
         "Give a mesh of 8 devices (--mesh), or start fewer processes."
     )

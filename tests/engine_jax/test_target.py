@@ -55,7 +55,7 @@ def test_what_a_compiler_refuses_is_said_in_its_first_line(
         raise RuntimeError(said)
 
     monkeypatch.setattr(target.topologies, "get_topology_desc", refuses)
-    with pytest.raises(InputError, match=f"libtpu does not make a slice 'v5p:4x4x4': {shown}$"):
+    with pytest.raises(InputError, match=f"libtpu cannot make a slice 'v5p:4x4x4': {shown}$"):
         target.devices_of(read_machine("v5p:4x4x4"))
 
 

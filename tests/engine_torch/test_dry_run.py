@@ -19,7 +19,7 @@ from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.engine_torch.dry_run import counting, dry_run
-from shardwright.engine_torch.dry_run.counting import Seen
+from shardwright.engine_torch.dry_run.counting import CountedCollective
 from shardwright.engine_torch.dry_run.held import Held
 from shardwright.models import build
 
@@ -74,7 +74,7 @@ def plan_of(one: Case) -> Plan:
     return make_plan(Request(layout=layout, table=table, mesh_sizes=dict(one.sizes), engine="torch", **options))  # pyright: ignore[reportArgumentType]
 
 
-def is_beside(one: Seen) -> bool:
+def is_beside(one: CountedCollective) -> bool:
     """Sums of single numbers and of integers, and those of the loss over a cut vocabulary, which no plan lists."""
     integers = all(dtype.startswith("int") for dtype in one.dtypes)
     return one.component is None or one.component == "logits" or (integers and one.component == "moe")

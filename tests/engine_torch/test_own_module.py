@@ -295,7 +295,7 @@ def test_a_plan_of_another_module_or_engine() -> None:
         "the module."
     )
     assert refused(dense(), plan_of({"fsdp": "fsdp"}, {"fsdp": 4}, engine="jax")) == (
-        "the plan is for 'jax', where weights rest on other dims. Make it of a Request with engine='torch'."
+        "the plan is for 'jax', which shards other dims of the weights at rest. Make it from a Request with engine='torch'."
     )
 
 

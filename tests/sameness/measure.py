@@ -24,7 +24,7 @@ from tests.engine_jax.steps import (
     plan_of,
     run_plan,
 )
-from tests.sameness.choices import ChosenKernel, choices_of
+from tests.sameness.assignments import ExpertAssignments, assignments_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Watched:
     """A run, and what its tokens chose before each step; nothing without experts."""
 
     run: Run
-    chosen: tuple[ChosenKernel, ...] = ()
+    chosen: tuple[ExpertAssignments, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,12 @@ def watched_on(case: Case, step: jax.stages.Compiled, batches: Sequence[Batch]) 
     plan = plan_of(case)
     if not case.experts:
         return Watched(run=run_plan(plan, step, batches, case.seed))
-    choose, in_text = choices_of(plan), np.argsort(lying_order(plan))
-    chosen: list[ChosenKernel] = []
+    choose, in_text = assignments_of(plan), np.argsort(lying_order(plan))
+    chosen: list[ExpertAssignments] = []
 
     def watch(state: State, batch: Batch) -> None:
         experts_NBLK, margins_NBL = choose(state, batch)
-        chosen.append(ChosenKernel(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
+        chosen.append(ExpertAssignments(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
 
     return Watched(run=run_plan(plan, step, batches, case.seed, watch), chosen=tuple(chosen))
 
@@ -99,7 +99,9 @@ def assert_same_choices(case: Case) -> None:
     assert routing.flipped == 0
 
 
-def routing_of(batches: Sequence[Batch], ours: Sequence[ChosenKernel], theirs: Sequence[ChosenKernel]) -> Routing:
+def routing_of(
+    batches: Sequence[Batch], ours: Sequence[ExpertAssignments], theirs: Sequence[ExpertAssignments]
+) -> Routing:
     """What the tokens of documents chose; padding goes to no expert."""
     margin, choices, flipped = np.inf, 0, 0
     for batch, our, their in zip(batches, ours, theirs, strict=True):

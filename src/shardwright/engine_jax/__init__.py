@@ -1,6 +1,6 @@
-"""The JAX engine: the mathematics of the tables, and their layout lowered to shardings.
+"""The JAX engine: the mathematics of the models, and the plan lowered to shardings and collectives.
 
-For a program of one's own: ``device_mesh``, ``shapes_of``, ``named_shardings``, ``named_sharding``, ``partition_spec``.
+For your own program: ``device_mesh``, ``shapes_of``, ``named_shardings``, ``named_sharding``, ``partition_spec``.
 """
 
 from shardwright.engine_jax.io.mesh import device_mesh

@@ -1,4 +1,4 @@
-"""Layouts for a program that is not ours: its pytree in, a tree of shardings out."""
+"""Layouts for a user's own program: from a pytree of weights to a tree of shardings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.engine_jax.lowering.shardings import weight_shardings
 
 
 def shapes_of(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of each leaf of a pytree (arrays or ``jax.ShapeDtypeStruct``), by its path: ``layers/0/q``.
+    """The shape and dtype of each leaf of a pytree (arrays or ``jax.ShapeDtypeStruct``), by its path: ``layers/0/q``.
 
     >>> import numpy as np
     >>> shapes_of({"layers": [{"q": np.zeros((8, 2), np.float32)}]})
@@ -24,21 +24,21 @@ def shapes_of(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def named_shardings(plan: Plan, mesh: Mesh, tree: Any) -> Any:
-    """A tree like ``tree`` with the ``NamedSharding`` in which each leaf rests, for ``jax.device_put`` or ``jax.jit``.
+    """A tree like ``tree`` with the ``NamedSharding`` of each leaf at rest, for ``jax.device_put`` or ``jax.jit``.
 
     Raises FindingsError for a plan with errors, and InputError for a plan of another engine, for a mesh that is not the
-    plan's, for a leaf that the plan does not know and for a shape that is not the plan's.
+    plan's, for a leaf that is not in the plan and for a shape that is not the plan's.
     """
     if plan.request.engine != "jax":
         raise InputError(
-            f"the plan is for '{plan.request.engine}', where weights rest on other dims. Make it of a Request with "
-            f"engine='jax'."
+            f"the plan is for '{plan.request.engine}', which shards other dims of the weights at rest. Make it from a Request "
+            f"with engine='jax'."
         )
     raise_errors(plan.findings)
     if dict(mesh.shape) != dict(plan.mesh.shape):
         found = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
         raise InputError(
-            f"the mesh is {found}, and the plan is for {plan.mesh}. Make it of the plan: device_mesh(plan.mesh)."
+            f"the mesh is {found}, and the plan is for {plan.mesh}. Make it from the plan: device_mesh(plan.mesh)."
         )
     shardings = weight_shardings(plan, mesh)
     planned = {row.name: (row.num, *row.shape) if row.stack is not None else row.shape for row in plan.weights}

@@ -1,6 +1,6 @@
-"""The PyTorch engine: it carries out on ranks what the core has decided, under the file names of the JAX engine.
+"""The PyTorch engine: it runs a plan on ranks. Its files have the names of those of the JAX engine.
 
-For a module of one's own: ``shapes_of``, ``parallelize``.
+For your own module: ``shapes_of``, ``parallelize``.
 """
 
 from shardwright.engine_torch.own_program.module import parallelize, shapes_of

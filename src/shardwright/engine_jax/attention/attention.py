@@ -42,7 +42,7 @@ def mask_of(
         kv_positions_BS=_as_told(kv_positions_BS, links.attention),
         kv_segments_BS=_as_told(kv_segments_BS, links.attention),
     )
-    if links.attention.way.name == "splash":
+    if links.attention.kernel.name == "splash":
         seen = seen.with_reach()
     return angles(architecture.rope, architecture.attention.rotary_dim, positions_BL), seen
 
@@ -125,17 +125,17 @@ def _latent(
 def _attend(
     q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float, links: AttentionLinks
 ) -> jax.Array:
-    match links.way.name:
+    match links.kernel.name:
         case "full":
             return attend(q_BTHD, k_BSKD, v_BSKE, mask, scale)
         case "blockwise":
-            return attend_in_blocks(q_BTHD, k_BSKD, v_BSKE, mask, scale, links.way.block)
+            return attend_in_blocks(q_BTHD, k_BSKD, v_BSKE, mask, scale, links.kernel.block)
         case "splash":
             return splash(q_BTHD, k_BSKD, v_BSKE, mask, scale)
         case "triton":
             return triton(q_BTHD, k_BSKD, v_BSKE, mask, scale)
         case "cudnn":
-            causal = links.pieces == IN_ORDER and q_BTHD.shape[1] == k_BSKD.shape[1]
+            causal = links.chunks == IN_ORDER and q_BTHD.shape[1] == k_BSKD.shape[1]
             return cudnn(q_BTHD, k_BSKD, v_BSKE, mask, scale, causal=causal)
 
 
@@ -143,16 +143,16 @@ def _around(
     q_BTHD: jax.Array, held: Any, made: KeysAndValues, mask: AttentionMask, scale: float, links: AttentionLinks
 ) -> jax.Array:
     assert links.ring is not None
-    block = None if links.way.name == "full" else links.way.block
+    block = None if links.kernel.name == "full" else links.kernel.block
     return attend_around(q_BTHD, held, made, mask, scale, links.ring, block)
 
 
 def _as_told(array_BS: jax.Array, links: AttentionLinks) -> jax.Array:
     """What is of all keys, dim 1, in the order of the text where the kernel is told no other."""
-    if links.way.name != "splash" or links.pieces == IN_ORDER:
+    if links.kernel.name != "splash" or links.chunks == IN_ORDER:
         return array_BS
-    parts = jnp.split(array_BS, len(links.pieces), axis=1)
-    return jnp.concatenate([parts[links.pieces.index(number)] for number in range(len(parts))], axis=1)
+    parts = jnp.split(array_BS, len(links.chunks), axis=1)
+    return jnp.concatenate([parts[links.chunks.index(number)] for number in range(len(parts))], axis=1)
 
 
 def _keys_and_values(kv_up_NHD: jax.Array, form: LatentAttention) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:

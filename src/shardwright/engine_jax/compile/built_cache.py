@@ -1,7 +1,7 @@
-"""Programs that were compiled before, by what they were compiled from: the second time takes as long as lowering does.
+"""A cache of compiled programs: a program that is in it takes only the time to lower it.
 
-An entry is one compressed JSON file, named by a digest of the lowered program and of everything else that the compiler
-goes by: the target, the versions, its options in the environment. What cannot be read is compiled again.
+An entry is one compressed JSON file, named by a digest of the lowered program and of everything else that the result
+depends on: the target, the versions, the compiler's options in the environment. An entry that cannot be read is compiled again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shardwright.engine_jax.compile.compiling import Built, Stats
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cuda-nvcc")
 OPTIONS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 ENTRIES = 64
-"""Kept at most; those unused for the longest go first."""
+"""How many entries are kept at most; the least recently used are deleted first."""
 
 
 def cached(lowered: jax.stages.Lowered, target: str, build: Callable[[], Built], folder: Path | None) -> Built:
-    """The compiled program. ``folder`` None: nothing is looked up or kept."""
+    """The compiled program. ``folder`` None: nothing is read from a cache or stored."""
     if folder is None:
         return build()
     entry = folder / f"{digest(lowered, target)}.json.gz"
@@ -40,24 +40,24 @@ def cached(lowered: jax.stages.Lowered, target: str, build: Callable[[], Built],
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     """SHARDWRIGHT_CACHE, or the user's cache folder; None where SHARDWRIGHT_CACHE is set and empty."""
-    said = environment.get("SHARDWRIGHT_CACHE")
-    if said is not None:
-        return Path(said) / "compiled" if said else None
+    configured = environment.get("SHARDWRIGHT_CACHE")
+    if configured is not None:
+        return Path(configured) / "compiled" if configured else None
     base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "shardwright" / "compiled"
 
 
 def digest(lowered: jax.stages.Lowered, target: str) -> str:
-    """Of all that the compiled text depends on; the engine's files too, since the text names their lines."""
+    """A digest of all that the compiled text depends on; of the engine's files too, since the text names their lines."""
     engine = sorted(Path(__file__).parents[1].rglob("*.py"))
-    parts = {
+    inputs = {
         "program": lowered.as_text(),
         "engine": [hashlib.sha256(file.read_bytes()).hexdigest() for file in engine],
         "target": target,
         "versions": {name: installed_version(name) for name in COMPILERS},
         "options": {name: os.environ.get(name, "") for name in OPTIONS},
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def _read(entry: Path) -> Built | None:
@@ -72,16 +72,16 @@ def _read(entry: Path) -> Built | None:
 
 
 def _write(entry: Path, built: Built) -> None:
-    """A cache that cannot be written costs time and nothing else."""
-    beside = entry.with_name(f"{entry.name}.{os.getpid()}")
+    """Write an entry. An error is ignored: without the entry, the program is compiled again."""
+    temporary = entry.with_name(f"{entry.name}.{os.getpid()}")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with gzip.open(beside, "wt", encoding="utf-8", compresslevel=5) as file:
+        with gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
             json.dump(built, file)
-        beside.replace(entry)
+        temporary.replace(entry)
         entries = sorted(entry.parent.glob("*.json.gz"), key=lambda path: path.stat().st_mtime)
         for old in entries[:-ENTRIES]:
             old.unlink(missing_ok=True)
     except OSError:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()

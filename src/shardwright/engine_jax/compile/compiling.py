@@ -1,4 +1,4 @@
-"""The train step, compiled for a machine that need not be there: optimizer and donation included, and never run."""
+"""The train step, compiled ahead of time for a machine that need not be present. Optimizer and donation are included."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shardwright.engine_jax.training.step import abstract_batch, train_step
 from shardwright.training.optimizer import OptimizerOptions
 
 SCHEDULE = OptimizerOptions(lr=1e-3, warmup=100, steps=1000, weight_decay=0.1, clip=1.0)
-"""Numbers of no consequence to the program's shape: a step that clips, decays and warms up, as trained runs do."""
+"""Any numbers: they do not change the program's shape. The step clips, decays and warms up, as in training."""
 
 
 class Stats(NamedTuple):
-    """What a compiler says of a program's memory, in bytes on one device."""
+    """The memory of a program as the compiler reports it, in bytes on one device."""
 
     arguments_bytes: int
     temporaries_bytes: int
@@ -38,7 +38,7 @@ class Built(NamedTuple):
 
 
 class DoesNotFitError(Exception):
-    """The compiler refused a program for want of memory. ``text``: what it said."""
+    """The compiler reports that a program needs too much memory. ``text``: its message."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -46,7 +46,7 @@ class DoesNotFitError(Exception):
 
 
 class CannotBePrintedError(Exception):
-    """The compiler made a program whose text this release of JAX does not know. ``text``: what it said."""
+    """The compiler made a program that this release of JAX cannot print as text. ``text``: its message."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -54,7 +54,7 @@ class CannotBePrintedError(Exception):
 
 
 def lower_step(plan: Plan, machine: Machine) -> jax.stages.Lowered:
-    """The engine's own train step, lowered for the machine.
+    """The engine's train step, lowered for the machine.
 
     Raises FindingsError for a plan with errors, and InputError for a machine that cannot be compiled for.
     """
@@ -64,9 +64,9 @@ def lower_step(plan: Plan, machine: Machine) -> jax.stages.Lowered:
 
 
 def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
-    """Compile. Raises DoesNotFitError where the compiler says so (TPU); others leave that to whoever reads the sizes.
+    """Compile. Raises DoesNotFitError where the compiler reports it (TPU); with other compilers the caller compares the sizes.
 
-    Raises CannotBePrintedError for a program that was compiled and has no text.
+    Raises CannotBePrintedError for a compiled program that has no text.
     """
     began = time.perf_counter()
     try:
@@ -85,7 +85,7 @@ def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
     arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     output, aliased = memory.output_size_in_bytes, memory.alias_size_in_bytes
     total = arguments + temporaries + output - aliased
-    # CPU's own figure leaves temporaries out.
+    # The CPU's own figure does not include temporaries.
     peak = getattr(memory, "peak_memory_in_bytes", 0) if machine.numbers is not None else 0
     stats = Stats(arguments, temporaries, output, aliased, peak or total)
     return Built(text, stats, seconds)

@@ -1,7 +1,7 @@
-"""Devices of a machine that is not there: what its compiler needs to know of them, and nothing that could run.
+"""Devices to compile for that this machine does not have: descriptions for a compiler, on which nothing can run.
 
-TPUs are described by libtpu, NVIDIA GPUs by JAX's CUDA plugin with a specification of the chip in words; neither needs
-hardware or a driver. Simulated devices are this machine's own.
+libtpu describes TPUs; JAX's CUDA plugin describes NVIDIA GPUs from a text specification of the chip. Neither needs
+hardware or a driver. Simulated devices are this machine's CPU devices.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardwright.cost import Machine
 GPU_TABLE = Path(__file__).parent / "gpu_targets.toml"
 TPU_EXTRA, GPU_EXTRA = "tpu", "gpu-compile"
 HOST_CHIPS = (2, 2, 1)
-"""Chips of one host, which a slice must be made of; a smaller slice is its own host."""
+"""The chips of one host. A slice consists of entire hosts; a smaller slice is one host."""
 
 
 def target_mesh(mesh: Mesh, machine: Machine) -> jax.sharding.Mesh:
-    """The mesh over the machine's devices in their order: device ``d`` has the coordinates the core says.
+    """The mesh over the machine's devices in their order: device ``d`` has the coordinates that the core gives it.
 
-    Raises InputError where what its compiler needs is not installed, or does not know such a machine.
+    Raises InputError where a package that the compiler needs is not installed, or does not support such a machine.
     """
     devices = devices_of(machine)
     assert len(devices) == mesh.num_devices, (len(devices), mesh)
@@ -37,7 +37,7 @@ def target_mesh(mesh: Mesh, machine: Machine) -> jax.sharding.Mesh:
 
 
 def devices_of(machine: Machine) -> Sequence[Any]:
-    """As many devices as the machine has; those of a TPU or GPU can be compiled for and no more."""
+    """All devices of the machine; those of a TPU or GPU can only be compiled for."""
     if machine.numbers is None:
         return jax.devices("cpu")[: machine.num_devices]
     if machine.numbers.network == "torus":
@@ -54,7 +54,7 @@ def _tpus(machine: Machine) -> Sequence[Any]:
     if any(size % host for size, host in zip(shape, hosts, strict=True)):
         options["chips_per_host_bounds"] = (*(min(pair) for pair in zip(shape, hosts, strict=True)), 1)[:3]
     if kind == "v4":
-        # One device a chip, as JAX shows it on hardware.
+        # One device per chip, as JAX has it on hardware.
         options["chip_config_name"] = "megacore"
     if machine.slices > 1:
         options["num_slices"] = machine.slices
@@ -62,7 +62,7 @@ def _tpus(machine: Machine) -> Sequence[Any]:
     try:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise InputError(f"--chips: libtpu does not make a slice '{name}': {_first_line(error)}") from None
+        raise InputError(f"--chips: libtpu cannot make a slice '{name}': {_first_line(error)}") from None
 
 
 def _gpus(machine: Machine) -> Sequence[Any]:
@@ -71,8 +71,7 @@ def _gpus(machine: Machine) -> Sequence[Any]:
     targets = gpu_targets()
     if kind not in targets:
         raise InputError(
-            f"--chips: there is no compiler's description of {machine.numbers.name}. Those there are: "
-            f"{', '.join(targets)}."
+            f"--chips: the compiler has no description of {machine.numbers.name}. It has: {', '.join(targets)}."
         )
     for package in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
         if installed_version(package):
@@ -84,11 +83,11 @@ def _gpus(machine: Machine) -> Sequence[Any]:
             platform="cuda", target_config=targets[kind], topology=f"1x{nodes}x{each}"
         ).devices
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise InputError(f"--chips: JAX's CUDA plugin does not make this machine: {_first_line(error)}") from None
+        raise InputError(f"--chips: JAX's CUDA plugin cannot describe this machine: {_first_line(error)}") from None
 
 
 def gpu_targets() -> Mapping[str, str]:
-    """By kind of GPU, the text of its GpuTargetConfigProto."""
+    """The text of the GpuTargetConfigProto of each kind of GPU."""
     tables = tomllib.loads(GPU_TABLE.read_text(encoding="utf-8"))
     every = tables.pop("every")
     return {kind: _proto(every, table) for kind, table in tables.items()}

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.engine_jax.io import redistribute
-from shardwright.engine_jax.io.layer_io import Around, index_of, size_of
+from shardwright.engine_jax.io.layer_io import TokenRing, index_of, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,25 +111,25 @@ from_experts.defvjp(
 )
 
 
-def gathered(array: jax.Array, around: Around | None) -> jax.Array:
+def gathered(array: jax.Array, around: TokenRing | None) -> jax.Array:
     """The parts of all devices along dim 0, for each of them to use in its own way."""
     return cast(jax.Array, _gathered(array, around)) if around else array
 
 
-def summed_parts(array: jax.Array, around: Around | None) -> jax.Array:
+def summed_parts(array: jax.Array, around: TokenRing | None) -> jax.Array:
     """Of the sum over all devices this one's part of dim 0: the transpose of gathering."""
     return cast(jax.Array, _summed_parts(array, around)) if around else array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gathered(array: jax.Array, around: Around) -> jax.Array:
+def _gathered(array: jax.Array, around: TokenRing) -> jax.Array:
     for step in around.gather:
         array = redistribute.gathered(array, step, 0)
     return array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _summed_parts(array: jax.Array, around: Around) -> jax.Array:
+def _summed_parts(array: jax.Array, around: TokenRing) -> jax.Array:
     for step in around.scatter:
         array = redistribute.scattered(array, step, 0)
     return array

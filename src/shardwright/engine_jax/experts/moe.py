@@ -222,17 +222,17 @@ def _seen_by_experts(
     traffic, buffer_rows = links.traffic, links.buffer_rows
     assert (B, T, K, own) == (traffic.rows, traffic.tokens, traffic.top_k, traffic.experts), (taken_BTK.shape, traffic)
     with of_tensor("router.grouped"):
-        x_XM = gathered(x_BTM.reshape(B * T, M), links.around)
+        x_XM = gathered(x_BTM.reshape(B * T, M), links.ring)
     with of_tensor("router.weights"):
-        weights_XK = gathered(weights_BTK.reshape(B * T, K), links.around)
+        weights_XK = gathered(weights_BTK.reshape(B * T, K), links.ring)
     # All experts are those of the group that rows are exchanged in: this device's alone around a ring.
-    group, first = (own, index_of(links.axes) * own) if links.around else (experts.num, 0)
+    group, first = (own, index_of(links.axes) * own) if links.ring else (experts.num, 0)
     with of_tensor("router.grouped_experts"):
-        taken_X = jnp.subtract(gathered(taken_BTK.reshape(-1), links.around), first)
+        taken_X = jnp.subtract(gathered(taken_BTK.reshape(-1), links.ring), first)
     expert_N = jnp.where((taken_X >= 0) & (taken_X < group), taken_X, group)
     order = sort_by_expert(expert_N, group)
     way = Exchange(
-        axes=() if links.around else links.axes,
+        axes=() if links.ring else links.axes,
         rows=expert_N.shape[0],
         buffer_rows=buffer_rows,
         chunk=min(traffic.to_one, buffer_rows),
@@ -250,7 +250,7 @@ def _seen_by_experts(
         y_RM = grouped_swiglu(dispatch_rows(x_XM, order, taken, buffer_rows), matrices, routes.sizes_E, links.products)
         out_XM = weighed_sum(y_RM, weights_XK, order, taken)
     with of_tensor("router.combined"):
-        out_BTM = jnp.reshape(summed_parts(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.around), (B, T, M))
+        out_BTM = jnp.reshape(summed_parts(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.ring), (B, T, M))
     return out_BTM, routes.overflow
 
 

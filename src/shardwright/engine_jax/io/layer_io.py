@@ -1,8 +1,8 @@
-"""How the mathematics and the layout meet: what crosses devices is asked of ``Links``, and there is none on one device.
+"""The interface between the mathematics and the layout: all communication goes through ``Links``.
 
-A step runs on each device over its own parts of all arrays (``jax.shard_map`` over the whole mesh). ``move`` carries a
-named activation of the table from its owner's layout to the next one's, ``use`` brings a weight from rest into use, and
-the rest says over which axes an algorithm of its own (a ring, experts, a cut vocabulary) works.
+Each device runs a step on its local shards (``jax.shard_map`` over the entire mesh); on one device nothing is sent. ``move``
+reshards a named activation of the table to the layout of the component that uses it. ``use`` takes a weight from rest into
+use. The other fields give the axes of algorithms that communicate themselves (a ring, experts, a sharded vocabulary).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from shardwright.core.resolution.row_order import IN_ORDER
 
 Params = Mapping[str, jax.Array]
 UseTwice = Callable[[str, jax.Array], tuple[jax.Array, jax.Array]]
-"""``use_twice(name, weight)``: a tied weight, brought into use once for both its uses, whose gradients are summed as those of
-devices are."""
+"""``use_twice(name, weight)``: a tied weight, taken into use once for both its uses. Their gradients are summed in the dtype in
+which devices sum theirs."""
 Move = Callable[[str, str, jax.Array], jax.Array]
-"""``move(source, target, array)``: the activation ``source`` as ``target`` needs it; the table has a Move between them."""
+"""``move(source, target, array)``: the activation ``source``, resharded as ``target``; the table has a Move between them."""
 
 
 class Use(Protocol):
-    """``use(name, weight, component)``: one layer of a weight in the dtype and the part in which a device computes.
+    """``use(name, weight, component)``: the local shard in use of one layer of a weight, in the dtype of the computation.
 
-    ``component`` names the second use of a tied weight; None: the weight's own.
+    ``component`` names the second use of a tied weight; None: the weight's own component.
     """
 
     def __call__(self, name: str, weight: jax.Array, component: str | None = None) -> jax.Array: ...
@@ -40,9 +40,9 @@ class Use(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """Devices that pass on what they hold, along ``axes``, major first.
+    """A ring of devices along ``axes``, major first; each sends to the next one.
 
-    ``numbers``: of each of them, in that order, the number where they are counted along the axes ``in_mesh_order``.
+    ``numbers``: for each device of the ring, its index along the axes ``in_mesh_order``.
     """
 
     axes: tuple[str, ...]
@@ -56,23 +56,24 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLinks:
-    """The axes over which attention is more than a device's own work; all larger than one, major first.
+    """The axes over which attention communicates; all larger than one, major first.
 
-    ``ring``: that around which keys and values (or the latent) travel, if they do. ``heads`` cut the query heads where they
-    attend, ``kv_heads`` the KV heads that they meet: where these are fewer axes, a device takes its own of whole ones.
-    ``way``: by which algorithm. ``pieces``: a row lies in so many equal pieces, and these are their places in the text.
+    ``ring``: sends keys and values (or the latent); None: they are not sent in a ring. ``heads`` shard the query heads in
+    attention, ``kv_heads`` the KV heads. Where ``kv_heads`` has fewer axes, KV heads are replicated over the others, and a
+    device takes those of its query heads. ``kernel``: the algorithm. ``chunks``: a row is divided into this many equal chunks,
+    and these are their positions in the text.
     """
 
     ring: Ring | None = None
     heads: tuple[str, ...] = ()
     kv_heads: tuple[str, ...] = ()
-    way: ChosenKernel = UNPLANNED
-    pieces: tuple[int, ...] = IN_ORDER
+    kernel: ChosenKernel = UNPLANNED
+    chunks: tuple[int, ...] = IN_ORDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
-    """A ring of experts: how every device gets all devices' tokens, and how what it makes of them is summed back."""
+class TokenRing:
+    """Expert parallelism by a ring: the steps that gather all tokens on every device, and those that reduce-scatter its outputs."""
 
     gather: tuple[Step, ...]
     scatter: tuple[Step, ...]
@@ -80,12 +81,12 @@ class Around:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLinks:
-    """How tokens meet experts; axes are larger than one, major first.
+    """How experts are sharded and tokens are sent to them; axes are larger than one, major first.
 
-    ``axes`` cut the experts, none where their weights travel. ``around``: the ring in which all tokens come to all of
-    them; None: choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal pieces over the devices of ``row``, and ``tiles[i]`` is the
-    place of the i-th of them in the text. ``traffic``: what a device sends and may receive; ``buffer_rows``: rows of its buffer;
-    ``products``: by which algorithm these meet their matrices.
+    ``axes`` shard the experts; none where the experts' weights are gathered instead. ``ring``: all tokens are gathered on all
+    devices in a ring; None: each token is sent to its assigned experts only. ``row`` shards a row of tokens: it is divided into
+    ``len(tiles)`` equal chunks over these devices, and ``tiles[i]`` is the position of the i-th chunk in the text. ``traffic``:
+    what a device sends and may receive. ``buffer_rows``: rows of its buffer. ``products``: the algorithm of the grouped products.
     """
 
     traffic: Traffic
@@ -93,7 +94,7 @@ class ExpertLinks:
     products: ExpertKernel
 
     axes: tuple[str, ...] = ()
-    around: Around | None = None
+    ring: TokenRing | None = None
     row: tuple[str, ...] = ()
     tiles: tuple[int, ...] = (0,)
 
@@ -102,7 +103,7 @@ class ExpertLinks:
 class Links:
     """All that the mathematics knows of a layout.
 
-    ``vocab``: by component, the axes that cut the vocabulary. ``tied_once``: a tied embedding is brought into use once
+    ``vocab``: by component, the axes that shard the vocabulary. ``tied_once``: a tied embedding is taken into use once
     for both its uses. ``experts``: None where the model has none.
     """
 
@@ -116,10 +117,10 @@ class Links:
 
 
 def index_of(axes: Sequence[str]) -> jax.Array | int:
-    """The number of this device among those of the axes, major first; 0 without axes."""
+    """The index of this device along the axes, major first; 0 without axes."""
     return jax.lax.axis_index(tuple(axes)) if axes else 0
 
 
 def size_of(axes: Sequence[str]) -> int:
-    """The number of devices along the axes together."""
+    """The number of devices along all the axes."""
     return prod(jax.lax.axis_size(axis) for axis in axes)

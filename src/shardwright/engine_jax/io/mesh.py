@@ -1,4 +1,4 @@
-"""A core mesh as a mesh of real devices."""
+"""A core mesh as a JAX mesh of devices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shardwright.core.mesh.mesh import Mesh
 
 
 def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
-    """The mesh over the first devices there are, in their order: device ``d`` has the coordinates the core says.
+    """The mesh over JAX's first devices, in JAX's order: device ``d`` has the coordinates that the core gives it.
 
-    Raises InputError when there are fewer devices than the mesh needs, and when several processes would not all have a
-    part in it.
+    Raises InputError when there are fewer devices than the mesh needs, and when one of several processes would have no
+    device in it.
     """
     try:
         present = jax.devices()
     except RuntimeError as error:
-        raise InputError(f"JAX cannot use the devices it was told to (JAX_PLATFORMS): {error}") from None
+        raise InputError(f"JAX cannot use the devices of JAX_PLATFORMS: {error}") from None
     needed = mesh.num_devices
     if len(present) < needed:
         raise InputError(
@@ -28,7 +28,7 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     if jax.process_count() > 1 and len(present) != needed:
         raise InputError(
             f"the mesh {mesh} needs {needed} devices, and the {jax.process_count()} processes have {len(present)}: some "
-            f"would have no part in the run. Give a mesh of {len(present)} devices (--mesh), or start fewer processes."
+            f"would have no device in the run. Give a mesh of {len(present)} devices (--mesh), or start fewer processes."
         )
     grid = np.array(present[:needed]).reshape([axis.size for axis in mesh.axes])
     return jax.sharding.Mesh(grid, mesh.names)

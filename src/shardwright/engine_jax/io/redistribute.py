@@ -1,7 +1,7 @@
-"""The core's steps as collectives of JAX: over their axes, or over the sub-group of one axis that takes the step.
+"""The core's steps as JAX collectives, over their axes or over sub-groups of one axis.
 
-Given several axes, JAX's collectives count devices in the order of the axes, as ``axis_index`` does; its permute counts them
-in mesh order (0.10.2, measured by a test). So all that is permuted goes through ``passed_on``, which names them in mesh order.
+Given several axes, JAX's collectives number devices in the order of the axes, as ``axis_index`` does. Its permute numbers them
+in mesh order (0.10.2, measured by a test). So every permute goes through ``passed_on``, which gives the axes in mesh order.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from shardwright.core.plan.movement import Step
 from shardwright.engine_jax.io.layer_io import Ring, index_of, size_of
 
 
-def redistribute(array: jax.Array, way: Iterable[Step], names: Sequence[str]) -> jax.Array:
-    """A device's part of an array, taken through the steps; ``names`` are the logical axes of its dims."""
+def redistribute(array: jax.Array, steps: Iterable[Step], names: Sequence[str]) -> jax.Array:
+    """A local shard after the steps of a resharding; ``names`` are the logical axes of its dims."""
 
     def dim(name: str | None) -> int:
-        assert name is not None, way
+        assert name is not None, steps
         return names.index(name)
 
-    for step in way:
+    for step in steps:
         match step.kind:
             case "all-reduce":
                 array = jax.lax.psum(array, step.axes)
@@ -37,22 +37,23 @@ def redistribute(array: jax.Array, way: Iterable[Step], names: Sequence[str]) ->
 
 
 def own_shard(array: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
+    """This device's shard of ``dim``; nothing is sent."""
     size = array.shape[dim] // size_of(axes)
     return jax.lax.dynamic_slice_in_dim(array, index_of(axes) * size, size, dim)
 
 
 def gathered(array: jax.Array, step: Step, dim: int) -> jax.Array:
-    """The parts of all devices along ``dim``."""
+    """The shards of all devices, concatenated along ``dim``."""
     return jax.lax.all_gather(array, step.axes, axis=dim, tiled=True, axis_index_groups=_groups(step))
 
 
 def scattered(array: jax.Array, step: Step, dim: int) -> jax.Array:
-    """Of the sum over all devices this one's part of ``dim``."""
+    """This device's shard, along ``dim``, of the sum over all devices."""
     return jax.lax.psum_scatter(array, step.axes, scatter_dimension=dim, tiled=True, axis_index_groups=_groups(step))
 
 
 def passed_on(array: jax.Array, ring: Ring) -> jax.Array:
-    """What the device before this one held; JAX differentiates it, which passes a slope the other way."""
+    """The array of the previous device in the ring. JAX differentiates it: cotangents are sent in the reverse direction."""
     onward = list(zip(ring.numbers, (*ring.numbers[1:], ring.numbers[0]), strict=True))
     return jax.lax.ppermute(array, ring.in_mesh_order, onward)
 

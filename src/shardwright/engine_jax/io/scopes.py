@@ -1,8 +1,8 @@
-"""Names that the compiler carries along: the component, and the tensor of the plan, that an operation belongs to.
+"""Names that the compiler keeps: the component, and the tensor of the plan, that an operation belongs to.
 
-They stand in each operation's ``op_name`` and are read back out of the compiled program, so that a collective can be held
-against the one that the plan lists. A scope around a function with a backward pass of its own is also its backward
-pass's; one opened inside that pass stands behind it, and the last of each kind counts.
+They are part of each operation's ``op_name`` and are read from the compiled program, to compare each collective with
+those that the plan lists. A scope around a function with a custom backward pass also applies to that pass. A scope
+opened inside that pass comes after it in the name, and the last one of each kind counts.
 """
 
 from __future__ import annotations

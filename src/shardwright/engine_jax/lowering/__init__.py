@@ -1,4 +1,4 @@
-"""The plan, lowered to JAX: shardings, and the collectives between two specs.
+"""The plan, lowered to JAX: shardings, and the collectives of each resharding.
 
 shardings.py   specs as NamedSharding
 links.py       every move of the table and every use of a weight

@@ -1,8 +1,7 @@
-"""The plan, lowered: what crosses devices between two named activations, and between a weight at rest and in use.
+"""The plan, lowered: the collectives between two named activations, and between a weight at rest and in use.
 
-Each crossing is carried out as the core says, step by step, in both directions: forward from one layout to the other,
-backward the way back for the cotangent, which is summed over the axes on which the target was used in parts. JAX
-differentiates none of the collectives.
+The core gives the steps of each resharding in both passes. The forward pass reshards the activation. The backward pass reshards
+the cotangent, and sums it over the axes over which it is partial. JAX differentiates none of the collectives.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
-from shardwright.engine_jax.io.layer_io import Around, AttentionLinks, ExpertLinks, Links, Ring, index_of, size_of
+from shardwright.engine_jax.io.layer_io import AttentionLinks, ExpertLinks, Links, Ring, TokenRing, index_of, size_of
 from shardwright.engine_jax.io.redistribute import redistribute
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 
 
 def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
-    """What the mathematics needs of a plan, for one device among those of its mesh; ``backend``: what they are."""
-    # Those of dispatched tokens are the experts' own.
+    """What the mathematics needs of a plan, on each device of its mesh; ``backend``: the kind of these devices."""
+    # The experts move dispatched tokens themselves.
     moves = {
         (move.source, move.target): _Resharding.of(plan, move)
         for move in plan.request.table.moves
@@ -48,8 +47,8 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
 
     def use(name: str, weight: jax.Array, component: str | None = None) -> jax.Array:
         with of_component(component or plan.by_name[name].component), of_tensor(name):
-            (brought,) = uses[name, component](weight)
-        return brought
+            (in_use,) = uses[name, component](weight)
+        return in_use
 
     def use_twice(name: str, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
         with of_component(plan.by_name[name].component), of_tensor(name):
@@ -71,13 +70,13 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
 
 
 def late_sums(plan: Plan, name: str) -> tuple[str, ...]:
-    """The axes over which the gradient of a weight is left in parts until the last microbatch: its replicas."""
+    """The axes over which the gradient of a weight stays partial until after the last microbatch: those of its replicas."""
     gradient = plan.by_name[name].gradient
     return plan.mesh.larger_than_one(axis for axis, kind in gradient.items() if kind == "all-reduce")
 
 
 class _Resharding(NamedTuple):
-    """A move of the table on a mesh. ``shape``: of the source's part on a device, None where the table gives none."""
+    """A move of the table on a mesh. ``shape``: of the source's local shard."""
 
     move: Move
     component: str
@@ -88,14 +87,14 @@ class _Resharding(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, move: Move) -> _Resharding:
-        mesh, way = plan.mesh, resharding(plan.request, plan.by_name, move)
+        mesh, planned = plan.mesh, resharding(plan.request, plan.by_name, move)
         return cls(
             move=move,
-            component=way.component,
-            names=way.before.logical_axes,
-            forward=way.forward(mesh),
-            backward=way.backward(mesh),
-            shape=_shard_shape(way.before, way.shape.values(), mesh),
+            component=planned.component,
+            names=planned.before.logical_axes,
+            forward=planned.forward(mesh),
+            backward=planned.backward(mesh),
+            shape=_shard_shape(planned.before, planned.shape.values(), mesh),
         )
 
     def reshard(self, array: jax.Array) -> jax.Array:
@@ -118,64 +117,66 @@ class _Resharding(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """A weight in one of its uses. ``alone``: axes on whose first device alone this use's gradient counts.
+    """A weight in one of its uses.
 
-    ``taken``: from the weight as it is in use, the part that this use multiplies with, by slices.
+    ``gathered``: the steps from rest to the gathered weight. ``sliced``: slices from that to the shard that this use multiplies.
+    ``scattered``: the steps of its gradient to rest. ``replicated_gradient``: axes along which all devices make the same gradient, so that only
+    that of the first device counts.
     """
 
     names: tuple[str, ...]
     gathered: tuple[Step, ...]
     scattered: tuple[Step, ...]
-    taken: tuple[Step, ...]
-    alone: tuple[str, ...]
+    sliced: tuple[Step, ...]
+    replicated_gradient: tuple[str, ...]
     dtype: str
     dtype_at_rest: str
-    gathered_in: str
-    summed_in: str
+    gather_dtype: str
+    reduce_dtype: str
     shape: tuple[int, ...]
 
-    def bring(self, weight: jax.Array, times: int = 1) -> tuple[jax.Array, ...]:
-        """The weight, once for each of the times that it is used so."""
+    def into_use(self, weight: jax.Array, times: int = 1) -> tuple[jax.Array, ...]:
+        """The weight in use, ``times`` times; the gradients of all are summed."""
         assert weight.shape == self.shape, (self.names, weight.shape, self.shape)
 
         @jax.custom_vjp
-        def bring(weight: jax.Array) -> tuple[jax.Array, ...]:
-            narrow = _in_order(weight).astype(jnp.dtype(self.gathered_in))
+        def into_use(weight: jax.Array) -> tuple[jax.Array, ...]:
+            narrow = _in_order(weight).astype(jnp.dtype(self.gather_dtype))
             return (
-                redistribute(narrow, (*self.gathered, *self.taken), self.names).astype(jnp.dtype(self.dtype)),
+                redistribute(narrow, (*self.gathered, *self.sliced), self.names).astype(jnp.dtype(self.dtype)),
             ) * times
 
         def backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Array]:
-            # Cast before they are summed: with more devices more is summed on the way, and no layout may change numbers.
-            first, *others = (gradient.astype(jnp.dtype(self.summed_in)) for gradient in gradients)
+            # Cast before the sum: with more devices, more is summed by collectives, and no layout may change numbers.
+            first, *others = (gradient.astype(jnp.dtype(self.reduce_dtype)) for gradient in gradients)
             gradient = sum(others, first)
-            for step in reversed(self.taken):
-                gradient = _in_its_place(gradient, step.axes, self.names.index(step.target or ""))
-            if self.alone:
-                gradient = jnp.where(index_of(self.alone) == 0, gradient, jnp.zeros_like(gradient))
+            for step in reversed(self.sliced):
+                gradient = _zero_padded(gradient, step.axes, self.names.index(step.target or ""))
+            if self.replicated_gradient:
+                gradient = jnp.where(index_of(self.replicated_gradient) == 0, gradient, jnp.zeros_like(gradient))
             gradient = redistribute(gradient, self.scattered, self.names)
             return (_in_order(gradient.astype(jnp.dtype(self.dtype_at_rest))),)
 
-        bring.defvjp(lambda weight: (bring(weight), None), backward)
-        return bring(weight)
+        into_use.defvjp(lambda weight: (into_use(weight), None), backward)
+        return into_use(weight)
 
 
 def _in_order(array: jax.Array) -> jax.Array:
-    """The array with its dims in memory as they are written, the last one fastest.
+    """The array with row-major memory layout: the last dim fastest.
 
-    A compiler puts the dim that a collective gathers or scatters first in memory, and carries that through the loop over
-    layers: all layers' weights, and all their gradients, then lie twice, in two orders. Held to one order on either
-    side, it turns one layer at a time.
+    A compiler puts the dim that a collective gathers or scatters first in memory, and keeps that order through the loop over
+    layers: the weights of all layers, and their gradients, are then stored twice, in two orders. With this order fixed on both
+    sides, it transposes one layer at a time.
     """
     return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
-def _in_its_place(part: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
-    """The whole dim with a device's part where it belongs, and zeros elsewhere."""
-    shape = list(part.shape)
+def _zero_padded(shard: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
+    """The full dim with this device's shard at its offset, and zeros elsewhere."""
+    shape = list(shard.shape)
     shape[dim] *= size_of(axes)
     return jax.lax.dynamic_update_slice_in_dim(
-        jnp.zeros(shape, part.dtype), part, index_of(axes) * part.shape[dim], dim
+        jnp.zeros(shape, shard.dtype), shard, index_of(axes) * shard.shape[dim], dim
     )
 
 
@@ -183,30 +184,30 @@ def _uses(plan: Plan) -> dict[tuple[str, str | None], Callable[..., tuple[jax.Ar
     rows = plan.by_name
     found = {}
     for weight in plan.request.table.weights:
-        for component, way in weight_reshardings(plan.request, plan.mesh, rows[weight.name]).items():
+        for component, planned in weight_reshardings(plan.request, plan.mesh, rows[weight.name]).items():
             second = None if component == weight.component else component
-            found[weight.name, second] = _use(plan, weight, rows[weight.name], way).bring
+            found[weight.name, second] = _use(plan, weight, rows[weight.name], planned).into_use
     return found
 
 
-def _use(plan: Plan, weight: Weight, row: TensorPlan, way: WeightResharding) -> _Use:
+def _use(plan: Plan, weight: Weight, row: TensorPlan, planned: WeightResharding) -> _Use:
     mesh = plan.mesh
     return _Use(
-        names=way.at_rest.logical_axes,
-        gathered=steps(way.at_rest, way.gathered, (), mesh),
-        taken=steps(way.gathered, way.operand, (), mesh),
-        scattered=steps(way.gathered, way.at_rest, way.scattered, mesh),
-        alone=way.replicated_gradient,
+        names=planned.at_rest.logical_axes,
+        gathered=steps(planned.at_rest, planned.gathered, (), mesh),
+        sliced=steps(planned.gathered, planned.operand, (), mesh),
+        scattered=steps(planned.gathered, planned.at_rest, planned.scattered, mesh),
+        replicated_gradient=planned.replicated_gradient,
         dtype=in_use_dtype(weight, plan.request.dtype),
         dtype_at_rest=row.dtype,
-        gathered_in=way.gather_dtype,
-        summed_in=way.reduce_dtype,
-        shape=_shard_shape(way.at_rest, row.shape, mesh),
+        gather_dtype=planned.gather_dtype,
+        reduce_dtype=planned.reduce_dtype,
+        shape=_shard_shape(planned.at_rest, row.shape, mesh),
     )
 
 
 def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
-    """The shape of a device's part."""
+    """The shape of a local shard."""
     return tuple(size // mesh.size(dim.axes) for size, dim in zip(shape, spec.dims, strict=True))
 
 
@@ -218,15 +219,15 @@ def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     keys = "attention.keys_attended"
     heads = "kv_heads" if "kv_heads" in plan.by_name[keys].in_use.logical_axes else "heads"
     length = _sharding_axes(plan, "attention.queries", "length")
-    travels = plan.request.layout.move_attention == "ring" and length
+    has_ring = plan.request.layout.move_attention == "ring" and length
     attending = local_attention(plan)
     assert attending is not None, plan.request.table.name
     return AttentionLinks(
-        ring=Ring.over(plan.mesh, length) if travels else None,
+        ring=Ring.over(plan.mesh, length) if has_ring else None,
         heads=_sharding_axes(plan, "attention.queries_attended", "heads"),
         kv_heads=_sharding_axes(plan, keys, heads),
-        way=choose_attention(backend, attending),
-        pieces=plan.row_chunks,
+        kernel=choose_attention(backend, attending),
+        chunks=plan.row_chunks,
     )
 
 
@@ -238,7 +239,7 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
     row, axes = _sharding_axes(plan, "router.grouped", "groups"), expert_axes(plan.request.layout, plan.mesh)
     return ExpertLinks(
         axes=axes,
-        around=_around(axes, plan.mesh) if axes and plan.request.layout.move_moe == "ring" else None,
+        ring=_token_ring(axes, plan.mesh) if axes and plan.request.layout.move_moe == "ring" else None,
         row=row,
         tiles=tiles(plan.row_chunks, plan.mesh.size(row)),
         traffic=traffic,
@@ -249,8 +250,8 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
     )
 
 
-def _around(axes: tuple[str, ...], mesh: Mesh) -> Around:
-    return Around(
+def _token_ring(axes: tuple[str, ...], mesh: Mesh) -> TokenRing:
+    return TokenRing(
         gather=hopped(Step(kind="all-gather", axes=axes), mesh),
         scatter=hopped(Step(kind="reduce-scatter", axes=axes), mesh),
     )

@@ -1,4 +1,4 @@
-"""From specs to shardings: the notation's axes, major first, are a PartitionSpec's tuple."""
+"""From specs to shardings: the axes of a dim, major first, become a tuple in the PartitionSpec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:
-    """A spec as JAX writes it: one entry per dim, None where the dim is whole.
+    """A spec as a PartitionSpec: one entry per dim, None where the dim is not sharded.
 
     >>> from shardwright.core.mesh.notation import parse
     >>> partition_spec(parse("batch/data/fsdp length/expert embed")) == PartitionSpec(("data", "fsdp"), "expert", None)
@@ -22,23 +22,23 @@ def partition_spec(spec: Spec) -> PartitionSpec:
 
 
 def named_sharding(spec: Spec, mesh: Mesh) -> NamedSharding:
-    """A spec on a mesh of devices that has its axes."""
+    """A spec on a JAX mesh that has its axes."""
     return NamedSharding(mesh, partition_spec(spec))
 
 
-def resting_spec(tensor: TensorPlan) -> Spec:
-    """A weight at rest as this engine keeps it: layers that share a row are stacked along a leading dim."""
+def at_rest_spec(tensor: TensorPlan) -> Spec:
+    """The spec of a weight at rest in this engine, which stacks the layers of a row along a leading dim."""
     assert tensor.at_rest is not None
     if tensor.stack is None or tensor.at_rest.dims[0].logical_axis == "layers":
         return tensor.at_rest
     return tensor.at_rest.prefixed("layers")
 
 
-def resting_shape(tensor: TensorPlan) -> tuple[int, ...]:
-    """The shape of a weight with its layers stacked."""
+def at_rest_shape(tensor: TensorPlan) -> tuple[int, ...]:
+    """The shape of a weight at rest, with its layers stacked."""
     return tensor.shape if tensor.stack is None else (tensor.num, *tensor.shape)
 
 
 def weight_shardings(plan: Plan, mesh: Mesh) -> Mapping[str, NamedSharding]:
-    """Where every weight of a plan rests, by name, stacked as ``resting_spec`` says."""
-    return {tensor.name: named_sharding(resting_spec(tensor), mesh) for tensor in plan.weights}
+    """The sharding at rest of every weight of a plan, by name, with layers stacked as in ``at_rest_spec``."""
+    return {tensor.name: named_sharding(at_rest_spec(tensor), mesh) for tensor in plan.weights}

@@ -1,10 +1,10 @@
-"""The training step, its state, and what a run asks of this engine.
+"""The training step, its state, and the JAX engine of a run.
 
 run.py         the engine of a run
 step.py        gradients and one training step
 optimizer.py   AdamW
-state.py       weights, moments and buffers where the plan says
+state.py       weights, moments and buffers, sharded as the plan says
 snapshot.py    the state in boxes, for checkpoints
-feed.py        rows to devices
-processes.py   several processes, connected
+feed.py        the rows of a step, put on devices
+processes.py   how several processes connect
 """

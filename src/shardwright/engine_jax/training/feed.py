@@ -1,4 +1,4 @@
-"""From the rows of a step to its arrays, on the devices that the plan gives each row and token to."""
+"""From the rows of a step to its arrays, sharded over devices as the plan says."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shardwright.data import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """Where a step's rows and tokens go, and which of its rows this process needs: those of its own devices.
+    """The sharding of a step's rows and tokens, and the rows that this process needs: those of its own devices.
 
-    ``shape``: rows and tokens of the global step. ``offsets``: counted from the step's first row, ascending.
+    ``shape``: rows and tokens of the global step. ``offsets``: of these rows from the step's first one, ascending.
     """
 
     sharding: NamedSharding
@@ -26,18 +26,18 @@ class Feed:
     offsets: tuple[int, ...]
 
     def on_devices(self, batch: Batch) -> Mapping[str, jax.Array]:
-        """The arrays of a step, [batch, length], each device with its own rows and tokens."""
+        """The arrays of a step, [batch, length], with each device's own rows and tokens on it."""
         return {name: self._placed(array) for name, array in batch.arrays.items()}
 
     def _placed(self, array: np.ndarray) -> jax.Array:
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None
-            # A device's rows are neighbours in the step, and so are they among those that were read.
+            # A device's rows are contiguous in the step, so they are contiguous among the rows that were read.
             first, stop, _ = index[0].indices(self.shape[0])
-            place = bisect_left(self.offsets, first)
-            return array[place : place + stop - first, index[1]]
+            start = bisect_left(self.offsets, first)
+            return array[start : start + stop - first, index[1]]
 
-        return jax.make_array_from_callback(self.shape, self.sharding, part)
+        return jax.make_array_from_callback(self.shape, self.sharding, shard)
 
 
 def feed_of(plan: Plan, sharding: NamedSharding) -> Feed:

@@ -1,4 +1,4 @@
-"""AdamW with warm-up, cosine decay and clipping by the global norm, out of optax's parts."""
+"""AdamW with warm-up, cosine decay and clipping by the global norm, made of optax transformations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ OF_ARRAYS = Arithmetic(cos=jnp.cos, least=jnp.minimum, most=jnp.maximum)
 def apply_gradients(
     state: State[jax.Array], gradients: Arrays, options: OptimizerOptions, decayed: frozenset[str]
 ) -> tuple[State[jax.Array], jax.Array]:
-    """The state after one step, but for its buffers, and the global norm of the gradients before clipping.
+    """The state after one step, with its buffers unchanged, and the global norm of the gradients before clipping.
 
-    Moments and weights are kept in their own dtypes. Weights named in ``decayed`` shrink by the learning
+    Moments and weights keep their own dtypes. Weights named in ``decayed`` also decay by the learning
     rate times the weight decay.
     """
     gradients = {name: g.astype(computed("clipping", g.dtype)) for name, g in gradients.items()}

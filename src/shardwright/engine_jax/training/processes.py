@@ -1,4 +1,4 @@
-"""JAX's part in a run of several processes: what connects them once they have met, before it looks for devices."""
+"""How JAX connects the processes of a run once each has found the others, before JAX looks for devices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from shardwright.runs.processes.meeting import Connection
 from shardwright.training.cluster import Processes
 
 HEARTBEAT_TIMEOUT_S = 10_000_000
-"""JAX's own, which aborts all the others. Ours comes first: it says who has stopped, and ends them (``runs/processes/pace.py``)."""
+"""JAX's own timeout, which aborts all other processes. Ours ends first: it reports which process has stopped, and ends the others
+(``runs/processes/pace.py``)."""
 
 
 def _connect(processes: Processes) -> None:
-    # Gloo carries collectives between CPU processes; accelerators do not look at this.
+    # Gloo runs the collectives of CPU processes; accelerators do not use this setting.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would take SIGTERM for itself from here on.
+    # It would handle SIGTERM itself from here on.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -27,7 +28,7 @@ def _connect(processes: Processes) -> None:
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
         )
     except RuntimeError as error:
-        raise InputError(f"JAX does not connect the {processes.count} processes: {error}") from None
+        raise InputError(f"JAX cannot connect the {processes.count} processes: {error}") from None
 
 
 CONNECTION = Connection(connect=_connect, disconnect=jax.distributed.shutdown, lost=(jax.errors.JaxRuntimeError,))

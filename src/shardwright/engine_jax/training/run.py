@@ -1,4 +1,4 @@
-"""Training on JAX: the engine of a run, which has its state on the devices of the mesh."""
+"""Training on JAX: the engine of a run, with its state on the devices of the mesh."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JaxEngine:
         return self._feed.offsets
 
     def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
-        # One that another process found damaged is let go before the next one is read.
+        # Free a state from a checkpoint that another process found damaged, before the next checkpoint is read.
         self._state = None
         if checkpoint is None:
             self._state = initial_state(self.plan, self._mesh, seed)

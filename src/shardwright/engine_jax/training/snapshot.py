@@ -1,4 +1,4 @@
-"""Between a run's state on devices and the checkpoint store: boxes out, boxes in, on whatever layout."""
+"""From a run's state on devices to the boxes of a checkpoint and back, for any layout."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.lowering.shardings import resting_spec
+from shardwright.engine_jax.lowering.shardings import at_rest_spec
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
 
 
 def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
-    """Every tensor of a plan's state as a checkpoint holds it."""
-    specs = {row.name: str(resting_spec(row)) for row in plan.weights}
+    """Every tensor of a plan's state as a checkpoint stores it."""
+    specs = {row.name: str(at_rest_spec(row)) for row in plan.weights}
     return [
         TensorInfo(name=row.name, shape=row.shape, dtype=str(row.dtype), spec=specs[row.weight])
         for row in tensors_of(plan, mesh)
@@ -26,11 +26,11 @@ def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
 
 
 def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[OwnedBox]:
-    """This process's boxes of a state, over all processes each distinct one once; copied from its device when asked for."""
+    """This process's boxes of a state: over all processes, each distinct box once. Its array is copied from the device on call."""
     rows, arrays = plan.by_name, arrays_of(state)
     numbers = {device: number for number, device in enumerate(mesh.devices.flat)}
     for tensor in tensors_of(plan, mesh):
-        spec, array = resting_spec(rows[tensor.weight]), arrays[tensor.name]
+        spec, array = at_rest_spec(rows[tensor.weight]), arrays[tensor.name]
         for shard in array.addressable_shards:
             if saves(spec, plan.mesh, numbers[shard.device]):
                 yield OwnedBox(name=tensor.name, box=box_of(shard.index, array.shape), array=_copy_of(shard))
@@ -41,7 +41,7 @@ def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
 
 
 def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> State[jax.Array]:
-    """The state of a checkpoint, placed as the plan says, whatever layout wrote it.
+    """The state of a checkpoint, sharded as the plan says, whatever layout wrote it.
 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """

@@ -1,4 +1,4 @@
-"""What a run carries from step to step: weights, their moments, buffers and the step number."""
+"""The state of a run between steps: weights, their moments, buffers and the step number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.lowering.shardings import resting_shape, weight_shardings
+from shardwright.engine_jax.lowering.shardings import at_rest_shape, weight_shardings
 from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND, frozen_names
 
@@ -20,7 +20,7 @@ Leaf = TypeVar("Leaf")
 
 
 class State(NamedTuple, Generic[Leaf]):
-    """``weights`` are trained; ``buffers`` are weights that no gradient trains; moments follow the weights.
+    """``weights`` are trained; ``buffers`` are weights without a gradient; ``first`` and ``second`` are the moments of ``weights``.
 
     Each is a mapping from the table's names to arrays, layers stacked along the leading dim. ``step``: int32 scalar,
     the number of steps done.
@@ -34,7 +34,7 @@ class State(NamedTuple, Generic[Leaf]):
 
 
 class Tensor(NamedTuple):
-    """One array of the state: the name it is saved under, the weight it belongs to, its shape, dtype and place."""
+    """One array of the state: its name in a checkpoint, the weight it belongs to, its shape, dtype and sharding."""
 
     name: str
     weight: str
@@ -44,11 +44,11 @@ class Tensor(NamedTuple):
 
 
 def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
-    """Every array of a plan's state but the step, weights first, under the names that a checkpoint gives them."""
+    """Every array of a plan's state except the step, weights first, by their names in a checkpoint."""
     shardings = weight_shardings(plan, mesh)
     frozen = frozen_names(plan)
     moments = jnp.dtype(plan.request.moments_dtype)
-    rows = [Tensor(w.name, w.name, resting_shape(w), jnp.dtype(w.dtype), shardings[w.name]) for w in plan.weights]
+    rows = [Tensor(w.name, w.name, at_rest_shape(w), jnp.dtype(w.dtype), shardings[w.name]) for w in plan.weights]
     for prefix in (FIRST, SECOND):
         rows += [
             row._replace(name=prefix + row.name, dtype=moments)
@@ -59,19 +59,19 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
 
 
 def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray], step: int) -> State[jax.Array]:
-    """The state whose every box is what ``read`` returns for it; no device asks for a box that is not its own."""
+    """The state whose boxes are those that ``read`` returns; each device's own boxes are read, and no others."""
 
     def place(tensor: Tensor) -> jax.Array:
-        # Replicas hold one box several times; it is read once.
+        # Replicas have the same box; it is read once.
         known: dict[Box, np.ndarray] = {}
 
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
             box = box_of(index or (), tensor.shape)
             if box not in known:
                 known[box] = np.asarray(read(tensor, box), tensor.dtype)
             return known[box]
 
-        return jax.make_array_from_callback(tensor.shape, tensor.sharding, part)
+        return jax.make_array_from_callback(tensor.shape, tensor.sharding, shard)
 
     return assemble(plan, {tensor.name: place(tensor) for tensor in tensors_of(plan, mesh)}, replicated(step, mesh))
 
@@ -111,7 +111,7 @@ def assemble(plan: Plan, rows: Mapping[str, Leaf], step: Leaf) -> State[Leaf]:
 
 
 def arrays_of(state: State[Leaf]) -> Mapping[str, Leaf]:
-    """Every array of a state but the step, by the names of ``tensors_of``."""
+    """Every array of a state except the step, by the names of ``tensors_of``."""
     return {
         **state.weights,
         **state.buffers,
@@ -121,12 +121,12 @@ def arrays_of(state: State[Leaf]) -> Mapping[str, Leaf]:
 
 
 def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    """The box that JAX's index of a shard means."""
-    bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+    """The box of a shard with this index in JAX."""
+    bounds = [along.indices(size) for along, size in zip(index, shape, strict=True)]
     return Box(tuple(start for start, _, _ in bounds), tuple(stop for _, stop, _ in bounds))
 
 
 def replicated(number: int, mesh: Mesh) -> jax.Array:
-    """An int32 scalar, whole on every device."""
-    whole = NamedSharding(mesh, PartitionSpec())
-    return jax.make_array_from_callback((), whole, lambda _: np.asarray(number, np.int32))
+    """An int32 scalar, replicated on every device."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.make_array_from_callback((), sharding, lambda _: np.asarray(number, np.int32))

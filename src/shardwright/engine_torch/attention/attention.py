@@ -152,11 +152,11 @@ def _met(kv_BSKD: torch.Tensor, num_heads: int, links: AttentionLinks) -> torch.
 
     In the longest runs of query heads that share one KV head, wherever the rank's first query head is.
     """
-    without = links.without
-    if without.group is None:
+    kv_replicas = links.kv_replicas
+    if kv_replicas.group is None:
         return kv_BSKD
-    sharing = num_heads * without.size // kv_BSKD.shape[2]
+    sharing = num_heads * kv_replicas.size // kv_BSKD.shape[2]
     run = gcd(num_heads, sharing)
-    first = without.index * num_heads
+    first = kv_replicas.index * num_heads
     heads = (first + torch.arange(0, num_heads, run, device=kv_BSKD.device)) // sharing
     return kv_BSKD.index_select(2, heads)

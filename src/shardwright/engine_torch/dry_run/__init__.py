@@ -1,6 +1,6 @@
-"""A step walked through without the ranks: which collectives it makes, and the bytes it holds.
+"""A dry run of a step, without ranks: which collectives it makes, and the memory it needs.
 
-dry_run.py     the step on tensors without elements
+dry_run.py     the step on tensors without values
 counting.py    each collective with its group and bytes
-held.py        the bytes that are held
+held.py        the bytes of all live storages
 """

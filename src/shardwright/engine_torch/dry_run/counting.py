@@ -1,7 +1,7 @@
-"""What a step does, seen from below: each collective with its group and bytes, and the bytes that are held.
+"""Records what a step does: each collective with its group and bytes, and the bytes that are held.
 
-Every operation passes through here, those of ``fully_shard`` too. Which pass of the step it belongs to, and the line that
-asked for it, stand in the calls that lead to it.
+A dispatch mode gets every operation, also those of ``fully_shard``. The call stack shows which pass of the step an operation
+belongs to, and which line called it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ KINDS = {
     "alltoall_base_": "all-to-all",
     "send": "permute",
 }
-"""By the name that PyTorch gives the operation. What is received was sent by another rank, and counts there."""
+"""By PyTorch's name of the operation. A receive does not count: the send counts, on the other rank."""
 
-OF_NOBODY = ("recv_", "barrier")
+UNCOUNTED = ("recv_", "barrier")
 
 OWN = Path(__file__).parents[1]
-BELOW = frozenset({"private", "carry", "counting", "held", "dry_run", "scopes"})
-"""Files of the engine that carry out what others ask for."""
+BELOW = frozenset({"private", "redistribute", "counting", "held", "dry_run", "scopes"})
+"""Files of the engine that run collectives for others: they are not the source of one."""
 
 COMPONENTS = {"exchange": "moe", "moe": "moe", "ring": "attention", "loss": "logits"}
-"""Whose a collective is that a file of the engine makes by itself."""
+"""The component of the collectives that a file of the engine makes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A collective as one rank takes part in it. ``phase`` None: for the whole step, outside its passes."""
+class CountedCollective:
+    """A collective on one rank. ``phase`` None: for the entire step, outside its passes."""
 
     kind: str
     axes: tuple[str, ...]
@@ -63,16 +63,16 @@ class Seen:
 
 
 class Counting(TorchDispatchMode):
-    """While it is on: ``seen``, each kind of collective and how often; ``held``, bytes.
+    """While it is active, it records ``counted``, each distinct collective and how often, and ``held``, the bytes.
 
-    ``named``: whose weights travel, by kind, axes and bytes (``of_weights``).
+    ``named``: the component and the weights of a collective, by kind, axes and bytes (``of_weights``).
     """
 
     def __init__(
         self, mesh: Mesh, named: Mapping[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]]
     ) -> None:
         super().__init__()
-        self.seen: dict[Seen, int] = {}
+        self.counted: dict[CountedCollective, int] = {}
         self.held = Held()
         self._mesh, self._named = mesh, named
         self._axes: dict[str, tuple[str, ...]] = {}
@@ -81,7 +81,7 @@ class Counting(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            # It comes again, as what is done to the parts.
+            # It is dispatched again, as operations on the local shards.
             return NotImplemented
         if func.namespace == "c10d":
             self._count(func._schema.name.split("::")[1], args)
@@ -90,7 +90,7 @@ class Counting(TorchDispatchMode):
         return made
 
     def _count(self, name: str, arguments: tuple[Any, ...]) -> None:
-        if name in OF_NOBODY:
+        if name in UNCOUNTED:
             return
         assert name in KINDS, name
         kind, group = KINDS[name], group_of(arguments)
@@ -99,8 +99,8 @@ class Counting(TorchDispatchMode):
         size = sum(sizes) if kind == "all-reduce" else max(sizes)
         axes = self._axes_of(group)
         where = _Where.find(sys._getframe())
-        moving = what_moves() or self._whose(where, kind, axes, size)
-        one = Seen(
+        moving = what_moves() or self._owner(where, kind, axes, size)
+        one = CountedCollective(
             kind=kind,
             axes=axes,
             bytes_per_device=size,
@@ -112,19 +112,19 @@ class Counting(TorchDispatchMode):
             ragged=kind == "all-to-all" and any(isinstance(one, list | tuple) and one for one in arguments),
             group_size=group.size(),
         )
-        self.seen[one] = self.seen.get(one, 0) + 1
+        self.counted[one] = self.counted.get(one, 0) + 1
 
-    def _whose(self, where: _Where, kind: str, axes: tuple[str, ...], size: int) -> tuple[str | None, tuple[str, ...]]:
+    def _owner(self, where: _Where, kind: str, axes: tuple[str, ...], size: int) -> tuple[str | None, tuple[str, ...]]:
         if where.of_weights:
             return self._named.get((kind, axes, size), (None, ()))
         return (COMPONENTS.get(where.file or ""), ())
 
     def _axes_of(self, group: dist.ProcessGroup) -> tuple[str, ...]:
-        """The axes along which the ranks of a group differ, mesh order."""
+        """The axes along which the ranks of a group differ, in mesh order."""
         if group.group_name not in self._axes:
-            places = [self._mesh.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
+            coordinates = [self._mesh.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
             self._axes[group.group_name] = tuple(
-                axis for axis in self._mesh.names if len({place[axis] for place in places}) > 1
+                axis for axis in self._mesh.names if len({one[axis] for one in coordinates}) > 1
             )
         return self._axes[group.group_name]
 
@@ -132,7 +132,7 @@ class Counting(TorchDispatchMode):
 def of_weights(
     groups: list[FsdpGroup], mesh: Mesh
 ) -> Mapping[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]]:
-    """Whose weights travel in a collective of ``fully_shard`` or of late sums, by its kind, axes and bytes."""
+    """The component and the weights of each collective of ``fully_shard`` and of late sums, by its kind, axes and bytes."""
     found: dict[tuple[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]] = {}
     late: dict[tuple[tuple[str, ...], str], list[Any]] = {}
 
@@ -140,12 +140,12 @@ def of_weights(
         found.setdefault((kind, axes, size), (component_of(ones, mesh), tuple(dict.fromkeys(o.weight for o in ones))))
 
     for group in groups:
-        first, part = group.weights[0], group.shard_elements(mesh)
+        first, elements = group.weights[0], group.shard_elements(mesh)
         if group.axes:
-            whole = part * mesh.size(group.axes)
-            name("all-gather", group.axes, whole * DTYPE_BYTES[first.gather_dtype], group.weights)
-            name("reduce-scatter", group.axes, whole * DTYPE_BYTES[first.dtype], group.weights)
-            name("all-reduce", group.replicas, part * DTYPE_BYTES[first.dtype], group.weights)
+            gathered = elements * mesh.size(group.axes)
+            name("all-gather", group.axes, gathered * DTYPE_BYTES[first.gather_dtype], group.weights)
+            name("reduce-scatter", group.axes, gathered * DTYPE_BYTES[first.dtype], group.weights)
+            name("all-reduce", group.replicas, elements * DTYPE_BYTES[first.dtype], group.weights)
         for one in group.weights:
             if axes := group.other_replicas(one):
                 late.setdefault((axes, one.dtype), []).append(one)
@@ -156,7 +156,7 @@ def of_weights(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Where:
-    """Who asked for a collective. ``file``: of the engine, without its ending."""
+    """Where in the program a collective was called. ``file``: of the engine, without its suffix."""
 
     file: str | None
     source: str | None

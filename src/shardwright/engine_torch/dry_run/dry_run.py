@@ -1,7 +1,7 @@
-"""A step without devices: the real model, step and optimizer, as rank 0 of a world that is imagined, without values.
+"""A step without devices: the real model, step and optimizer, as rank 0 of a fake process group, without values.
 
-What a tensor holds is not known, only its shape: so the rows that go to each expert are taken to be alike. Everything else
-is what a rank would do.
+Only the shapes of tensors are known, so each expert is assumed to get the same number of rows. Everything else is what a rank
+would do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.engine_torch.dry_run.counting import Counting, Seen, of_weights
+from shardwright.engine_torch.dry_run.counting import CountedCollective, Counting, of_weights
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.io.private import imagined_ranks, without_values
@@ -28,21 +28,21 @@ from shardwright.models.parts.architecture import LatentAttention
 from shardwright.training.optimizer import OptimizerOptions, decayed_names
 
 MICROBATCHES = 2
-"""So many are walked through at most: the first, and the last one, that sums replicas. Each other is like the first."""
+"""At most this many are run: the first, and the last one, which sums over replicas. All others are like the first."""
 
 FIELDS = ("tokens", "positions", "segments", "targets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What rank 0 does in a step: collectives, and how often each; bytes at rest, and the most that it holds at a time.
+    """What rank 0 does in a step: its collectives, and how often each; its bytes at rest, and its peak memory.
 
-    ``peak_bytes``: weights, gradients, moments, the batch and all that is made of them, without what an allocator or a
-    kernel needs beside it. ``even``: rows were taken to go to all experts alike. ``whole_scores``: attention held the scores
-    of all queries and keys, as PyTorch does on a CPU where heads of values are not as wide as those of keys.
+    ``peak_bytes``: weights, gradients, moments, the batch and all activations, without what an allocator or a
+    kernel needs in addition. ``even``: all experts were assumed to get the same number of rows. ``whole_scores``: attention
+    held the scores of all queries and keys, as PyTorch does on a CPU where value heads and key heads differ in width.
     """
 
-    collectives: tuple[tuple[Seen, int], ...]
+    collectives: tuple[tuple[CountedCollective, int], ...]
     weights_bytes: int
     gradients_bytes: int
     moments_bytes: int
@@ -53,25 +53,25 @@ class DryRun:
 
 
 def dry_run(plan: Plan) -> DryRun:
-    """One step of ``plan`` on rank 0 of its mesh. No rank is there, and nothing is computed.
+    """One step of ``plan`` on rank 0 of its mesh. No other rank exists, and nothing is computed.
 
     Raises FindingsError for a plan with errors.
     """
     require_lowered(plan)
     num = plan.request.microbatches
-    walked = min(num, MICROBATCHES)
-    rows = plan.request.batch * walked // num
-    shorter = make_plan(replace(plan.request, microbatches=walked, batch=rows))
+    run = min(num, MICROBATCHES)
+    rows = plan.request.batch * run // num
+    shorter = make_plan(replace(plan.request, microbatches=run, batch=rows))
     with imagined_ranks(plan.mesh.num_devices):
-        found = _walked(shorter)
+        found = _run(shorter)
     collectives = tuple(
-        (one, count * num // walked if one.phase not in (None, "update") else count) for one, count in found.collectives
+        (one, count * num // run if one.phase not in (None, "update") else count) for one, count in found.collectives
     )
-    return replace(found, collectives=collectives, batch_bytes=found.batch_bytes * num // walked)
+    return replace(found, collectives=collectives, batch_bytes=found.batch_bytes * num // run)
 
 
 def evenly(counts: torch.Tensor, total: int) -> list[int]:
-    """``total`` in as many parts as there are counts, as equal as may be.
+    """``total`` divided into as many integers as there are counts, as equal as possible.
 
     >>> evenly(torch.zeros(4), 10)
     [3, 3, 2, 2]
@@ -80,7 +80,7 @@ def evenly(counts: torch.Tensor, total: int) -> list[int]:
     return [each + (number < more) for number in range(counts.shape[0])]
 
 
-def _walked(plan: Plan) -> DryRun:
+def _run(plan: Plan) -> DryRun:
     ranks = ranks_of(plan, torch.device("cpu"))
     links = links_of(plan, ranks)
     links = replace(links, experts=replace(links.experts, how_many=evenly))
@@ -93,13 +93,13 @@ def _walked(plan: Plan) -> DryRun:
         weights = [local_of(one) for one in model.parameters().values()]
         batch = _batch(plan)
         gradients, norm = changed(state, batch, options, decayed_names(plan))
-        given = list(gradients.by_key.values())
+        by_key = list(gradients.by_key.values())
         del norm
     moments = [*state.first.values(), *state.second.values()]
     return DryRun(
-        collectives=tuple(counting.seen.items()),
+        collectives=tuple(counting.counted.items()),
         weights_bytes=_bytes(weights) + _bytes(model.frozen.values()),
-        gradients_bytes=_bytes(given),
+        gradients_bytes=_bytes(by_key),
         moments_bytes=_bytes(moments),
         batch_bytes=_bytes(batch.values()),
         peak_bytes=counting.held.peak,

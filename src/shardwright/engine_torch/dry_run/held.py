@@ -1,4 +1,4 @@
-"""Bytes that a program holds while it is walked through without values: every storage, from its first tensor to its last."""
+"""The bytes that a program holds in a dry run: those of every storage, from its first tensor to its last."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from shardwright.engine_torch.io.private import storage_key
 
 
 class Held:
-    """``now`` and ``peak``: bytes of all storages that are alive, as their tensors ask for them."""
+    """``now`` and ``peak``: bytes of all live storages, by their own sizes, without what an allocator adds."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
         self._sizes: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
 
     def add(self, made: Any) -> None:
-        """Note the tensors in what an operation gave."""
+        """Record the tensors in the result of an operation."""
         for one in tree_leaves(made):
             if isinstance(one, torch.Tensor):
                 self._note(one.untyped_storage())
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
-        """``fully_shard`` frees what it gathered by making the storage empty, which is no operation on tensors."""
+        """Record resized storages too: ``fully_shard`` frees gathered weights by resizing their storage to 0, which is not an
+        operation on tensors."""
         plain = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:

@@ -106,7 +106,7 @@ def _seen_by_experts(
     M, own = x_BTM.shape[-1], matrices.gate_EFM.shape[0]
     x_XM, weights_XK, taken_XK = x_BTM.flatten(0, 1), weights_BTK.flatten(0, 1), taken_BTK.flatten(0, 1)
     group = experts.num
-    if links.around:
+    if links.ring:
         x_XM, weights_XK, taken_XK = (gathered(part, links.peers) for part in (x_XM, weights_XK, taken_XK))
         group, first = own, links.peers.index * own
         taken_XK = torch.where((taken_XK >= first) & (taken_XK < first + own), taken_XK - first, own)
@@ -118,7 +118,7 @@ def _seen_by_experts(
     num = sum(links.how_many(sizes_E, taken_XK.numel() * group // experts.num))
     assignment_N = order_N[:num]
     rows_NM = dispatch_rows(x_XM, assignment_N // K)
-    if links.around:
+    if links.ring:
         y_NM, came = grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many), num
     else:
         routes = routes_of(sizes_E, num, links.peers, links.how_many)
@@ -130,7 +130,7 @@ def _seen_by_experts(
     weighed_NM = y_NM.to(wide) * weights_XK.flatten()[assignment_N].to(wide)[:, None]
     out_XM = torch.zeros(x_XM.shape, dtype=wide, device=x_XM.device).index_add(0, assignment_N // K, weighed_NM)
     out_XM = out_XM.to(kept_in("combined", x_BTM.dtype))
-    if links.around:
+    if links.ring:
         out_XM = summed_parts(out_XM, links.peers)
     overflow = max(0, came - links.buffer_rows) if links.buffer_rows is not None else 0
     return out_XM.view(B, T, M), torch.tensor(overflow, device=x_BTM.device)

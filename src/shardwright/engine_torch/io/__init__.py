@@ -1,9 +1,9 @@
-"""What the mathematics is given of the ranks: collectives by name, process groups, dtypes.
+"""What the mathematics gets of the ranks: collectives by name, process groups, dtypes.
 
-layer_io.py      what a layer asks of the engine: moves, uses of weights, groups
-redistribute.py  the steps of the core as collectives of PyTorch
+layer_io.py      what a layer gets from the engine: moves, uses of weights, groups
+redistribute.py  the core's steps as PyTorch collectives
 mesh.py          ranks and their process groups
-private.py       what PyTorch has under private names, in one place
+private.py       all uses of PyTorch's private names
 dtypes.py        the core's table of precision as PyTorch dtypes
-scopes.py        whose each collective is, for who counts them
+scopes.py        the component and tensor of each collective, for the dry run
 """

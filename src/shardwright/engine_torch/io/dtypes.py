@@ -1,4 +1,4 @@
-"""The dtypes of a plan, and the core's table of them (``core/model/precision.py``), as PyTorch has them."""
+"""The dtypes of a plan, and the core's table of dtypes (``core/model/precision.py``), as PyTorch dtypes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def computed(what: str, computation: torch.dtype) -> torch.dtype:
-    """The dtype in which a rank computes it.
+    """The dtype in which a rank computes ``what``.
 
     >>> computed("norm", torch.bfloat16)
     torch.float32
     """
-    return _meant(PRECISION[what].computed, computation)
+    return _dtype(PRECISION[what].computed, computation)
 
 
 def kept(what: str, computation: torch.dtype) -> torch.dtype:
-    """The dtype in which the result is given on."""
-    return _meant(PRECISION[what].kept, computation)
+    """The dtype of the result that is passed on."""
+    return _dtype(PRECISION[what].kept, computation)
 
 
 @cache
-def _meant(word: Word | None, computation: torch.dtype) -> torch.dtype:
+def _dtype(word: Word | None, computation: torch.dtype) -> torch.dtype:
     assert word is not None
     return torch_dtype(dtype_of(word, computation=str(computation).removeprefix("torch.")))

@@ -1,8 +1,8 @@
-"""How the mathematics and the layout meet: what crosses ranks is asked of ``Links``, and there is none on one device.
+"""The interface between the mathematics and the layout: all communication goes through ``Links``.
 
-A step runs on each rank over its own parts of all arrays. ``move`` carries a named activation of the table from its
-owner's layout to the next one's, ``use`` brings a weight into the form in which it is multiplied, and the rest says over
-which ranks an algorithm of its own (a ring, experts, a cut vocabulary) works.
+Each rank runs a step on its local shards; on one device nothing is sent. ``move`` reshards a named activation of the table to
+the layout of the component that uses it. ``use`` takes a gathered weight into use. The other fields give the ranks of
+algorithms that communicate themselves (a ring, experts, a sharded vocabulary).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from shardwright.engine_torch.io.mesh import Peers
 
 Params = Mapping[str, torch.Tensor]
 Move = Callable[[str, str, torch.Tensor], torch.Tensor]
-"""``move(source, target, array)``: the activation ``source`` as ``target`` needs it; the table has a Move between them."""
+"""``move(source, target, array)``: the activation ``source``, resharded as ``target``; the table has a Move between them."""
 
 HowMany = Callable[[torch.Tensor, int], list[int]]
-"""``how_many(counts, total)``: counts of rows as numbers, which the device is asked for. ``total``: what they come to, if
-nothing is dropped and all ranks have alike. Where tensors have no values, it is spread evenly in their place."""
+"""``how_many(counts, total)``: counts of rows as Python integers, which are read from the device. ``total``: their sum if nothing
+is dropped and all ranks have the same number. A dry run, where tensors have no values, divides it evenly instead."""
 
 
 def as_counted(counts: torch.Tensor, total: int) -> list[int]:
-    """What the device counted, whatever was expected."""
+    """The counts of the device; ``total`` is not used."""
     del total
     return counts.tolist()
 
@@ -35,9 +35,9 @@ ALONE = Peers(axes=(), size=1, index=0, group=None, order=(0,))
 
 
 class Use(Protocol):
-    """``use(name, weight)``: a weight, gathered already, as it is multiplied: as PyTorch stores it, outputs first.
+    """``use(name, weight)``: the local shard in use of a weight that is already gathered, as PyTorch stores it: outputs first.
 
-    ``component`` names the second use of a tied one; None: the weight's own.
+    ``component`` names the second use of a tied weight; None: the weight's own component.
     """
 
     def __call__(self, name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor: ...
@@ -45,33 +45,33 @@ class Use(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLinks:
-    """The ranks with whom attention is more than a rank's own work.
+    """The ranks over which attention communicates.
 
-    ``ring``: those around which keys and values (or the latent) travel. ``heads`` cut the query heads where they
-    attend, ``kv_heads`` the KV heads that they meet: where these are fewer axes, a rank takes its own of whole ones.
-    ``pieces``: a row lies in so many equal pieces, and these are their places in the text.
+    ``ring``: sends keys and values (or the latent). ``heads`` shard the query heads in attention, ``kv_heads`` the KV heads.
+    ``kv_replicas``: the ranks of ``heads`` over which KV heads are replicated; each takes those of its query heads.
+    ``chunks``: a row is divided into this many equal chunks, and these are their positions in the text.
     """
 
     ring: Peers = ALONE
     heads: Peers = ALONE
     kv_heads: Peers = ALONE
-    without: Peers = ALONE
-    pieces: tuple[int, ...] = IN_ORDER
+    kv_replicas: Peers = ALONE
+    chunks: tuple[int, ...] = IN_ORDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLinks:
-    """How tokens meet experts.
+    """How experts are sharded and tokens are sent to them.
 
-    ``peers`` share the experts; alone, where their weights travel. ``around``: all tokens come to all of them in a ring;
-    otherwise choices travel to their experts alone. ``row`` cut a row of tokens. The row lies in ``len(tiles)`` equal
-    pieces over the ranks of ``row``, and ``tiles[i]`` is the place of the i-th of them in the text. ``capacity``:
-    tokens of a row that one expert takes at most; None: all. ``buffer_rows``: rows of a rank's buffer of tokens; None: as many
-    as come. ``how_many``: see there.
+    ``peers`` shard the experts; ``ALONE`` where the experts' weights are gathered instead. ``ring``: all tokens are gathered on
+    all ranks in a ring; otherwise each token is sent to its assigned experts only. ``row`` shards a row of tokens: it is divided
+    into ``len(tiles)`` equal chunks over these ranks, and ``tiles[i]`` is the position of the i-th chunk in the text.
+    ``capacity``: tokens of a row that one expert takes at most; None: all. ``buffer_rows``: rows of a rank's buffer of tokens;
+    None: as many as it receives. ``how_many``: see ``HowMany``.
     """
 
     peers: Peers = ALONE
-    around: bool = False
+    ring: bool = False
     row: Peers = ALONE
     tiles: tuple[int, ...] = (0,)
     capacity: int | None = None
@@ -81,7 +81,7 @@ class ExpertLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that cut the vocabulary."""
+    """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary."""
 
     move: Move
     use: Use

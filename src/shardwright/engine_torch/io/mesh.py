@@ -1,4 +1,4 @@
-"""The ranks of a run over the axes of its mesh: one DeviceMesh, and one group for each set of ranks that meets."""
+"""The ranks of a run over the axes of its mesh: one DeviceMesh, and one process group for each set of axes that needs one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The ranks of a group over ``axes``, major first, as one of them sees it.
+    """The ranks of a process group over ``axes``, major first, from the view of one of them.
 
-    ``index``: which one this is. ``group`` None: it is alone. ``order``: for each of them, major first, its number in the
-    group, which counts in mesh order.
+    ``index``: of this rank. ``group`` None: it is alone. ``order``: for each rank, major first, its rank in the
+    process group, which counts in mesh order.
     """
 
     axes: Axes
@@ -37,12 +37,12 @@ class Peers:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """For each of the group's numbers, which one of the axes' it is."""
+        """The inverse of ``order``: for each rank of the process group, its index over ``axes``."""
         return tuple(self.order.index(number) for number in range(self.size))
 
 
 class Ranks:
-    """Where this rank stands in a mesh, and those it meets there. All groups are made at once, by all ranks alike."""
+    """This rank's coordinates in a mesh, and its process groups. All ranks make all groups at once, in the same order."""
 
     def __init__(self, mesh: Mesh, wanted: Iterable[Axes], device: torch.device) -> None:
         self.mesh, self.device, self.rank = mesh, device, dist.get_rank()
@@ -68,7 +68,7 @@ class Ranks:
         return self._peers[axes]
 
     def submesh(self, axes: Iterable[str]) -> DeviceMesh:
-        """The axes as a mesh of one dim; they are among those that were wanted."""
+        """The axes as a mesh of one dim; they are one of the sets in ``wanted``."""
         return self._meshes[self._met(axes)]
 
     def _met(self, axes: Iterable[str]) -> Axes:
@@ -82,8 +82,8 @@ class Ranks:
         return Peers(axes=axes, size=size, index=index, group=group, order=self.mesh.numbers(axes))
 
 
-def axes_that_meet(plan: Plan) -> Iterator[Axes]:
-    """Every set of axes over which something is moved, summed or asked in a run of a plan, in a fixed order."""
+def communicating_axes(plan: Plan) -> Iterator[Axes]:
+    """Every set of axes that needs a process group in a run of a plan, in a fixed order."""
     mesh = plan.mesh
     yield from ((axis,) for axis in mesh.names)
     yield from (mesh.names, plan.dp, plan.cp, plan.loss_axes)
@@ -91,18 +91,18 @@ def axes_that_meet(plan: Plan) -> Iterator[Axes]:
         yield one.axes
     for move in plan.request.table.moves:
         if move.kind not in ("dispatch", "combine"):
-            way = resharding(plan.request, plan.by_name, move)
-            yield from (step.axes for step in (*way.forward(mesh), *way.backward(mesh)))
+            moved = resharding(plan.request, plan.by_name, move)
+            yield from (step.axes for step in (*moved.forward(mesh), *moved.backward(mesh)))
     for tensor in plan.tensors:
         yield tensor.in_use.axes
         yield from (dim.axes for dim in tensor.in_use.dims)
         if tensor.kind == "weight":
             yield from (tensor.shard_group, tensor.replica_group, tuple(tensor.gradient))
             yield tuple(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
-            for way in weight_reshardings(plan.request, mesh, tensor).values():
-                yield tuple(axis for axis in way.at_rest.axes if axis not in way.gathered.axes)
+            for weight in weight_reshardings(plan.request, mesh, tensor).values():
+                yield tuple(axis for axis in weight.at_rest.axes if axis not in weight.gathered.axes)
 
 
 def ranks_of(plan: Plan, device: torch.device) -> Ranks:
-    """This rank in a run of a plan. The process group of all ranks is there before."""
-    return Ranks(plan.mesh, axes_that_meet(plan), device)
+    """This rank in a run of a plan. The process group of all ranks exists already."""
+    return Ranks(plan.mesh, communicating_axes(plan), device)

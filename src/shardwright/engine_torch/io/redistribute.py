@@ -1,4 +1,4 @@
-"""The core's steps, carried out on a rank's part of an array: one collective each, along any dim."""
+"""The core's steps as PyTorch collectives: one for each step, along any dim."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.private import all_gather, reduce_scatter
 
 
-def redistribute(array: torch.Tensor, way: Iterable[Step], names: Sequence[str], ranks: Ranks) -> torch.Tensor:
-    """A rank's part of an array, taken through the steps; ``names`` are the logical axes of its dims.
+def redistribute(array: torch.Tensor, steps: Iterable[Step], names: Sequence[str], ranks: Ranks) -> torch.Tensor:
+    """A local shard after the steps of a resharding; ``names`` are the logical axes of its dims.
 
-    Nothing is differentiated here: the way back is the core's too.
+    Autograd does not differentiate it: the core gives the steps of the backward pass too.
     """
 
     def dim(name: str | None) -> int:
-        assert name is not None, way
+        assert name is not None, steps
         return names.index(name)
 
-    for step in way:
+    for step in steps:
         peers = ranks.peers(step.axes)
         match step.kind:
             case "all-reduce":
@@ -48,58 +48,58 @@ def summed(array: torch.Tensor, peers: Peers) -> torch.Tensor:
 
 
 def gathered(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
-    """The parts of all ranks along ``dim``, major first."""
+    """The shards of all ranks, concatenated along ``dim``, major first."""
     if peers.group is None:
         return array
     if array.dtype == torch.bool:
-        # A byte each: no backend sends single bits.
+        # One byte per element: no backend sends bits.
         return gathered(array.view(torch.uint8), dim, peers).view(torch.bool)
-    part = array.movedim(dim, 0).contiguous()
-    out = part.new_empty((peers.size * part.shape[0], *part.shape[1:]))
-    all_gather(out, part, peers.group)
+    shard = array.movedim(dim, 0).contiguous()
+    out = shard.new_empty((peers.size * shard.shape[0], *shard.shape[1:]))
+    all_gather(out, shard, peers.group)
     return _reordered(out, peers.order, peers).movedim(0, dim)
 
 
 def scattered(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
-    """Of the sum over all ranks this one's part of ``dim``."""
+    """This rank's shard, along ``dim``, of the sum over all ranks."""
     if peers.group is None:
         return array
-    whole = _reordered(array.movedim(dim, 0), peers.place, peers).contiguous()
-    out = whole.new_empty((whole.shape[0] // peers.size, *whole.shape[1:]))
-    reduce_scatter(out, whole, peers.group)
+    full = _reordered(array.movedim(dim, 0), peers.place, peers).contiguous()
+    out = full.new_empty((full.shape[0] // peers.size, *full.shape[1:]))
+    reduce_scatter(out, full, peers.group)
     return out.movedim(0, dim)
 
 
 def exchanged(array: torch.Tensor, source: int, target: int, peers: Peers) -> torch.Tensor:
-    """Cut along ``target`` in place of ``source``, which is whole afterwards."""
+    """The array sharded along ``target`` instead of ``source``, by an all-to-all."""
     if peers.group is None:
         return array
-    parts = array.unflatten(target, (peers.size, array.shape[target] // peers.size)).movedim(target, 0)
-    sent = parts[list(peers.place)] if not peers.in_order else parts
+    shards = array.unflatten(target, (peers.size, array.shape[target] // peers.size)).movedim(target, 0)
+    sent = shards[list(peers.place)] if not peers.in_order else shards
     sent = sent.contiguous()
-    came = torch.empty_like(sent)
-    dist.all_to_all_single(came, sent, group=peers.group)
-    came = came[list(peers.order)] if not peers.in_order else came
-    return came.movedim(0, source).flatten(source, source + 1)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=peers.group)
+    received = received[list(peers.order)] if not peers.in_order else received
+    return received.movedim(0, source).flatten(source, source + 1)
 
 
 def own_shard(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
-    """This rank's part of ``dim``; nothing is sent."""
+    """This rank's shard of ``dim``; nothing is sent."""
     size = array.shape[dim] // peers.size
     return array.narrow(dim, peers.index * size, size)
 
 
-def in_its_place(part: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
-    """The whole dim with this rank's part where it belongs, and zeros elsewhere."""
-    size = part.shape[dim]
-    shape = [*part.shape[:dim], size * peers.size, *part.shape[dim + 1 :]]
-    whole = part.new_zeros(shape)
-    whole.narrow(dim, peers.index * size, size).copy_(part)
-    return whole
+def zero_padded(shard: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
+    """The full dim with this rank's shard at its offset, and zeros elsewhere."""
+    size = shard.shape[dim]
+    shape = [*shard.shape[:dim], size * peers.size, *shard.shape[dim + 1 :]]
+    full = shard.new_zeros(shape)
+    full.narrow(dim, peers.index * size, size).copy_(shard)
+    return full
 
 
 def _reordered(array: torch.Tensor, order: Sequence[int], peers: Peers) -> torch.Tensor:
-    """The parts along dim 0 in another order."""
+    """The shards along dim 0 in another order."""
     if peers.in_order:
         return array
     return array.unflatten(0, (peers.size, array.shape[0] // peers.size))[list(order)].flatten(0, 1)

@@ -1,7 +1,6 @@
-"""Whose a collective is that is being carried out: the component, and the tensor of the plan that moves.
+"""The component, and the tensor of the plan, that the current collective belongs to.
 
-Nothing reads it in training. A walk through a step without devices (``dry_run.py``) does, to hold what it sees against
-the plan.
+Nothing reads it in training. A dry run (``dry_run.py``) does, to compare the collectives of a step with those of the plan.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _HERE: ContextVar[tuple[str, str] | None] = ContextVar("moving", default=None)
 
 @contextmanager
 def moving(component: str, tensor: str) -> Iterator[None]:
-    """Around what moves a tensor of a component."""
+    """A context for the collectives that move a tensor of a component."""
     before = _HERE.set((component, tensor))
     try:
         yield
@@ -24,5 +23,5 @@ def moving(component: str, tensor: str) -> Iterator[None]:
 
 
 def what_moves() -> tuple[str, str] | None:
-    """The component and the tensor, or None where nobody said."""
+    """The component and the tensor of the innermost ``moving``, or None outside of one."""
     return _HERE.get()

@@ -1,4 +1,4 @@
-"""The plan, lowered to PyTorch: DTensor parameters, FSDP groups, and the collectives between two specs.
+"""The plan, lowered to PyTorch: DTensor parameters, FSDP groups, and the collectives of each resharding.
 
 parameters.py  the parameters of a rank as DTensors
 gathering.py   the FSDP groups of the plan, made by fully_shard

@@ -1,4 +1,4 @@
-"""The modules of what is gathered together (``core/plan/fsdp_groups.py``), one inside the other, and ``fully_shard`` of each."""
+"""A module for each FSDP parameter group (``core/plan/fsdp_groups.py``), one inside the other, and ``fully_shard`` of each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Compute = Callable[..., Any]
 
 
 class Gathered(nn.Module):
-    """Weights of one group, around what is computed with them and with those of the groups inside.
+    """The module of one FSDP parameter group; its ``forward`` calls ``compute`` with its weights and those of the groups inside.
 
-    ``fully_shard`` gathers a module's own parameters while its ``forward`` runs: so each group is a module. ``inside``: of
-    the next group, or what has groups of its own and is called by ``compute``.
-    ``summed_in``: where a weight has several uses, the dtype in which their gradients are summed on a rank already;
-    PyTorch would sum them in that of the gathered weight.
+    ``fully_shard`` gathers a module's own parameters while its ``forward`` runs, so each group is a module. ``inside``: the
+    module of the next group, or the module with its own groups that ``compute`` calls.
+    ``reduce_dtype``: for a weight with several uses, the dtype in which a rank sums their gradients;
+    PyTorch would sum them in the dtype of the gathered weight.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Gathered(nn.Module):
         parameters: Mapping[str, nn.Parameter],
         inside: nn.Module | None,
         compute: Compute,
-        summed_in: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self._summed_in = summed_in
+        self._reduce_dtype = reduce_dtype
         self._names = {key: key.replace(".", "__") for key in parameters}
         for key, parameter in parameters.items():
             self.register_parameter(self._names[key], parameter)
@@ -43,20 +43,20 @@ class Gathered(nn.Module):
         self._compute = compute
 
     def own(self) -> dict[str, torch.Tensor]:
-        """The group's weights: whole while ``forward`` runs, the rank's own parts otherwise."""
+        """The group's weights: gathered while ``forward`` runs, local shards otherwise."""
         return {key: getattr(self, name) for key, name in self._names.items()}
 
-    def forward(self, *arguments: Any, around: Callable[[], Params] | None = None) -> Any:
-        if self._summed_in is not None:
+    def forward(self, *arguments: Any, outer: Callable[[], Params] | None = None) -> Any:
+        if self._reduce_dtype is not None:
             for one in self.own().values():
-                one.grad_dtype = self._summed_in  # pyright: ignore[reportAttributeAccessIssue]
+                one.grad_dtype = self._reduce_dtype  # pyright: ignore[reportAttributeAccessIssue]
 
-        def held() -> Params:
-            return {**(around() if around else {}), **self.own()}
+        def weights() -> Params:
+            return {**(outer() if outer else {}), **self.own()}
 
         if isinstance(self.inside, Gathered):
-            return self.inside(*arguments, around=held)
-        return self._compute(held(), *arguments)
+            return self.inside(*arguments, outer=weights)
+        return self._compute(weights(), *arguments)
 
 
 def build(
@@ -65,13 +65,13 @@ def build(
     compute: Compute,
     ranks: Ranks,
     *,
-    again: bool,
+    reshard_after_forward: bool,
     called: nn.Module | None = None,
 ) -> Gathered:
-    """Modules of the groups, one inside the other in any order, around ``compute(weights, *arguments)``.
+    """Modules of the groups, one inside the other in any order; the innermost calls ``compute(weights, *arguments)``.
 
-    Those of axes are cut by ``fully_shard``. ``again``: gathered anew for the backward pass. ``called``: what ``compute``
-    calls that has groups of its own.
+    ``fully_shard`` shards the groups that have axes. ``reshard_after_forward``: free gathered weights after the forward pass, and
+    gather them again for the backward pass. ``called``: a module with its own groups that ``compute`` calls.
     """
     inside: nn.Module | None = called
     for group in groups:
@@ -79,12 +79,12 @@ def build(
         tied = group.axes and any(one.num_uses > 1 for one in group.weights)
         inside = Gathered(own, inside, compute, torch_dtype(group.weights[0].reduce_dtype) if tied else None)
         if group.axes:
-            _shard(inside, group, ranks, again=again)
+            _shard(inside, group, ranks, reshard_after_forward=reshard_after_forward)
     assert isinstance(inside, Gathered)
     return inside
 
 
-def _shard(module: Gathered, group: FsdpGroup, ranks: Ranks, *, again: bool) -> None:
+def _shard(module: Gathered, group: FsdpGroup, ranks: Ranks, *, reshard_after_forward: bool) -> None:
     mesh = ranks.submesh(group.axes)
     if group.replicas:
         mesh = joined([ranks.submesh(group.replicas), mesh])
@@ -92,13 +92,13 @@ def _shard(module: Gathered, group: FsdpGroup, ranks: Ranks, *, again: bool) -> 
     sharded = fully_shard(
         module,
         mesh=mesh,
-        reshard_after_forward=again,
+        reshard_after_forward=reshard_after_forward,
         mp_policy=MixedPrecisionPolicy(
             param_dtype=torch_dtype(first.gather_dtype),
             reduce_dtype=torch_dtype(first.reduce_dtype),
             cast_forward_inputs=False,
         ),
-        # It would take in what rests whole in the modules inside.
+        # It would also shard the parameters in the modules inside that are replicated at rest.
         ignored_params={one for one in module.parameters() if one not in own},  # pyright: ignore[reportArgumentType]
     )
     assert isinstance(sharded, FSDPModule)

@@ -1,8 +1,8 @@
-"""The plan, lowered: what crosses ranks between two named activations, and between a weight gathered and in use.
+"""The plan, lowered: the collectives between two named activations, and between a gathered weight and one in use.
 
-Each crossing is carried out as the core says, step by step, in both directions: forward from one layout to the other,
-backward the way back for the slope, which is summed over the axes on which the target was used in parts. Autograd
-differentiates none of the collectives. Weights come gathered over the axes that only store them (``gathering.py``).
+The core gives the steps of each resharding in both passes. The forward pass reshards the activation. The backward pass reshards
+the cotangent, and sums it over the axes over which it is partial. Autograd differentiates none of the collectives.
+``gathering.py`` gathers weights over the axes that only store them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLinks, Links
 from shardwright.engine_torch.io.mesh import Peers, Ranks
-from shardwright.engine_torch.io.redistribute import in_its_place, own_shard, redistribute
+from shardwright.engine_torch.io.redistribute import own_shard, redistribute, zero_padded
 from shardwright.engine_torch.io.scopes import moving
 
 
 def links_of(plan: Plan, ranks: Ranks) -> Links:
-    """What the mathematics needs of a plan, for one rank among those of its mesh."""
-    # Those of dispatched tokens are the experts' own.
+    """What the mathematics needs of a plan, on one rank of its mesh."""
+    # The experts move dispatched tokens themselves.
     moves = {
         (move.source, move.target): _Resharding.of(plan, move, ranks)
         for move in plan.request.table.moves
@@ -51,7 +51,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
         return moves[source, target].reshard(array)
 
     def use(name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor:
-        return uses[name, component].bring(weight)
+        return uses[name, component].into_use(weight)
 
     return Links(
         move=move,
@@ -67,7 +67,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resharding:
-    """A move of the table on a mesh. ``shape``: of the source's part on a rank."""
+    """A move of the table on a mesh. ``shape``: of the source's local shard."""
 
     component: str
     source: str
@@ -80,111 +80,109 @@ class _Resharding:
 
     @classmethod
     def of(cls, plan: Plan, move: Move, ranks: Ranks) -> _Resharding:
-        mesh, way = plan.mesh, resharding(plan.request, plan.by_name, move)
+        mesh, planned = plan.mesh, resharding(plan.request, plan.by_name, move)
         return cls(
-            component=way.component,
+            component=planned.component,
             source=move.source,
             target=move.target,
-            dims=way.before.logical_axes,
-            forward=way.forward(mesh),
-            backward=way.backward(mesh),
-            shape=_shard_shape(way.before, way.shape.values(), mesh),
+            dims=planned.before.logical_axes,
+            forward=planned.forward(mesh),
+            backward=planned.backward(mesh),
+            shape=_shard_shape(planned.before, planned.shape.values(), mesh),
             ranks=ranks,
         )
 
     def reshard(self, array: torch.Tensor) -> torch.Tensor:
         assert tuple(array.shape) == self.shape, (self.source, self.target, tuple(array.shape), self.shape)
         if not array.is_floating_point():
-            return self.there(array)
+            return self.run_forward(array)
         if not self.forward and not self.backward:
             return array
-        return _Taken.apply(array, self)  # pyright: ignore[reportReturnType]
+        return _WithBackward.apply(array, self)  # pyright: ignore[reportReturnType]
 
-    def there(self, array: torch.Tensor) -> torch.Tensor:
+    def run_forward(self, array: torch.Tensor) -> torch.Tensor:
         with moving(self.component, self.target):
             return redistribute(array, self.forward, self.dims, self.ranks)
 
-    def back(self, cotangent: torch.Tensor) -> torch.Tensor:
+    def run_backward(self, cotangent: torch.Tensor) -> torch.Tensor:
         with moving(self.component, self.source):
             return redistribute(cotangent, self.backward, self.dims, self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Use:
-    """A weight in one of its uses: of the one that is gathered a rank takes its slice, in the dtype of the use.
+    """A weight in one of its uses: a rank takes its slice of the gathered weight, in the dtype of the use.
 
-    ``counts``: whether this rank's gradient does, where several make the same one and it is summed.
+    ``counts``: whether this rank's gradient counts, where several ranks make the same one and it is summed.
     """
 
     dims: tuple[str, ...]
-    taken: tuple[Step, ...]
+    sliced: tuple[Step, ...]
     counts: bool
     dtype: torch.dtype
-    summed_in: torch.dtype
+    reduce_dtype: torch.dtype
     ranks: Ranks
 
     @classmethod
     def of(cls, plan: Plan, name: str, component: str, ranks: Ranks) -> _Use:
-        weight, way = (
-            plan.request.table.weight(name),
-            weight_reshardings(plan.request, plan.mesh, plan.by_name[name])[component],
-        )
+        weight = plan.request.table.weight(name)
+        planned = weight_reshardings(plan.request, plan.mesh, plan.by_name[name])[component]
         return cls(
-            dims=way.gathered.logical_axes,
-            taken=steps(way.gathered, way.operand, (), plan.mesh),
-            counts=all(plan.mesh.coordinates(ranks.rank)[axis] == 0 for axis in way.replicated_gradient),
+            dims=planned.gathered.logical_axes,
+            sliced=steps(planned.gathered, planned.operand, (), plan.mesh),
+            counts=all(plan.mesh.coordinates(ranks.rank)[axis] == 0 for axis in planned.replicated_gradient),
             dtype=torch_dtype(in_use_dtype(weight, plan.request.dtype)),
-            summed_in=torch_dtype(way.reduce_dtype),
+            reduce_dtype=torch_dtype(planned.reduce_dtype),
             ranks=ranks,
         )
 
-    def bring(self, weight: torch.Tensor) -> torch.Tensor:
+    def into_use(self, weight: torch.Tensor) -> torch.Tensor:
         local = weight.to_local() if isinstance(weight, DTensor) else weight
-        return _Taken.apply(local, self)  # pyright: ignore[reportReturnType]
+        return _WithBackward.apply(local, self)  # pyright: ignore[reportReturnType]
 
-    def there(self, weight: torch.Tensor) -> torch.Tensor:
+    def run_forward(self, weight: torch.Tensor) -> torch.Tensor:
         for dim, peers in self._slices():
             weight = own_shard(weight, dim, peers)
         return weight.to(self.dtype)
 
-    def back(self, cotangent: torch.Tensor) -> torch.Tensor:
-        # Cast before it is summed, with that of another use and over ranks.
-        cotangent = cotangent.to(self.summed_in)
+    def run_backward(self, cotangent: torch.Tensor) -> torch.Tensor:
+        # Cast before it is summed with the gradient of another use and over ranks.
+        cotangent = cotangent.to(self.reduce_dtype)
         for dim, peers in self._slices():
-            cotangent = in_its_place(cotangent, dim, peers)
-        # Zeros, and not none at all: every rank is in its sums.
+            cotangent = zero_padded(cotangent, dim, peers)
+        # Zeros, not None: every rank takes part in the sums.
         return cotangent if self.counts else torch.zeros_like(cotangent)
 
     def _slices(self) -> list[tuple[int, Peers]]:
-        """Of each dim that is cut in use, one; their order says nothing."""
-        assert all(step.kind == "slice" for step in self.taken), self.taken
-        return [(self.dims.index(step.target or ""), self.ranks.peers(step.axes)) for step in self.taken]
+        """One slice for each dim that is sharded in use; their order does not matter."""
+        assert all(step.kind == "slice" for step in self.sliced), self.sliced
+        return [(self.dims.index(step.target or ""), self.ranks.peers(step.axes)) for step in self.sliced]
 
 
-class _Reshard(Protocol):
-    """There, and the way back of the slope."""
+class _Passes(Protocol):
+    """A forward pass, and the backward pass of the cotangent."""
 
-    def there(self, tensor: torch.Tensor, /) -> torch.Tensor: ...
+    def run_forward(self, tensor: torch.Tensor, /) -> torch.Tensor: ...
 
-    def back(self, cotangent: torch.Tensor, /) -> torch.Tensor: ...
+    def run_backward(self, cotangent: torch.Tensor, /) -> torch.Tensor: ...
 
 
-class _Taken(torch.autograd.Function):
+class _WithBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor: torch.Tensor, way: _Reshard) -> torch.Tensor:
-        ctx.way = way
-        moved = way.there(tensor)
-        # Autograd wants a tensor of its own, and what only changes on the way back is the same one.
-        return moved.view_as(moved) if moved is tensor else moved
+    def forward(ctx, tensor: torch.Tensor, passes: _Passes) -> torch.Tensor:
+        ctx.passes = passes
+        result = passes.run_forward(tensor)
+        # Autograd needs a new tensor, and a forward pass without steps returns its input.
+        return result.view_as(result) if result is tensor else result
 
     @staticmethod
     def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        way: _Reshard = ctx.way
-        return way.back(cotangents[0]), None
+        passes: _Passes = ctx.passes
+        return passes.run_backward(cotangents[0]), None
 
 
 def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:
-    """The shape of a rank's part."""
+    """The shape of a local shard."""
     return tuple(size // mesh.size(dim.axes) for size, dim in zip(shape, spec.dims, strict=True))
 
 
@@ -198,13 +196,13 @@ def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
     heads = _sharding_axes(plan, "attention.queries_attended", "heads")
     kv_heads = _sharding_axes(plan, keys, "kv_heads" if "kv_heads" in names else "heads") if names else heads
     assert kv_heads == heads[: len(kv_heads)], (kv_heads, heads)
-    travels = plan.request.layout.move_attention == "ring"
+    has_ring = plan.request.layout.move_attention == "ring"
     return AttentionLinks(
-        ring=ranks.peers(_sharding_axes(plan, "attention.queries", "length")) if travels else ALONE,
+        ring=ranks.peers(_sharding_axes(plan, "attention.queries", "length")) if has_ring else ALONE,
         heads=ranks.peers(heads),
         kv_heads=ranks.peers(kv_heads),
-        without=ranks.peers(heads[len(kv_heads) :]),
-        pieces=plan.row_chunks,
+        kv_replicas=ranks.peers(heads[len(kv_heads) :]),
+        chunks=plan.row_chunks,
     )
 
 
@@ -215,10 +213,10 @@ def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
     traffic = traffic_of(plan.request, plan.mesh)
     return ExpertLinks(
         peers=ranks.peers(expert_axes(plan.request.layout, plan.mesh)),
-        around=plan.request.layout.move_moe == "ring",
+        ring=plan.request.layout.move_moe == "ring",
         row=ranks.peers(row),
         tiles=tiles(plan.row_chunks, plan.mesh.size(row)),
         capacity=traffic.capacity,
-        # PyTorch takes as many rows as come.
+        # Without a given size, PyTorch's buffer has as many rows as the rank receives.
         buffer_rows=None if buffer is None else traffic.buffer_rows(buffer),
     )

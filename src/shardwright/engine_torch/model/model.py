@@ -56,16 +56,21 @@ class Model:
         self.frozen: dict[str, torch.Tensor] = {}
         self._architecture: Architecture = plan.request.table.architecture
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
-        again = plan.request.remat != "none"
+        reshard_after_forward = plan.request.remat != "none"
         self._layers: dict[str, list[Gathered]] = {}
         for stack in self._architecture.stacks:
             self._layers[stack.name] = [
-                self._built(self._of_layer(stack, number), parameters, partial(self._layer, stack, number), again=again)
+                self._built(
+                    self._of_layer(stack, number),
+                    parameters,
+                    partial(self._layer, stack, number),
+                    reshard_after_forward=reshard_after_forward,
+                )
                 for number in range(stack.num)
             ]
         every = nn.ModuleList(module for modules in self._layers.values() for module in modules)
         ends = [one for one in self.weights if one.layer is None]
-        self.root = self._built(ends, parameters, self._whole, again=False, called=every)
+        self.root = self._built(ends, parameters, self._whole, reshard_after_forward=False, called=every)
         self.root.to_empty(device=weights_on or ranks.device)
 
     def __call__(self, batch: Batch) -> Result:
@@ -89,12 +94,14 @@ class Model:
         parameters: Mapping[str, nn.Parameter],
         compute: Callable[..., Any],
         *,
-        again: bool,
+        reshard_after_forward: bool,
         called: nn.Module | None = None,
     ) -> Gathered:
         groups = groups_of(weights)
         self.groups += groups
-        return build(groups, parameters, compute, self.ranks, again=again, called=called)
+        return build(
+            groups, parameters, compute, self.ranks, reshard_after_forward=reshard_after_forward, called=called
+        )
 
     def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
         return [one for one in self.weights if one.stack == stack.name and one.layer == number]

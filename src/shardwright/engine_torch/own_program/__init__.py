@@ -1,6 +1,6 @@
-"""A user's own module, laid out by a plan.
+"""A user's own module, sharded by a plan.
 
 module.py      parallelize and shapes_of
-units.py       which parameters are gathered together
-values.py      the values that a module has, and those of a checkpoint
+units.py       the FSDP parameter groups of a module
+values.py      checks that all ranks have the same values
 """

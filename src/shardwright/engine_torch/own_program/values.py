@@ -1,4 +1,4 @@
-"""What every rank of a module that is not ours must have alike before it is laid out: its weights and its buffers."""
+"""Checks that all ranks have the same weights and buffers of a user's own module, before it is sharded."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from shardwright.core.findings.errors import InputError
 
 
 def require_same_values(module: nn.Module, device: torch.device) -> None:
-    """Refuse weights and buffers of which a rank has other values than rank 0; every rank says the same.
+    """Raise InputError, with the same message on every rank, if a rank's weights or buffers differ from those of rank 0.
 
-    What is on ``meta`` has none. Digests travel, 8 bytes a tensor. Raises InputError.
+    Tensors on ``meta`` have no values to compare. Ranks exchange digests, 8 bytes per tensor.
     """
     tensors = _tensors(module)
     for what, one in tensors.items():
         if isinstance(one, DTensor):
-            raise InputError(f"{what} is a DTensor: leave it whole, as each rank keeps all of it.")
+            raise InputError(f"{what} is a DTensor: give each rank the full tensor, since each rank keeps all of it.")
     names = torch.tensor([_number("\n".join(tensors).encode())], dtype=torch.int64, device=device)
     others = _others(names)[0]
     if others:
         raise InputError(
-            f"the ranks do not have the same weights and buffers: {_said(others)} has others than rank 0. Build the same "
-            f"module on each."
+            f"the ranks do not have the same weights and buffers: those of {_label(others)} are not those of rank 0. Build the "
+            f"same module on each."
         )
     digests = torch.tensor([_digest(one) for one in tensors.values()], dtype=torch.int64, device=device)
     for what, others in zip(tensors, _others(digests), strict=True):
         if others:
             raise InputError(
-                f"{what} is not the same on all ranks: that of {_said(others)} is not that of rank 0. Make both alike before, "
-                f"by one seed on every rank, or by torch.distributed.broadcast from rank 0."
+                f"{what} is not the same on all ranks: that of {_label(others)} is not that of rank 0. Make them equal before, "
+                f"with the same seed on every rank, or with torch.distributed.broadcast from rank 0."
             )
 
 
 def _tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
-    """Each weight and buffer by what to call it."""
+    """Each weight and buffer by its name in a message."""
     return {
         **{f"weight '{name}'": one for name, one in module.named_parameters()},
         **{f"buffer '{name}'": one for name, one in module.named_buffers()},
@@ -64,23 +64,21 @@ def _others(numbers: torch.Tensor) -> Sequence[Sequence[int]]:
     ]
 
 
-def _said(ranks: Sequence[int]) -> str:
+def _label(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" + (f" (and of {len(ranks) - 1} more)" if len(ranks) > 1 else "")
 
 
 def _digest(one: torch.Tensor) -> int:
-    """Of shape, dtype and bytes; of what has no values, of its shape and dtype."""
+    """A digest of shape, dtype and bytes; without values, of shape and dtype."""
     header = f"{tuple(one.shape)} {one.dtype}".encode()
     if one.is_meta or not one.numel():
         return _number(header)
-    whole = (
-        (one.detach().to_dense() if one.is_sparse else one.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
-    )
-    return _number(header + b"\n", whole.numpy().tobytes())
+    flat = (one.detach().to_dense() if one.is_sparse else one.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
+    return _number(header + b"\n", flat.numpy().tobytes())
 
 
 def _number(*parts: bytes) -> int:
-    """63 bits of a digest, as an int64 holds them."""
+    """63 bits of a digest, which fit in an int64."""
     hasher = hashlib.blake2b(digest_size=8)
     for part in parts:
         hasher.update(part)

@@ -1,4 +1,4 @@
-"""A rank's own rows and tokens of a step: those that the plan gives it."""
+"""A rank's rows and tokens of a step, as the plan shards them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shardwright.core.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """``offsets``: the rows of a step that the rank reads, ascending; ``tokens``: its part of a row."""
+    """``offsets``: the rows of a step that the rank reads, ascending; ``tokens``: its shard of a row."""
 
     offsets: tuple[int, ...]
     tokens: slice
     device: torch.device
 
     def on_device(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """The fields of the rank's rows, BL; ``arrays`` have these rows, whole."""
+        """The fields of the rank's tokens, BL; ``arrays`` have the rank's rows with all their tokens."""
         return {
             name: torch.from_numpy(np.ascontiguousarray(array[:, self.tokens])).to(self.device)
             for name, array in arrays.items()

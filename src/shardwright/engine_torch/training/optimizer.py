@@ -1,7 +1,7 @@
-"""AdamW with warm-up, cosine decay and clipping by the global norm, on a rank's own parts.
+"""AdamW with warm-up, cosine decay and clipping by the global norm, on a rank's local shards.
 
 The formulas are those of the JAX engine, in the same order: a weight's update is the rate times (the first moment over the
-root of the second, both as if they had begun full, plus the decay times the weight).
+root of the second, both bias-corrected, plus the decay times the weight).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from shardwright.training.optimizer import BETA_1, BETA_2, EPSILON, OptimizerOpt
 
 Shards = Mapping[str, torch.Tensor]
 TINY = 1e-30
-"""The least norm that is divided by."""
+"""The smallest norm that is divided by."""
 
 
-def global_norm(gradients: Shards, cut: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
-    """The norm of all gradients. ``cut``: the axes that cut each of them; replicas count once.
+def global_norm(gradients: Shards, sharded_by: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
+    """The norm of all gradients. ``sharded_by``: the axes that shard each of them; replicas count once.
 
-    Squares are summed on each rank, by the axes that cut them, and each sum then over those axes alone.
+    Each rank sums the squares of the gradients that the same axes shard; each sum is then all-reduced over those axes only.
     """
     by_axes: dict[tuple[str, ...], list[torch.Tensor]] = {}
     for key, gradient in gradients.items():
-        by_axes.setdefault(mesh.larger_than_one(mesh.in_mesh_order(cut[key])), []).append(gradient)
+        by_axes.setdefault(mesh.larger_than_one(mesh.in_mesh_order(sharded_by[key])), []).append(gradient)
     total = torch.zeros((), device=ranks.device)
-    for axes, parts in sorted(by_axes.items()):
-        square = torch.stack([part.to(computed("clipping", part.dtype)).square().sum() for part in parts]).sum()
+    for axes, shards in sorted(by_axes.items()):
+        square = torch.stack([shard.to(computed("clipping", shard.dtype)).square().sum() for shard in shards]).sum()
         if axes:
             dist.all_reduce(square, group=ranks.peers(axes).group)
         total = total + square
@@ -50,16 +50,16 @@ def apply_gradients(
     options: OptimizerOptions,
     decayed: Collection[str],
 ) -> None:
-    """One step, in place. ``step``: those done before. Moments and weights are kept in their own dtypes."""
+    """One step, in place. ``step``: the number of steps done. Moments and weights keep their own dtypes."""
     factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
     rate, count = learning_rate(options, step), step + 1
-    full_1, full_2 = 1 - BETA_1**count, 1 - BETA_2**count
+    correction_1, correction_2 = 1 - BETA_1**count, 1 - BETA_2**count
     for key, weight in weights.items():
-        cotangent = gradients[key].to(computed("clipping", gradients[key].dtype)) * factor
+        gradient = gradients[key].to(computed("clipping", gradients[key].dtype)) * factor
         wide = computed("moments", first[key].dtype)
-        mu = first[key].to(wide) * BETA_1 + cotangent * (1 - BETA_1)
-        nu = second[key].to(wide) * BETA_2 + cotangent.square() * (1 - BETA_2)
-        update = (mu / full_1) / ((nu / full_2).sqrt() + EPSILON)
+        mu = first[key].to(wide) * BETA_1 + gradient * (1 - BETA_1)
+        nu = second[key].to(wide) * BETA_2 + gradient.square() * (1 - BETA_2)
+        update = (mu / correction_1) / ((nu / correction_2).sqrt() + EPSILON)
         if key in decayed:
             update = update + options.weight_decay * weight.to(update.dtype)
         weight.copy_(weight.to(computed("update", weight.dtype)) - rate * update)

@@ -1,6 +1,7 @@
-"""PyTorch's part in a run of several processes: one rank each, connected once they have met.
+"""How PyTorch connects the processes of a run, one rank each, once each has found the others.
 
-Under torchrun the ranks know of a store, at whose port they cannot meet: the first says there where it waits for them.
+Under torchrun the ranks have a store, but cannot use its port to find each other: rank 0 writes the address at which it waits to
+the store.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from shardwright.training.cluster import TORCHRUN, Processes
 MEETING = "shardwright/meeting"
 RETRY_S = 0.2
 COLLECTIVE_TIMEOUT_S = 1800
-"""PyTorch's own, after which it aborts; longer by ours, which says who has stopped and ends the others."""
+"""PyTorch's own timeout, after which it aborts. Ours is added to it, so that ours ends first: it reports which process has stopped,
+and ends the others."""
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def device_of(index: int, environment: Mapping[str, str] = os.environ) -> torch.device:
-    """The device of a rank: the GPU of its number on this host, where there are GPUs; ``index``: of the rank among all."""
+    """The device of a rank: the GPU with its local rank, or the CPU of a host without GPUs; ``index``: the rank among all."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = next((int(environment[name]) for name in LOCAL_RANK if name in environment), index)
@@ -42,7 +44,7 @@ def device_of(index: int, environment: Mapping[str, str] = os.environ) -> torch.
 
 
 def connection_of(processes: Processes | None) -> tuple[Processes | None, Connection]:
-    """Where the processes meet, and how PyTorch connects them. Under torchrun its store is asked, or made, first."""
+    """The address of the coordinator, and how PyTorch connects the processes. Under torchrun its store is read, or made, first."""
     if processes is None or processes.launcher != TORCHRUN:
         return processes, Connection(connect=_connect, disconnect=_disconnect, lost=(RuntimeError,))
     store = _torchrun_store(processes)
@@ -59,7 +61,7 @@ def connection_of(processes: Processes | None) -> tuple[Processes | None, Connec
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """A process group of this process by itself, as a mesh wants one."""
+    """A process group of this process only, since a mesh needs one."""
     _begin(Processes(count=1, index=0, coordinator="", found="alone"), HashStore())
     try:
         yield
@@ -72,16 +74,16 @@ def _connect(processes: Processes) -> None:
 
 
 def _torchrun_store(processes: Processes) -> Store:
-    # The agent keeps it, unless a person set the variables by hand.
+    # torchrun's agent has made it, unless a user has set the variables by hand.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     return _store(processes, is_first=processes.index == 0 and not agent)
 
 
 def _store(processes: Processes, *, is_first: bool) -> Store:
-    """The store at the coordinator's port, made by the first and reached by the others, in the time there is to join.
+    """The store at the coordinator's port. Process 0 makes it, the others connect to it, within the time allowed to join.
 
-    Whether somebody listens there is asked first, and PyTorch then waited for in a thread: it waits as long as it likes for
-    an answer, and tells of a failure in its own log.
+    The port is tested first, and PyTorch then runs in a thread, because it waits for an answer without a limit and
+    reports a failure in its own log only.
     """
     timeout = processes.join_timeout_s
     if is_first:
@@ -112,10 +114,10 @@ def _store(processes: Processes, *, is_first: bool) -> Store:
     thread.join(timeout)
     if done and isinstance(done[0], Store):
         return done[0]
-    said = (
+    reason = (
         str(done[0]).strip().splitlines()[0] if done and str(done[0]).strip() else "what listens there does not answer"
     )
-    raise _no_store(processes, said)
+    raise _no_store(processes, reason)
 
 
 def _require_free(processes: Processes) -> None:
@@ -138,11 +140,11 @@ def _await_listener(processes: Processes) -> None:
     raise _no_store(processes, problem)
 
 
-def _no_store(processes: Processes, said: str) -> InputError:
+def _no_store(processes: Processes, reason: str) -> InputError:
     return InputError(
         f"process {processes.index} of {processes.count} has no store at {processes.coordinator} ({processes.found}): "
-        f"{said}. See that process 0 runs, that the host and the port are right and the port is free there for PyTorch alone; "
-        f"or give them longer than {processes.join_timeout_s} s with --join-timeout."
+        f"{reason}. Check that process 0 runs, that the host and the port are right, and that nothing else uses the port there; "
+        f"or allow more than {processes.join_timeout_s} s with --join-timeout."
     )
 
 

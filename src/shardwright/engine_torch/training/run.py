@@ -1,4 +1,4 @@
-"""Training on PyTorch: the engine of a run, one rank of it in this process."""
+"""Training on PyTorch: the engine of a run, with one rank in this process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Step = Callable[[State, Params], StepMetrics]
 def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
     """Train as the plan says, from the start or from the newest checkpoint under ``options.out``; see ``runs.run``.
 
-    Each rank of the mesh is a process; ``options.processes`` says which this one is.
+    Each rank of the mesh is a process; ``options.processes`` has the index of this one.
     """
     require_trained(plan)
     count = 1 if options.processes is None else options.processes.count
     if count != plan.mesh.num_devices:
         raise InputError(
             f"the mesh {plan.mesh} has {plan.mesh.num_devices} devices, and there are {count} "
-            f"{'process' if count == 1 else 'processes'}: PyTorch trains with one for each device. Give --mesh sizes that "
+            f"{'process' if count == 1 else 'processes'}: PyTorch trains with one process per device. Give --mesh sizes that "
             f"multiply to {count}, or start {plan.mesh.num_devices}."
         )
     processes, connection = connection_of(options.processes)
@@ -68,9 +68,9 @@ class TorchEngine:
         return self._feed.offsets
 
     def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
-        # One that another rank found damaged is let go before the next one is read.
+        # Free a state from a checkpoint that another rank found damaged, before the next checkpoint is read.
         self._state = None
-        # Its groups are made by all ranks together, and once.
+        # All ranks make its process groups at the same time, once.
         if self._model is None:
             ranks = ranks_of(self.plan, self._device)
             self._model = Model(self.plan, links_of(self.plan, ranks), ranks)

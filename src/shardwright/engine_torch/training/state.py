@@ -1,6 +1,6 @@
-"""What a run carries from step to step on one rank: weights, their moments, buffers and the step number.
+"""The state of a run between steps on one rank: weights, their moments, buffers and the step number.
 
-Everything is made, read and saved in boxes of the table's dims, whatever way PyTorch stores it (``core/boxes/stored.py``).
+Everything is made, read and saved in boxes of the table's dims, however PyTorch stores it (``core/boxes/stored.py``).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND
 
 Read = Callable[[str, Box], torch.Tensor]
-"""``read(name, box)``: a box of a tensor of the state, by the name that a checkpoint gives it."""
+"""``read(name, box)``: a box of a tensor of the state, by its name in a checkpoint."""
 
 SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class State:
-    """What a step changes in place. ``first`` and ``second``: the moments of each parameter, by its key, cut as it rests.
+    """What a step changes in place. ``first`` and ``second``: the moments of each parameter, by its key, sharded as it is at rest.
 
-    ``step``: the steps done. Buffers are the model's.
+    ``step``: the number of steps done. Buffers are the model's.
     """
 
     def __init__(self, model: Model, step: int) -> None:
@@ -44,7 +44,7 @@ class State:
 
 
 def make_state(model: Model, read: Read, step: int) -> State:
-    """The state whose every box is what ``read`` returns for it; no rank asks for a box that is not its own."""
+    """The state whose boxes are those that ``read`` returns; each rank reads its own boxes, and no others."""
     plan, ranks = model.plan, model.ranks
     moments = torch_dtype(plan.request.moments_dtype)
     state = State(model, step)
@@ -54,7 +54,7 @@ def make_state(model: Model, read: Read, step: int) -> State:
         state.first[one.key] = _made(plan, one, FIRST, moments, ranks, read)
         state.second[one.key] = _made(plan, one, SECOND, moments, ranks, read)
     for row in _frozen(plan):
-        model.frozen[row.name] = read(row.name, Box.whole(_resting_shape(plan, row.name))).to(ranks.device)
+        model.frozen[row.name] = read(row.name, Box.whole(_shape_at_rest(plan, row.name))).to(ranks.device)
     return state
 
 
@@ -72,7 +72,7 @@ def initial_state(model: Model, seed: int) -> State:
 
 
 def load_state(model: Model, checkpoint: Checkpoint) -> State:
-    """The state of a checkpoint, placed as the plan says, whatever layout and engine wrote it.
+    """The state of a checkpoint, sharded as the plan says, whatever layout and engine wrote it.
 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
@@ -89,10 +89,10 @@ def load_state(model: Model, checkpoint: Checkpoint) -> State:
 
 
 def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
-    """Every tensor of a plan's state as a checkpoint names it, in the table's dims, weights first."""
+    """Every tensor of a plan's state as a checkpoint stores it, in the table's dims, weights first."""
     frozen = {row.name for row in _frozen(plan)}
     rows = [
-        TensorInfo(name=row.name, shape=_resting_shape(plan, row.name), dtype=row.dtype, spec=str(row.at_rest))
+        TensorInfo(name=row.name, shape=_shape_at_rest(plan, row.name), dtype=row.dtype, spec=str(row.at_rest))
         for row in plan.weights
     ]
     moments = [
@@ -105,9 +105,9 @@ def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
 
 
 def boxes_of(state: State) -> Iterator[OwnedBox]:
-    """This rank's boxes, those of replicas only on the first of them.
+    """This rank's boxes; boxes of replicas are only on the first of them.
 
-    Each is brought to the host when its turn comes, and not copied where it is there: to be written before the next step.
+    Each is copied to the host on call. On a CPU it is not copied, so it must be written before the next step.
     """
     model = state.model
     plan, ranks = model.plan, model.ranks
@@ -116,11 +116,11 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
             continue
         arrays = {"": local_of(parameter), FIRST: state.first[one.key], SECOND: state.second[one.key]}
         for prefix, array in arrays.items():
-            for piece in _pieces(plan, one, ranks):
+            for stored_box in _stored_boxes(plan, one, ranks):
                 yield OwnedBox(
                     name=prefix + one.weight,
-                    box=_of_layer(piece.box, one),
-                    array=partial(_on_host, array, piece, _of_layer(piece.box, one)),
+                    box=_of_layer(stored_box.box, one),
+                    array=partial(_on_host, array, stored_box, _of_layer(stored_box.box, one)),
                 )
     for row in _frozen(plan):
         assert row.at_rest is not None
@@ -130,29 +130,29 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
 
 
 def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks: Ranks, read: Read) -> torch.Tensor:
-    """A rank's part of a weight or of a moment, out of the boxes that it is in the table's dims."""
+    """A rank's local shard of a weight or of a moment, made from its boxes in the table's dims."""
     box = one.box(plan.mesh, ranks.rank)
     shape = box.shape if box is not None else (0, *one.shape[1:])
     local = torch.empty(shape, dtype=dtype, device=ranks.device)
-    for piece in _pieces(plan, one, ranks):
-        given = read(prefix + one.weight, _of_layer(piece.box, one)).view(piece.box.shape)
-        stored = given.permute(piece.to_stored).reshape(piece.local_shape)
-        local[tuple(slice(*part) for part in piece.local)] = stored.to(device=ranks.device, dtype=dtype)
+    for stored_box in _stored_boxes(plan, one, ranks):
+        values = read(prefix + one.weight, _of_layer(stored_box.box, one)).view(stored_box.box.shape)
+        stored = values.permute(stored_box.to_stored).reshape(stored_box.local_shape)
+        local[tuple(slice(*along) for along in stored_box.local)] = stored.to(device=ranks.device, dtype=dtype)
     return local
 
 
-def _on_host(array: torch.Tensor, piece: StoredBox, box: Box) -> np.ndarray:
-    part = array.detach()[tuple(slice(*part) for part in piece.local)]
-    return _bits(part.reshape(piece.shape).permute(piece.to_table).reshape(box.shape))
+def _on_host(array: torch.Tensor, stored_box: StoredBox, box: Box) -> np.ndarray:
+    stored = array.detach()[tuple(slice(*along) for along in stored_box.local)]
+    return _bits(stored.reshape(stored_box.shape).permute(stored_box.to_table).reshape(box.shape))
 
 
 def _bits(array: torch.Tensor) -> np.ndarray:
-    """The elements as opaque ones, which NumPy takes whatever their dtype."""
+    """The elements as opaque bytes, which NumPy accepts for every dtype."""
     host = array.detach().cpu().contiguous()
     return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
 
 
-def _pieces(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[StoredBox, ...]:
+def _stored_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[StoredBox, ...]:
     box = one.box(plan.mesh, ranks.rank)
     return () if box is None else stored_boxes(plan.request.table.weight(one.weight), box)
 
@@ -173,7 +173,7 @@ def _frozen(plan: Plan) -> tuple[TensorPlan, ...]:
     return tuple(row for row in plan.weights if plan.request.table.weight(row.name).frozen)
 
 
-def _resting_shape(plan: Plan, name: str) -> tuple[int, ...]:
-    """Of the table's dims, layers stacked in front."""
+def _shape_at_rest(plan: Plan, name: str) -> tuple[int, ...]:
+    """The shape in the table's dims, with layers stacked along a leading dim."""
     weight: Weight = plan.request.table.weight(name)
     return weight.shape if weight.stack is None else (weight.num, *weight.shape)

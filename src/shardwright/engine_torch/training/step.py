@@ -1,8 +1,8 @@
 """One training step of a rank: loss, gradients, clipping, AdamW, and the routing bias.
 
 Gradients are summed over all tokens of the global step and divided once, by their count, so neither microbatches nor ranks
-change a result. What ``fully_shard`` looks after it sums itself: the parts of a weight in every microbatch, replicas in the
-last one. What else has replicas is summed behind it, all of one set of axes together.
+change a result. ``fully_shard`` sums the gradients of its weights: it reduce-scatters in every microbatch, and all-reduces over
+replicas in the last one. Gradients of other weights with replicas are summed after that, in one collective per set of axes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_
 
 
 class Gradients(NamedTuple):
-    """The mean loss, a rank's part of its gradient by parameter, the valid tokens, and what experts saw, by stack."""
+    """The mean loss, a rank's local shard of its gradient by parameter, the valid tokens, and the counts of the experts by stack."""
 
     loss: torch.Tensor
     by_key: Mapping[str, torch.Tensor]
@@ -36,46 +36,47 @@ class Gradients(NamedTuple):
 
 
 def gradients_of(model: Model, batch: Batch) -> Gradients:
-    """The gradient of the mean loss over the valid tokens of the global step. ``batch``: a rank's own part, BL.
+    """The gradient of the mean loss over the valid tokens of the global step. ``batch``: a rank's local shard, BL.
 
-    With microbatches, rows are taken in turn: part i has every num-th of the rank's rows.
+    Microbatch i has every ``num``-th of the rank's rows, from row i.
     """
     plan, ranks = model.plan, model.ranks
     num = plan.request.microbatches
     tokens = _summed(batch["valid"].sum(), ranks, plan.by_name["input.valid"].in_use.axes)
     loss = torch.zeros((), device=ranks.device)
-    seen: dict[str, list[MoeCounts]] = {}
+    counted: dict[str, list[MoeCounts]] = {}
     for number in range(num):
         _sum_replicas(model, last=number == num - 1)
         result = model({name: array[number::num] for name, array in batch.items()})
         result.loss.backward()
         loss += result.loss.detach()
         for stack, counts in result.counts.items():
-            seen.setdefault(stack, []).append(MoeCounts(*(torch.stack(parts) for parts in zip(*counts, strict=True))))
+            fields = zip(*counts, strict=True)
+            counted.setdefault(stack, []).append(MoeCounts(*(torch.stack(layers) for layers in fields)))
     _sum_late(model)
     count = tokens.clamp(min=1).to(torch.float32)
     parameters = model.parameters()
     by_key = {}
     for key, parameter in parameters.items():
-        cotangent = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
-        by_key[key] = mean_of(cotangent, count)
+        gradient = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
+        by_key[key] = mean_of(gradient, count)
         parameter.grad = None
-    axes = plan.by_name["router.grouped"].in_use.axes if seen else ()
+    axes = plan.by_name["router.grouped"].in_use.axes if counted else ()
     return Gradients(
         loss=_summed(loss, ranks, plan.by_name["logits.targets"].in_use.axes) / count,
         by_key=by_key,
         tokens=tokens,
         counts={
             stack: MoeCounts(
-                *(_summed(torch.stack(parts).sum(dim=0), ranks, axes) for parts in zip(*ones, strict=True))
+                *(_summed(torch.stack(counts).sum(dim=0), ranks, axes) for counts in zip(*microbatches, strict=True))
             )
-            for stack, ones in seen.items()
+            for stack, microbatches in counted.items()
         },
     )
 
 
 def mean_of(gradient: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """A gradient summed over tokens, over their ``count`` (float32), in its own dtype."""
+    """A gradient summed over tokens, divided by their ``count`` (float32), in its own dtype."""
     return (gradient.to(computed("mean", gradient.dtype)) / count).to(gradient.dtype)
 
 
@@ -97,11 +98,11 @@ def train_step(plan: Plan, options: OptimizerOptions) -> Callable[[State, Batch]
 def changed(
     state: State, batch: Batch, options: OptimizerOptions, decayed: Collection[str]
 ) -> tuple[Gradients, torch.Tensor]:
-    """What changed the state, in place, and the norm of all gradients. ``decayed``: weights by name. No number is read."""
+    """Change the state in place; return the gradients and their norm. ``decayed``: weights by name. No value is read to the host."""
     model = state.model
     gradients = gradients_of(model, batch)
-    cut = {one.key: one.at_rest.axes for one in model.weights}
-    norm = global_norm(gradients.by_key, cut, model.plan.mesh, model.ranks)
+    sharded_by = {one.key: one.at_rest.axes for one in model.weights}
+    norm = global_norm(gradients.by_key, sharded_by, model.plan.mesh, model.ranks)
     apply_gradients(
         {key: local_of(one) for key, one in model.parameters().items()},
         gradients.by_key,
@@ -126,7 +127,7 @@ def _sum_replicas(model: Model, *, last: bool) -> None:
 
 
 def _sum_late(model: Model) -> None:
-    """The gradients of which replicas have parts until now: all of one set of axes and dtype as one."""
+    """Sum the gradients that are still partial over replicas, in one collective per set of axes and dtype."""
     parameters = model.parameters()
     waiting: dict[tuple[tuple[str, ...], torch.dtype], list[torch.Tensor]] = {}
     for group in model.groups:
@@ -135,16 +136,15 @@ def _sum_late(model: Model) -> None:
             if axes:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                cotangent = local_of(parameter.grad)
-                waiting.setdefault((axes, cotangent.dtype), []).append(cotangent)
-    # In the order of the weights, which is that of all ranks.
-    for (axes, _), cotangents in waiting.items():
-        flat = torch.cat([cotangent.flatten() for cotangent in cotangents])
+                gradient = local_of(parameter.grad)
+                waiting.setdefault((axes, gradient.dtype), []).append(gradient)
+    # In the order of the weights, which is the same on all ranks.
+    for (axes, _), gradients in waiting.items():
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=model.ranks.peers(axes).group)
-        for cotangent, part in zip(
-            cotangents, flat.split([cotangent.numel() for cotangent in cotangents]), strict=True
-        ):
-            cotangent.copy_(part.view_as(cotangent))
+        summed = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, total in zip(gradients, summed, strict=True):
+            gradient.copy_(total.view_as(gradient))
 
 
 def _summed(array: torch.Tensor, ranks: Ranks, axes: tuple[str, ...]) -> torch.Tensor:

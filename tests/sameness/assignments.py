@@ -32,7 +32,7 @@ from tests.engine_jax.made_rows import Batch
 Arrays = Mapping[str, jax.Array]
 
 
-class ChosenKernel(NamedTuple):
+class ExpertAssignments(NamedTuple):
     """Of one batch: the experts of each token in each layer, in no order, NBLK; and by how much the least of them
     was above the first that was not chosen, NBL."""
 
@@ -40,7 +40,7 @@ class ChosenKernel(NamedTuple):
     margins_NBL: np.ndarray
 
 
-def choices_of(plan: Plan) -> Callable[[State, Batch], ChosenKernel]:
+def assignments_of(plan: Plan) -> Callable[[State, Batch], ExpertAssignments]:
     """``f(state, batch)``: what the tokens of a batch choose, with the rows laid out as the plan wants them."""
     one_pass = make_plan(replace(plan.request, microbatches=1, remat="none"))
     mesh, links = device_mesh(plan.mesh), links_of(one_pass)
@@ -68,10 +68,10 @@ def choices_of(plan: Plan) -> Callable[[State, Batch], ChosenKernel]:
         )
     )
 
-    def choose(state: State, batch: Batch) -> ChosenKernel:
+    def choose(state: State, batch: Batch) -> ExpertAssignments:
         placed = {name: jax.device_put(array, sharding) for name, array in batch.items()}
         experts, margins = compiled({**state.weights, **state.buffers}, placed)
-        return ChosenKernel(np.sort(np.asarray(experts), axis=-1), np.asarray(margins))
+        return ExpertAssignments(np.sort(np.asarray(experts), axis=-1), np.asarray(margins))
 
     return choose
 
