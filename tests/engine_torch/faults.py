@@ -1,4 +1,4 @@
-"""Faults put into the engine of a rank on purpose, by name, each for the time of one run."""
+"""Faults put into the engine on purpose, by name, each for one run on a rank."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _change_loss(patch: pytest.MonkeyPatch, change: Callable[[torch.Tensor, torc
     """Have the loss of each rank be ``change(loss, valid_BL)``."""
     right = model.summed_cross_entropy
 
-    def wrong(logits_BLV: torch.Tensor, targets_BL: torch.Tensor, valid_BL: torch.Tensor, cut: Peers) -> torch.Tensor:
-        return change(right(logits_BLV, targets_BL, valid_BL, cut), valid_BL)
+    def wrong(logits_BLV: torch.Tensor, targets_BL: torch.Tensor, valid_BL: torch.Tensor, vocab: Peers) -> torch.Tensor:
+        return change(right(logits_BLV, targets_BL, valid_BL, vocab), valid_BL)
 
     patch.setattr(model, "summed_cross_entropy", wrong)
 
@@ -40,7 +40,7 @@ def replicas_not_summed(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_sums_made_twice(patch: pytest.MonkeyPatch) -> None:
-    """What was summed already is summed again."""
+    """Gradients that are already summed are summed again."""
 
     def twice(model: model.Model) -> None:
         _sum_late(model)
@@ -55,7 +55,7 @@ def late_sums_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_averaged(patch: pytest.MonkeyPatch) -> None:
-    """As ``fully_shard`` does unless it is told otherwise, where gloo can."""
+    """As ``fully_shard`` does by default, where gloo supports it."""
 
     def scaled(loss: torch.Tensor, valid_BL: torch.Tensor) -> torch.Tensor:
         del valid_BL
@@ -73,7 +73,7 @@ def microbatches_divided_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def loss_normalised_by_each_rank(patch: pytest.MonkeyPatch) -> None:
-    """The mean of the ranks' means, in place of the mean over all tokens."""
+    """The mean of the ranks' means instead of the mean over all tokens."""
 
     def normalised(loss: torch.Tensor, valid_BL: torch.Tensor) -> torch.Tensor:
         own = valid_BL.sum()
@@ -93,13 +93,13 @@ def a_replica_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def axes_in_mesh_order(patch: pytest.MonkeyPatch) -> None:
-    """Whatever their order on a dim."""
+    """Axes in mesh order, whatever their order on a dim."""
     right = Ranks._found
     patch.setattr(Ranks, "_found", lambda ranks, axes: right(ranks, ranks.mesh.in_mesh_order(axes)))
 
 
-def parts_in_the_order_of_the_group(patch: pytest.MonkeyPatch) -> None:
-    """An index that counts the axes as they stand, and parts that come as the group counts."""
+def shards_in_the_order_of_the_group(patch: pytest.MonkeyPatch) -> None:
+    """An index in the order of the axes, and shards in the order of the group."""
     right = Ranks._found
 
     def wrong(ranks: Ranks, axes: tuple[str, ...]) -> Peers:

@@ -1,4 +1,4 @@
-"""A transformer that is not ours, as its author might write it, and the steps that a rank trains it. No JAX is loaded here."""
+"""A transformer as a user might write it, and the steps that a rank trains it. No JAX is imported here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardwright.engine_torch.own_program.module import parallelize, shapes_of
 
 VOCAB, WIDTH, HEADS, HEAD, HIDDEN, EXPERTS = 64, 32, 4, 8, 96, 4
 ROWS, LENGTH, STEPS = 8, 6, 3
-# Names of 2.13, which deprecates those before them.
+# Names of 2.13, which deprecates the older ones.
 GATHER = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 SCATTER = getattr(collectives, "reduce_scatter_single_autograd", None) or collectives.reduce_scatter_tensor_autograd
 CPU = torch.device("cpu")
@@ -74,8 +74,8 @@ class Block(nn.Module):
     def forward(self, x_BLM: torch.Tensor) -> torch.Tensor:
         normed_BLM = self.first_norm(x_BLM)
         q_BHLD, k_BHLD, v_BHLD = (self.heads(one(normed_BLM)) for one in (self.q, self.k, self.v))
-        shares_BHLL = (q_BHLD @ k_BHLD.transpose(-1, -2) / HEAD**0.5).softmax(dim=-1)
-        x_BLM = x_BLM + self.o((shares_BHLL @ v_BHLD).transpose(1, 2).flatten(2))
+        probabilities_BHLL = (q_BHLD @ k_BHLD.transpose(-1, -2) / HEAD**0.5).softmax(dim=-1)
+        x_BLM = x_BLM + self.o((probabilities_BHLL @ v_BHLD).transpose(1, 2).flatten(2))
         return x_BLM + self.down(functional.silu(self.up(self.second_norm(x_BLM))))
 
     @staticmethod
@@ -129,14 +129,14 @@ class Kernels(nn.Module):
 
 
 class AlongRows(Transformer):
-    """Its author cuts the tokens of the last norm along ``tensor``: what a rank makes of its gradient is a part."""
+    """A module that shards the tokens of the last norm over ``tensor``: the norm's gradient is partial over it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm.register_forward_pre_hook(_cut_along_rows)
+        self.norm.register_forward_pre_hook(_shard_along_rows)
 
 
-def _cut_along_rows(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _shard_along_rows(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(one.redistribute(placements=[Shard(1)]) if isinstance(one, DTensor) else one for one in inputs)
 
 
@@ -148,17 +148,17 @@ def plan_of(
     rules: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """``roles``: of each mesh axis, as a layout's file has them; ``rules`` too."""
+    """``roles`` and ``rules``: of the mesh axes, as in a layout file."""
     layout = read_layout(
         located({"name": "own", "mesh": dict(sizes), "roles": dict(roles), "rules": dict(rules or {})})
     )
     table = table_of(shapes_of(module or dense()), names, units={"heads": HEAD} if names is NAMES else None)
-    given = {"batch": ROWS, "length": LENGTH, "engine": "torch", **options}
-    return make_plan(Request(layout=layout, table=table, **given))
+    request = {"batch": ROWS, "length": LENGTH, "engine": "torch", **options}
+    return make_plan(Request(layout=layout, table=table, **request))
 
 
 def dense() -> Transformer:
-    """The same values wherever it is made."""
+    """A module with the same values on every rank."""
     torch.manual_seed(7)
     return Transformer()
 
@@ -179,32 +179,32 @@ def with_experts() -> WithExperts:
 
 
 class Experts(nn.Module):
-    """Every expert sees every token, by its share. Tokens of all ranks that divide the experts among them meet here."""
+    """Every expert takes every token, weighted by its routing score. The tokens of all ranks that shard the experts are gathered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 8)
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 8)
 
-    def forward(self, x_BLM: torch.Tensor, shares_BLE: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BLM: torch.Tensor, scores_BLE: torch.Tensor) -> torch.Tensor:
         if not isinstance(self.up, DTensor):
-            return _by_experts(x_BLM, shares_BLE, self.up, self.down)
+            return _by_experts(x_BLM, scores_BLE, self.up, self.down)
         mesh, up, down = self.up.device_mesh, local_of(self.up), local_of(self.down)
         first = mesh.get_local_rank() * len(up)
-        x_BLM, shares_BLE = (GATHER(one, 0, mesh) for one in (x_BLM, shares_BLE))
-        made = _by_experts(x_BLM, shares_BLE[..., first : first + len(up)], up, down)
+        x_BLM, scores_BLE = (GATHER(one, 0, mesh) for one in (x_BLM, scores_BLE))
+        made = _by_experts(x_BLM, scores_BLE[..., first : first + len(up)], up, down)
         return SCATTER(made, "sum", 0, mesh)
 
 
 def _by_experts(
-    x_BLM: torch.Tensor, shares_BLE: torch.Tensor, up_EFM: torch.Tensor, down_EMF: torch.Tensor
+    x_BLM: torch.Tensor, scores_BLE: torch.Tensor, up_EFM: torch.Tensor, down_EMF: torch.Tensor
 ) -> torch.Tensor:
     hidden_BLEF = functional.silu(torch.einsum("blm,efm->blef", x_BLM, up_EFM))
-    return torch.einsum("blef,emf,ble->blm", hidden_BLEF, down_EMF, shares_BLE)
+    return torch.einsum("blef,emf,ble->blm", hidden_BLEF, down_EMF, scores_BLE)
 
 
 class WithExperts(nn.Module):
-    """An embedding, one mixture and the scores, with a weight of no dim, and one that two modules share."""
+    """An embedding, one mixture of experts and the logits, with a scalar weight, and one that two modules share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,14 +233,14 @@ class Mixture(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The mean loss of each step over all rows, and of each weight what the rank keeps after the last."""
+    """The mean loss of each step over all rows, and the rank's shard of each weight after the last step."""
 
     losses: tuple[float, ...]
     kept: dict[str, np.ndarray]
 
 
 def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bool = False) -> Trained:
-    """Steps of plain descent, which the size of a gradient changes. ``plan`` None: on one device."""
+    """Steps of SGD, whose result depends on the size of a gradient. ``plan`` None: on one device."""
     module = make()
     mesh = parallelize(module, plan, sum_gradients=sum_gradients, device=CPU) if plan is not None else None
     optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
@@ -271,7 +271,7 @@ def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bo
 
 
 def refused(unlike: Mapping[str, Sequence[int]], plan: Plan) -> str:
-    """What a rank is told of a module, some of whose tensors are others on some ranks: by name, which."""
+    """The message on a rank for a module with tensors that differ on some ranks; ``unlike``: these ranks by the tensor's name."""
     module = dense()
     module.register_buffer("angles", torch.arange(6.0))
     module.blocks[1].register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
@@ -293,7 +293,7 @@ def refused(unlike: Mapping[str, Sequence[int]], plan: Plan) -> str:
 
 
 def kept_of(one: torch.Tensor) -> np.ndarray:
-    """What a rank has of a weight."""
+    """A rank's local shard of a weight."""
     return local_of(one).detach().numpy().copy()
 
 
@@ -305,5 +305,5 @@ def _rows_of(batch: torch.Tensor, plan: Plan) -> torch.Tensor:
 
 
 def summing(make: Callable[[], nn.Module], plan: Plan) -> Trained:
-    """As ``train``, with losses that are divided by what all ranks have."""
+    """As ``train``, with losses divided by the global count, and summed gradients."""
     return train(make, plan, sum_gradients=True)

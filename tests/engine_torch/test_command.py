@@ -160,8 +160,8 @@ def test_half_of_torchruns_variables_are_said(refused: Refused, variables: dict[
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_a_store_that_is_not_there_is_waited_for_as_long_as_was_said(tmp_path: Path, listens: bool) -> None:
-    """Nobody at the port, and somebody who never answers. In a process of its own, in which PyTorch tries on."""
+def test_a_missing_store_is_waited_for_until_the_join_timeout(tmp_path: Path, listens: bool) -> None:
+    """Nothing listens at the port, or something that never answers. In its own process, in which PyTorch keeps trying."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         if not listens:

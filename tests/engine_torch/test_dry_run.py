@@ -1,6 +1,6 @@
-"""A step walked through without devices: its collectives are the plan's to the byte, and its memory is what rests and more.
+"""A dry run of a step without devices: its collectives are the plan's to the byte, and its memory is the state and more.
 
-The oracle of what is counted is PyTorch's own ``CommDebugMode``; that of what rests, the boxes that the core gives a rank.
+The counts are compared with PyTorch's own ``CommDebugMode``, and the bytes at rest with the boxes that the core gives a rank.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Case:
     options: tuple[tuple[str, object], ...] = ()
 
     def __str__(self) -> str:
-        said = ",".join(f"{name}={value}" for name, value in (*self.sizes, *self.move, *self.options))
-        return f"{self.model}-{self.layout}-{said}"
+        options = ",".join(f"{name}={value}" for name, value in (*self.sizes, *self.move, *self.options))
+        return f"{self.model}-{self.layout}-{options}"
 
 
 def case(model: str, layout: str, move: dict[str, str] | None = None, /, **sizes: object) -> Case:
@@ -74,40 +74,40 @@ def plan_of(one: Case) -> Plan:
     return make_plan(Request(layout=layout, table=table, mesh_sizes=dict(one.sizes), engine="torch", **options))  # pyright: ignore[reportArgumentType]
 
 
-def is_beside(one: CountedCollective) -> bool:
-    """Sums of single numbers and of integers, and those of the loss over a cut vocabulary, which no plan lists."""
+def is_unlisted(one: CountedCollective) -> bool:
+    """Sums of single numbers and of integers, and those of the loss over a sharded vocabulary, which no plan lists."""
     integers = all(dtype.startswith("int") for dtype in one.dtypes)
     return one.component is None or one.component == "logits" or (integers and one.component == "moe")
 
 
-@pytest.mark.parametrize("one", CASES, ids=str)
-def test_what_is_counted_is_what_the_plan_lists(one: Case) -> None:
-    plan = plan_of(one)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_counted_collectives_are_those_of_the_plan(case: Case) -> None:
+    plan = plan_of(case)
     expected: Counter[tuple[object, ...]] = Counter()
     for row in plan.collectives:
         expected[row.component, row.phase, row.kind, row.axes, row.bytes_per_device] += row.count_per_step
     found: Counter[tuple[object, ...]] = Counter()
-    beside = []
-    for seen, count in dry_run.dry_run(plan).collectives:
-        key = (seen.component, seen.phase, seen.kind, seen.axes, seen.bytes_per_device)
-        if key in expected or not is_beside(seen):
+    unlisted = []
+    for one, count in dry_run.dry_run(plan).collectives:
+        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device)
+        if key in expected or not is_unlisted(one):
             found[key] += count
         else:
-            beside.append(seen)
+            unlisted.append(one)
     assert found == expected
-    assert all(seen.source is not None for seen in beside)
+    assert all(one.source is not None for one in unlisted)
 
 
 def test_replicas_are_summed_once_whatever_the_microbatches() -> None:
     plan = plan_of(case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4))
-    sums = [(seen.component, count) for seen, count in dry_run.dry_run(plan).collectives if seen.axes == ("data",)]
+    sums = [(one.component, count) for one, count in dry_run.dry_run(plan).collectives if one.axes == ("data",)]
     # The ends of the model, and each of six layers.
     assert sorted(sums) == [("embedding", 1), ("mlp", 6)]
 
 
 # CommDebugMode hooks into every module, and the outermost has no input with a gradient.
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_as_often_as_pytorch_counts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counts_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(case("llama3-test", "fsdp-tp", fsdp=4, tensor=4))
     debug = CommDebugMode()
     changed = dry_run.changed
@@ -118,16 +118,16 @@ def test_as_often_as_pytorch_counts_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(dry_run, "changed", watched)
     found: Counter[str] = Counter()
-    for seen, count in dry_run.dry_run(plan).collectives:
-        found[seen.kind] += count
+    for one, count in dry_run.dry_run(plan).collectives:
+        found[one.kind] += count
     theirs = {counting.KINDS[str(name).split(".")[1]]: count for name, count in debug.get_comm_counts().items()}
     assert dict(found) == theirs
 
 
-def test_microbatches_that_are_not_walked_through_are_like_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_microbatches_that_are_not_run_are_like_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(case("mixtral-test", "ep", fsdp=4, expert=4, microbatches=4))
     short = dict(dry_run.dry_run(plan).collectives)
-    monkeypatch.setattr(dry_run, "MICRO_STEPS", 4)
+    monkeypatch.setattr(dry_run, "MICROBATCHES", 4)
     assert dict(dry_run.dry_run(plan).collectives) == short
 
 
@@ -140,7 +140,7 @@ def test_microbatches_that_are_not_walked_through_are_like_those_that_are(monkey
     ],
     ids=str,
 )
-def test_what_rests_is_what_the_core_gives_a_rank(one: Case) -> None:
+def test_the_bytes_at_rest_are_those_of_the_cores_boxes(one: Case) -> None:
     plan, found = plan_of(one), dry_run.dry_run(plan_of(one))
     weights = 0
     for row in plan.weights:
@@ -156,7 +156,7 @@ def test_what_rests_is_what_the_core_gives_a_rank(one: Case) -> None:
     assert found.peak_bytes > weights + 3 * trained
 
 
-def test_what_is_kept_for_backward_is_held() -> None:
+def test_activations_kept_for_the_backward_pass_count() -> None:
     peaks = [
         dry_run.dry_run(plan_of(case("llama3-test", "fsdp", fsdp=16, remat=remat))).peak_bytes
         for remat in ("full", "dots", "none")
@@ -183,7 +183,7 @@ def test_a_storage_is_held_from_its_first_tensor_to_its_last() -> None:
         assert (held.now, held.peak) == (0, 600)
 
 
-def test_experts_that_drop_tokens_can_be_walked_through() -> None:
+def test_a_dry_run_of_experts_that_drop_tokens() -> None:
     table = build("mixtral-test", {"capacity_factor": "1.25"})
     request = Request(
         layout=load_layout("ep-as-cp"),
@@ -195,7 +195,7 @@ def test_experts_that_drop_tokens_can_be_walked_through() -> None:
     )
     found = dry_run.dry_run(make_plan(request))
     assert found.even
-    assert any(seen.kind == "all-to-all" and "float32" in seen.dtypes for seen, _ in found.collectives)
+    assert any(one.kind == "all-to-all" and "float32" in one.dtypes for one, _ in found.collectives)
 
 
 def test_no_group_is_left_behind() -> None:

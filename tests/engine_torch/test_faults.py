@@ -1,6 +1,6 @@
-"""Faults put into a step on purpose, each of which the comparison with one device must see; and the same without them.
+"""Faults put into a step on purpose, each of which the comparison with one device must detect; and the same without a fault.
 
-A layer of a small Llama on four ranks, for the two steps whose gradients are compared.
+The model is one layer of a small Llama on four ranks, trained for the two steps whose gradients are compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPLICAS = small("ddp", "data=4")
 
 
 def two_steps(ranks: Ranks, plan: Plan, fault: str = "") -> Run:
-    """As they come out, without a look at whether ranks agree."""
+    """Two steps, without a check that ranks agree."""
     batches = [tokens_of(number, 8) for number in range(2)]
     return trained_on(ranks, plan, batches, seed=0, fault=fault, checked=False).run
 
@@ -44,7 +44,7 @@ def alone(one: Ranks) -> Run:
 
 
 @pytest.mark.parametrize("case", [HYBRID, TENSOR, CONTEXT, REPLICAS], ids=str)
-def test_without_a_fault_nothing_is_seen(case: Case, four: Ranks, alone: Run) -> None:
+def test_without_a_fault_nothing_is_detected(case: Case, four: Ranks, alone: Run) -> None:
     assert_same(two_steps(four, torch_plan(case)), alone, case.tolerance)
 
 
@@ -63,7 +63,7 @@ OF_THE_ENGINE = [
 @pytest.mark.parametrize(
     ("case", "fault"), OF_THE_ENGINE, ids=[f"{case.layout} {fault.__name__}" for case, fault in OF_THE_ENGINE]
 )
-def test_a_fault_of_the_engine_is_seen(
+def test_a_fault_of_the_engine_is_detected(
     case: Case, fault: Callable[[pytest.MonkeyPatch], None], four: Ranks, alone: Run
 ) -> None:
     with pytest.raises(AssertionError, match="off by"):
@@ -82,7 +82,7 @@ MOVES = [
 @pytest.mark.parametrize(
     ("case", "source", "target", "sum_of"), MOVES, ids=[f"{sum_of} of {s} to {t}" for _, s, t, sum_of in MOVES]
 )
-def test_a_sum_of_activations_that_is_left_out_is_seen(
+def test_a_missing_sum_of_activations_is_detected(
     case: Case, source: str, target: str, sum_of: str, four: Ranks, alone: Run
 ) -> None:
     plan = torch_plan(case)
@@ -96,8 +96,8 @@ def test_a_sum_of_activations_that_is_left_out_is_seen(
         assert_same(two_steps(four, wrong), alone, case.tolerance)
 
 
-def test_a_reduction_that_is_left_out_is_seen(four: Ranks, alone: Run) -> None:
-    """The norm of a layer is whole over tensor, whose ranks have parts of its gradient."""
+def test_a_missing_reduction_is_detected(four: Ranks, alone: Run) -> None:
+    """The norm of a layer is replicated over tensor, and its gradient is partial over it."""
     plan = torch_plan(TENSOR)
     row = plan.by_name["layers.residual.feed_forward_norm"]
     assert row.gradient["tensor"] == "all-reduce"
@@ -107,7 +107,7 @@ def test_a_reduction_that_is_left_out_is_seen(four: Ranks, alone: Run) -> None:
         assert_same(two_steps(four, wrong), alone, TENSOR.tolerance)
 
 
-@pytest.mark.parametrize("fault", [faults.axes_in_mesh_order, faults.parts_in_the_order_of_the_group])
-def test_a_wrong_order_of_axes_is_seen(fault: Callable[[pytest.MonkeyPatch], None], four: Ranks) -> None:
+@pytest.mark.parametrize("fault", [faults.axes_in_mesh_order, faults.shards_in_the_order_of_the_group])
+def test_a_wrong_order_of_axes_is_detected(fault: Callable[[pytest.MonkeyPatch], None], four: Ranks) -> None:
     for wrong in four.run(faults.wrong_after_steps_with, fault.__name__, MESH, range(150)):
         assert wrong

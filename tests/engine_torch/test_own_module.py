@@ -1,4 +1,4 @@
-"""A module that is not ours on ranks: what each keeps against arrays cut by hand, and its steps against one device."""
+"""A user's own module on ranks: the shards of each rank against slices made by hand, and its steps against one device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HSDP_TP: tuple[dict[str, Any], dict[str, int]] = (
 
 @contextmanager
 def rank(number: int, world: int) -> Iterator[None]:
-    """This process as one rank of a world of which no other exists."""
+    """This process as one rank of a process group whose other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=number, world_size=world)
     try:
         yield
@@ -55,8 +55,8 @@ def rank(number: int, world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def cut_by_hand(module: nn.Module, plan: Plan, number: int) -> dict[str, np.ndarray]:
-    """What a rank keeps of each weight, by the boxes of the plan."""
+def sharded_by_hand(module: nn.Module, plan: Plan, number: int) -> dict[str, np.ndarray]:
+    """A rank's shard of each weight, by the boxes of the plan."""
     kept = {}
     for name, one in module.named_parameters():
         spec = plan.by_name[name].at_rest
@@ -67,8 +67,8 @@ def cut_by_hand(module: nn.Module, plan: Plan, number: int) -> dict[str, np.ndar
     return kept
 
 
-def said(placement: object) -> tuple[int | None, int]:
-    """The dim that a placement cuts and its split factor, whoever wrote it."""
+def dim_and_factor(placement: object) -> tuple[int | None, int]:
+    """The dim that a placement shards and its split factor, for PyTorch's placements and ours."""
     return getattr(placement, "dim", None), getattr(placement, "split_factor", 1)
 
 
@@ -80,14 +80,14 @@ def test_each_rank_keeps_what_the_plan_says(number: int) -> None:
         parallelize(module, plan, device=CPU)
         kept = {name: kept_of(one) for name, one in module.named_parameters()}
         placements = {name: one.placements for name, one in module.named_parameters() if isinstance(one, DTensor)}
-    expected = cut_by_hand(dense(), plan, number)
+    expected = sharded_by_hand(dense(), plan, number)
     assert kept.keys() == expected.keys()
-    for name, part in expected.items():
-        np.testing.assert_array_equal(kept[name], part, err_msg=name)
+    for name, shard in expected.items():
+        np.testing.assert_array_equal(kept[name], shard, err_msg=name)
     for name, found in placements.items():
         spec = plan.by_name[name].at_rest
         assert spec is not None
-        assert list(map(said, found)) == list(map(said, placements_of(spec, plan.mesh))), name
+        assert list(map(dim_and_factor, found)) == list(map(dim_and_factor, placements_of(spec, plan.mesh))), name
 
 
 CASES: Mapping[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int]]] = {
@@ -100,8 +100,8 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int
     "ddp-tp along rows": (along_rows, {"data": "data", "tensor": ALONG_ROWS}, {"data": 2, "tensor": 2}),
     "experts": (with_experts, {"fsdp": "fsdp", "expert": EXPERT}, {"fsdp": 2, "expert": 2}),
     "kernels": (convolved, {"data": "data", "fsdp": "fsdp"}, {"data": 2, "fsdp": 2}),
-    # DTensor has no way back from what these kernels make in parts to an embedding that is cut.
-    "kernels beside tensor": (
+    # DTensor cannot reshard the partial cotangents of these kernels to an embedding that is sharded.
+    "kernels under tensor": (
         convolved,
         {"fsdp": "fsdp", "tensor": {**TENSOR, "embedding": "idle"}},
         {"fsdp": 2, "tensor": 2},
@@ -114,11 +114,11 @@ def planned(case: str) -> tuple[Callable[[], nn.Module], Plan]:
     make, roles, sizes = CASES[case]
     names = {with_experts: NAMES_WITH_EXPERTS, convolved: NAMES_OF_KERNELS}.get(make)
     own: dict[str, Any] = {} if names is None else {"names": names, "module": make()}
-    rules = {"mlp": {"mlp": []}} if case == "kernels beside tensor" else None
+    rules = {"mlp": {"mlp": []}} if case == "kernels under tensor" else None
     return make, plan_of(roles, sizes, rules=rules, **own)
 
 
-def assert_trained_alike(answers: list[Trained], make: Callable[[], nn.Module], plan: Plan) -> None:
+def assert_trained_as_one_device(answers: list[Trained], make: Callable[[], nn.Module], plan: Plan) -> None:
     alone = train(make, None)
     after = make()
     with torch.no_grad():
@@ -126,35 +126,35 @@ def assert_trained_alike(answers: list[Trained], make: Callable[[], nn.Module], 
             one.copy_(torch.from_numpy(alone.kept[name]))
     for number, answer in enumerate(answers):
         np.testing.assert_allclose(answer.losses, alone.losses, rtol=1e-5)
-        for name, part in cut_by_hand(after, plan, number).items():
-            np.testing.assert_allclose(answer.kept[name], part, rtol=1e-5, atol=1e-5, err_msg=name)
+        for name, shard in sharded_by_hand(after, plan, number).items():
+            np.testing.assert_allclose(answer.kept[name], shard, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_one_device(four: Ranks, case: str) -> None:
     make, plan = planned(case)
-    assert_trained_alike(four.run(train, make, plan), make, plan)
+    assert_trained_as_one_device(four.run(train, make, plan), make, plan)
 
 
 @pytest.mark.parametrize("case", ["hsdp", "ddp", "experts"])
-def test_gradients_are_summed_where_asked(four: Ranks, case: str) -> None:
+def test_gradients_are_summed_on_request(four: Ranks, case: str) -> None:
     make, plan = planned(case)
-    assert_trained_alike(four.run(own_block.summing, make, plan), make, plan)
+    assert_trained_as_one_device(four.run(own_block.summing, make, plan), make, plan)
 
 
 @pytest.mark.parametrize("step", [train, own_block.summing])
-def test_what_ranks_make_alike_counts_once(four: Ranks, step: Callable[..., Trained]) -> None:
-    """A rule may store a weight over an axis that is idle there, along which all have the same tokens."""
+def test_equal_gradients_of_several_ranks_count_once(four: Ranks, step: Callable[..., Trained]) -> None:
+    """A rule may store a weight over an axis that is idle in its component, whose ranks all have the same tokens."""
     rules = {"logits": {"vocab": ["fsdp", "spare"]}, "residual": {"norm": ["spare"]}}
     plan = plan_of({"fsdp": "fsdp", "spare": "idle"}, {"fsdp": 2, "spare": 2}, rules=rules)
-    assert_trained_alike(four.run(step, dense, plan), dense, plan)
+    assert_trained_as_one_device(four.run(step, dense, plan), dense, plan)
 
 
-def test_weights_travel_in_what_the_plan_computes_in(four: Ranks) -> None:
+def test_weights_are_gathered_in_the_dtype_of_the_computation(four: Ranks) -> None:
     make, roles, sizes = CASES["hsdp"]
     answers = four.run(train, make, plan_of(roles, sizes, dtype="bfloat16"))
     alone = train(make, None)
-    assert all(part.dtype == np.float32 for part in answers[0].kept.values())
+    assert all(shard.dtype == np.float32 for shard in answers[0].kept.values())
     np.testing.assert_allclose(answers[0].losses, alone.losses, rtol=1e-2)
     assert np.abs(np.subtract(answers[0].losses, alone.losses)).max() > 1e-5
 
@@ -165,31 +165,32 @@ def test_weights_travel_in_what_the_plan_computes_in(four: Ranks) -> None:
         ({}, ""),
         (
             {"angles": (2,), "blocks.1.seen": (1, 3)},
-            "buffer 'angles' is not the same on all ranks: that of rank 2 is not that of rank 0. Make both alike before, by one "
-            "seed on every rank, or by torch.distributed.broadcast from rank 0.",
+            "buffer 'angles' is not the same on all ranks: that of rank 2 is not that of rank 0. Make them equal before, with "
+            "the same seed on every rank, or with torch.distributed.broadcast from rank 0.",
         ),
         (
             {"blocks.1.seen": (1, 2, 3)},
             "buffer 'blocks.1.seen' is not the same on all ranks: that of rank 1 (and of 2 more) is not that of rank 0. Make "
-            "both alike before, by one seed on every rank, or by torch.distributed.broadcast from rank 0.",
+            "them equal before, with the same seed on every rank, or with torch.distributed.broadcast from rank 0.",
         ),
         (
             {"blocks.0.up.weight": (0,)},
             "weight 'blocks.0.up.weight' is not the same on all ranks: that of rank 1 (and of 2 more) is not that of rank 0. "
-            "Make both alike before, by one seed on every rank, or by torch.distributed.broadcast from rank 0.",
+            "Make them equal before, with the same seed on every rank, or with torch.distributed.broadcast from rank 0.",
         ),
         (
             {"extra": (3,)},
-            "the ranks do not have the same weights and buffers: rank 3 has others than rank 0. Build the same module on each.",
+            "the ranks do not have the same weights and buffers: those of rank 3 are not those of rank 0. Build the same module "
+            "on each.",
         ),
     ],
-    ids=["alike", "a buffer", "a buffer that is not saved", "a weight", "another module"],
+    ids=["equal", "a buffer", "a buffer that is not saved", "a weight", "another module"],
 )
 def test_values_that_are_not_the_same_on_all_ranks(four: Ranks, unlike: dict[str, Any], message: str) -> None:
     assert four.run(own_block.refused, unlike, planned("hsdp")[1]) == [message] * 4
 
 
-def test_kernels_rest_cut_along_their_outputs_alone() -> None:
+def test_kernels_are_sharded_at_rest_along_their_outputs_only() -> None:
     _, plan = planned("kernels")
     assert {name: str(row.at_rest) for name, row in plan.by_name.items() if name.startswith("blocks.0.")} == {
         "blocks.0.one.weight": "mlp/fsdp embed _taps",
@@ -201,18 +202,18 @@ def test_kernels_rest_cut_along_their_outputs_alone() -> None:
     }
 
 
-def test_a_kernel_that_is_cut_in_use() -> None:
-    make, roles, sizes = CASES["kernels beside tensor"]
+def test_a_kernel_that_is_sharded_in_use() -> None:
+    make, roles, sizes = CASES["kernels under tensor"]
     plan = plan_of(roles, sizes, make(), NAMES_OF_KERNELS)
     with rank(0, 4):
         assert refused(make(), plan) == (
-            "'blocks.0.one.weight' is a convolution's, and tensor cuts 'mlp' of it in use, which DTensor cannot convolve with. "
-            "Leave it whole by a rule of the layout: rules: {mlp: {mlp: []}}."
+            "'blocks.0.one.weight' is the kernel of a convolution, and tensor shards its dim 'mlp' in use. DTensor cannot "
+            "convolve with it. Leave it unsharded by a rule of the layout: rules: {mlp: {mlp: []}}."
         )
 
 
 def units(module: nn.Module) -> dict[str, list[str]]:
-    """What ``fully_shard`` has taken, by name, with the names of the weights that no unit inside has."""
+    """The modules that ``fully_shard`` was called on, by name, each with the names of its weights that no unit inside has."""
     found = {name: one for name, one in module.named_modules() if isinstance(one, FSDPModule)}
     own: dict[str, list[str]] = {name: [] for name in found}
     for key, _ in module.named_parameters():
@@ -220,7 +221,7 @@ def units(module: nn.Module) -> dict[str, list[str]]:
     return own
 
 
-def test_blocks_are_units_and_what_is_gathered_otherwise_within_them() -> None:
+def test_blocks_are_units_and_weights_gathered_over_other_axes_are_units_inside() -> None:
     make, plan = planned("experts")
     module = make()
     with rank(0, 4):
@@ -236,7 +237,7 @@ def test_blocks_are_units_and_what_is_gathered_otherwise_within_them() -> None:
     assert not isinstance(module.get_parameter("blocks.0.heat"), DTensor)
 
 
-def test_the_caller_says_what_is_a_unit() -> None:
+def test_the_caller_chooses_the_units() -> None:
     module = dense()
     with rank(0, 4):
         parallelize(module, planned("fsdp")[1], device=CPU, units=lambda name, _: name == "head")
@@ -244,7 +245,7 @@ def test_the_caller_says_what_is_a_unit() -> None:
     assert units(module)["head"] == ["head.weight"]
 
 
-def test_what_has_no_values_yet_stays_without() -> None:
+def test_weights_without_values_stay_without() -> None:
     with torch.device("meta"):
         module = dense()
     module.get_parameter("blocks.1.q.weight").requires_grad = False
@@ -255,7 +256,7 @@ def test_what_has_no_values_yet_stays_without() -> None:
 
 
 def refused(module: nn.Module, plan: Plan, **options: Any) -> str:
-    """What is said of a module that cannot be laid out, and which is then as it was."""
+    """The message for a module that cannot be sharded, which is then unchanged."""
     before = dict(module.named_parameters())
     with pytest.raises(InputError) as caught:
         parallelize(module, plan, device=CPU, **options)
@@ -299,14 +300,14 @@ def test_a_plan_of_another_module_or_engine() -> None:
     )
 
 
-def test_a_module_that_was_laid_out_before() -> None:
+def test_a_module_that_was_sharded_before() -> None:
     _, plan = planned("fsdp")
     module = dense()
     with rank(0, 4):
         parallelize(module, plan, device=CPU)
         with pytest.raises(InputError) as caught:
             parallelize(module, plan, device=CPU)
-    assert str(caught.value) == "weight 'tokens.weight' is a DTensor already: the module has been laid out before."
+    assert str(caught.value) == "weight 'tokens.weight' is a DTensor already: the module has been sharded before."
 
 
 @pytest.mark.parametrize(
@@ -315,14 +316,14 @@ def test_a_module_that_was_laid_out_before() -> None:
         (
             "fsdp",
             {"weights_dtype": "bfloat16"},
-            "the plan computes in float32, and 'tokens.weight' rests in bfloat16: a module multiplies with what it has. "
+            "the plan computes in float32, and 'tokens.weight' is stored in bfloat16: a module multiplies in that dtype. "
             "Give the Request dtype='bfloat16'.",
         ),
         (
             "ddp",
             {"dtype": "bfloat16"},
-            "the plan computes in bfloat16, and 'tokens.weight' rests in float32 and is never gathered, which is where it "
-            "would be cast. Give the Request dtype='float32', and compute under torch.autocast.",
+            "the plan computes in bfloat16, and 'tokens.weight' is stored in float32 and never gathered, and only gathered "
+            "weights are cast. Give the Request dtype='float32', and compute under torch.autocast.",
         ),
     ],
 )
@@ -332,14 +333,14 @@ def test_a_dtype_that_a_module_cannot_compute_in(case: str, options: dict[str, A
     assert refused(module, plan_of(roles, sizes, module, **options)) == message
 
 
-def test_weights_that_cannot_be_gathered_as_they_are() -> None:
+def test_weights_that_cannot_be_gathered_in_one_unit() -> None:
     make, plan = planned("experts")
     module = make()
     with rank(0, 4):
-        said = refused(module, plan, units=lambda name, _: name in ("tokens", "head"))
-    assert said == (
-        "'tokens.weight' and 'head.weight' are one weight, and would be gathered apart, by module 'head' and module "
-        "'tokens'. Leave both in one, with `units`."
+        message = refused(module, plan, units=lambda name, _: name in ("tokens", "head"))
+    assert message == (
+        "'tokens.weight' and 'head.weight' are one weight, and two units would gather it: module 'head' and module "
+        "'tokens'. Put both in one unit, with `units`."
     )
 
     class Both(nn.Module):
@@ -350,9 +351,9 @@ def test_weights_that_cannot_be_gathered_as_they_are() -> None:
     names = {"router": "router: scores embed", "up": "moe: experts mlp embed"}
     _, roles, sizes = CASES["experts"]
     with rank(0, 4):
-        said = refused(Both(), plan_of(roles, sizes, Both(), names))
-    assert said == (
-        "the whole module has itself 'router', which is gathered over fsdp and expert, and 'up', which is over fsdp: "
+        message = refused(Both(), plan_of(roles, sizes, Both(), names))
+    assert message == (
+        "the root module has itself 'router', which is gathered over fsdp and expert, and 'up', which is gathered over fsdp: "
         "`fully_shard` gathers a module's weights over one set of axes. Give one of them a module of its own."
     )
 
@@ -365,8 +366,8 @@ def test_layers_in_one_weight() -> None:
 
     plan = plan_of({"fsdp": "fsdp"}, {"fsdp": 4}, Stacked(), {"up": "mlp: layers mlp embed"})
     assert refused(Stacked(), plan) == (
-        "weight 'up' has all layers in one, along dim 0, which `fully_shard` would cut. Give each layer a parameter of its "
-        "own, as the entries of an nn.ModuleList have."
+        "weight 'up' has all layers stacked along dim 0, which `fully_shard` would shard. Give each layer its own parameter, "
+        "as in the entries of an nn.ModuleList."
     )
 
 
