@@ -7,7 +7,7 @@ import pytest
 from tests.engine_jax.places import assert_places_are_the_plans
 from tests.engine_jax.steps import Case, assert_trains_as, compiled_step, plan_of
 from tests.sameness.cases import CP_2, DEEPSEEK3, EP_AS_CP_2, covering
-from tests.sameness.measure import assert_same_choices
+from tests.sameness.measure import assert_same_assignments
 
 TRAINED = covering(DEEPSEEK3)
 PLACED = [
@@ -27,7 +27,7 @@ def test_fsdp_2_with_cp_2_trains_as_fsdp_2_with_ep_as_cp_2() -> None:
 
 
 def test_tokens_choose_as_on_one_device() -> None:
-    assert_same_choices(EP_AS_CP_2)
+    assert_same_assignments(EP_AS_CP_2)
 
 
 @pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)

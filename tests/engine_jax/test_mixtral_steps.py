@@ -7,7 +7,7 @@ import pytest
 from tests.engine_jax.places import assert_places_are_the_plans
 from tests.engine_jax.steps import STEPS, Case, assert_trains_as, compiled_step, plan_of
 from tests.sameness.cases import FEW_ROWS, MIXTRAL, case, covering
-from tests.sameness.measure import assert_same_choices
+from tests.sameness.measure import assert_same_assignments
 
 TRAINED = covering(MIXTRAL)
 PLACED = [
@@ -30,7 +30,7 @@ def test_trains_as_one_device_to_the_last_step() -> None:
 
 
 def test_tokens_choose_as_on_one_device() -> None:
-    assert_same_choices(case(MIXTRAL, "ep", "fsdp=2,expert=2"))
+    assert_same_assignments(case(MIXTRAL, "ep", "fsdp=2,expert=2"))
 
 
 @pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)

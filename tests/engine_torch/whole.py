@@ -1,8 +1,8 @@
-"""Trains every case of two engines for all steps, and writes docs/sameness-torch.md; ends with an error where one is not the same.
+"""Trains every case with both engines for all steps, and writes docs/sameness-torch.md; fails where a case is not the same.
 
     python -m tests.engine_torch.whole [--only TEXT]
 
-With ``--only`` the cases that have the text in their names are trained, and nothing is written.
+With ``--only``, only cases with the text in their names are trained, and nothing is written.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tests.engine_torch.runs import in_words, trained
 from tests.engine_torch.test_against_jax import CASES
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "sameness-torch.md"
-HEAD = f"""# How far the two engines are apart
+HEAD = f"""# How much the two engines differ
 
 The same seed, rows and layout, on four ranks of PyTorch over Gloo and on one device of the JAX engine. `make test-all` trains
-each case and writes this page anew; `make test` takes the first steps of eight of them and writes nothing.
+each case and writes this page again; `make test` trains the first steps of eight of them and writes nothing.
 
 Each case: float32, {STEPS} steps of 2 microbatches, AdamW, rows of very unequal numbers of valid tokens, gradients clipped in every
-step. The states before the first step are the same bit for bit.
+step. The states before the first step are bitwise equal.
 
 - *loss*: the largest relative difference of a step's loss. Allowed: 1e-5 without experts, 1e-4 with them.
-- *gradient*: the largest |g - g1| / |g1| over steps 1 and 2, all weights and all layers, before clipping, and where it
-  was; g1 is that of the JAX engine. Allowed: 1e-4.
+- *gradient*: the largest |g - g1| / |g1| over steps 1 and 2, all weights and all layers, before clipping, and its weight
+  (*of*); g1 is the gradient of the JAX engine. Allowed: 1e-4.
 
 | model | layout | mesh | more | loss | gradient | of |
 |---|---|---|---|---:|---:|---|

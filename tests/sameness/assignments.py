@@ -1,7 +1,7 @@
-"""Which experts the tokens of a batch choose under a plan, and by how much they are chosen.
+"""The experts that the tokens of a batch are assigned to under a plan, and the margins of these assignments.
 
-The engine's own forward pass, its layers one after the other and not in a loop, so that what the router of each layer
-says can be handed out.
+It runs the engine's own forward pass, with its layers in a Python loop and not in a scan, so that the results of each
+layer's router can be returned.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Arrays = Mapping[str, jax.Array]
 
 
 class ExpertAssignments(NamedTuple):
-    """Of one batch: the experts of each token in each layer, in no order, NBLK; and by how much the least of them
-    was above the first that was not chosen, NBL."""
+    """Of one batch: the experts of each token in each layer, in no order, NBLK; and the difference between the lowest score of
+    these and the highest score of the others, NBL."""
 
     experts_NBLK: np.ndarray
     margins_NBL: np.ndarray
 
 
 def assignments_of(plan: Plan) -> Callable[[State, Batch], ExpertAssignments]:
-    """``f(state, batch)``: what the tokens of a batch choose, with the rows laid out as the plan wants them."""
+    """``f(state, batch)``: the assignments of the tokens of a batch, whose rows are ordered as in the plan."""
     one_pass = make_plan(replace(plan.request, microbatches=1, remat="none"))
     mesh, links = device_mesh(plan.mesh), links_of(one_pass)
     table = plan.request.table
 
-    def chosen(params: Arrays, batch: Arrays) -> tuple[jax.Array, jax.Array]:
-        with _handed_out() as found:
+    def assigned(params: Arrays, batch: Arrays) -> tuple[jax.Array, jax.Array]:
+        with _recorded() as found:
             engine_forward.forward(params, batch, table, links, remat="none")
         experts, margins = zip(*found, strict=True)
         return jnp.stack(experts), jnp.stack(margins)
@@ -60,7 +60,7 @@ def assignments_of(plan: Plan) -> Callable[[State, Batch], ExpertAssignments]:
     fields = ("tokens", "targets", "positions", "segments", "valid")
     compiled = jax.jit(
         jax.shard_map(
-            chosen,
+            assigned,
             mesh=mesh,
             in_specs=(params, dict.fromkeys(fields, sharding.spec)),
             out_specs=(by_token, by_token),
@@ -68,45 +68,45 @@ def assignments_of(plan: Plan) -> Callable[[State, Batch], ExpertAssignments]:
         )
     )
 
-    def choose(state: State, batch: Batch) -> ExpertAssignments:
+    def assign(state: State, batch: Batch) -> ExpertAssignments:
         placed = {name: jax.device_put(array, sharding) for name, array in batch.items()}
         experts, margins = compiled({**state.weights, **state.buffers}, placed)
         return ExpertAssignments(np.sort(np.asarray(experts), axis=-1), np.asarray(margins))
 
-    return choose
+    return assign
 
 
 @contextmanager
-def _handed_out() -> Iterator[list[tuple[jax.Array, jax.Array]]]:
-    """While a forward pass is traced: the experts of each layer's tokens, BLK, and their margins, BL."""
+def _recorded() -> Iterator[list[tuple[jax.Array, jax.Array]]]:
+    """A context that records, while a forward pass is traced, the experts of each layer's tokens, BLK, and their margins, BL."""
     found: list[tuple[jax.Array, jax.Array]] = []
     margins: list[jax.Array] = []
     route, largest = routing.route, routing.largest
 
-    def seen_largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
-        # Over groups' sums and over experts; the best of each group's own are summed, and no choice.
+    def recorded_largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
+        # It selects groups by their sums, and experts. The largest scores inside each group are only summed: no selection.
         if x.ndim == 3 and num < x.shape[-1]:
             values, _ = largest(x, num + 1)
             margins.append(values[..., num - 1] - values[..., num])
         return largest(x, num)
 
-    def seen_route(*arguments: Any) -> routing.Routing:
+    def recorded_route(*arguments: Any) -> routing.Routing:
         margins.clear()
         result = route(*arguments)
         found.append((result.experts_BLK, jnp.min(jnp.stack(margins), axis=0)))
         return result
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(routing, "largest", seen_largest)
-        patched.setattr(moe, "route", seen_route)
+        patched.setattr(routing, "largest", recorded_largest)
+        patched.setattr(moe, "route", recorded_route)
         lax = SimpleNamespace(scan=_one_by_one)
         patched.setattr(engine_forward, "jax", SimpleNamespace(lax=lax, Array=jax.Array))
         yield found
 
 
 def _one_by_one(layer: Callable[[Any, Any], tuple[Any, Any]], carried: Any, stacked: Any) -> tuple[Any, Any]:
-    """``jax.lax.scan`` as a loop in Python; what layers hand out is left behind."""
-    given = None
+    """``jax.lax.scan`` as a loop in Python; it returns the outputs of the last layer only."""
+    output = None
     for number in range(len(jax.tree.leaves(stacked)[0])):
-        carried, given = layer(carried, jax.tree.map(lambda leaf, number=number: leaf[number], stacked))
-    return carried, given
+        carried, output = layer(carried, jax.tree.map(lambda leaf, number=number: leaf[number], stacked))
+    return carried, output

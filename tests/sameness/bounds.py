@@ -1,19 +1,19 @@
-"""How far two layouts may be apart in bfloat16: law 3, as a number for every weight, measured on the very model and rows.
+"""How much two layouts may differ in bfloat16: law 3, as a number for every weight, measured with the same model and rows.
 
-Two layouts add the same numbers in two orders. So a model's first steps are made on one device in the order in which they are
-written and in ``ORDERS`` others (``other_order.py``), and a layout may be as far from one device as those are, times a factor:
+Two layouts sum the same numbers in two orders. So a model's first steps are run on one device in the order of the program and
+in ``ORDERS`` others (``other_order.py``). A layout may differ from one device as much as those do, times a factor:
 
 | quantity | measured | times |
 |---|---|---|
 | the gradient of a weight in a layer, \\|g - g1\\| / \\|g1\\| | the largest of all orders | ``OF_GRADIENTS`` |
-| the loss, \\|l - l1\\| / l1 | the root of the mean square over all orders | ``OF_LOSS`` |
+| the loss, \\|l - l1\\| / l1 | the root mean square over all orders | ``OF_LOSS`` |
 
 A gradient has thousands of elements, and its difference is nearly the same in each order. A loss is one number, whose
-difference is often nothing by chance: so the factor is that of a deviation. ``python -m tests.sameness.orders`` measures how far
-other orders, layouts and engines are, as shares of these bounds, and writes docs/sameness-bfloat16.md.
+difference is often 0 by chance, so its factor multiplies a standard deviation. ``python -m tests.sameness.orders`` measures how
+much other orders, layouts and engines differ, as shares of these bounds, and writes docs/sameness-bfloat16.md.
 
-A token between two experts goes to either by the last bit of its activations, and is then another token: models with experts
-are compared with all experts chosen (``EVERY_EXPERT``), whose weights are continuous.
+The last bit of a token's activations can decide between two experts, and then the token's values differ. So models with experts
+are compared with every token assigned to all experts (``EVERY_EXPERT``), whose routing scores are continuous.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVERY_EXPERT = {
     "mixtral-test": "num_experts=4,top_k=4",
     "deepseek3-test": "num_experts=8,top_k=8,num_groups=1,num_chosen_groups=1",
 }
-"""Settings under which no token has to choose, by model."""
+"""Settings under which every token is assigned to all experts, by model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +49,20 @@ class Bound:
 
 
 def bound_of(request: Request, batches: Sequence[Batch], seed: int) -> Bound:
-    """For the first two steps of a request's model, whatever its layout. ``batches``: rows as they are written."""
+    """The bound for the first two steps of a request's model, whatever its layout. ``batches``: rows in the order of the text."""
     return bounded(request, batches, seed)[1]
 
 
 def bounded(request: Request, batches: Sequence[Batch], seed: int) -> tuple[Run, Bound]:
-    """The same, with the run on one device of PyTorch that it is a bound around."""
-    whole, *others = runs(request, batches, seed, ORDERS)
-    return whole, around(whole, others)
+    """The run on one device of PyTorch, and the bound of differences from it."""
+    reference, *others = runs(request, batches, seed, ORDERS)
+    return reference, bound_from(reference, others)
 
 
-def around(whole: Run, others: Sequence[Run]) -> Bound:
-    """The bound around a run, by others of other orders."""
-    losses = np.stack([losses_apart(other, whole) for other in others])
-    by_step = zip(*(gradients_apart(other, whole) for other in others), strict=True)
+def bound_from(reference: Run, others: Sequence[Run]) -> Bound:
+    """The bound of differences from a run, from runs in other orders."""
+    losses = np.stack([losses_apart(other, reference) for other in others])
+    by_step = zip(*(gradients_apart(other, reference) for other in others), strict=True)
     return Bound(
         losses=tuple(OF_LOSS * np.sqrt(np.mean(losses**2, axis=0))),
         gradients=tuple({name: OF_GRADIENTS * max(one[name] for one in of) for name in of[0]} for of in by_step),
@@ -70,7 +70,7 @@ def around(whole: Run, others: Sequence[Run]) -> Bound:
 
 
 def shares(bound: Bound, ours: Run, theirs: Run) -> dict[str, float]:
-    """What two runs differ by, as shares of the bound: by weight and layer in the step where it is the most, and ``loss``."""
+    """The differences of two runs as shares of the bound: ``loss``, and each weight and layer in the step with the largest share."""
     found = {"loss": float(np.max(losses_apart(ours, theirs) / bound.losses))}
     for apart, allowed in zip(gradients_apart(ours, theirs), bound.gradients, strict=True):
         assert apart.keys() == allowed.keys()
@@ -79,10 +79,10 @@ def shares(bound: Bound, ours: Run, theirs: Run) -> dict[str, float]:
 
 
 def assert_within(bound: Bound, ours: Run, theirs: Run) -> None:
-    """Two runs are no further apart than two orders of summing the same numbers."""
+    """Two runs differ by no more than two orders of summation of the same numbers."""
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     beyond = {name: share for name, share in shares(bound, ours, theirs).items() if not share <= 1}
-    assert not beyond, f"further apart than other orders explain, in units of the bound: {beyond}"
+    assert not beyond, f"differences above the bound, as shares of it: {beyond}"
 
 
 def losses_apart(ours: Run, theirs: Run) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The layouts under which every family is trained, and compared with one device.
+"""The layouts under which every family is trained and compared with one device.
 
-``COVERING`` of them are part of every run of the tests: each preset, each movement, each family under several layouts.
+``COVERING`` are part of every run of the tests: each preset, each movement, each family under several layouts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LLAMA3, MIXTRAL, DEEPSEEK3 = MODELS = ("llama3-test", "mixtral-test", "deepseek3
 SHARED_HEADS = "num_kv_heads=4"
 MICROBATCHES = 2
 ROWS, FEW_ROWS = 8, 4
-"""Rows of a step, where a device has one in each microbatch with no more of them; and fewer rows than devices."""
+"""Rows of a step: the usual number, which ``case`` raises to one row per device and microbatch; and fewer rows than devices."""
 
 UNTRAINED = {"pp": "stages are planned and not yet trained"}
 
@@ -36,13 +36,13 @@ MESHES = {
     "shard-exp-on-fsdp": ("fsdp=2,expert=4", "fsdp=2,expert=2"),
     "fsdp-as-dp-for-attn": ("fsdp=4,expert=2", "fsdp=2,expert=2"),
 }
-"""Two meshes of each preset that all three families have the dimensions for."""
+"""Two meshes of each preset, which the dimensions of all three families allow."""
 
 
 def case(
     model: str, layout: str, mesh: str, move: str = "", settings: str = "", rows: int = ROWS, *, balanced: bool = False
 ) -> Case:
-    """A case in two microbatches, of more rows where there are devices for them."""
+    """A case with two microbatches, and with more rows where more devices shard them."""
     one = Case(model=model, layout=layout, mesh=mesh, move=move, settings=settings, rows=rows, balanced=balanced)
     sizes = mesh_sizes(mesh)
     readers = prod(sizes.get(axis, 1) for axis in layout_of(one).axes_sharding("batch", "input"))
@@ -57,7 +57,7 @@ def presets(model: str) -> Iterator[Case]:
 
 
 def attention(model: str, heads: str) -> Iterator[Case]:
-    """How keys and values meet queries, in rows as they are and in head-tail order. ``heads``: settings with fewer
+    """The movements of attention, with rows in the order of the text and in head-tail order. ``heads``: settings with fewer
     KV heads than query heads."""
     cp, all_three = "fsdp=2,context=4", "fsdp=2,context=2,tensor=2"
     yield case(model, "cp", cp, rows=FEW_ROWS)
@@ -69,7 +69,7 @@ def attention(model: str, heads: str) -> Iterator[Case]:
 
 
 def experts(model: str, dropping: str) -> Iterator[Case]:
-    """How tokens meet experts. ``dropping``: settings under which tokens are dropped."""
+    """The movements of tokens and experts. ``dropping``: settings under which tokens are dropped."""
     ep, all_three = "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"
     for how in ("ring", "weights"):
         yield case(model, "ep", "fsdp=2,expert=2", f"moe={how}", dropping)
@@ -81,7 +81,7 @@ def experts(model: str, dropping: str) -> Iterator[Case]:
 
 
 def experts_further(model: str, dropping: str) -> Iterator[Case]:
-    """What the families with experts share, under one of them."""
+    """Further cases that apply to all families with experts, under one of them."""
     ep, all_three = "fsdp=2,expert=4", "fsdp=2,expert=2,tensor=2"
     for how in ("ring", "weights"):
         yield case(model, "ep-as-cp", ep, f"moe={how}", dropping, balanced=True)
@@ -95,7 +95,7 @@ def experts_further(model: str, dropping: str) -> Iterator[Case]:
 
 
 def dense() -> Iterator[Case]:
-    """What a dense model has alone: shared KV heads, a vocabulary that is used twice."""
+    """Cases of a dense model only: shared KV heads, a tied embedding."""
     yield case(LLAMA3, "tp", "tensor=8")
     yield case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=4", settings=SHARED_HEADS)
     yield case(LLAMA3, "tp-whole-keys", "fsdp=2,tensor=4", settings="num_kv_heads=2")

@@ -1,4 +1,4 @@
-"""A case beside one device, in numbers: losses, gradients, and the experts that tokens choose."""
+"""A case compared with one device, in numbers: losses, gradients, and the experts that tokens are assigned to."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from tests.sameness.assignments import ExpertAssignments, assignments_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Over all steps: the smallest margin of a choice on one device, how many choices there were, and how many of
-    them another expert was chosen for."""
+    """Over all steps: the smallest margin of an assignment on one device, the number of token-expert assignments, and how many of
+    them differ."""
 
     margin: float
-    choices: int
+    assignments: int
     flipped: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """A run, and what its tokens chose before each step; nothing without experts."""
+    """A run, and the assignments of its tokens before each step; none without experts."""
 
     run: Run
-    chosen: tuple[ExpertAssignments, ...] = ()
+    assigned: tuple[ExpertAssignments, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """How a case differs from one device."""
+    """How much a case differs from one device."""
 
     case: Case
     difference: Difference
@@ -55,7 +55,7 @@ class Measured:
 
 
 def watched(case: Case) -> Watched:
-    """All steps of a case, rows as they are written."""
+    """All steps of a case, with the rows in the order of the text."""
     return watched_on(case, compile_plan(plan_of(case), level=1), batches_of(case))
 
 
@@ -64,37 +64,39 @@ def watched_on(case: Case, step: jax.stages.Compiled, batches: Sequence[Batch]) 
     plan = plan_of(case)
     if not case.experts:
         return Watched(run=run_plan(plan, step, batches, case.seed))
-    choose, in_text = assignments_of(plan), np.argsort(lying_order(plan))
-    chosen: list[ExpertAssignments] = []
+    assign, in_text = assignments_of(plan), np.argsort(lying_order(plan))
+    assigned: list[ExpertAssignments] = []
 
     def watch(state: State, batch: Batch) -> None:
-        experts_NBLK, margins_NBL = choose(state, batch)
-        chosen.append(ExpertAssignments(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
+        experts_NBLK, margins_NBL = assign(state, batch)
+        assigned.append(ExpertAssignments(experts_NBLK[:, :, in_text], margins_NBL[:, :, in_text]))
 
-    return Watched(run=run_plan(plan, step, batches, case.seed, watch), chosen=tuple(chosen))
+    return Watched(run=run_plan(plan, step, batches, case.seed, watch), assigned=tuple(assigned))
 
 
 @lru_cache(maxsize=2)
 def watched_alone(case: Case) -> Watched:
-    """The same, kept for the cases that are compared with it."""
+    """The same, cached for the cases that are compared with it."""
     return watched(case)
 
 
 def measured(case: Case) -> tuple[Measured, Watched, Watched]:
-    """A case beside one device, and both runs."""
+    """A case compared with one device, and both runs."""
     ours, theirs = watched(case), watched_alone(case.alone)
-    routing = routing_of(batches_of(case), ours.chosen, theirs.chosen) if case.experts else None
+    routing = routing_of(batches_of(case), ours.assigned, theirs.assigned) if case.experts else None
     return Measured(case=case, difference=difference(ours.run, theirs.run), routing=routing), ours, theirs
 
 
-def assert_same_choices(case: Case) -> None:
-    """Every token of a document chooses the experts that it chooses on one device, in the first steps; the smallest
-    margin of a choice is printed."""
+def assert_same_assignments(case: Case) -> None:
+    """In the first steps, every token of a document is assigned to the same experts as on one device; the smallest margin is
+    printed."""
     batches = batches_of(case, FEW_STEPS)
-    ours, theirs = (watched_on(one, compiled_step(one), batches).chosen for one in (case, case.alone))
+    ours, theirs = (watched_on(one, compiled_step(one), batches).assigned for one in (case, case.alone))
     routing = routing_of(batches, ours, theirs)
-    print(f"{case}: smallest margin {routing.margin:.1e}, {routing.flipped} of {routing.choices} choices flipped")
-    # The seed was chosen so that no token is too near to a tie: a flipped choice is a fault.
+    print(
+        f"{case}: smallest margin {routing.margin:.1e}, {routing.flipped} of {routing.assignments} assignments flipped"
+    )
+    # With this seed no token is too near to a tie: a flipped assignment is a fault.
     assert routing.margin > 1e-6
     assert routing.flipped == 0
 
@@ -102,12 +104,12 @@ def assert_same_choices(case: Case) -> None:
 def routing_of(
     batches: Sequence[Batch], ours: Sequence[ExpertAssignments], theirs: Sequence[ExpertAssignments]
 ) -> Routing:
-    """What the tokens of documents chose; padding goes to no expert."""
-    margin, choices, flipped = np.inf, 0, 0
+    """The assignments of the tokens of documents; padding goes to no expert."""
+    margin, assignments, flipped = np.inf, 0, 0
     for batch, our, their in zip(batches, ours, theirs, strict=True):
         of_text = np.broadcast_to(batch["segments"] > 0, their.margins_NBL.shape)
         our_NK, their_NK = our.experts_NBLK[of_text], their.experts_NBLK[of_text]
         margin = min(margin, float(their.margins_NBL[of_text].min()))
-        choices += their_NK.size
+        assignments += their_NK.size
         flipped += their_NK.size - int((our_NK[:, :, None] == their_NK[:, None, :]).sum())
-    return Routing(margin=margin, choices=choices, flipped=flipped)
+    return Routing(margin=margin, assignments=assignments, flipped=flipped)

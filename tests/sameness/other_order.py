@@ -1,9 +1,10 @@
-"""The same numbers, summed in another order, on one device: what law 3 allows two layouts to differ by in bfloat16.
+"""The same numbers, summed in another order, on one device: the difference that law 3 allows between two layouts in bfloat16.
 
-A layout splits sums. Where `tensor` cuts what a product sums over, each device rounds its part to the computation's dtype and
-the parts are added as they are sent; where devices share tokens, each rounds its part of a weight's gradient once, and these are
-added in the dtype at rest; around a ring, queries meet keys piece by piece. Here one device does all that to itself: every
-product of a step, forward and backward, in parts of its contracted dim drawn at random, and attention over pieces of the keys.
+A layout divides sums. Where `tensor` shards the contracted dim of a product, each device rounds its partial result to the dtype
+of the computation, and these are summed in that dtype. Where tokens are sharded, each device rounds its partial gradient of a
+weight once, and these are summed in the dtype at rest. In a ring, queries attend to one shard of the keys after the other. Here one
+device does the same: every product of a step, forward and backward, is divided into random parts of its contracted dim, and
+attention takes chunks of the keys.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import trained_on
 
 PARTS = 4
-"""Of every sum: as many as the devices that share one in most of the layouts that are tried."""
+"""The parts of every sum: as many as the devices that share one in most of the layouts tested."""
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
 
 
 class Here(Ranks):
-    """This process as the only rank."""
+    """This process as the only rank of a group."""
 
     def __init__(self) -> None:
         super().__init__(1, lambda *_: imagined_ranks(1))
@@ -47,9 +48,9 @@ class Here(Ranks):
 
 
 def runs(request: Request, batches: Sequence[Batch], seed: int, orders: int) -> list[Run]:
-    """The first steps of a request's model on one device of PyTorch, as they are written and in so many other orders.
+    """The first steps of a request's model on one device of PyTorch, in the order of the program and in ``orders`` others.
 
-    ``batches``: rows as they are written. ``seed``: of the initial values.
+    ``batches``: rows in the order of the text. ``seed``: of the initial values.
     """
     plan = make_plan(
         replace(
@@ -73,14 +74,14 @@ def runs(request: Request, batches: Sequence[Batch], seed: int, orders: int) -> 
 
 @contextmanager
 def in_another_order(seed: int, tokens: int) -> Iterator[None]:
-    """``tokens``: of the batch. What is summed over them is the gradient of a weight."""
-    whole = attention.attend
-    attention.attend = _attend_by_pieces
+    """A context for one order. ``tokens``: of the batch. A product that sums over so many elements is the gradient of a weight."""
+    attend = attention.attend
+    attention.attend = _attend_in_chunks
     try:
         with _Parts(seed, tokens):
             yield
     finally:
-        attention.attend = whole
+        attention.attend = attend
 
 
 class _Parts(TorchDispatchMode):
@@ -105,16 +106,16 @@ class _Parts(TorchDispatchMode):
         return sum(parts[1:], parts[0])
 
 
-def _attend_by_pieces(
-    q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, sight: AttentionMask, scale: float
+def _attend_in_chunks(
+    q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, mask: AttentionMask, scale: float
 ) -> torch.Tensor:
     running: Running | None = None
     size = k_BSKD.shape[1] // PARTS
     for start in range(0, k_BSKD.shape[1], size):
         keys = slice(start, start + size)
-        seen = sight._replace(
-            kv_positions_BS=sight.kv_positions_BS[:, keys], kv_segments_BS=sight.kv_segments_BS[:, keys]
+        of_keys = mask._replace(
+            kv_positions_BS=mask.kv_positions_BS[:, keys], kv_segments_BS=mask.kv_segments_BS[:, keys]
         )
-        running = with_keys(running, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], seen, scale)
+        running = with_keys(running, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], of_keys, scale)
     assert running is not None
     return finished(running, q_BTHD.dtype)

@@ -1,4 +1,4 @@
-"""Layouts that no preset has: several roles at once, and what the presets leave out."""
+"""Layouts other than the presets: several roles at once, and cases that the presets do not cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of differences, docs/sameness.md, from what was measured."""
+"""The page of differences, docs/sameness.md, from the measurements."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from tests.sameness.measure import Measured
 
 PAGE = Path(__file__).parents[2] / "docs" / "sameness.md"
 
-HEAD = f"""# How far layouts are apart
+HEAD = f"""# How much layouts differ
 
-Every layout trains the same model: only the order in which numbers are added differs. This page is how much that is.
-`make test-all` trains each of the cases below on simulated CPU devices, holds it against one device, and writes this
-page anew; `make test` takes the first steps of those marked *.
+Every layout trains the same model: only the order of summation differs. This page reports how much the results differ.
+`make test-all` trains each of the cases below on simulated CPU devices, compares it with one device, and writes this
+page again; `make test` trains the first steps of those marked *.
 
-Each case: float32, {STEPS} steps of {MICROBATCHES} microbatches, AdamW, rows of {LENGTH} tokens of which very unequal
-numbers are valid (in every fourth step half of the rows have none), gradients clipped to a norm of {OPTIONS.clip} in
-every step. One device takes the same rows in one microbatch, from the same seed: one under which no token comes so near
-to a tie between two experts that the last bit of a sum decides, since from there on two runs are two runs.
+Each case: float32, {STEPS} steps of {MICROBATCHES} microbatches, AdamW, rows of {LENGTH} tokens with very unequal
+numbers of valid tokens (in every fourth step half of the rows have none), gradients clipped to a norm of {OPTIONS.clip}
+in every step. One device takes the same rows in one microbatch, from the same seed. With this seed no token is so near
+to a tie between two experts that the last bit of a sum decides; from such a token on, two runs could not be compared.
 
 - *loss*: the largest relative difference of a step's loss. Allowed: 1e-5 without experts, 1e-4 with them.
-- *gradient*: the largest |g - g1| / |g1| over steps 1 and 2, all weights and all layers, before clipping, and where it
-  was; g1 is that of one device. Allowed: 1e-4.
-- *margin*: by how much the last expert that a token chose was above the first that it did not, the smallest over all
-  steps, layers and tokens, on one device. *flipped*: how many choices of experts were others, of how many.
+- *gradient*: the largest |g - g1| / |g1| over steps 1 and 2, all weights and all layers, before clipping, and its weight
+  (*of*); g1 is the gradient on one device. Allowed: 1e-4.
+- *margin*: the difference between the score of the last expert that a token is assigned to and that of the next expert,
+  the smallest over all steps, layers and tokens, on one device. *flipped*: the number of token-expert assignments that
+  differ, of all.
 
-Head-tail: rows lie in the order that gives each device pieces of both of their ends.
+Head-tail: the tokens of a row are ordered so that each device has one chunk of its head and one of its tail.
 """
 
 
 def page(results: Sequence[Measured], pairs: Sequence[tuple[Case, Case, Difference]]) -> str:
-    """The whole page."""
+    """The entire page."""
     return "\n".join([HEAD, *(line for model in MODELS for line in _table(model, results)), *_pairs(pairs), *_left()])
 
 
 def with_section(text: str, title: str, body: str) -> str:
-    """The page with a section of its own under a title, in place of the one that it had."""
+    """The page with a section under a title, which replaces an older one with this title."""
     head = f"## {title}\n"
     before, had, rest = text.partition(f"\n{head}")
     if not had:
@@ -50,7 +51,7 @@ def with_section(text: str, title: str, body: str) -> str:
 
 
 def section_of(text: str, title: str) -> str | None:
-    """What the page has under a title, if it has it."""
+    """The page's section under a title, or None."""
     _, had, rest = text.partition(f"\n## {title}\n")
     return rest.partition("\n## ")[0].strip() if had else None
 
@@ -75,13 +76,13 @@ def _table(model: str, results: Sequence[Measured]) -> Iterator[str]:
     for result in rows:
         difference, routing = result.difference, result.routing
         line = f"{cells(result.case)} {difference.loss:.1e} | {difference.gradient:.1e} | {difference.weight} |"
-        yield line + (f" {routing.margin:.1e} | {routing.flipped} of {routing.choices} |" if routing else "")
+        yield line + (f" {routing.margin:.1e} | {routing.flipped} of {routing.assignments} |" if routing else "")
     yield ""
 
 
 def _pairs(pairs: Sequence[tuple[Case, Case, Difference]]) -> Iterator[str]:
-    yield "## Layouts beside each other\n"
-    yield "| model | layout | beside | loss | gradient | of |"
+    yield "## Layouts compared with each other\n"
+    yield "| model | layout | compared with | loss | gradient | of |"
     yield "|---|---|---|---|---|---|"
     for ours, theirs, difference in pairs:
         yield (
@@ -92,6 +93,6 @@ def _pairs(pairs: Sequence[tuple[Case, Case, Difference]]) -> Iterator[str]:
 
 
 def _left() -> Iterator[str]:
-    yield "## Presets that are not here\n"
+    yield "## Presets that are not compared\n"
     yield from (f"- `{name}`: {why}." for name, why in UNTRAINED.items())
     yield ""

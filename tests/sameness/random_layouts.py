@@ -1,4 +1,4 @@
-"""Layouts that nobody wrote, for models of the smallest sizes: drawn by number, again where the planner refuses one."""
+"""Random layouts for models of the smallest sizes: drawn by number, and drawn again where the planner refuses one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEEPSEEK = (
 
 
 class Model(NamedTuple):
-    """A model of the smallest size, and the seed of its initial values: one under which no token of the steps is near to
+    """A model of the smallest size, and the seed of its initial values: with this seed no token of the steps is near to
     a tie between two experts."""
 
     name: str
@@ -44,11 +44,11 @@ class Model(NamedTuple):
 
     @property
     def table(self) -> ModelTable:
-        given = dict(one.split("=") for one in self.dimensions.split(","))
-        return build(self.name, {**given, "vocab": str(VOCAB)})
+        dimensions = dict(one.split("=") for one in self.dimensions.split(","))
+        return build(self.name, {**dimensions, "vocab": str(VOCAB)})
 
     def of(self, dtype: str) -> Model:
-        """The same with all experts chosen where a token near to a tie would be another token (``bounds.py``)."""
+        """The model for a dtype: in bfloat16, every token is assigned to all experts (``bounds.py``)."""
         return self if dtype == DTYPES[0] else self._replace(dimensions=self.dimensions + EVERY_EXPERT[self.name])
 
 
@@ -83,7 +83,7 @@ MOSTLY = ("data", "fsdp", "fsdp", "context", "context", "context", "tensor", "te
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The layout of a number. ``refused``: by what those that were drawn before it were refused."""
+    """The layout of a number. ``refused``: the finding codes or errors of the layouts that were drawn before it and refused."""
 
     number: int
     family: str
@@ -101,7 +101,7 @@ class Drawn:
 
     @property
     def text(self) -> str:
-        """Everything that it takes to see it again."""
+        """Everything that is needed to reproduce it."""
         request, plan = self.plan.request, self.plan
         layout = request.layout
         entries = {
@@ -120,7 +120,7 @@ class Drawn:
 
     @property
     def in_another_order(self) -> bool:
-        """Whether a tensor has a dim whose axes do not stand in mesh order."""
+        """Whether a tensor has a dim whose axes are not in mesh order."""
         mesh = self.plan.mesh
         specs = [spec for row in self.plan.tensors for spec in (row.at_rest, row.in_use) if spec is not None]
         every = [mesh.larger_than_one(dim.axes) for spec in specs for dim in spec.dims]
@@ -137,9 +137,9 @@ class Drawn:
 
 
 def draw(seed: int, number: int, *, most: Mapping[str, int], dtype: str = "float32") -> Drawn:
-    """The layout of a number under a seed. ``most``: devices, by the engines to draw for, in turn.
+    """The layout of a number under a seed. ``most``: the largest number of devices of each engine.
 
-    In bfloat16 the layout is the same, and all experts of its model are chosen.
+    In bfloat16 the layout is the same, and every token is assigned to all experts of its model.
     """
     dice = random.Random(f"{seed} {number}")
     engine = ENGINES[number % 2]
@@ -154,7 +154,7 @@ def draw(seed: int, number: int, *, most: Mapping[str, int], dtype: str = "float
 
 
 def _plan(dice: random.Random, model: Model, engine: Engine, most: int, dtype: str) -> Plan | str:
-    """A plan with no errors that the engine runs, or by what it was refused."""
+    """A plan without errors that the engine runs, or the code or error by which it is refused."""
     table = model.table
     text = yaml.safe_dump(_layout(dice, table, most), sort_keys=False)
     microbatches, balanced = dice.choice((1, 1, 2)), dice.random() < 0.3
@@ -180,7 +180,7 @@ def _plan(dice: random.Random, model: Model, engine: Engine, most: int, dtype: s
 
 
 def _layout(dice: random.Random, table: ModelTable, most: int) -> dict[str, Any]:
-    """A layout as a file would have it: axes and entries in any order."""
+    """A layout as in a file, with axes and entries in any order."""
     num = dice.choice((2, 2, 3, 3, 3, 4, 4))
     shapes = [shape for shape in SIZES[num] if prod(shape) <= most]
     names, sizes = dice.sample(AXES, num), dice.sample(shape := dice.choice(shapes), len(shape))
@@ -203,7 +203,7 @@ def _layout(dice: random.Random, table: ModelTable, most: int) -> dict[str, Any]
 
 
 def _entry(dice: random.Random, table: ModelTable, often: float) -> dict[str, Any]:
-    """The roles of an axis; ``often``: of how many components it has another."""
+    """The roles of an axis; ``often``: the probability that a component has a role of its own."""
     elsewhere = dice.choice(MOSTLY)
     entry: dict[str, Any] = {"elsewhere": elsewhere}
     if "moe" in table.components and dice.random() < 0.6:

@@ -1,4 +1,4 @@
-"""The part of docs/sameness.md on layouts that nobody wrote, from what was measured."""
+"""The sections of docs/sameness.md on random layouts, from the measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TITLES = {"float32": "Layouts drawn at random", "bfloat16": "Layouts drawn at ra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One layout beside one device. ``attention``, ``moe``: how keys and tokens move, empty where nothing does."""
+    """One layout compared with one device. ``attention``, ``moe``: how keys and tokens are moved, empty where they are not."""
 
     number: int
     engine: str
@@ -31,17 +31,17 @@ class Result:
 
 
 def section(results: Sequence[Result], seed: int, dtype: str) -> str:
-    """What follows the title."""
+    """The section without its title."""
     return "\n".join(_lines(results, seed, dtype))
 
 
 def _lines(results: Sequence[Result], seed: int, dtype: str) -> Iterator[str]:
     numbers = f"{len(results):,} layouts of seed {seed}"
-    yield f"{numbers} (`python -m tests.sameness.random_whole --seed {seed} --dtype {dtype}`), each two steps beside two on"
-    yield "one device of the same engine: roles drawn for every component, axes in any order, up to four of them, on up to 16"
+    yield f"{numbers} (`python -m tests.sameness.random_whole --seed {seed} --dtype {dtype}`), each for two steps,"
+    yield "compared with one device of the same engine: random roles of every component, up to four axes in any order, on up to 16"
     yield "simulated devices of JAX or 8 ranks of PyTorch; every movement, rules, `weights:`, microbatches, head-tail, remat."
     yield ""
-    bounded = " most of its bound | of | number |" if dtype == "bfloat16" else ""
+    bounded = " largest share of its bound | of | number |" if dtype == "bfloat16" else ""
     yield f"| engine | family | layouts | loss | gradient | of | number |{bounded}"
     yield "|---|---|---:|---:|---:|---|---:|" + ("---:|---|---:|" if bounded else "")
     for key in sorted({(one.engine, one.family) for one in results}):
@@ -53,14 +53,14 @@ def _lines(results: Sequence[Result], seed: int, dtype: str) -> Iterator[str]:
         yield line + (f" {most.share:.2f} | {most.of} | {most.number} |" if bounded else "")
     yield ""
     yield f"- Axes larger than 1: {_counts(str(one.axes) for one in results)}."
-    yield f"- Keys: {_counts(one.attention or 'stay' for one in results)}."
-    yield f"- Tokens and experts: {_counts(one.moe or 'stay' for one in results)}."
+    yield f"- Keys: {_counts(one.attention or 'not moved' for one in results)}."
+    yield f"- Tokens and experts: {_counts(one.moe or 'not moved' for one in results)}."
     yield f"- Layouts with a dim whose axes are not in mesh order: {sum(one.another_order for one in results)}."
     refused = Counter[str]()
     for one in results:
         refused.update(one.refused)
-    said = ", ".join(f"{number} by {what}" for what, number in refused.most_common())
-    yield f"- Refused, and drawn again: {refused.total()} ({said})."
+    codes = ", ".join(f"{number} by {what}" for what, number in refused.most_common())
+    yield f"- Refused by the planner, and drawn again: {refused.total()} ({codes})."
     yield ""
 
 

@@ -1,4 +1,4 @@
-"""Two steps of a drawn layout beside two steps on one device of the same engine."""
+"""Two steps of a random layout, compared with two steps on one device of the same engine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from tests.sameness.bounds import Bound, assert_within, bound_of, shares
 from tests.sameness.random_layouts import ROWS, VOCAB, Drawn, Model
 
 BATCHES = tuple(tokens_of(step, ROWS, VOCAB) for step in range(2))
-"""The second step sees the update of the first; half of its rows are padding."""
+"""The second step uses the weights that the first has updated; half of its rows are padding."""
 
 LOSS = 1e-5
-"""How far a loss may be from that of one device, relative, experts or none: no token of these models is near to a tie."""
+"""The relative difference from the loss on one device that is allowed, also with experts: no token of these models is near to a
+tie."""
 
 RunPlan = Callable[[Plan, int], Run]
-"""``run(plan, seed)``: two steps from the initial values on."""
+"""``run(plan, seed)``: two steps from the initial values."""
 
 
 class Apart(NamedTuple):
-    """How far two runs are apart; in bfloat16 ``share`` is the largest of what other orders of summing explain."""
+    """How much two runs differ; in bfloat16, ``share`` is the largest share of a bound, and ``of`` its quantity."""
 
     difference: Difference
     share: float = 0.0
@@ -35,7 +36,7 @@ class Apart(NamedTuple):
 
 
 class BesideOneDevice:
-    """Trains what was drawn beside one device of the same engine, which takes the steps of each model and dtype once."""
+    """Compares random layouts with one device of the same engine, on which each model and dtype is trained once."""
 
     def __init__(self, **engines: RunPlan) -> None:
         self._engines = engines
@@ -43,7 +44,7 @@ class BesideOneDevice:
         self._bounds: dict[Model, Bound] = {}
 
     def assert_same(self, drawn: Drawn) -> Apart:
-        """Losses of both steps, and the gradients of every weight in both; how far they are apart."""
+        """Compare the losses of both steps and the gradients of every weight in both; return how much they differ."""
         run, model = self._engines[drawn.engine], drawn.model
         key = model, drawn.engine, drawn.dtype
         if key not in self._alone:
@@ -60,7 +61,7 @@ class BesideOneDevice:
 
 
 def on_jax(plan: Plan, seed: int) -> Run:
-    """On simulated devices; what was compiled is forgotten."""
+    """A run on simulated devices; the compiled programs are freed."""
     try:
         return run_plan(plan, compile_plan(plan), BATCHES, seed)
     finally:
@@ -68,7 +69,7 @@ def on_jax(plan: Plan, seed: int) -> Run:
 
 
 def on_ranks(ranks: Ranks) -> RunPlan:
-    """On as many of the ranks as a plan has devices."""
+    """Runs on as many of the ranks as a plan has devices."""
     return partial(_on_ranks, ranks)
 
 

@@ -1,10 +1,10 @@
-"""Trains layouts that nobody wrote beside one device, and writes their part of docs/sameness.md.
+"""Trains random layouts, compares them with one device, and writes their section of docs/sameness.md.
 
     python -m tests.sameness.random_whole [--dtype bfloat16] [--seed 7] [--count 1000] [--jobs 2] [--kept FILE]
 
-Without ``--seed`` it is drawn anew and printed. Layouts are trained in turn on JAX, on up to 16 simulated devices, and on up
-to 8 ranks of PyTorch. With ``--kept`` each result is added to a file, and what a file has already is not trained again. One of
-them: ``--only NUMBER``. The page is written where none was wrong, and there were 1,000.
+Without ``--seed`` a seed is drawn and printed. Layouts are trained alternately on JAX, on up to 16 simulated devices, and on up
+to 8 ranks of PyTorch. With ``--kept`` each result is added to a file, and layouts that are in the file are not trained again.
+``--only NUMBER`` trains one of them. The page is written if there were 1,000 layouts and none failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.sameness.random_runs import Apart, BesideOneDevice, on_jax, on_ranks
 COUNT = 1000
 NOT_KNOWN = Apart(Difference(loss=inf, gradient=inf, weight=""))
 LIMIT_S = 900.0
-"""How long the ranks of a layout may take: a night may be busy with other things, and a thousand are not to end at one."""
+"""How long the ranks of a layout may take. It is long, because one timeout ends a run of a thousand layouts."""
 
 MOST = {"jax": 16, "torch": 8}
 
@@ -47,28 +47,28 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kept", type=Path, default=None)
     parser.add_argument("--only", type=int, default=None)
-    given = parser.parse_args()
-    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    numbers = range(given.count) if given.only is None else [given.only]
-    found = {one.number: one for one in kept(given.kept, seed, given.dtype) if one.number in numbers}
+    numbers = range(options.count) if options.only is None else [options.only]
+    found = {one.number: one for one in kept(options.kept, seed, options.dtype) if one.number in numbers}
     start, left = time.monotonic(), [number for number in numbers if number not in found]
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"), initializer=begin) as pool:
-        asked = [pool.submit(trained, seed, number, given.dtype) for number in left]
-        for done in as_completed(asked):
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"), initializer=begin) as pool:
+        futures = [pool.submit(trained, seed, number, options.dtype) for number in left]
+        for done in as_completed(futures):
             one = found[done.result().number] = done.result()
-            if given.kept is not None:
-                with given.kept.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"seed": seed, "dtype": given.dtype, **asdict(one)}) + "\n")
-            print(f"{time.monotonic() - start:6.0f} s {len(found):4d}/{len(numbers)} {told(one)}", flush=True)
+            if options.kept is not None:
+                with options.kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"seed": seed, "dtype": options.dtype, **asdict(one)}) + "\n")
+            print(f"{time.monotonic() - start:6.0f} s {len(found):4d}/{len(numbers)} {line(one)}", flush=True)
     results = [found[number] for number in numbers]
     wrong = [one for one in results if one.wrong]
-    text = section(results, seed, given.dtype)
+    text = section(results, seed, options.dtype)
     print(text)
     for one in wrong:
-        print(f"not the same: {told(one)}", file=sys.stderr)
+        print(f"not the same: {line(one)}", file=sys.stderr)
     if not wrong and len(results) >= COUNT:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), TITLES[given.dtype], text), encoding="utf-8")
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), TITLES[options.dtype], text), encoding="utf-8")
     return 1 if wrong else 0
 
 
@@ -80,19 +80,19 @@ def kept(path: Path | None, seed: int, dtype: str) -> list[Result]:
 
 
 def begin() -> None:
-    """What a process of the pool needs: more simulated devices than the tests have, and ranks."""
+    """Prepare a process of the pool: more simulated devices than the tests have, and ranks."""
     os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={MOST['jax']}"
     global _beside
     _beside = BesideOneDevice(jax=on_jax, torch=on_ranks(Ranks(MOST["torch"], in_group, LIMIT_S)))
 
 
 def trained(seed: int, number: int, dtype: str) -> Result:
-    """How far the layout of a number is from one device, and what is wrong with it."""
+    """How much the layout of a number differs from one device, and a message where it fails."""
     drawn = draw(seed, number, most=MOST, dtype=dtype)
     start = time.monotonic()
     try:
         apart, wrong = _beside.assert_same(drawn), ""
-    except Exception as error:  # Whatever it is, it is told and the next one tried.
+    except Exception as error:  # Any error is reported, and the next layout is trained.
         apart, wrong = NOT_KNOWN, f"{type(error).__name__}: {error}\n  {drawn.text}"
     return result(drawn, apart, wrong, time.monotonic() - start)
 
@@ -119,7 +119,7 @@ def result(drawn: Drawn, apart: Apart, wrong: str, seconds: float) -> Result:
     )
 
 
-def told(one: Result) -> str:
+def line(one: Result) -> str:
     words = f"{one.number} {one.engine} {one.family} {one.attention} {one.moe}, {one.seconds:.1f} s"
     far = f"loss {one.loss:.1e}, gradient {one.gradient:.1e}" + (f", {one.share:.2f} of the bound" if one.of else "")
     return f"{words} WRONG: {one.wrong}" if one.wrong else f"{words}: {far}"

@@ -1,4 +1,4 @@
-"""Law 3 in bfloat16, on JAX: layouts beside one device, within what other orders of summing the same numbers explain."""
+"""Law 3 in bfloat16, on JAX: layouts differ from one device by no more than other orders of summation do."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ CASES = (
     Case(model=MIXTRAL, layout="tp-as-ep", move=(("move_moe", "ring"),), sizes=(("fsdp", 2), ("tensor", 2))),
     Case(model=DEEPSEEK3, layout="ep-as-cp", move=(("move_attention", "ring"),), sizes=(("fsdp", 1), ("expert", 4))),
 )
-"""Each way of attention, of experts, `tensor` with its residual cut, and both uses of a tied embedding, together and apart."""
+"""Each movement of attention and of experts, `tensor` with a sharded residual stream, and a tied embedding, with one gather for both
+uses and with one for each."""
 
 
 def layout_of(name: str) -> Layout:
@@ -71,10 +72,10 @@ def layout_of(name: str) -> Layout:
 
 
 def request_of(case: Case) -> Request:
-    given = ",".join(one for one in (SMALLEST[case.model], EVERY_EXPERT[case.model], case.more) if one)
+    dimensions = ",".join(one for one in (SMALLEST[case.model], EVERY_EXPERT[case.model], case.more) if one)
     return Request(
         layout=replace(layout_of(case.layout), **dict(case.move)),  # pyright: ignore[reportArgumentType]
-        table=build(case.model, {**settings([[given]]), "vocab": str(VOCAB)}),
+        table=build(case.model, {**settings([[dimensions]]), "vocab": str(VOCAB)}),
         mesh_sizes=dict(case.sizes),
         batch=ROWS,
         length=LENGTH,
@@ -89,7 +90,7 @@ def alone_of(model: str, more: str) -> Case:
 
 @cache
 def one_device(model: str, more: str) -> tuple[Run, Run, Bound]:
-    """A model on one device: its first steps on JAX and on PyTorch, and how far other orders are from these."""
+    """A model on one device: its first steps on JAX and on PyTorch, and the bound of differences from these."""
     request = request_of(alone_of(model, more))
     return trained(make_plan(request)), *bounded(request, BATCHES, SEED)
 
@@ -105,7 +106,7 @@ def trained(plan: Plan) -> Run:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_layout_is_as_one_device(case: Case) -> None:
+def test_a_layout_is_the_same_as_one_device(case: Case) -> None:
     alone, _, bound = one_device(case.model, case.more)
     assert_within(bound, run_of(case), alone)
 
@@ -115,8 +116,8 @@ LAST_BITS = 1e-6
 
 
 @pytest.mark.parametrize("remat", ["dots", "none"])
-def test_what_is_computed_again_changes_nothing(remat: str) -> None:
-    """But for last bits of float32, because XLA fuses other operations."""
+def test_recomputation_changes_nothing(remat: str) -> None:
+    """Except for the last bits of float32, because XLA fuses other operations."""
     full, other = run_of(AGAIN), trained(make_plan(replace(request_of(AGAIN), remat=remat)))
     np.testing.assert_allclose(other.losses, full.losses, rtol=LAST_BITS)
     for ours, theirs in zip(other.gradients, full.gradients, strict=True):
@@ -124,6 +125,6 @@ def test_what_is_computed_again_changes_nothing(remat: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "more"), sorted({(case.model, case.more) for case in CASES}))
-def test_an_engine_is_as_the_other(model: str, more: str) -> None:
+def test_an_engine_is_the_same_as_the_other(model: str, more: str) -> None:
     on_jax, on_torch, bound = one_device(model, more)
     assert_within(bound, on_jax, on_torch)

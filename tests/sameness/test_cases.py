@@ -1,4 +1,4 @@
-"""The cases are all that they are said to be, before any of them is trained."""
+"""The cases cover what they should, before any of them is trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_family_has_every_preset_on_two_meshes(model: str) -> None:
         assert len(meshes) >= 2, preset
 
 
-def test_the_covering_part_covers() -> None:
+def test_the_covering_cases_cover_everything() -> None:
     assert set(COVERING) <= set(WHOLE)
     assert {case.layout for case in COVERING} == TRAINED
     assert all(len(covering(model)) >= 5 for model in MODELS)
@@ -38,8 +38,8 @@ def test_the_covering_part_covers() -> None:
 
 
 def test_rows_are_few_and_unequal() -> None:
-    """Whatever the number of devices that share the rows, one of them has no valid token in the first two steps, whose
-    gradients are compared."""
+    """For any number of devices that shard the rows, one has no valid token in the first two steps, whose gradients are
+    compared."""
     for rows, readers in {(case.rows, plan_of(case).mesh.size(plan_of(case).dp)) for case in WHOLE}:
         assert rows * LENGTH <= 512
         valid = [tokens_of(step, rows)["valid"] for step in range(2)]

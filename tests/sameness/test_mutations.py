@@ -1,7 +1,7 @@
-"""Faults put into a step on purpose, each of which the comparison with one device must see.
+"""Faults put into a step on purpose, each of which the comparison with one device must detect.
 
-A layer of a small Llama on four devices, for the two steps whose gradients are compared. The program that is run is the
-engine's own, under a plan or with a function of which one thing is wrong.
+The model is one layer of a small Llama on four devices, trained for the two steps whose gradients are compared. The program is
+the engine's own, with one fault in a plan or in a function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOUND = [HYBRID, TENSOR, CONTEXT, BALANCED]
 
 
 def two_steps(plan: Plan, change: Callable[[Batch], Batch] = lambda batch: batch) -> Run:
-    """Both steps of a plan as they come out, without a look at them; ``change``: what is done to the rows before."""
+    """Both steps of a plan, without a check; ``change``: applied to the rows before."""
     return run_plan(plan, compile_plan(plan, level=0), [change(tokens_of(number, 8)) for number in range(2)], seed=0)
 
 
@@ -44,18 +44,18 @@ def alone() -> Run:
     return two_steps(plan_of(HYBRID.alone))
 
 
-def assert_seen(ours: Run, alone: Run, in_words: str = "off by") -> None:
+def assert_detected(ours: Run, alone: Run, in_words: str = "off by") -> None:
     with pytest.raises(AssertionError, match=in_words):
         assert_same(ours, alone, HYBRID.tolerance)
 
 
 @pytest.mark.parametrize("case", SOUND, ids=str)
-def test_without_a_fault_nothing_is_seen(case: Case, alone: Run) -> None:
+def test_without_a_fault_nothing_is_detected(case: Case, alone: Run) -> None:
     assert_same(two_steps(plan_of(case)), alone, case.tolerance)
 
 
 def without_a_reduction(plan: Plan, weight: str, axis: str) -> Plan:
-    """The plan with one cell fewer in its table of gradients."""
+    """The plan without the reduction of a weight's gradient over an axis."""
     row = plan.by_name[weight]
     assert axis in row.gradient
     left = replace(row, gradient={other: kind for other, kind in row.gradient.items() if other != axis})
@@ -73,8 +73,8 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("case", "weight", "axis"), CELLS, ids=[f"{weight} over {axis}" for _, weight, axis in CELLS])
-def test_a_reduction_that_is_left_out_is_seen(case: Case, weight: str, axis: str, alone: Run) -> None:
-    assert_seen(two_steps(without_a_reduction(plan_of(case), weight, axis)), alone, weight)
+def test_a_missing_reduction_is_detected(case: Case, weight: str, axis: str, alone: Run) -> None:
+    assert_detected(two_steps(without_a_reduction(plan_of(case), weight, axis)), alone, weight)
 
 
 MOVES = [
@@ -89,7 +89,7 @@ MOVES = [
 @pytest.mark.parametrize(
     ("case", "source", "target", "sum_of"), MOVES, ids=[f"{sum_of} of {s} to {t}" for _, s, t, sum_of in MOVES]
 )
-def test_a_sum_of_activations_that_is_left_out_is_seen(
+def test_a_missing_sum_of_activations_is_detected(
     case: Case, source: str, target: str, sum_of: str, alone: Run
 ) -> None:
     plan = plan_of(case)
@@ -99,43 +99,43 @@ def test_a_sum_of_activations_that_is_left_out_is_seen(
     none: dict[str, tuple] = {sum_of: ()}
     moves = tuple(replace(move, **none) if each is move else each for each in table.moves)
     request = replace(plan.request, table=replace(table, moves=moves))
-    assert_seen(two_steps(replace(plan, request=request)), alone)
+    assert_detected(two_steps(replace(plan, request=request)), alone)
 
 
 def patch_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
-    """Have the loss of each device be ``change(loss, valid_BL)``."""
+    """Make the loss of each device ``change(loss, valid_BL)``."""
     right = engine_step.summed_cross_entropy
 
-    def wrong(logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, cut: tuple[str, ...]) -> jax.Array:
-        return change(right(logits_BLV, targets_BL, valid_BL, cut), valid_BL)
+    def wrong(logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, vocab: tuple[str, ...]) -> jax.Array:
+        return change(right(logits_BLV, targets_BL, valid_BL, vocab), valid_BL)
 
     monkeypatch.setattr(engine_step, "summed_cross_entropy", wrong)
 
 
-def test_a_loss_normalised_by_each_device_is_seen(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_normalised_by_each_device_is_detected(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def normalised(loss: jax.Array, valid_BL: jax.Array) -> jax.Array:
-        """The mean of the devices' means, in place of the mean over all tokens."""
+        """The mean of the devices' means instead of the mean over all tokens."""
         axes = ("data", "fsdp")
         own = jnp.sum(valid_BL)
         return loss * jax.lax.psum(own, axes) / (jnp.maximum(own, 1) * jax.lax.axis_size(axes))
 
     patch_loss(monkeypatch, normalised)
-    assert_seen(two_steps(plan_of(HYBRID)), alone)
+    assert_detected(two_steps(plan_of(HYBRID)), alone)
 
 
-def test_a_replica_s_gradient_that_is_dropped_is_seen(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gradient_of_a_replica_is_detected(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def dropped(loss: jax.Array, valid_BL: jax.Array) -> jax.Array:
         del valid_BL
         return jnp.where(jax.lax.axis_index("data") == 1, jax.lax.stop_gradient(loss), loss)
 
     patch_loss(monkeypatch, dropped)
-    assert_seen(two_steps(plan_of(HYBRID)), alone)
+    assert_detected(two_steps(plan_of(HYBRID)), alone)
 
 
-def test_positions_that_are_not_laid_out_with_their_tokens_are_seen(alone: Run) -> None:
+def test_positions_in_another_order_than_their_tokens_are_detected(alone: Run) -> None:
     in_text = np.argsort(head_tail(LENGTH, 2))
 
     def positions_left_as_they_were(batch: Batch) -> Batch:
         return {**batch, "positions": batch["positions"][:, in_text]}
 
-    assert_seen(two_steps(plan_of(BALANCED), positions_left_as_they_were), alone)
+    assert_detected(two_steps(plan_of(BALANCED), positions_left_as_they_were), alone)

@@ -1,4 +1,4 @@
-"""Layouts that nobody wrote, beside one device; ``random_whole`` tries 1,000 others of both engines each time."""
+"""Random layouts compared with one device; ``random_whole`` trains 1,000 others of both engines each time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sameness.random_runs import BesideOneDevice, on_jax
 
 SEED = 20261122
 ON_JAX, ON_TORCH = range(0, 48, 2), range(1, 72, 2)
-"""Sixty, fewer of them where a layout is compiled."""
+"""Sixty layouts, fewer of them on JAX, where each is compiled."""
 MOST = {"jax": 8, "torch": 8}
 
 
@@ -21,14 +21,14 @@ def beside() -> BesideOneDevice:
 
 
 @pytest.mark.parametrize("number", ON_JAX)
-def test_trains_as_one_device(number: int, beside: BesideOneDevice) -> None:
+def test_training_is_the_same_as_on_one_device(number: int, beside: BesideOneDevice) -> None:
     drawn = draw(SEED, number, most=MOST)
     print(drawn.text)
     beside.assert_same(drawn)
 
 
 def test_they_are_of_every_kind() -> None:
-    """Of both engines, with all that there is: every movement, rules, options and orders."""
+    """They cover both engines, every movement, rules, options and orders of axes."""
     every = [draw(SEED, number, most=MOST) for number in (*ON_JAX, *ON_TORCH)]
     layouts = [one.plan.request.layout for one in every]
     for engine in MOST:
@@ -52,7 +52,7 @@ def test_the_page_has_a_thousand(dtype: str) -> None:
     assert found.startswith("1,000 layouts of seed ")
 
 
-def test_a_section_replaces_its_own_alone() -> None:
+def test_a_section_replaces_only_itself() -> None:
     page = "# Page\n\n## A\n\none\n\n## B\n\ntwo\n"
     assert with_section(page, "A", "new") == "# Page\n\n## A\n\nnew\n\n## B\n\ntwo\n"
     assert with_section(page, "C", "new") == "# Page\n\n## A\n\none\n\n## B\n\ntwo\n\n## C\n\nnew\n"

@@ -1,4 +1,4 @@
-"""A vocabulary that is used twice, under layouts in which each use sees other devices, beside one device."""
+"""A tied embedding, under layouts in which its uses have different roles, compared with one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine_jax.steps import Run, assert_same, compile_plan, run_plan
 
 SIZES = "num_layers=1,embed=32,num_heads=4,num_kv_heads=4,head_dim=8,mlp=32,vocab=256,tied=true"
 LAYOUTS = {
-    # Where x is idle each of its devices makes the same gradient; at the logits each has rows of its own.
+    # Where x is idle, its devices make the same gradient; at the logits each has its own rows.
     "one use repeated": "mesh: {fsdp: 2, x: 2}\nroles: {fsdp: fsdp, x: {elsewhere: idle, logits: fsdp}}",
     "the other repeated": "mesh: {fsdp: 2, x: 2}\nroles: {fsdp: fsdp, x: {elsewhere: fsdp, logits: idle}}",
     "one use sliced": "mesh: {fsdp: 2, x: 2}\nroles: {fsdp: fsdp, x: {elsewhere: tensor, embedding: idle}}",

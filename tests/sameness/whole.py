@@ -1,8 +1,8 @@
-"""Trains every case beside one device and writes docs/sameness.md; ends with an error where one is not the same.
+"""Trains every case, compares it with one device and writes docs/sameness.md; fails where a case is not the same.
 
     python -m tests.sameness.whole [--jobs 2] [--only TEXT]
 
-With ``--only`` the cases that have the text in their names are trained, and nothing is written.
+With ``--only``, only cases with the text in their names are trained, and nothing is written.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    options = parser.parse_args()
     start = time.monotonic()
-    cases = [case for case in WHOLE if given.only in f"{case.model} {case}"]
-    # Cases of one model and one batch follow each other, so that few runs on one device are made twice.
+    cases = [case for case in WHOLE if options.only in f"{case.model} {case}"]
+    # Cases of one model and one batch follow each other, so that few runs on one device are repeated.
     cases.sort(key=lambda case: (MODELS.index(case.model), case.settings, case.rows))
     found: dict[Case, Measured] = {}
     failed: list[str] = []
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        asked = {pool.submit(trained, case): case for case in cases}
-        for number, done in enumerate(as_completed(asked), 1):
-            case, (result, wrong) = asked[done], done.result()
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(trained, case): case for case in cases}
+        for number, done in enumerate(as_completed(futures), 1):
+            case, (result, wrong) = futures[done], done.result()
             if result is not None:
                 found[case] = result
             if wrong:
                 failed.append(f"{case.model} {case}: {wrong}")
             seconds = time.monotonic() - start
-            print(f"{seconds:6.0f} s {number:3d}/{len(cases)} {told(case, result, wrong)}", flush=True)
-        pairs = [] if given.only else list(pool.map(compared, PAIRS))
-    for line in failed:
-        print(f"not the same: {line}", file=sys.stderr)
-    if not given.only and not failed:
+            print(f"{seconds:6.0f} s {number:3d}/{len(cases)} {line(case, result, wrong)}", flush=True)
+        pairs = [] if options.only else list(pool.map(compared, PAIRS))
+    for message in failed:
+        print(f"not the same: {message}", file=sys.stderr)
+    if not options.only and not failed:
         before, text = PAGE.read_text(encoding="utf-8"), page([found[case] for case in WHOLE], pairs)
-        # What another command writes stays.
+        # Another command writes these sections: they are kept.
         for title in TITLES.values():
             if body := section_of(before, title):
                 text = with_section(text, title, body)
@@ -61,10 +61,10 @@ def main() -> int:
 
 
 def trained(case: Case) -> tuple[Measured | None, str]:
-    """What was measured, and what is wrong with it in a line."""
+    """The measurement of a case, and a message where it fails."""
     try:
         result, ours, theirs = measured(case)
-    except Exception as error:  # A case that cannot be trained is told with the others.
+    except Exception as error:  # A case that cannot be trained is reported with the others.
         return None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
     finally:
         jax.clear_caches()
@@ -76,13 +76,13 @@ def trained(case: Case) -> tuple[Measured | None, str]:
 
 
 def compared(pair: tuple[Case, Case]) -> tuple[Case, Case, Difference]:
-    """Two layouts, beside each other."""
+    """Two layouts, compared with each other."""
     ours, theirs = (watched(case).run for case in pair)
     assert_same(ours, theirs, pair[0].tolerance)
     return (*pair, difference(ours, theirs))
 
 
-def told(case: Case, result: Measured | None, wrong: str) -> str:
+def line(case: Case, result: Measured | None, wrong: str) -> str:
     words = [case.model, str(case)]
     if result is not None:
         words.append(f"loss {result.difference.loss:.1e}, gradient {result.difference.gradient:.1e}")
