@@ -1,4 +1,4 @@
-"""Rows that anyone can make again, and the order in which head-tail balancing lays a row over devices."""
+"""Reproducible rows, and the order in which head-tail balancing shards a row over devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Batch = Mapping[str, np.ndarray]
 
 
 def tokens_of(step: int, rows: int, vocab: int = 2048) -> Batch:
-    """Rows of a step, with very unequal numbers of valid tokens, each kind of row elsewhere in every step.
+    """Rows of a step, with very different numbers of valid tokens. Each kind of row has another index in every step.
 
-    One row is padding and nothing else, one is almost, the others hold one, two or three documents. In every fourth
-    step, from the second on, the first half of the rows is padding: however many devices share the rows, one has no
-    token at all. Tokens follow Zipf's law, so that there is something to learn.
+    One row is only padding, one almost only, the others have one, two or three documents. In every fourth step, from the
+    second on, the first half of the rows is padding: for any number of devices that shard the rows, one has no token.
+    Tokens follow Zipf's law, so that there is something to learn.
     """
     rng = np.random.default_rng([step, rows])
     shape = (rows, LENGTH)
@@ -39,14 +39,14 @@ def tokens_of(step: int, rows: int, vocab: int = 2048) -> Batch:
 
 
 def head_tail(length: int, devices: int) -> np.ndarray:
-    """The places in the text of the tokens of a balanced row, in the order in which the row lies over ``devices``.
+    """The positions in the text of the tokens of a balanced row, in the order in which ``devices`` shard it.
 
-    Of twice as many pieces each device has one from the head and its fellow from the tail, so that under a causal
-    mask all have the same work.
+    The row is divided into twice as many chunks as devices. Each device has one from the head and the opposite one from the
+    tail, so that all have the same work under a causal mask.
 
     >>> head_tail(8, 2)
     array([0, 1, 6, 7, 2, 3, 4, 5])
     """
-    pieces = np.arange(length).reshape(2 * devices, -1)
-    order = [piece for device in range(devices) for piece in (device, 2 * devices - 1 - device)]
-    return pieces[order].reshape(-1)
+    chunks = np.arange(length).reshape(2 * devices, -1)
+    order = [chunk for device in range(devices) for chunk in (device, 2 * devices - 1 - device)]
+    return chunks[order].reshape(-1)

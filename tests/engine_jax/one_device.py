@@ -1,4 +1,4 @@
-"""A model on one device: what surrounds its mathematics where nothing moves."""
+"""The links of a model on one device, where nothing is communicated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.layouts import load_layout
 
 
 def one_device_links(table: ModelTable, *, batch: int, length: int, dtype: str = "float32") -> Links:
-    """Those of a step of so many rows and tokens a row."""
+    """The links of a step with ``batch`` rows of ``length`` tokens."""
     layout = load_layout("ddp")
     return links_of(
         make_plan(Request(layout=layout, table=table, batch=batch, length=length, dtype=dtype, mesh_sizes={"data": 1}))

@@ -1,4 +1,4 @@
-"""What a compiled program does in one run, by our reader, beside a plan: its collectives, and its products of matrices."""
+"""A compiled program's collectives and FLOPs in one run, as our reader finds them, against a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT = "float32"
 
 @dataclass(frozen=True, slots=True)
 class NoStats:
-    """Sizes of memory that nobody asks for."""
+    """Memory sizes that no test uses."""
 
     arguments_bytes: int = 0
     temporaries_bytes: int = 0
@@ -36,15 +36,15 @@ class Program:
     text: str
 
     def collectives(self, mesh: Mesh) -> tuple[CompiledCollective, ...]:
-        """Every tensor that a collective moves, equal ones as one row. Each loop around one must say how often it runs."""
+        """Every tensor of a collective; equal ones are one row. Each loop around a collective must have a known trip count."""
         found = read(self.text, mesh, target="cpu", stats=NoStats(), compile_seconds=0.0).collectives
         assert all(one.trips_known for one in found), found
         return found
 
     def flops(self, blocks: Fraction | None = None) -> Fraction:
-        """Two for each multiplication of the products of matrices that one device makes.
+        """Two for each multiplication in the matrix products of one device.
 
-        ``blocks``: how many blocks of rows the loop over experts' rows computes, which depends on the tokens.
+        ``blocks``: the iterations of the loop over blocks of experts' rows, which depend on the tokens.
         """
         program = parse(self.text)
         flops = read_flops(program, executions(program, callers_of(program), blocks))
@@ -53,11 +53,11 @@ class Program:
 
 
 def assert_program_is_the_plan(text: str, plan: Plan) -> None:
-    """The program moves the bytes that the plan lists, kind by kind and axis by axis, and multiplies as often.
+    """The program's collectives have the bytes of the plan, by kind and axes.
 
-    Compared are sums, since layers that are stacked are reduced as one array. Beside the plan's there are three sums
-    over a cut vocabulary in the loss, sums of single numbers (the loss, norms), and counts, which are integers. What is
-    the same in every microbatch may be gathered once for all of them.
+    Sums are compared, because stacked layers are reduced as one array. In addition to the plan's collectives there are three
+    all-reduces over a sharded vocabulary in the loss, those of single numbers (the loss, norms), and those of counts, which are
+    integers. What is the same in every microbatch may be gathered once for all of them.
     """
     moved = Program(text).collectives(plan.mesh)
     ragged = {row.axes for row in plan.collectives if row.ragged}
@@ -76,7 +76,7 @@ def assert_program_is_the_plan(text: str, plan: Plan) -> None:
 
 
 def _assert_exchanged(moved: tuple[CompiledCollective, ...], plan: Plan, axes: tuple[str, ...]) -> None:
-    """Where chunks differ in length CPU pads them: as many all-to-alls as planned, none of them smaller."""
+    """CPU pads chunks of different lengths: there are as many all-to-alls as planned, with at least the planned bytes."""
     planned = [row for row in plan.collectives if row.kind == "all-to-all" and row.axes == axes]
     planned = [row for row in planned if plan.by_name[row.tensors[0]].dtype == FLOAT]
     found = [one for one in moved if one.kind == "all-to-all" and one.axes == axes and one.dtypes == (FLOAT,)]
@@ -87,7 +87,7 @@ def _assert_exchanged(moved: tuple[CompiledCollective, ...], plan: Plan, axes: t
 
 
 def planned_bytes(plan: Plan) -> tuple[Counter[tuple[str, tuple[str, ...]]], Counter[tuple[str, tuple[str, ...]]]]:
-    """Bytes by kind and axes of what the plan lists in float32, and what of it may be left out between microbatches."""
+    """Bytes by kind and axes of the plan's collectives in float32, and those that may be omitted in later microbatches."""
     theirs: Counter[tuple[str, tuple[str, ...]]] = Counter()
     once: Counter[tuple[str, tuple[str, ...]]] = Counter()
     rows, repeats = plan.by_name, plan.request.microbatches - 1

@@ -1,10 +1,10 @@
-"""DeepSeek-V3 under every layout: trained as on one device, its arrays where the plan says."""
+"""DeepSeek-V3 under every layout: trained as on one device, its arrays sharded as planned."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.engine_jax.places import assert_places_are_the_plans
+from tests.engine_jax.places import assert_shardings_of_the_plan
 from tests.engine_jax.steps import Case, assert_trains_as, compiled_step, plan_of
 from tests.sameness.cases import CP_2, DEEPSEEK3, EP_AS_CP_2, covering
 from tests.sameness.measure import assert_same_assignments
@@ -26,10 +26,10 @@ def test_fsdp_2_with_cp_2_trains_as_fsdp_2_with_ep_as_cp_2() -> None:
     assert_trains_as(EP_AS_CP_2, CP_2)
 
 
-def test_tokens_choose_as_on_one_device() -> None:
+def test_tokens_are_assigned_as_on_one_device() -> None:
     assert_same_assignments(EP_AS_CP_2)
 
 
 @pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)
-def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    assert_places_are_the_plans(compiled_step(case), plan_of(case))
+def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
+    assert_shardings_of_the_plan(compiled_step(case), plan_of(case))

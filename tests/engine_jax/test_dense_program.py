@@ -1,4 +1,4 @@
-"""What a compiled step of a dense model does under every preset: what the plan lists, and the model's products shared out."""
+"""A compiled step of a dense model under every preset: it has the collectives of the plan, and each device its own FLOPs."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ CASES |= {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_step_moves_what_the_plan_lists(case: Case) -> None:
+def test_a_step_has_the_collectives_of_the_plan(case: Case) -> None:
     assert_program_is_the_plan(compiled_step(case).as_text(), plan_of(case))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if not case.experts], ids=str)
-def test_each_device_multiplies_its_share_and_no_more(case: Case) -> None:
+def test_each_device_computes_only_its_own_flops(case: Case) -> None:
     plan = plan_of(case)
     assert Program(compiled_step(case).as_text()).flops() == sum(step_flops(plan).values())
     table, tokens = plan.request.table, case.rows * plan.request.length
     if case.layout == "fsdp":
-        # By hand: each weight that tokens are multiplied with, three times over, and again what a layer recomputes.
+        # By hand: three products for each weight that multiplies tokens, and those that a layer recomputes.
         twice = sum(w.num_parameters for w in table.weights if len(w.shape) > 1 and w.name != "embedding.tokens")
         again = sum(w.num_parameters for w in table.weights if len(w.shape) > 1 and w.stack and not w.ends_layer)
         scores = 2 * tokens * plan.request.length * 2 * 16 * 16 * 4
         assert sum(step_flops(plan).values()) == (2 * tokens * (3 * twice + again) + 2 * scores) / 8
 
 
-def test_replicas_are_summed_once_however_many_microbatches() -> None:
+def test_replicas_are_all_reduced_once_for_all_microbatches() -> None:
     case = CASES["microbatches"]
     plan = plan_of(case)
     moved = Program(compiled_step(case).as_text()).collectives(plan.mesh)

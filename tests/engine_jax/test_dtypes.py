@@ -1,4 +1,4 @@
-"""In which dtypes the step of JAX sends and sums, with bfloat16 as its computation."""
+"""The dtypes in which JAX's step sends and sums, with bfloat16 as the dtype of the computation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def narrow(one: Case, **options: str) -> Plan:
 
 
 def collectives(jaxpr, around: str = "") -> Iterator[tuple[str, str, str]]:
-    """Operation, dtype, and the tensor whose scope is the innermost, of each that moves floats."""
+    """Operation, dtype, and the tensor of the innermost scope, for each collective of floats."""
     for equation in jaxpr.eqns:
         name, scope = equation.primitive.name.removesuffix("_invariant"), f"{around}/{equation.source_info.name_stack}"
         tensors = re.findall(r"tensor=([\w.]+)", scope)
@@ -50,9 +50,9 @@ def collectives(jaxpr, around: str = "") -> Iterator[tuple[str, str, str]]:
 
 
 def expected(plan: Plan, name: str, tensor: str) -> str:
-    """By the table: of a weight what is gathered, or what is summed; of an activation what it is kept in."""
+    """The dtype by the table: that in which a weight is gathered or its gradient summed, or in which an activation is kept."""
     if not tensor:
-        # A ring's keys, and what the loss is made of.
+        # A ring's keys, or the sums of the loss.
         word = PRECISION["product" if name == "ppermute" else "loss"].sent
         assert word is not None
         return dtype_of(word, computation=plan.request.dtype)
@@ -70,7 +70,7 @@ def expected(plan: Plan, name: str, tensor: str) -> str:
     [*((one, "float32") for one in CASES), (CASES[0], "bfloat16")],
     ids=lambda given: given if isinstance(given, str) else f"{given.model} {given}",
 )
-def test_what_moves_is_in_the_dtype_of_the_table(one: Case, weights_dtype: str) -> None:
+def test_collectives_have_the_dtype_of_the_table(one: Case, weights_dtype: str) -> None:
     plan = narrow(one, weights_dtype=weights_dtype)
     mesh = device_mesh(plan.mesh)
     state = abstract_state(plan, mesh)
@@ -88,8 +88,8 @@ def test_what_moves_is_in_the_dtype_of_the_table(one: Case, weights_dtype: str) 
     assert gathered <= {tensor for _, _, tensor in found}
 
 
-def test_a_frequent_token_is_added_up_as_often_as_it_stands() -> None:
-    """One row of a thousand gradients of 1: in bfloat16 the sum would end at 256."""
+def test_a_frequent_token_gets_the_sum_of_all_its_cotangents() -> None:
+    """One row with a thousand cotangents of 1: in bfloat16 the sum would stop at 256."""
     ids_BL = jnp.zeros((1, 1000), jnp.int32)
     cotangent = jax.grad(lambda table_VM: jnp.sum(rows_of(table_VM, ids_BL).astype(jnp.float32)))
     np.testing.assert_array_equal(cotangent(jnp.ones((4, 2), jnp.bfloat16)).astype(jnp.float32)[0], 1000)

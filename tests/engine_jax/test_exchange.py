@@ -1,4 +1,4 @@
-"""Rows that travel to their experts: each arrives, in the order of the experts, and comes back to where it was."""
+"""The all-to-all of rows to their experts: each row is received, sorted by expert, and returns to its place."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jax.sharding import AxisType, PartitionSpec
 from shardwright.core.plan.movement import Step
 from shardwright.engine_jax.experts.exchange import (
     Exchange,
-    _back_in_chunks,
-    _back_ragged,
-    _there_in_chunks,
-    _there_ragged,
+    _from_experts_in_chunks,
+    _from_experts_ragged,
+    _to_experts_in_chunks,
+    _to_experts_ragged,
     from_experts,
     gathered,
+    reduce_scattered,
     routes_of,
-    summed_parts,
     to_experts,
 )
 from shardwright.engine_jax.io.layer_io import TokenRing
@@ -41,8 +41,8 @@ def on_devices(function, num_in: int):
     return jax.shard_map(function, mesh=MESH, in_specs=(ALL,) * num_in, out_specs=ALL, check_vma=False)
 
 
-def choices(seed: int) -> np.ndarray:
-    """How many rows of each device go to each expert: unlike, and one device has none at all."""
+def rows_by_expert(seed: int) -> np.ndarray:
+    """How many rows of each device go to each expert. The numbers are uneven, and one device has no rows."""
     rng = np.random.default_rng(seed)
     counts = np.stack([rng.multinomial(rng.integers(0, ROWS + 1), rng.dirichlet([0.7] * EXPERTS)) for _ in range(8)])
     counts[3] = 0
@@ -71,19 +71,19 @@ def by_hand(counts: np.ndarray, rows_DNM: np.ndarray, group: list[int], buffer_r
 
 @pytest.mark.parametrize("buffer_rows", [48, 5])
 @pytest.mark.parametrize("axes", GROUPS, ids=str)
-def test_rows_arrive_and_return(axes: tuple[str, ...], buffer_rows: int) -> None:
-    counts = choices(seed=len(axes))
+def test_rows_reach_their_experts_and_return(axes: tuple[str, ...], buffer_rows: int) -> None:
+    counts = rows_by_expert(seed=len(axes))
     rows_DNM = np.random.default_rng(1).normal(size=(8, ROWS, EMBED)).astype(np.float32)
-    way = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
+    exchange = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
 
-    def there_and_back(rows_NM, counts):
-        routes = routes_of(counts[0], way)
-        buffer_RM = to_experts(rows_NM[0], routes, way)
-        # Each row that arrived is known by its place when it is back.
-        back_NM = from_experts(buffer_RM + 100.0 * jnp.arange(buffer_rows)[:, None], routes, way)
-        return buffer_RM[None], back_NM[None], routes.sizes_E[None], routes.overflow[None]
+    def both_exchanges(rows_NM, counts):
+        routes = routes_of(counts[0], exchange)
+        buffer_RM = to_experts(rows_NM[0], routes, exchange)
+        # The added number identifies the place that a row had in the buffer.
+        returned_NM = from_experts(buffer_RM + 100.0 * jnp.arange(buffer_rows)[:, None], routes, exchange)
+        return buffer_RM[None], returned_NM[None], routes.sizes_E[None], routes.overflow[None]
 
-    buffer_DRM, back_DNM, sizes_DE, overflow_D = jax.jit(on_devices(there_and_back, 2))(rows_DNM, counts)
+    buffer_DRM, returned_DNM, sizes_DE, overflow_D = jax.jit(on_devices(both_exchanges, 2))(rows_DNM, counts)
     each = EXPERTS // len(GROUPS[axes][0])
     for group in GROUPS[axes]:
         received, origin, overflow = by_hand(counts, rows_DNM, group, buffer_rows)
@@ -96,42 +96,44 @@ def test_rows_arrive_and_return(axes: tuple[str, ...], buffer_rows: int) -> None
                 source, row = origin[device][place]
                 expected_DNM[source, row] = row_M + np.float32(100 * place)
             assert overflow_D[device] == overflow[device]
-        np.testing.assert_array_equal(back_DNM[np.asarray(group)], expected_DNM[group])
+        np.testing.assert_array_equal(returned_DNM[np.asarray(group)], expected_DNM[group])
     assert (np.sum(overflow_D) > 0) == (buffer_rows == 5)
 
 
-def test_the_way_back_is_the_transpose_of_the_way_there() -> None:
-    """<there(x), y> = <x, back(y)> over all devices, and each is the other's gradient."""
+def test_from_experts_is_the_transpose_of_to_experts() -> None:
+    """<to_experts(x), y> = <x, from_experts(y)> over all devices, and each is the other's gradient."""
     axes, buffer_rows = ("context", "expert"), 9
-    way = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
+    exchange = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
     rng = np.random.default_rng(2)
     rows_DNM = rng.normal(size=(8, ROWS, EMBED)).astype(np.float32)
-    seen_DRM = rng.normal(size=(8, buffer_rows, EMBED)).astype(np.float32)
+    cotangent_DRM = rng.normal(size=(8, buffer_rows, EMBED)).astype(np.float32)
 
-    def products(rows_NM, seen_RM, counts):
-        routes = routes_of(counts[0], way)
+    def products(rows_NM, cotangent_RM, counts):
+        routes = routes_of(counts[0], exchange)
         arrived_R1 = (jnp.arange(buffer_rows) < jnp.sum(routes.sizes_E))[:, None]
-        seen_RM = jnp.where(arrived_R1, seen_RM[0], 0)
-        buffer_RM, pull_there = jax.vjp(lambda x: to_experts(x, routes, way), rows_NM[0])
-        back_NM, pull_back = jax.vjp(lambda x: from_experts(x, routes, way), seen_RM)
-        there = jnp.sum(jnp.where(arrived_R1, buffer_RM, 0) * seen_RM)
-        back = jnp.sum(rows_NM[0] * back_NM)
-        same_back = jnp.array_equal(pull_there(seen_RM)[0], back_NM)
-        same_there = jnp.array_equal(
-            jnp.where(arrived_R1, pull_back(rows_NM[0])[0] - buffer_RM, 0), jnp.zeros_like(buffer_RM)
+        cotangent_RM = jnp.where(arrived_R1, cotangent_RM[0], 0)
+        buffer_RM, pull_dispatched = jax.vjp(lambda x: to_experts(x, routes, exchange), rows_NM[0])
+        returned_NM, pull_returned = jax.vjp(lambda x: from_experts(x, routes, exchange), cotangent_RM)
+        dispatched = jnp.sum(jnp.where(arrived_R1, buffer_RM, 0) * cotangent_RM)
+        returned = jnp.sum(rows_NM[0] * returned_NM)
+        same_returned = jnp.array_equal(pull_dispatched(cotangent_RM)[0], returned_NM)
+        same_dispatched = jnp.array_equal(
+            jnp.where(arrived_R1, pull_returned(rows_NM[0])[0] - buffer_RM, 0), jnp.zeros_like(buffer_RM)
         )
-        return there[None], back[None], same_back[None], same_there[None]
+        return dispatched[None], returned[None], same_returned[None], same_dispatched[None]
 
-    there, back, same_back, same_there = jax.jit(on_devices(products, 3))(rows_DNM, seen_DRM, choices(5))
-    np.testing.assert_allclose(np.sum(there), np.sum(back), rtol=1e-5)
-    assert np.all(same_back)
-    assert np.all(same_there)
+    dispatched, returned, same_returned, same_dispatched = jax.jit(on_devices(products, 3))(
+        rows_DNM, cotangent_DRM, rows_by_expert(5)
+    )
+    np.testing.assert_allclose(np.sum(dispatched), np.sum(returned), rtol=1e-5)
+    assert np.all(same_returned)
+    assert np.all(same_dispatched)
 
 
 def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
-    """What its documentation says it does, by gathering everything: this backend has it not.
+    """``lax.ragged_all_to_all`` as documented, by an all-gather of everything, because this backend does not have it.
 
-    Not a number comes of sizes on which sender and receiver do not agree, or of rows that lie outside.
+    The result is NaN if sender and receiver disagree on a size, or if rows are out of bounds.
     """
     rows, begins, sizes, places = (
         jax.lax.all_gather(array, axis_name) for array in (operand, input_offsets, send_sizes, output_offsets)
@@ -141,8 +143,8 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
         begin, size, place = begins[source, me], sizes[source, me], places[source, me]
         comes = (number >= place) & (number < place + size)
         outside = (begin + size > operand.shape[0]) | (place + size > output.shape[0]) | (size != recv_sizes[source])
-        came = jnp.where(outside, jnp.nan, rows[source][jnp.clip(begin + number - place, 0, operand.shape[0] - 1)])
-        output = jnp.where(comes[:, None], came, output)
+        received = jnp.where(outside, jnp.nan, rows[source][jnp.clip(begin + number - place, 0, operand.shape[0] - 1)])
+        output = jnp.where(comes[:, None], received, output)
     return output
 
 
@@ -150,60 +152,69 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
 @pytest.mark.parametrize("axes", GROUPS, ids=str)
 def test_ragged_or_in_chunks_the_rows_are_the_same(axes, buffer_rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_all_to_all)
-    way = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
+    exchange = Exchange(axes=axes, rows=ROWS, buffer_rows=buffer_rows, chunk=ROWS)
     rows_DNM = np.random.default_rng(6).normal(size=(8, ROWS, EMBED)).astype(np.float32)
 
     def both(rows_NM, counts):
-        routes = routes_of(counts[0], way)
+        routes = routes_of(counts[0], exchange)
         arrived_R1 = (jnp.arange(buffer_rows) < jnp.sum(routes.sizes_E))[:, None]
-        ragged_RM, chunks_RM = (there(rows_NM[0], routes, way=way) for there in (_there_ragged, _there_in_chunks))
-        returned = (back(chunks_RM, routes, way=way)[None] for back in (_back_ragged, _back_in_chunks))
+        ragged_RM, chunks_RM = (
+            dispatch(rows_NM[0], routes, exchange=exchange) for dispatch in (_to_experts_ragged, _to_experts_in_chunks)
+        )
+        returned = (
+            combine(chunks_RM, routes, exchange=exchange)[None]
+            for combine in (_from_experts_ragged, _from_experts_in_chunks)
+        )
         return tuple(jnp.where(arrived_R1, buffer, 0)[None] for buffer in (ragged_RM, chunks_RM)), tuple(returned)
 
-    (ragged, chunks), (back_ragged, back_in_chunks) = jax.jit(on_devices(both, 2))(rows_DNM, choices(len(axes)))
+    (ragged, chunks), (returned_ragged, returned_in_chunks) = jax.jit(on_devices(both, 2))(
+        rows_DNM, rows_by_expert(len(axes))
+    )
     assert np.any(chunks)
     np.testing.assert_array_equal(ragged, chunks)
-    np.testing.assert_array_equal(back_ragged, back_in_chunks)
+    np.testing.assert_array_equal(returned_ragged, returned_in_chunks)
 
 
-def test_gathered_tokens_and_summed_parts_are_each_others_gradient() -> None:
+def test_gather_and_reduce_scatter_are_each_others_gradient() -> None:
     axes = ("expert", "context")
     x = np.random.default_rng(4).normal(size=(8, 2, EMBED)).astype(np.float32)
 
-    around = TokenRing(gather=(Step(kind="all-gather", axes=axes),), scatter=(Step(kind="reduce-scatter", axes=axes),))
+    ring = TokenRing(gather=(Step(kind="all-gather", axes=axes),), scatter=(Step(kind="reduce-scatter", axes=axes),))
 
     def both(x):
-        whole, pull = jax.vjp(partial(gathered, around=around), x[0])
-        mine = whole * (1.0 + jax.lax.axis_index(axes))
+        full, pull = jax.vjp(partial(gathered, ring=ring), x[0])
+        mine = full * (1.0 + jax.lax.axis_index(axes))
         (d_x,) = pull(mine)
-        part, pull_part = jax.vjp(partial(summed_parts, around=around), mine)
-        return whole[None], d_x[None], part[None], pull_part(part)[0][None]
+        shard, pull_shard = jax.vjp(partial(reduce_scattered, ring=ring), mine)
+        return full[None], d_x[None], shard[None], pull_shard(shard)[0][None]
 
-    whole, d_x, part, d_part = jax.jit(on_devices(both, 1))(x)
+    full, d_x, shard, d_shard = jax.jit(on_devices(both, 1))(x)
     for group in GROUPS[axes]:
         expected = x[group].reshape(-1, EMBED)
         for device in group:
-            np.testing.assert_array_equal(whole[device], expected)
+            np.testing.assert_array_equal(full[device], expected)
             np.testing.assert_allclose(d_x[device], 10 * x[device], rtol=1e-5)
-            np.testing.assert_array_equal(d_x[device], part[device])
-            np.testing.assert_array_equal(d_part[device], np.asarray(part)[group].reshape(-1, EMBED))
+            np.testing.assert_array_equal(d_x[device], shard[device])
+            np.testing.assert_array_equal(d_shard[device], np.asarray(shard)[group].reshape(-1, EMBED))
 
 
 @pytest.mark.parametrize(
     ("platform", "has"), [("cpu", "all_to_all"), ("tpu", "ragged_all_to_all"), ("cuda", "ragged_all_to_all")]
 )
-def test_each_backend_has_its_own_way(platform: str, has: str) -> None:
-    """Lowered on this machine, for any."""
-    way = Exchange(axes=("expert",), rows=ROWS, buffer_rows=24, chunk=ROWS)
+def test_each_backend_has_its_own_all_to_all(platform: str, has: str) -> None:
+    """Lowered on this machine for every platform."""
+    exchange = Exchange(axes=("expert",), rows=ROWS, buffer_rows=24, chunk=ROWS)
 
     def cotangent(rows_NM, counts):
-        routes = routes_of(counts[0], way)
-        return jax.grad(lambda x: jnp.sum(from_experts(to_experts(x, routes, way) ** 2, routes, way)))(rows_NM[0])[None]
+        routes = routes_of(counts[0], exchange)
+        return jax.grad(lambda x: jnp.sum(from_experts(to_experts(x, routes, exchange) ** 2, routes, exchange)))(
+            rows_NM[0]
+        )[None]
 
-    rows, counts = np.zeros((8, ROWS, EMBED), np.float32), choices(1)
+    rows, counts = np.zeros((8, ROWS, EMBED), np.float32), rows_by_expert(1)
     text = jax.jit(on_devices(cotangent, 2)).trace(rows, counts).lower(lowering_platforms=(platform,)).as_text()
     others = {"all_to_all": "@ragged_all_to_all", "ragged_all_to_all": '"stablehlo.all_to_all"'}
     wanted = {"all_to_all": '"stablehlo.all_to_all"', "ragged_all_to_all": "@ragged_all_to_all"}
-    # There, back, and both again for the gradient, less the last, which nothing needs.
+    # Both directions, and both again for the gradient, except the last one, which nothing needs.
     assert text.count(wanted[has]) in (3, 4)
     assert others[has] not in text

@@ -1,4 +1,4 @@
-"""What a compiled step with experts does: it moves what the plan lists, and multiplies as often as the model needs."""
+"""A compiled step with experts: it has the collectives of the plan and the FLOPs of the model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ CASES = [
 
 
 def blocks_of(plan: Plan) -> Fraction:
-    """How many blocks of rows a device multiplies where experts are chosen alike, without what fills the last ones."""
+    """The blocks of rows that a device multiplies if experts have equal loads, without the padding of the last ones."""
     experts = links_of(plan).experts
     assert experts is not None
     return Fraction(experts.traffic.assignments, experts.products.rows)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_step_moves_what_the_plan_lists(case: Case) -> None:
+def test_a_step_has_the_collectives_of_the_plan(case: Case) -> None:
     assert_program_is_the_plan(compiled_step(case).as_text(), plan_of(case))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_step_multiplies_what_the_model_needs_and_no_axis_repeats_it(case: Case) -> None:
+def test_a_step_has_the_flops_of_the_model_and_no_axis_repeats_them(case: Case) -> None:
     plan = plan_of(case)
     assert Program(compiled_step(case).as_text()).flops(blocks_of(plan)) == sum(step_flops(plan).values())

@@ -1,4 +1,4 @@
-"""Grouped products against each row with its own expert's matrices, by both of the ways in which they are made."""
+"""Grouped products, by blocks and by the kernel, against each row times the matrices of its own expert."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ import pytest
 
 from shardwright.core.plan.attention_kernels import Backend
 from shardwright.core.plan.expert_kernels import ExpertKernel, choose_expert_kernel
-from shardwright.engine_jax.experts.grouped import _back_by_kernel, _by_kernel, grouped_swiglu
-from shardwright.engine_jax.experts.grouped_blocks import Matrices, back_in_blocks, in_blocks, num_blocks
+from shardwright.engine_jax.experts.grouped import _backward_by_kernel, _forward_by_kernel, grouped_swiglu
+from shardwright.engine_jax.experts.grouped_blocks import Matrices, backward_in_blocks, forward_in_blocks, num_blocks
 
 ROWS, EMBED, WIDTH, EXPERTS = 40, 6, 10, 4
 SIZES = [[9, 0, 17, 5], [0, 0, 0, 0], [40, 0, 0, 0], [10, 10, 10, 10], [0, 1, 0, 39]]
 KERNEL_ROWS = 128
 KERNELS = {
-    "blocks": (ROWS, in_blocks, back_in_blocks),
-    # TPU's, as Pallas runs it in Python.
-    "megablox": (KERNEL_ROWS, partial(_by_kernel, interpret=True), partial(_back_by_kernel, interpret=True)),
+    "blocks": (ROWS, forward_in_blocks, backward_in_blocks),
+    # TPU's kernel, interpreted by Pallas.
+    "megablox": (
+        KERNEL_ROWS,
+        partial(_forward_by_kernel, interpret=True),
+        partial(_backward_by_kernel, interpret=True),
+    ),
 }
 
 
-def products_of(backend: Backend, rows: int) -> ExpertKernel:
+def kernel_of(backend: Backend, rows: int) -> ExpertKernel:
     return choose_expert_kernel(backend, buffer_rows=rows, experts=EXPERTS, dtype="float32")
 
 
@@ -49,22 +53,22 @@ def row_by_row(rows_RM, experts: Matrices, sizes: list[int]) -> jax.Array:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("way", KERNELS)
-def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matrices) -> None:
-    buffer_rows, there, back = KERNELS[way]
-    products = products_of("cpu" if way == "blocks" else "tpu", buffer_rows)
-    assert products.name == way
+@pytest.mark.parametrize("name", KERNELS)
+def test_each_row_is_multiplied_with_its_own_expert(name: str, sizes: list[int], experts: Matrices) -> None:
+    buffer_rows, forward, backward = KERNELS[name]
+    kernel = kernel_of("cpu" if name == "blocks" else "tpu", buffer_rows)
+    assert kernel.name == name
     owned = sum(sizes)
-    # What lies behind the experts' rows must reach nothing: not a number is the harshest that could lie there.
-    behind = jnp.arange(buffer_rows)[:, None] >= owned
-    rows_RM = jnp.where(behind, jnp.nan, drawn(buffer_rows, EMBED))
-    d_out_RM = jnp.where(behind, jnp.nan, drawn(buffer_rows, EMBED + 1)[:, 1:])
+    # Rows after the experts' rows must have no effect: NaN would show one.
+    is_after = jnp.arange(buffer_rows)[:, None] >= owned
+    rows_RM = jnp.where(is_after, jnp.nan, drawn(buffer_rows, EMBED))
+    d_out_RM = jnp.where(is_after, jnp.nan, drawn(buffer_rows, EMBED + 1)[:, 1:])
 
     expected, pull = jax.vjp(lambda rows, matrices: row_by_row(rows, matrices, sizes), rows_RM, experts)
     d_rows, d_experts = pull(d_out_RM[:owned])
     sizes_E = jnp.asarray(sizes, jnp.int32)
-    out_RM, hidden = jax.jit(partial(there, products=products))(rows_RM, experts, sizes_E)
-    our_rows, our_experts = jax.jit(partial(back, products=products))(rows_RM, experts, sizes_E, hidden, d_out_RM)
+    out_RM, hidden = jax.jit(partial(forward, kernel=kernel))(rows_RM, experts, sizes_E)
+    our_rows, our_experts = jax.jit(partial(backward, kernel=kernel))(rows_RM, experts, sizes_E, hidden, d_out_RM)
     np.testing.assert_allclose(out_RM[:owned], expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(our_rows[:owned], d_rows[:owned], rtol=0, atol=1e-5)
     for our, their in zip(our_experts, d_experts, strict=True):
@@ -74,17 +78,15 @@ def test_each_row_meets_its_own_expert(way: str, sizes: list[int], experts: Matr
 def test_on_this_backend_only_blocks_with_rows_are_computed(experts: Matrices) -> None:
     sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
     rows_RM = jnp.asarray(drawn(ROWS, EMBED))
-    products = products_of("cpu", ROWS)
-    assert products.rows == 8
+    kernel = kernel_of("cpu", ROWS)
+    assert kernel.rows == 8
     assert int(num_blocks(sizes_E, 8)) == 2 + 0 + 3 + 1
     text = (
-        jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E, products))))
-        .lower(rows_RM)
-        .as_text()
+        jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E, kernel)))).lower(rows_RM).as_text()
     )
     assert "stablehlo.while" in text
     np.testing.assert_allclose(
-        jax.jit(grouped_swiglu, static_argnums=3)(rows_RM, experts, sizes_E, products)[:31],
+        jax.jit(grouped_swiglu, static_argnums=3)(rows_RM, experts, sizes_E, kernel)[:31],
         row_by_row(rows_RM, experts, [9, 0, 17, 5]),
         rtol=0,
         atol=1e-5,
@@ -93,13 +95,13 @@ def test_on_this_backend_only_blocks_with_rows_are_computed(experts: Matrices) -
 
 @pytest.mark.parametrize(("platform", "rows", "loops"), [("tpu", 128, False), ("tpu", 40, True), ("cuda", 128, True)])
 def test_elsewhere_a_kernel_or_larger_blocks(platform: str, rows: int, loops: bool, experts: Matrices) -> None:
-    """Lowered on this machine for another. The kernel needs tiles of rows that divide the buffer."""
+    """Lowered on this machine for other platforms. The kernel needs tiles of rows that divide the buffer."""
     sizes_E = jnp.asarray([10, 10, 10, 10], jnp.int32)
 
-    products = products_of("tpu" if platform == "tpu" else "gpu", rows)
+    kernel = kernel_of("tpu" if platform == "tpu" else "gpu", rows)
 
     def cotangent(rows_RM):
-        return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E, products)), (0, 1))(
+        return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E, kernel)), (0, 1))(
             rows_RM, experts
         )
 
@@ -109,14 +111,12 @@ def test_elsewhere_a_kernel_or_larger_blocks(platform: str, rows: int, loops: bo
     assert ("stablehlo.dot_general" in text) == loops
 
 
-def test_half_precision_adds_up_in_full(experts: Matrices) -> None:
+def test_half_precision_accumulates_in_float32(experts: Matrices) -> None:
     half = Matrices(*(matrix.astype(jnp.bfloat16) for matrix in experts))
     rows_RM = jnp.asarray(drawn(ROWS, EMBED), jnp.bfloat16)
     sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
-    products = products_of("cpu", ROWS)
-    d_half = jax.jit(jax.grad(lambda matrices: jnp.sum(grouped_swiglu(rows_RM, matrices, sizes_E, products)[:31])))(
-        half
-    )
+    kernel = kernel_of("cpu", ROWS)
+    d_half = jax.jit(jax.grad(lambda matrices: jnp.sum(grouped_swiglu(rows_RM, matrices, sizes_E, kernel)[:31])))(half)
     full = Matrices(*(matrix.astype(jnp.float32) for matrix in half))
     d_full = jax.grad(lambda matrices: jnp.sum(row_by_row(rows_RM.astype(jnp.float32), matrices, [9, 0, 17, 5])))(full)
     for our, their in zip(d_half, d_full, strict=True):

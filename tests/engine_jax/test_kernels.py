@@ -1,6 +1,6 @@
-"""The kernels of accelerators, their programs carried out step by step on CPU: the numbers of plain softmax.
+"""The kernels of accelerators, interpreted on CPU, equal plain softmax attention.
 
-Queries and keys are those of rows that lie in the order of the text, which is what these kernels are told.
+Rows are in the order of the text, as these kernels require.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shardwright.engine_jax.attention import attention, kernels
 from shardwright.engine_jax.attention.kernels import backend_of, splash, triton
 from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.io.layer_io import AttentionLinks
-from tests.engine_jax.attending import batch, on_one_device, plan_of, program_of, weights_of
-from tests.engine_jax.seeing import Shape, far, made, plainly, with_slopes
+from tests.engine_jax.attention_cases import Shape, far, made, reference_attention, with_cotangents
+from tests.engine_jax.attention_layer import batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.test_attention_under_context import WITH_ROWS, balanced, case_of, close
 
 SCALE = 0.2
@@ -36,7 +36,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_splash(q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask, scale: float) -> jax.Array:
-    return splash(q_BTHD, k_BSKD, v_BSKE, mask.with_reach(), scale, interpret=True)
+    return splash(q_BTHD, k_BSKD, v_BSKE, mask.with_visible_range(), scale, interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +47,20 @@ def by_splash(q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask, scale: float) -> jax.
         replace(GROUPED, rows=1, keys=384, places=tuple(range(128, 256))),
         replace(LATENT, keys=512, places=(*range(128), *range(384, 512))),
     ],
-    ids=["grouped", "latent", "a piece of a row as queries", "head and tail"],
+    ids=["grouped", "latent", "queries from the middle of a row", "head and tail"],
 )
 def test_splash_is_plain_softmax(shape: Shape) -> None:
     case = made(shape)
-    assert far(with_slopes(by_splash, case, SCALE), plainly(case, SCALE)) < 1e-6
+    assert far(with_cotangents(by_splash, case, SCALE), reference_attention(case, SCALE)) < 1e-6
 
 
-def test_splash_passes_over_blocks_that_nobody_sees() -> None:
-    """What they hold is never touched: it may be no number, which a product with zero would not be either."""
+def test_splash_skips_fully_masked_blocks() -> None:
+    """Their keys are never read: they may be NaN, and NaN times zero would be NaN."""
     case = made(replace(GROUPED, rows=1, keys=384, places=tuple(range(128, 256))), num_documents=1)
-    expected = with_slopes(by_splash, case, SCALE)
-    unseen_1S11 = (np.arange(384) >= 256)[None, :, None, None]
-    k_BSKD, v_BSKE = (jnp.where(unseen_1S11, jnp.nan, array) for array in (case.k_BSKD, case.v_BSKE))
-    out, cotangents = with_slopes(by_splash, case._replace(k_BSKD=k_BSKD, v_BSKE=v_BSKE), SCALE)
+    expected = with_cotangents(by_splash, case, SCALE)
+    masked_1S11 = (np.arange(384) >= 256)[None, :, None, None]
+    k_BSKD, v_BSKE = (jnp.where(masked_1S11, jnp.nan, array) for array in (case.k_BSKD, case.v_BSKE))
+    out, cotangents = with_cotangents(by_splash, case._replace(k_BSKD=k_BSKD, v_BSKE=v_BSKE), SCALE)
     jax.tree.map(np.testing.assert_array_equal, (out, cotangents), expected)
 
 
@@ -68,15 +68,15 @@ def test_splash_passes_over_blocks_that_nobody_sees() -> None:
 def test_under_context_splash_is_the_attention_of_one_device(
     move: str, in_text_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys that lie head to tail are put in the order of the text before the kernel has them."""
+    """Keys of balanced rows are reordered to the order of the text before the kernel."""
     monkeypatch.setattr(attention, "splash", partial(splash, interpret=True))
     case = case_of(WITH_ROWS, "latent", move, balanced=not in_text_order)
     case = replace(case, way=ChosenKernel(name="splash", block=0, why="the test wants it"), longer=16)
-    pieces = plan_of(case).row_chunks
-    assert (pieces == (0,)) == in_text_order
-    added, (of_stream, of_weights) = program_of(case)(weights_of("latent"), balanced(pieces, batch(16)))
+    chunks = plan_of(case).row_chunks
+    assert (chunks == (0,)) == in_text_order
+    added, (of_stream, of_weights) = program_of(case)(weights_of("latent"), balanced(chunks, batch(16)))
     expected, (of_expected_stream, of_expected_weights) = on_one_device("latent", 16)
-    along_rows = balanced(pieces, {"added": expected, "stream": of_expected_stream})
+    along_rows = balanced(chunks, {"added": expected, "stream": of_expected_stream})
     close((added, of_stream), (along_rows["added"], along_rows["stream"]))
     assert far(of_weights, of_expected_weights) < 1e-5
 
@@ -84,7 +84,7 @@ def test_under_context_splash_is_the_attention_of_one_device(
 @pytest.mark.parametrize("shape", [GROUPED, LATENT], ids=["grouped", "latent"])
 def test_triton_is_plain_softmax(shape: Shape) -> None:
     case = made(shape)
-    assert far(with_slopes(partial(triton, interpret=True), case, SCALE), plainly(case, SCALE)) < 1e-6
+    assert far(with_cotangents(partial(triton, interpret=True), case, SCALE), reference_attention(case, SCALE)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_triton_is_plain_softmax(shape: Shape) -> None:
         ("another", True, "cpu"),
     ],
 )
-def test_a_backend_is_told_by_the_mesh(
+def test_the_mesh_determines_the_backend(
     platform: str, with_cudnn: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -108,14 +108,14 @@ def test_a_backend_is_told_by_the_mesh(
 
 
 @pytest.mark.parametrize(
-    ("pieces", "keys", "causal"), [(IN_ORDER, 8, True), (IN_ORDER, 16, False), ((0, 3, 1, 2), 8, False)]
+    ("chunks", "keys", "causal"), [(IN_ORDER, 8, True), (IN_ORDER, 16, False), ((0, 3, 1, 2), 8, False)]
 )
-def test_cudnn_is_told_of_whole_rows_in_the_order_of_the_text_alone(
-    pieces: tuple[int, ...], keys: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+def test_cudnn_is_causal_only_for_all_tokens_of_a_row_in_text_order(
+    chunks: tuple[int, ...], keys: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = []
-    monkeypatch.setattr(attention, "cudnn", lambda *_, causal: told.append(causal))
-    links = AttentionLinks(kernel=ChosenKernel(name="cudnn", block=0, why=""), chunks=pieces)
+    received = []
+    monkeypatch.setattr(attention, "cudnn", lambda *_, causal: received.append(causal))
+    links = AttentionLinks(kernel=ChosenKernel(name="cudnn", block=0, why=""), chunks=chunks)
     q, k = jnp.zeros((1, 8, 2, 4)), jnp.zeros((1, keys, 2, 4))
     attention._attend(q, k, k, cast(AttentionMask, None), SCALE, links)
-    assert told == [causal]
+    assert received == [causal]

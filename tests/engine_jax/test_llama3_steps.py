@@ -1,6 +1,6 @@
-"""Llama 3 under every layout: trained as on one device, its arrays where the plan says.
+"""Llama 3 under every layout: trained as on one device, its arrays sharded as planned.
 
-The comparison itself is held against the faults that it is for.
+The comparison itself is tested with the faults that it must detect.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.engine_jax.made_rows import tokens_of
-from tests.engine_jax.places import assert_places_are_the_plans
+from tests.engine_jax.places import assert_shardings_of_the_plan
 from tests.engine_jax.steps import (
     Case,
     Gradients,
@@ -26,7 +26,7 @@ from tests.sameness.cases import FSDP_8, HSDP_2_4, HSDP_4_2, LLAMA3, covering
 
 CASES = [
     *covering(LLAMA3),
-    # Six query heads of a device meet two KV heads, four and two of them.
+    # The six query heads of a device attend to two KV heads: four to one, two to the other.
     Case(model=LLAMA3, layout="tp-whole-keys", mesh="fsdp=2,tensor=2", settings="num_heads=12,num_kv_heads=3"),
 ]
 PLACED = [
@@ -47,17 +47,17 @@ def test_hybrid_shards_train_as_full_ones(hybrid: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES + PLACED, ids=str)
-def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    assert_places_are_the_plans(compiled_step(case), plan_of(case))
+def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
+    assert_shardings_of_the_plan(compiled_step(case), plan_of(case))
 
 
-def test_arrays_elsewhere_are_seen() -> None:
+def test_other_shardings_are_detected() -> None:
     with pytest.raises(AssertionError, match="weights: embedding"):
-        assert_places_are_the_plans(compiled_step(HSDP_4_2), plan_of(HSDP_2_4))
+        assert_shardings_of_the_plan(compiled_step(HSDP_4_2), plan_of(HSDP_2_4))
 
 
 class Replicas:
-    """Step 1 as eight replicas see it: each the mean loss and gradient over the valid tokens of its own row."""
+    """Step 1 on eight replicas, each with the mean loss and gradient over the valid tokens of its own row."""
 
     def __init__(self) -> None:
         batch = tokens_of(0, 8)
@@ -66,14 +66,14 @@ class Replicas:
         self.losses = [run.losses[0] for run in runs]
         self.tokens = np.asarray([run.tokens[0] for run in runs])
         self.gradients = [run.gradients[0] for run in runs]
-        self.shares = self.tokens / self.tokens.sum()
+        self.weights = self.tokens / self.tokens.sum()
 
-    def sum(self, shares: np.ndarray, only: str = "") -> Gradients:
-        """Gradients by these shares of the replicas; those of weights not named ``only`` by the right ones."""
+    def sum(self, weights: np.ndarray, only: str = "") -> Gradients:
+        """The replicas' gradients, weighted by ``weights``; by the correct ones for tensors whose name does not contain ``only``."""
         return {
             name: sum(
-                share * gradient[name]
-                for share, gradient in zip(shares if only in name else self.shares, self.gradients, strict=True)
+                weight * gradient[name]
+                for weight, gradient in zip(weights if only in name else self.weights, self.gradients, strict=True)
             )
             for name in self.gradients[0]
         }
@@ -84,26 +84,26 @@ def replicas() -> Replicas:
     return Replicas()
 
 
-def test_replicas_have_very_unequal_tokens_and_make_up_the_step(replicas: Replicas) -> None:
+def test_replicas_have_very_different_numbers_of_tokens_and_sum_to_the_step(replicas: Replicas) -> None:
     assert sorted(replicas.tokens) == [0, 2, 18, 24, 29, 30, 30, 31]
-    assert_same_gradients(replicas.sum(replicas.shares), run_of(ALONE).gradients[0])
+    assert_same_gradients(replicas.sum(replicas.weights), run_of(ALONE).gradients[0])
 
 
 @pytest.mark.parametrize("tokens", [2, 31])
-def test_a_dropped_replica_is_seen(replicas: Replicas, tokens: int) -> None:
+def test_a_dropped_replica_is_detected(replicas: Replicas, tokens: int) -> None:
     with pytest.raises(AssertionError, match="layer 0"):
         assert_same_gradients(
-            replicas.sum(np.where(replicas.tokens == tokens, 0, replicas.shares)), run_of(ALONE).gradients[0]
+            replicas.sum(np.where(replicas.tokens == tokens, 0, replicas.weights)), run_of(ALONE).gradients[0]
         )
 
 
 @pytest.mark.parametrize("name", ["attention_norm", "embedding.tokens", "mlp.down"])
-def test_a_reduction_missing_for_one_weight_is_seen(replicas: Replicas, name: str) -> None:
+def test_a_missing_reduction_of_one_weight_is_detected(replicas: Replicas, name: str) -> None:
     with pytest.raises(AssertionError, match=name):
         assert_same_gradients(replicas.sum(np.eye(8)[0], only=name), run_of(ALONE).gradients[0])
 
 
-def test_a_loss_normalised_by_each_replica_is_seen(replicas: Replicas) -> None:
+def test_a_loss_normalized_by_each_replica_is_detected(replicas: Replicas) -> None:
     step = run_of(ALONE)
     with pytest.raises(AssertionError):
         assert_same_gradients(replicas.sum(np.full(8, 1 / 8)), step.gradients[0])

@@ -1,4 +1,4 @@
-"""The mathematics and the tables, held against ``transformers``: logits, parameter counts and published names."""
+"""The mathematics and the tables against ``transformers``: logits, parameter counts and published names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_parameter_counts_and_names(model: str) -> None:
     assert table.num_parameters == sum(parameter.numel() for parameter in theirs.parameters())
     theirs_by_name = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
     for weight in table.weights:
-        # Experts are published one by one, and held by transformers in one tensor.
+        # Experts are published one by one; transformers stores them in one tensor.
         if weight.stack and weight.component != "moe":
             array = np.broadcast_to(np.float32(0), (weight.num, *weight.shape))
             for name, part in to_published(weight, array):
@@ -67,7 +67,7 @@ def test_parameter_counts_and_names(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama3-test", "mixtral-test", "deepseek3-test"])
-def test_documents_of_one_row_do_not_see_each_other(model: str) -> None:
+def test_documents_of_one_row_do_not_attend_to_each_other(model: str) -> None:
     table = build(model, {"num_layers": "2"})
     weights = random_weights(table)
     rng = np.random.default_rng(2)

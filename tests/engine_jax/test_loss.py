@@ -1,4 +1,4 @@
-"""The loss over valid tokens, and its gradient, held against PyTorch's cross-entropy."""
+"""The loss over valid tokens, and its gradient, against PyTorch's cross-entropy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS, LENGTH, VOCAB = 3, 7, 11
 
 
 def inputs(scale: float = 3.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits, targets and what is valid: a row without a valid token, and targets out of the vocabulary where not."""
+    """Logits, targets and valid tokens. One row has no valid token; the targets of invalid tokens are out of the vocabulary."""
     rng = np.random.default_rng(0)
     logits_BLV = (scale * rng.normal(size=(ROWS, LENGTH, VOCAB))).astype(np.float32)
     targets_BL = rng.integers(0, VOCAB, (ROWS, LENGTH)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What a step asks for, before any compiler has seen it: the dtypes that travel, and the products that are made again."""
+"""A lowered step, before compilation: the dtypes of its collectives, and the products that are recomputed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EMBED, HEADS, WIDTH, VOCAB = 64, 4, 96, 256
 SIZES = {"num_layers": 1, "embed": EMBED, "num_heads": HEADS, "num_kv_heads": HEADS, "mlp": WIDTH, "vocab": VOCAB}
 MATRICES = 2 * VOCAB * EMBED + 4 * EMBED * HEADS * 16 + 3 * EMBED * WIDTH
 PRODUCTS, OF_ATTENTION = 7, 2
-"""Of weights in a layer; and scores, and what is taken of values."""
+"""A layer's products with weights; and its products of queries with keys and of probabilities with values."""
 
 
 @cache
@@ -42,7 +42,7 @@ def lowered(**options: str) -> str:
 
 
 def moved(text: str, kind: str) -> Counter[str]:
-    """Elements that collectives of a kind give or take, whichever is more, by dtype."""
+    """Elements of the operands or results, whichever are more, of collectives of a kind, by dtype."""
     found: Counter[str] = Counter()
     for before, after in re.findall(
         rf"stablehlo\.{kind}\".*?: \(tensor<([^>]*)>\) -> tensor<([^>]*)>", text, re.DOTALL
@@ -59,23 +59,25 @@ def moved(text: str, kind: str) -> Counter[str]:
         ("bfloat16", "float32", "bf16", "f32"),
         ("bfloat16", "bfloat16", "bf16", "bf16"),
         ("float32", "float32", "f32", "f32"),
-        # The narrower of the two: a weight is no more exact for being wide on the way.
+        # The narrower of the two: a wider dtype of the collective would not make a weight more exact.
         ("float32", "bfloat16", "bf16", "bf16"),
     ],
 )
-def test_weights_are_gathered_narrow_and_their_gradients_summed_as_they_rest(dtype, weights_dtype, gathered, summed):
+def test_weights_are_gathered_in_the_narrower_dtype_and_gradients_summed_in_that_at_rest(
+    dtype, weights_dtype, gathered, summed
+):
     text = lowered(dtype=dtype, weights_dtype=weights_dtype, remat="none")
     assert moved(text, "all_gather") == {gathered: MATRICES}
     assert moved(text, "reduce_scatter") == {summed: MATRICES}
 
 
-def test_remat_makes_again_what_it_says():
+def test_remat_recomputes_the_products_of_its_policy():
     def products(remat: str) -> int:
         return lowered(dtype="float32", weights_dtype="float32", remat=remat).count("stablehlo.dot_general")
 
-    # Forward and twice backward, and the logits.
+    # One forward and two backward, for a layer's products and for the logits.
     assert products("none") == 3 * (PRODUCTS + OF_ATTENTION + 1)
-    # Products of weights are kept.
+    # Products with weights are saved.
     assert products("dots") == products("none") + OF_ATTENTION
-    # All but the one whose output only leaves the layer.
+    # All but the last one, whose result only the next layer needs.
     assert products("full") == products("none") + OF_ATTENTION + PRODUCTS - 1

@@ -1,10 +1,10 @@
-"""Mixtral under every layout: trained as on one device, its arrays where the plan says."""
+"""Mixtral under every layout: trained as on one device, its arrays sharded as planned."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.engine_jax.places import assert_places_are_the_plans
+from tests.engine_jax.places import assert_shardings_of_the_plan
 from tests.engine_jax.steps import STEPS, Case, assert_trains_as, compiled_step, plan_of
 from tests.sameness.cases import FEW_ROWS, MIXTRAL, case, covering
 from tests.sameness.measure import assert_same_assignments
@@ -22,23 +22,23 @@ def test_trains_as_one_device(case: Case) -> None:
 
 
 def test_trains_as_one_device_to_the_last_step() -> None:
-    """Nothing adds up over steps, and the loss falls."""
+    """Differences do not accumulate over steps, and the loss falls."""
     ep_as_cp = case(
         MIXTRAL, "ep-as-cp", "fsdp=2,expert=4", settings="capacity_factor=1.0", rows=FEW_ROWS, balanced=True
     )
     assert_trains_as(ep_as_cp, ep_as_cp.alone, STEPS)
 
 
-def test_tokens_choose_as_on_one_device() -> None:
+def test_tokens_are_assigned_as_on_one_device() -> None:
     assert_same_assignments(case(MIXTRAL, "ep", "fsdp=2,expert=2"))
 
 
 @pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)
-def test_arrays_are_where_the_plan_says(case: Case) -> None:
-    assert_places_are_the_plans(compiled_step(case), plan_of(case))
+def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
+    assert_shardings_of_the_plan(compiled_step(case), plan_of(case))
 
 
-def test_arrays_elsewhere_are_seen() -> None:
+def test_other_shardings_are_detected() -> None:
     ep, ep_as_cp = (Case(model=MIXTRAL, layout=layout, mesh="fsdp=2,expert=4") for layout in ("ep", "ep-as-cp"))
     with pytest.raises(AssertionError, match="length/expert"):
-        assert_places_are_the_plans(compiled_step(ep), plan_of(ep_as_cp))
+        assert_shardings_of_the_plan(compiled_step(ep), plan_of(ep_as_cp))

@@ -1,4 +1,4 @@
-"""Experts: what every token gets, under every layout; what is dropped, what finds no room; and their gradients."""
+"""Experts under every layout: their outputs, dropped assignments, overflow of buffers, and gradients."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import traffic_of
-from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, seen_by_experts
-from shardwright.engine_jax.experts.routing import largest, moved_bias, route
+from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
+from shardwright.engine_jax.experts.routing import route, top_k, updated_bias
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.links import late_sums, links_of
 from shardwright.engine_jax.lowering.shardings import partition_spec
@@ -46,14 +46,14 @@ TABLE = build(
 EXPERTS: Experts = TABLE.architecture.experts
 STACK = "moe_layers."
 DROPPING = 0.5
-"""A capacity factor that drops many choices: each expert takes 3 tokens of a row of 16."""
+"""A capacity factor that drops many assignments: each expert keeps 3 tokens of a row of 16."""
 SHARED = "name: shared\nmesh: {fsdp: 2, tensor: 4}\nroles:\n  fsdp: fsdp\n  tensor: {elsewhere: tensor, moe: expert}\n"
-"""Tokens whole on the expert axis outside: each device takes its share."""
+"""Outside the experts tokens are replicated over the expert axis: each device dispatches its slice."""
 IDLE = "name: idle\nmesh: {context: 2, expert: 4}\nroles:\n  context: context\n  expert: {elsewhere: fsdp, router: idle, moe: expert}\n"
 WIDE = (
     "name: wide\nmesh: {expert: 4, tensor: 2}\nroles:\n  expert: {elsewhere: context, moe: expert}\n  tensor: tensor\n"
 )
-"""Each expert cut in two, beside experts over an axis."""
+"""Each expert's matrices are sharded in two, and experts are sharded over another axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,48 +124,48 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 @cache
 def token_by_token(capacity_factor: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The definition: each token in turn asks its experts, who refuse it when they are full.
+    """The definition: each token in turn is assigned to its experts, and dropped by those at their capacity.
 
-    Its output, the tokens that chose each expert, and which expert takes which token.
+    The output, the assignments of each expert, and which expert keeps which token.
     """
-    out_BLM, counts_E, taken_BLE = np.zeros_like(X_BLM), np.zeros(EXPERTS.num, int), np.zeros((ROWS, LENGTH, 8), bool)
-    even_share = EXPERTS.top_k * LENGTH / EXPERTS.num
-    capacity = LENGTH if capacity_factor is None else ceil(capacity_factor * even_share)
+    out_BLM, counts_E, kept_BLE = np.zeros_like(X_BLM), np.zeros(EXPERTS.num, int), np.zeros((ROWS, LENGTH, 8), bool)
+    even_load = EXPERTS.top_k * LENGTH / EXPERTS.num
+    capacity = LENGTH if capacity_factor is None else ceil(capacity_factor * even_load)
     for row in range(ROWS):
         of_row_E = np.zeros(EXPERTS.num, int)
         for token in np.flatnonzero(VALID_BL[row]):
             x_M = X_BLM[row, token]
             scores_E = sigmoid(x_M @ WEIGHTS["router.kernel"])
-            worth_NX = (scores_E + WEIGHTS["router.bias"]).reshape(EXPERTS.num_groups, -1)
-            groups = np.argsort(-np.sort(worth_NX, axis=1)[:, -2:].sum(axis=1))[: EXPERTS.chosen_groups]
-            allowed_NX = np.full_like(worth_NX, -np.inf)
-            allowed_NX[groups] = worth_NX[groups]
+            ranked_NX = (scores_E + WEIGHTS["router.bias"]).reshape(EXPERTS.num_groups, -1)
+            groups = np.argsort(-np.sort(ranked_NX, axis=1)[:, -2:].sum(axis=1))[: EXPERTS.chosen_groups]
+            allowed_NX = np.full_like(ranked_NX, -np.inf)
+            allowed_NX[groups] = ranked_NX[groups]
             chosen = np.argsort(-allowed_NX.reshape(-1))[: EXPERTS.top_k]
             for expert in chosen:
                 counts_E[expert] += 1
                 if of_row_E[expert] >= capacity:
                     continue
                 of_row_E[expert] += 1
-                taken_BLE[row, token, expert] = True
+                kept_BLE[row, token, expert] = True
                 gate_F, up_F = x_M @ WEIGHTS["moe.gate"][expert], x_M @ WEIGHTS["moe.up"][expert]
-                share = scores_E[expert] / scores_E[chosen].sum() * EXPERTS.scale
-                out_BLM[row, token] += share * ((gate_F * sigmoid(gate_F) * up_F) @ WEIGHTS["moe.down"][expert])
-    return out_BLM, counts_E, taken_BLE
+                weight = scores_E[expert] / scores_E[chosen].sum() * EXPERTS.scale
+                out_BLM[row, token] += weight * ((gate_F * sigmoid(gate_F) * up_F) @ WEIGHTS["moe.down"][expert])
+    return out_BLM, counts_E, kept_BLE
 
 
 @cache
 def dense_gradients(capacity_factor: float | None) -> tuple[Any, dict[str, Any]]:
-    """Of a loss: every token through every expert, weighed by what it chose."""
-    taken_BLE, chosen_BLE = token_by_token(capacity_factor)[2], token_by_token(None)[2]
+    """Gradients of a loss: every token through every expert, weighted by its routing weights."""
+    kept_BLE, chosen_BLE = token_by_token(capacity_factor)[2], token_by_token(None)[2]
 
     def loss(x_BLM, weights):
         scores_BLE = jax.nn.sigmoid(x_BLM @ weights["router.kernel"])
         of_chosen_BL1 = jnp.sum(scores_BLE * chosen_BLE, axis=-1, keepdims=True)
-        shares_BLE = scores_BLE / jnp.where(VALID_BL[..., None], of_chosen_BL1, 1.0) * EXPERTS.scale
+        weights_BLE = scores_BLE / jnp.where(VALID_BL[..., None], of_chosen_BL1, 1.0) * EXPERTS.scale
         gate_BLEF = jnp.einsum("BLM,EMF->BLEF", x_BLM, weights["moe.gate"])
         hidden_BLEF = jax.nn.silu(gate_BLEF) * jnp.einsum("BLM,EMF->BLEF", x_BLM, weights["moe.up"])
         y_BLEM = jnp.einsum("BLEF,EFM->BLEM", hidden_BLEF, weights["moe.down"])
-        return loss_of(jnp.einsum("BLEM,BLE->BLM", y_BLEM, shares_BLE * taken_BLE))
+        return loss_of(jnp.einsum("BLEM,BLE->BLM", y_BLEM, weights_BLE * kept_BLE))
 
     d_x, d_weights = jax.jit(jax.grad(loss, (0, 1)))(
         jnp.asarray(X_BLM), {n: jnp.asarray(w) for n, w in WEIGHTS.items()}
@@ -204,7 +204,7 @@ def of_one_layer(plan: Plan, name: str) -> Spec:
 
 
 def lowered_layer(case: Case) -> tuple[Any, Plan]:
-    """The layer of a case with its gradients, each device at its own parts."""
+    """The layer of a case with its gradients, each device with its shards."""
     plan = plan_of(case)
     links, experts = links_of(plan), plan.request.table.architecture.experts
     stream = partition_spec(plan.by_name["residual.stream"].in_use)
@@ -214,7 +214,7 @@ def lowered_layer(case: Case) -> tuple[Any, Plan]:
     def step(x_BLM, segments_BL, weights):
         def loss(x_BLM, weights):
             used = {name: links.use(STACK + name, weight) for name, weight in weights.items()}
-            out_BLM, counts = experts_layer(x_BLM, seen_by_experts(segments_BL, links), used, experts, links)
+            out_BLM, counts = experts_layer(x_BLM, valid_tokens(segments_BL, links), used, experts, links)
             return loss_of(out_BLM), (out_BLM, counts)
 
         (d_x, d_weights), (out_BLM, counts) = jax.grad(loss, (0, 1), has_aux=True)(x_BLM, weights)
@@ -222,12 +222,12 @@ def lowered_layer(case: Case) -> tuple[Any, Plan]:
         d_weights = {name: jax.lax.psum(d, late[name]) if late[name] else d for name, d in d_weights.items()}
         return Result(out_BLM, jax.lax.psum(counts, dispatched) if dispatched else counts, d_x, d_weights)
 
-    whole = PartitionSpec()
+    replicated = PartitionSpec()
     function = jax.shard_map(
         step,
         mesh=device_mesh(plan.mesh),
         in_specs=(stream, partition_spec(plan.by_name["input.segments"].in_use), specs),
-        out_specs=Result(stream, MoeCounts(whole, whole, whole), stream, specs),
+        out_specs=Result(stream, MoeCounts(replicated, replicated, replicated), stream, specs),
         check_vma=False,
     )
     arguments = X_BLM, VALID_BL.astype(np.int32), WEIGHTS
@@ -240,9 +240,9 @@ def compiled_layer(case: Case) -> tuple[Any, Plan]:
 
 
 def result_of(case: Case) -> Result:
-    """What the layer of a case does, its rows put in the order of the text."""
+    """The result of the layer of a case, its rows in the order of the text."""
     compiled, plan = compiled_layer(case)
-    order = np.concatenate([np.arange(LENGTH).reshape(len(plan.row_chunks), -1)[piece] for piece in plan.row_chunks])
+    order = np.concatenate([np.arange(LENGTH).reshape(len(plan.row_chunks), -1)[chunk] for chunk in plan.row_chunks])
     x_BLM, segments_BL = X_BLM[:, order], VALID_BL[:, order].astype(np.int32)
     result = compiled(*jax.device_put((x_BLM, segments_BL, WEIGHTS), compiled.input_shardings[0]))
     back = np.argsort(order)
@@ -250,12 +250,12 @@ def result_of(case: Case) -> Result:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_layout_does_what_the_definition_says(case: Case) -> None:
-    expected_BLM, expected_E, taken_BLE = token_by_token(case.capacity_factor)
+def test_every_layout_follows_the_definition(case: Case) -> None:
+    expected_BLM, expected_E, kept_BLE = token_by_token(case.capacity_factor)
     result = result_of(case)
     np.testing.assert_allclose(result.out_BLM, expected_BLM, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(result.counts.by_expert, expected_E)
-    assert int(result.counts.dropped) == expected_E.sum() - taken_BLE.sum()
+    assert int(result.counts.dropped) == expected_E.sum() - kept_BLE.sum()
     assert (int(result.counts.dropped) > 0) == (case.capacity_factor is not None)
     assert int(result.counts.overflow) == 0
     d_x_BLM, d_weights = dense_gradients(case.capacity_factor)
@@ -265,22 +265,22 @@ def test_every_layout_does_what_the_definition_says(case: Case) -> None:
             assert np.linalg.norm(result.d_weights[name] - d) <= 1e-5 * np.linalg.norm(d), name
 
 
-def test_what_finds_no_room_is_counted_and_is_nothing() -> None:
+def test_overflow_is_counted_and_contributes_nothing() -> None:
     case = replace(EP, expert_buffer=0.5)
     buffer_rows = traffic_of(plan_of(case).request, plan_of(case).mesh).buffer_rows(0.5)
-    taken_BLE = token_by_token(None)[2]
-    # Rows lie over fsdp, then over the expert axis; experts over the latter, two on each device.
-    came = taken_BLE.reshape(2, ROWS // 2 * LENGTH, 4, 2).sum(axis=(1, 3))
-    assert np.any(came > buffer_rows)
-    assert np.any(came < buffer_rows)
+    kept_BLE = token_by_token(None)[2]
+    # Rows are sharded over fsdp, then over the expert axis; experts over the latter, two on each device.
+    received = kept_BLE.reshape(2, ROWS // 2 * LENGTH, 4, 2).sum(axis=(1, 3))
+    assert np.any(received > buffer_rows)
+    assert np.any(received < buffer_rows)
     result = result_of(case)
-    assert int(result.counts.overflow) == np.maximum(came - buffer_rows, 0).sum()
-    np.testing.assert_array_equal(result.counts.by_expert, taken_BLE.sum(axis=(0, 1)))
+    assert int(result.counts.overflow) == np.maximum(received - buffer_rows, 0).sum()
+    np.testing.assert_array_equal(result.counts.by_expert, kept_BLE.sum(axis=(0, 1)))
     assert np.all(np.isfinite(result.out_BLM))
-    # The first rows of a buffer are those of its first expert: where all of its tokens have room, they are whole.
+    # The first rows of a buffer are those of its first expert. Tokens without overflow have their full output.
     difference = np.abs(result.out_BLM - token_by_token(None)[0]).max(axis=-1)
     assert np.any(difference > 1e-3)
-    assert np.all(difference[~taken_BLE.any(axis=-1)] == 0)
+    assert np.all(difference[~kept_BLE.any(axis=-1)] == 0)
 
 
 @pytest.mark.parametrize("move", ["ring", "weights"])
@@ -292,7 +292,7 @@ def test_one_device_for_all_experts_has_one_program(move: str) -> None:
 
 
 @pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
-def test_tokens_or_weights_cross_and_never_both(move: str) -> None:
+def test_tokens_or_weights_are_moved_and_never_both(move: str) -> None:
     compiled, plan = compiled_layer(replace(EP_AS_CP, move=move))
     resharding = [one for one in Program(compiled.as_text()).collectives(plan.mesh) if one.axes == ("expert",)]
     floats = [(one.kind, one.shape) for one in resharding if one.dtypes == ("float32",)]
@@ -304,7 +304,7 @@ def test_tokens_or_weights_cross_and_never_both(move: str) -> None:
     assert any(kind == "all-to-all" for kind, _ in floats) == (move == "all-to-all")
 
 
-def test_bias_chooses_and_does_not_weigh() -> None:
+def test_bias_affects_the_choice_and_not_the_weights() -> None:
     experts = replace(EXPERTS, num_groups=1, chosen_groups=1)
     favoured = jnp.zeros(experts.num).at[5].set(10.0)
     routing = route(jnp.asarray(X_BLM), jnp.asarray(WEIGHTS["router.kernel"]), favoured, experts)
@@ -316,12 +316,12 @@ def test_bias_chooses_and_does_not_weigh() -> None:
 
 
 def test_bias_moves_against_the_load_by_the_rate() -> None:
-    bias = moved_bias(jnp.zeros((1, 4)), jnp.asarray([[10, 0, 5, 5]]), rate=0.001)
+    bias = updated_bias(jnp.zeros((1, 4)), jnp.asarray([[10, 0, 5, 5]]), rate=0.001)
     np.testing.assert_allclose(bias, [[-0.001, 0.001, 0.0, 0.0]])
 
 
-def test_largest_is_top_k() -> None:
+def test_top_k_is_that_of_jax() -> None:
     x = jnp.asarray(np.random.default_rng(0).integers(0, 5, (3, 4, 9)).astype(np.float32))
     for num in (1, 4, 9):
-        for ours, oracle in zip(largest(x, num), jax.lax.top_k(x, num), strict=True):
+        for ours, oracle in zip(top_k(x, num), jax.lax.top_k(x, num), strict=True):
             np.testing.assert_array_equal(ours, oracle)

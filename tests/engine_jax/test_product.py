@@ -1,4 +1,4 @@
-"""Products of tokens and weights against JAX's own, forward and backward, and what of them is kept."""
+"""Products of tokens and weights against JAX's own, forward and backward, and which of them are saved by name."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def of(dims: str) -> jax.Array:
 
 
 @pytest.mark.parametrize("dims", ["BLM,MHD->BLHD", "BLHD,HDM->BLM", "BLM,VM->BLV"])
-def test_as_jax_has_it(dims: str) -> None:
+def test_it_is_the_product_of_jax(dims: str) -> None:
     operands, out = dims.split("->")
     x, weight, cotangent = (of(each) for each in (*operands.split(","), out))
-    ours, our_slopes = jax.vjp(lambda x, weight: weight_product(dims, x, weight), x, weight)
-    theirs, their_slopes = jax.vjp(lambda x, weight: jnp.einsum(dims, x, weight), x, weight)
+    ours, our_cotangents = jax.vjp(lambda x, weight: weight_product(dims, x, weight), x, weight)
+    theirs, their_cotangents = jax.vjp(lambda x, weight: jnp.einsum(dims, x, weight), x, weight)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    for our, their in zip(our_slopes(cotangent), their_slopes(cotangent), strict=True):
+    for our, their in zip(our_cotangents(cotangent), their_cotangents(cotangent), strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-6)
 
 
-def test_narrow_slopes_of_a_wide_product() -> None:
+def test_a_wide_product_has_narrow_cotangents() -> None:
     x, weight = of("BLM").astype(jnp.bfloat16), of("MV").astype(jnp.bfloat16)
     out, cotangents = jax.vjp(lambda x, weight: weight_product("BLM,MV->BLV", x, weight, "logits"), x, weight)
     assert out.dtype == jnp.float32
     assert [cotangent.dtype for cotangent in cotangents(out)] == [jnp.bfloat16, jnp.bfloat16]
 
 
-def test_products_are_kept_by_name() -> None:
+def test_products_are_saved_by_name() -> None:
     x, weight = of("BLM"), of("MV")
 
     def loss(x: jax.Array, weight: jax.Array) -> jax.Array:

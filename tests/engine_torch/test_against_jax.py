@@ -1,4 +1,4 @@
-"""Two engines, one curve: the same seed, rows and layout, on four ranks here and on one device of the JAX engine."""
+"""PyTorch on four ranks trains as JAX on one device, from the same seed and rows."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ CASES.append(
     case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=2", "attention=ring,moe=ring", "capacity_factor=1.0", balanced=True)
 )
 EACH_LAYOUT = [*CASES[::2], CASES[-1]]
-"""Each of them under one family or two; ``whole.py`` takes all steps of every case."""
+"""Each layout with one family or two; ``whole.py`` trains all steps of every case."""
 
 
 @pytest.mark.parametrize("case", EACH_LAYOUT, ids=in_words)
 def test_trains_as_the_other_engine(case: Case, four: Ranks) -> None:
-    """From the same bits: gradients of steps 1 and 2, every loss, and the norms that are clipped by."""
+    """From bitwise equal weights: the gradients of steps 1 and 2, every loss, and the gradient norms for clipping."""
     ours, theirs = trained(four, case, FEW_STEPS), run_of(case.alone)
     assert_same_bits(ours.initial, case)
     assert_same(ours.run, theirs, case.tolerance)
     np.testing.assert_allclose(ours.run.norms, theirs.norms, rtol=1e-3)
 
 
-def test_choices_without_room_are_counted_as_on_the_other_engine(four: Ranks) -> None:
-    """JAX leaves them out, PyTorch takes them: both say how many."""
-    # A single layer: what one leaves out the next does not see, and chooses otherwise.
+def test_overflow_is_counted_as_on_the_other_engine(four: Ranks) -> None:
+    """JAX omits the assignments that overflow a buffer, PyTorch processes them; both report their number."""
+    # One layer only: after omitted assignments, the next layer's router would choose other experts.
     small = case(MIXTRAL, "ep", "fsdp=2,expert=2", settings="num_layers=1")
     request = replace(plan_of(small).request, expert_buffer=1.0)
     (batch,) = batches_of(small, 1)
@@ -53,13 +53,13 @@ def test_choices_without_room_are_counted_as_on_the_other_engine(four: Ranks) ->
     step = compile_plan(plan)
     placed = jax.device_put(dict(batch), batch_sharding(plan, device_mesh(plan.mesh)))
     _, theirs = step(initial_state(plan, device_mesh(plan.mesh), small.seed), placed)
-    told = four.run(train, make_plan(replace(request, engine="torch")), small.seed, OPTIONS, [batch])
-    assert [one.steps[0].overflow for one in told] == [int(theirs.overflow)] * 4
+    results = four.run(train, make_plan(replace(request, engine="torch")), small.seed, OPTIONS, [batch])
+    assert [one.steps[0].overflow for one in results] == [int(theirs.overflow)] * 4
     assert theirs.overflow > 0
 
 
 def assert_same_bits(ours: Mapping[str, np.ndarray], case: Case) -> None:
-    """The state before the first step is that of the JAX engine, bit for bit."""
+    """The state before the first step is bitwise equal to that of the JAX engine."""
     alone = plan_of(case.alone)
     state = initial_state(alone, device_mesh(alone.mesh), case.seed)
     theirs = {

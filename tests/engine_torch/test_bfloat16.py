@@ -1,4 +1,4 @@
-"""Law 3 in bfloat16, on PyTorch: layouts beside one device, within what other orders of summing the same numbers explain."""
+"""Law 3 in bfloat16, on PyTorch: layouts against one device, within the differences of other orders of summation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_layout_is_as_one_device(case: Case, four: Ranks) -> None:
 
 
 @pytest.mark.parametrize("model", [LLAMA3, MIXTRAL])
-def test_what_is_computed_again_has_the_same_bits(model: str) -> None:
+def test_recomputed_values_are_bitwise_equal(model: str) -> None:
     """The same operations on the same numbers, in the same order."""
     request = of_torch(request_of(alone_of(model, "")))
     full, dots, none = (

@@ -1,4 +1,4 @@
-"""In which dtypes PyTorch adds up and gives on, with bfloat16 as its computation. The oracle is float64."""
+"""The dtypes in which PyTorch sums and returns values, with bfloat16 as the dtype of the computation. The oracle is float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.engine_torch.attention.scores import AttentionMask, Running, attend, finished, with_keys
+from shardwright.engine_torch.attention.scores import (
+    AttentionMask,
+    OnlineSoftmax,
+    accumulate_attention,
+    attend,
+    normalized,
+)
 from shardwright.engine_torch.experts.moe import dispatch_rows
 from shardwright.engine_torch.layers.embedding import rows_of
 from shardwright.engine_torch.layers.product import product, weight_product
@@ -19,7 +25,7 @@ from tests.engine_torch.training import tied_sums
 from tests.sameness.cases import LLAMA3, case
 
 HALF_ULP = 2.0**-9
-"""The most that rounding to bfloat16 takes off a number, relative."""
+"""The largest relative error of rounding to bfloat16."""
 
 
 def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -41,7 +47,7 @@ def test_logits_are_not_rounded() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 4])
 def test_scores_around_a_ring_are_not_rounded(pieces: int) -> None:
-    """Scores of up to 40, whose last bits decide the shares: rounded, they would be off by an eighth."""
+    """Scores of up to 40, whose last bits determine the probabilities: rounded, they would be off by an eighth."""
     q_BTHD, k_BSKD, v_BSKE = (
         drawn(1, 16, 4, 32, scale=3.0),
         drawn(1, 16, 2, 32, seed=1, scale=3.0),
@@ -49,20 +55,20 @@ def test_scores_around_a_ring_are_not_rounded(pieces: int) -> None:
     )
     places = torch.arange(16)[None]
     whole = AttentionMask(places, torch.ones_like(places), places, torch.ones_like(places))
-    running: Running | None = None
+    softmax: OnlineSoftmax | None = None
     size = 16 // pieces
     for start in range(0, 16, size):
         keys = slice(start, start + size)
-        seen = whole._replace(kv_positions_BS=places[:, keys], kv_segments_BS=whole.kv_segments_BS[:, keys])
-        running = with_keys(running, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], seen, 32**-0.5)
-    assert running is not None
-    assert {part.dtype for part in running} == {torch.float32}
+        visible = whole._replace(kv_positions_BS=places[:, keys], kv_segments_BS=whole.kv_segments_BS[:, keys])
+        softmax = accumulate_attention(softmax, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], visible, 32**-0.5)
+    assert softmax is not None
+    assert {part.dtype for part in softmax} == {torch.float32}
     exact = attend(q_BTHD.double(), k_BSKD.double(), v_BSKE.double(), whole, 32**-0.5)
-    # Shares are rounded before they meet values, and what comes of it once more.
-    torch.testing.assert_close(finished(running, torch.bfloat16).double(), exact, rtol=2 * HALF_ULP, atol=0.01)
+    # Probabilities are rounded before the product with the values, and the output once more.
+    torch.testing.assert_close(normalized(softmax, torch.bfloat16).double(), exact, rtol=2 * HALF_ULP, atol=0.01)
 
 
-def test_products_of_batches_are_wide_both_ways() -> None:
+def test_batched_products_are_wide_forward_and_backward() -> None:
     x, y = drawn(3, 5, 32).requires_grad_(), drawn(3, 32, 7, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda x, y: product(x, y, torch.float64),
@@ -80,11 +86,11 @@ def test_products_of_batches_are_wide_both_ways() -> None:
     ("taken", "row"),
     [
         (lambda table, rows: rows_of(table, rows[None])[0], "embedding"),
-        (dispatch_rows, "choices"),
+        (dispatch_rows, "assignments"),
     ],
 )
-def test_what_is_taken_often_is_added_up_as_often(taken, row: str) -> None:
-    """One row of a thousand gradients of 1: in bfloat16 the sum would end at 256."""
+def test_a_frequent_row_gets_the_sum_of_all_its_cotangents(taken, row: str) -> None:
+    """One row with a thousand cotangents of 1: in bfloat16 the sum would stop at 256."""
     table = torch.ones(4, 2, dtype=torch.bfloat16, requires_grad=True)
     (cotangent,) = torch.autograd.grad(taken(table, torch.zeros(1000, dtype=torch.int64)).sum(), table)
     assert cotangent[0].tolist() == [1000, 1000], row
@@ -94,8 +100,8 @@ def test_what_is_taken_often_is_added_up_as_often(taken, row: str) -> None:
 def test_both_uses_of_a_tied_weight_are_summed_in_the_dtype_at_rest(four: Ranks) -> None:
     """1 and 1/1024 on each of four ranks: in the bfloat16 in which it is gathered their sum would be 1."""
     plan = torch_plan(case(LLAMA3, "fsdp", "fsdp=4", settings="tied=true"), dtype="bfloat16")
-    told = four.run(tied_sums, plan)
-    assert {(dtype, low, high) for dtype, low, high in told} == {
+    results = four.run(tied_sums, plan)
+    assert {(dtype, low, high) for dtype, low, high in results} == {
         ("torch.float32", 4 * (1 + 1 / 1024), 4 * (1 + 1 / 1024))
     }
 

@@ -1,6 +1,6 @@
-"""Eight ranks, for what four cannot show: three axes at once, and axes of different sizes in another order.
+"""Eight ranks, for what four cannot test: three axes, and axes of different sizes in another order.
 
-With two axes of two, the order of parts and its inverse are the same.
+With two axes of two, the order of shards and its inverse are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNLIKE, THREE = Mesh.of(a=2, b=4), Mesh.of(a=2, b=2, c=2)
 
 
 @pytest.mark.parametrize("mesh", [UNLIKE, THREE], ids=str)
-def test_every_rank_ends_with_its_part_of_the_sum(mesh: Mesh, eight: Ranks) -> None:
+def test_every_rank_has_its_shard_of_the_sum(mesh: Mesh, eight: Ranks) -> None:
     assert eight.run(wrong_after_steps, mesh, SEEDS, torch.float32) == [[]] * 8
 
 
@@ -35,7 +35,7 @@ def test_every_rank_ends_with_its_part_of_the_sum(mesh: Mesh, eight: Ranks) -> N
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_each_collective(mesh: Mesh, axes: tuple[str, ...], order: list[int], eight: Ranks) -> None:
-    """``order``: which part each rank has."""
+    """``order``: the number of each rank's shard."""
     assert eight.run(each_collective, mesh, axes) == [by_hand(index, 8) for index in order]
 
 

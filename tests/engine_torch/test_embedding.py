@@ -1,4 +1,4 @@
-"""An embedding whose entries are shared by ranks: each token's row comes from the one that has it."""
+"""Lookup in an embedding whose vocabulary is sharded over ranks: each token's row is looked up by the rank that has it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def links_of_rank(index: int, num: int) -> Links:
     )
 
 
-def test_each_entry_is_given_once_by_the_rank_that_has_it() -> None:
+def test_each_entry_is_looked_up_by_the_one_rank_that_has_it() -> None:
     table_VM = torch.arange(1.0, 25.0).view(8, 3)
     tokens_BL = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]])
-    parts = [
-        embed(tokens_BL, {"embedding.tokens": part}, links_of_rank(index, 4))
-        for index, part in enumerate(table_VM.chunk(4))
+    by_rank = [
+        embed(tokens_BL, {"embedding.tokens": shard}, links_of_rank(index, 4))
+        for index, shard in enumerate(table_VM.chunk(4))
     ]
-    assert torch.equal(torch.stack(parts).sum(dim=0), table_VM[tokens_BL])
+    assert torch.equal(torch.stack(by_rank).sum(dim=0), table_VM[tokens_BL])

@@ -1,6 +1,6 @@
-"""Layouts beside each other and beside one device: hybrid shards, few rows, every movement and setting.
+"""Layouts compared with each other and with one device: HSDP, few rows, every algorithm and setting.
 
-One device is a single rank of this engine, where nothing is moved; ``test_against_jax.py`` holds the mathematics itself.
+One device is a single rank of this engine, without communication; ``test_against_jax.py`` tests the mathematics itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def few_rows(model: str, layout: str, mesh: str) -> Case:
 
 
 def test_hybrid_shards_train_as_full_ones(four: Ranks) -> None:
-    """What replicas sum behind the last microbatch is what a scatter sums in each."""
+    """An all-reduce of replicas after the last microbatch gives the sums of a reduce-scatter in each microbatch."""
     hybrid = trained(four, case(LLAMA3, "hsdp", "data=2,fsdp=2"), FEW_STEPS)
     full = trained(four, case(LLAMA3, "fsdp", "fsdp=4"), FEW_STEPS)
     assert_same(hybrid.run, full.run, 1e-5)
@@ -39,9 +39,9 @@ ON_FOUR = [
     case(LLAMA3, "fsdp", "fsdp=4", settings="mlp=510"),
     case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings="tied=true"),
     case(LLAMA3, "tp-whole-keys", "fsdp=1,tensor=4", settings="num_kv_heads=2"),
-    # Six query heads of a rank meet two KV heads, four and two of them.
+    # The six query heads of a rank attend to two KV heads: four to one, two to the other.
     case(LLAMA3, "tp-whole-keys", "fsdp=2,tensor=2", settings="num_heads=12,num_kv_heads=3"),
-    # FSDP sums over all that it gathers over, ranks that make the same gradient too.
+    # FSDP sums over all ranks of the gather, also over those that compute the same gradient.
     case(LLAMA3, "stored-over-idle", "fsdp=2,spare=2"),
     case(LLAMA3, "stored-over-idle", "fsdp=1,spare=4"),
     case(LLAMA3, "cp", "fsdp=1,context=4", "attention=ring", SHARED_HEADS, balanced=True),
@@ -51,7 +51,7 @@ ON_FOUR = [
     case(DEEPSEEK3, "cp", "fsdp=2,context=2", "attention=ulysses"),
     case(DEEPSEEK3, "ep-as-dp", "fsdp=2,expert=2"),
     case(DEEPSEEK3, "fsdp-as-dp-for-attn", "fsdp=2,expert=2"),
-    # A rule puts the router's kernel on an axis, and would put its bias there, which is a buffer.
+    # A rule shards the router's kernel over an axis; it would also shard the bias, which is a buffer.
     case(DEEPSEEK3, "stored-by-rule", "fsdp=2,expert=2"),
     case(MIXTRAL, "ep", "fsdp=2,expert=2", "moe=ring"),
     case(MIXTRAL, "ep", "fsdp=2,expert=2", "moe=weights"),
@@ -68,17 +68,17 @@ def test_trains_as_one_device(case: Case, four: Ranks, run_alone: RunAlone) -> N
     assert_trains_as(run_alone(case.alone), four, case)
 
 
-AGAIN = [case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2"), case(MIXTRAL, "ep", "fsdp=2,expert=2")]
+RECOMPUTED = [case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2"), case(MIXTRAL, "ep", "fsdp=2,expert=2")]
 
 
 @pytest.mark.parametrize("remat", ["none", "dots"])
-@pytest.mark.parametrize("case", AGAIN, ids=in_words)
-def test_what_is_computed_again_changes_nothing(case: Case, remat: str, four: Ranks, run_alone: RunAlone) -> None:
+@pytest.mark.parametrize("case", RECOMPUTED, ids=in_words)
+def test_recomputation_changes_nothing(case: Case, remat: str, four: Ranks, run_alone: RunAlone) -> None:
     assert torch_plan(case).request.remat == "full"
     assert_trains_as(run_alone(case.alone), four, case, remat=remat)
 
 
-def test_a_balanced_row_lies_in_another_order() -> None:
-    """The cases above would say nothing if it did not."""
+def test_a_balanced_row_has_another_order() -> None:
+    """Otherwise the balanced cases above would test nothing."""
     plan = torch_plan(case(LLAMA3, "cp", "fsdp=1,context=4", "attention=ring", SHARED_HEADS, balanced=True))
     assert plan.row_chunks == tuple(head_tail(8, 4)) == (0, 7, 1, 6, 2, 5, 3, 4)

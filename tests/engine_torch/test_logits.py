@@ -1,4 +1,4 @@
-"""The mathematics on one device, held against ``transformers``: logits, and documents that do not see each other."""
+"""The mathematics on one device against ``transformers``: logits, and documents that do not attend to each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.model.forward import forward
 from shardwright.engine_torch.attention import attention
-from shardwright.engine_torch.attention.scores import finished, with_keys
+from shardwright.engine_torch.attention.scores import accumulate_attention, normalized
 from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.model.model import Model
@@ -81,7 +81,7 @@ def test_logits(model: str, overrides: dict[str, str], tmp_path: Path) -> None:
 
 
 NEAR, BY_KERNEL = 0.002, 0.012
-"""Of logits whose deviation is 1: bfloat16 itself takes them 0.013 to 0.016 from those of float32."""
+"""Bounds of the difference of logits whose standard deviation is 1. From float32 to bfloat16 they differ by 0.013 to 0.016."""
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ NEAR, BY_KERNEL = 0.002, 0.012
 def test_in_bfloat16_both_engines_round_the_same_numbers(
     model: str, overrides: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With attention made as a ring makes it, of one piece; PyTorch's own kernel rounds shares in its own way. XLA is held to
-    the roundings that are written: it would leave out some between what it fuses."""
+    """With the attention of a ring of one shard; PyTorch's own kernel rounds probabilities elsewhere. XLA must not omit a
+    rounding of the program, as it would between operations that it fuses."""
     table = build(model, overrides)
     weights = random_weights(table)
     tokens = np.random.default_rng(1).integers(0, table.sizes["vocab"], (ROWS, LENGTH))
@@ -114,16 +114,18 @@ def test_in_bfloat16_both_engines_round_the_same_numbers(
         )(arrays, fields)
     )
     by_kernel = our_logits(table, weights, {"tokens": tokens}, "bfloat16")
-    monkeypatch.setattr(attention, "attend", lambda q, *given: finished(with_keys(None, q, *given), q.dtype))
+    monkeypatch.setattr(
+        attention, "attend", lambda q, *given: normalized(accumulate_attention(None, q, *given), q.dtype)
+    )
     ours = our_logits(table, weights, {"tokens": tokens}, "bfloat16")
     assert np.sqrt(np.mean((ours - theirs) ** 2)) < NEAR
     assert np.sqrt(np.mean((by_kernel - theirs) ** 2)) < BY_KERNEL
-    # They are not rounded: hardly one of them is a number of bfloat16.
+    # Logits are not rounded: hardly any of them is a bfloat16 number.
     assert np.mean(ours.view(np.uint32) & 0xFFFF == 0) < 0.01
 
 
 @pytest.mark.parametrize("model", ["llama3-test", "mixtral-test", "deepseek3-test"])
-def test_documents_of_one_row_do_not_see_each_other(model: str) -> None:
+def test_documents_of_one_row_do_not_attend_to_each_other(model: str) -> None:
     table = build(model, {"num_layers": "2"})
     weights = random_weights(table)
     rng = np.random.default_rng(2)

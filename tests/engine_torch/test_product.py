@@ -1,4 +1,4 @@
-"""Products that are wider than what is multiplied."""
+"""Products whose result has a wider dtype than the operands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def assert_wide(x_shape: tuple[int, ...], y_shape: tuple[int, ...], device: str)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(x_shape, generator=generator).bfloat16().to(device).requires_grad_()
     y = torch.randn(y_shape, generator=generator).bfloat16().to(device).requires_grad_()
-    made = product(x, y, torch.float32)
+    result = product(x, y, torch.float32)
     wide = [one.detach().double().requires_grad_() for one in (x, y)]
     expected = wide[0] @ wide[1]
-    assert made.dtype == torch.float32
-    torch.testing.assert_close(made.double(), expected, rtol=1e-5, atol=1e-5)
-    made.sum().backward()
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+    result.sum().backward()
     expected.sum().backward()
     for ours, theirs in zip((x, y), wide, strict=True):
         assert ours.grad is not None

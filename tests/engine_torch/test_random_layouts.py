@@ -1,4 +1,4 @@
-"""Layouts that nobody wrote, on ranks beside one rank: the others of those in ``tests/sameness/test_random_layouts.py``."""
+"""Random layouts on ranks against one rank: those that ``tests/sameness/test_random_layouts.py`` does not test."""
 
 from __future__ import annotations
 

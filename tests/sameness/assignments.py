@@ -81,14 +81,14 @@ def _recorded() -> Iterator[list[tuple[jax.Array, jax.Array]]]:
     """A context that records, while a forward pass is traced, the experts of each layer's tokens, BLK, and their margins, BL."""
     found: list[tuple[jax.Array, jax.Array]] = []
     margins: list[jax.Array] = []
-    route, largest = routing.route, routing.largest
+    route, top_k = routing.route, routing.top_k
 
-    def recorded_largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
+    def recorded_top_k(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
         # It selects groups by their sums, and experts. The largest scores inside each group are only summed: no selection.
         if x.ndim == 3 and num < x.shape[-1]:
-            values, _ = largest(x, num + 1)
+            values, _ = top_k(x, num + 1)
             margins.append(values[..., num - 1] - values[..., num])
-        return largest(x, num)
+        return top_k(x, num)
 
     def recorded_route(*arguments: Any) -> routing.Routing:
         margins.clear()
@@ -97,7 +97,7 @@ def _recorded() -> Iterator[list[tuple[jax.Array, jax.Array]]]:
         return result
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(routing, "largest", recorded_largest)
+        patched.setattr(routing, "top_k", recorded_top_k)
         patched.setattr(moe, "route", recorded_route)
         lax = SimpleNamespace(scan=_one_by_one)
         patched.setattr(engine_forward, "jax", SimpleNamespace(lax=lax, Array=jax.Array))

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_torch.attention import attention
-from shardwright.engine_torch.attention.scores import AttentionMask, Running, finished, with_keys
+from shardwright.engine_torch.attention.scores import AttentionMask, OnlineSoftmax, accumulate_attention, normalized
 from shardwright.engine_torch.io.private import imagined_ranks
 from shardwright.layouts import load_layout
 from tests.engine_jax.made_rows import Batch
@@ -109,13 +109,13 @@ class _Parts(TorchDispatchMode):
 def _attend_in_chunks(
     q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, mask: AttentionMask, scale: float
 ) -> torch.Tensor:
-    running: Running | None = None
+    softmax: OnlineSoftmax | None = None
     size = k_BSKD.shape[1] // PARTS
     for start in range(0, k_BSKD.shape[1], size):
         keys = slice(start, start + size)
         of_keys = mask._replace(
             kv_positions_BS=mask.kv_positions_BS[:, keys], kv_segments_BS=mask.kv_segments_BS[:, keys]
         )
-        running = with_keys(running, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], of_keys, scale)
-    assert running is not None
-    return finished(running, q_BTHD.dtype)
+        softmax = accumulate_attention(softmax, q_BTHD, k_BSKD[:, keys], v_BSKE[:, keys], of_keys, scale)
+    assert softmax is not None
+    return normalized(softmax, q_BTHD.dtype)

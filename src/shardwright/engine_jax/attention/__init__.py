@@ -1,9 +1,9 @@
 """Attention on one device, and around a ring of devices.
 
-attention.py   queries, keys and values, and by which kernel they meet
-scores.py      plain products of queries and keys, and the mask
-blockwise.py   one block of keys at a time, its maximum and sum carried along
-blocks.py      which blocks a query sees
+attention.py   queries, keys and values, and the choice of the kernel
+scores.py      plain products of queries and keys, the mask, and the online softmax
+blockwise.py   online softmax, one block of keys at a time
+blocks.py      the blocks of a row, and the mask of two of them
 kernels.py     cuDNN's and splash attention
-ring.py        keys and values passed around the devices that share a row
+ring.py        ring attention: keys and values permuted among the devices that share a row
 """

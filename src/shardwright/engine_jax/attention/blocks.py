@@ -1,6 +1,6 @@
-"""A row of attention in blocks of tokens: where they begin, and what the queries of one see of the keys of another.
+"""A row of attention in blocks of tokens: where each block begins, and the mask between a block of queries and a block of keys.
 
-T tokens as queries, S tokens as keys, H heads, K KV heads, G = H / K, D head dim, E value dim, X any of these; t and s the
+T tokens of queries, S tokens of keys, H heads, K KV heads, G = H / K, D head dim, E value dim, X any of these; t and s are the
 tokens of one block. Arrays are of one row.
 """
 
@@ -16,7 +16,7 @@ from shardwright.engine_jax.attention.scores import AttentionMask
 
 
 class Blocks(NamedTuple):
-    """``length`` tokens in ``number`` blocks of ``size``. Where these are more tokens, the last block begins earlier."""
+    """``length`` tokens in ``number`` blocks of ``size``. If they are not a multiple of it, the last block begins earlier."""
 
     length: int
     size: int
@@ -38,25 +38,25 @@ class Blocks(NamedTuple):
     def start(self, block: jax.Array) -> jax.Array:
         return jnp.minimum(block * self.size, self.length - self.size)
 
-    def first(self, block: jax.Array) -> jax.Array:
-        """Which tokens of a block are in no block before it."""
+    def is_new(self, block: jax.Array) -> jax.Array:
+        """Which tokens of a block are in no earlier block."""
         return self.start(block) + jnp.arange(self.size) >= block * self.size
 
     def take(self, array: jax.Array, block: jax.Array, dim: int) -> jax.Array:
         return lax.dynamic_slice_in_dim(array, self.start(block), self.size, dim)
 
     def put(self, array: jax.Array, into: jax.Array, block: jax.Array, dim: int) -> jax.Array:
-        """Tokens that an earlier block had stay as they are."""
+        """Write a block into ``into``. Tokens that an earlier block has are not overwritten."""
         array = array.astype(into.dtype)
         if self.overlap:
             others = (axis for axis in range(array.ndim) if axis != dim)
-            first = jnp.expand_dims(self.first(block), tuple(others))
-            array = jnp.where(first, array, self.take(into, block, dim))
+            is_new = jnp.expand_dims(self.is_new(block), tuple(others))
+            array = jnp.where(is_new, array, self.take(into, block, dim))
         return lax.dynamic_update_slice_in_dim(into, array, self.start(block), dim)
 
 
 class Row(NamedTuple):
-    """One row: queries, keys and values by KV head, what is seen of them, and their blocks."""
+    """One row: queries, keys and values by KV head, their attention mask and their blocks."""
 
     q_KGTD: jax.Array
     k_KSD: jax.Array
@@ -77,15 +77,15 @@ class Row(NamedTuple):
         )
 
     def visible(self, of_q: jax.Array, of_kv: jax.Array) -> jax.Array:
-        """Whether a query of a block sees a key of a block, ts. What is in two blocks counts in the first of them."""
+        """Whether a query of a block attends to a key of a block, ts. A token in two blocks counts in the first of them."""
         queries, keys, mask = self.queries, self.keys, self.mask
         positions_t, segments_t = (queries.take(a, of_q, 0) for a in (mask.positions_BT, mask.segments_BT))
         positions_s, segments_s = (keys.take(a, of_kv, 0) for a in (mask.kv_positions_BS, mask.kv_segments_BS))
         visible_ts = AttentionMask(positions_t, segments_t, positions_s, segments_s).visible()
         if queries.overlap:
-            visible_ts &= queries.first(of_q)[:, None]
+            visible_ts &= queries.is_new(of_q)[:, None]
         if keys.overlap:
-            visible_ts &= keys.first(of_kv)[None, :]
+            visible_ts &= keys.is_new(of_kv)[None, :]
         return visible_ts
 
 

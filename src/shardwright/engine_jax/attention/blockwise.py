@@ -1,10 +1,10 @@
-"""Softmax attention, a block of queries and a block of keys at a time: nothing has a score for every pair of tokens.
+"""Softmax attention, a block of queries and a block of keys at a time: no array has a score for every pair of tokens.
 
 The recurrences are those of flash attention (arXiv:2205.14135, algorithm 1; arXiv:2307.08691, section 3.1). Forward: a
-running maximum, and sums of e to the score less that maximum. Backward: the scores of a block are made again. Rows are
-taken in turn, and a block in which no query sees any key is passed over.
+running maximum, and sums of exp(score - maximum). Backward: the scores of a block are recomputed. Rows are processed one
+after the other, and a block in which the mask excludes every pair is skipped.
 
-B rows, T tokens as queries, S tokens as keys, H heads, K KV heads, G = H / K, D head dim, E value dim; t and s the tokens
+B rows, T tokens of queries, S tokens of keys, H heads, K KV heads, G = H / K, D head dim, E value dim; t and s are the tokens
 of one block. Arrays without B are of one row.
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.engine_jax.attention.blocks import Row, by_kv_head, by_token
-from shardwright.engine_jax.attention.scores import UNSEEN, AttentionMask, Running
+from shardwright.engine_jax.attention.scores import MASKED_SCORE, AttentionMask, OnlineSoftmax
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 
@@ -31,43 +31,43 @@ def attend_in_blocks(
 ) -> jax.Array:
     """``scores.attend``, BTHE, ``block`` tokens at a time.
 
-    For the backward pass it keeps the result, and one number for each query and head.
+    It saves its operands, the result, and one number for each query and head for the backward pass.
     """
     return _attend(scale, block, q_BTHD, k_BSKD, v_BSKE, mask)
 
 
-def with_keys_in_blocks(
-    before: Running | None,
+def accumulate_attention_in_blocks(
+    before: OnlineSoftmax | None,
     q_BTHD: jax.Array,
     k_BSKD: jax.Array,
     v_BSKE: jax.Array,
     mask: AttentionMask,
     scale: float,
     block: int,
-) -> Running:
-    """``scores.with_keys``, ``block`` tokens at a time.
+) -> OnlineSoftmax:
+    """``scores.accumulate_attention``, ``block`` tokens at a time.
 
-    For the backward pass it keeps two numbers for each query and head.
+    It saves its operands and two numbers for each query and head for the backward pass.
     """
     if before is None:
         B, T, H, _ = q_BTHD.shape
         K, E = v_BSKE.shape[2:]
         nothing = _nothing(K, H // K, T, E, computed("scores", q_BTHD.dtype))
         before = jax.tree.map(lambda array: jnp.broadcast_to(array, (B, *array.shape)), nothing)
-    return _with_keys(scale, block, before, q_BTHD, k_BSKD, v_BSKE, mask)
+    return _accumulate(scale, block, before, q_BTHD, k_BSKD, v_BSKE, mask)
 
 
-def _nothing(K: int, G: int, T: int, E: int, dtype: jnp.dtype) -> Running:
+def _nothing(K: int, G: int, T: int, E: int, dtype: jnp.dtype) -> OnlineSoftmax:
     """Attention to no keys."""
     none = jnp.zeros((K, G, T), dtype)
-    return Running(jnp.full_like(none, UNSEEN), none, jnp.zeros((K, G, T, E), dtype))
+    return OnlineSoftmax(jnp.full_like(none, MASKED_SCORE), none, jnp.zeros((K, G, T, E), dtype))
 
 
-def _tied(operands: _Tree) -> _Tree:
-    """All of them or none.
+def _barrier(operands: _Tree) -> _Tree:
+    """The operands, behind an optimization barrier.
 
-    What is seen is the same in every layer. Where JAX differentiates a loop over layers it would therefore make the
-    masks of all blocks before the loop, for every pair of tokens and every head, and keep them.
+    The mask is the same in every layer. When JAX differentiates a loop over layers, it would therefore compute the masks of
+    all blocks before the loop, for every pair of tokens and every head, and save them.
     """
     return lax.optimization_barrier(operands)
 
@@ -75,68 +75,72 @@ def _tied(operands: _Tree) -> _Tree:
 def _forward(
     row: Row,
     scale: float,
-    before: Callable[[jax.Array], Running],
-    finish: Callable[[Running], tuple[jax.Array, ...]],
+    before: Callable[[jax.Array], OnlineSoftmax],
+    finish: Callable[[OnlineSoftmax], tuple[jax.Array, ...]],
     into: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
-    """What ``finish`` makes of each block of queries, put ``into`` arrays KGT...; ``before``: a block's earlier keys."""
+    """``finish(state)`` of each block of queries, written ``into`` arrays KGT....
+
+    ``before``: the state of a block of queries after earlier keys.
+    """
     queries, keys = row.queries, row.keys
-    every_KE = jnp.sum(row.v_KSE, axis=1, dtype=computed("attention", row.v_KSE.dtype))
+    sum_of_values_KE = jnp.sum(row.v_KSE, axis=1, dtype=computed("attention", row.v_KSE.dtype))
 
     def of_queries(i: jax.Array, into: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         q_KGtD, earlier = queries.take(row.q_KGTD, i, 2), before(i)
 
-        def and_keys(j: jax.Array, part: Running) -> Running:
+        def and_keys(j: jax.Array, state: OnlineSoftmax) -> OnlineSoftmax:
             visible_ts = row.visible(i, j)
 
-            def seen() -> Running:
+            def attend() -> OnlineSoftmax:
                 return _with_block(
-                    part, q_KGtD, keys.take(row.k_KSD, j, 1), keys.take(row.v_KSE, j, 1), visible_ts, scale
+                    state, q_KGtD, keys.take(row.k_KSD, j, 1), keys.take(row.v_KSE, j, 1), visible_ts, scale
                 )
 
-            return lax.cond(jnp.any(visible_ts), seen, lambda: part)
+            return lax.cond(jnp.any(visible_ts), attend, lambda: state)
 
-        part = lax.fori_loop(0, keys.number, and_keys, earlier)
-        blind_KGt = part.largest_BKGT == UNSEEN
-        part = Running(
-            part.largest_BKGT,
-            jnp.where(blind_KGt, earlier.weight_BKGT + keys.length, part.weight_BKGT),
-            jnp.where(blind_KGt[..., None], earlier.sum_BKGTE + every_KE[:, None, None, :], part.sum_BKGTE),
+        state = lax.fori_loop(0, keys.number, and_keys, earlier)
+        masked_KGt = state.max_BKGT == MASKED_SCORE
+        state = OnlineSoftmax(
+            state.max_BKGT,
+            jnp.where(masked_KGt, earlier.normalizer_BKGT + keys.length, state.normalizer_BKGT),
+            jnp.where(masked_KGt[..., None], earlier.sum_BKGTE + sum_of_values_KE[:, None, None, :], state.sum_BKGTE),
         )
-        return tuple(queries.put(array, old, i, 2) for array, old in zip(finish(part), into, strict=True))
+        return tuple(queries.put(array, old, i, 2) for array, old in zip(finish(state), into, strict=True))
 
     return lax.fori_loop(0, queries.number, of_queries, into)
 
 
 def _with_block(
-    part: Running, q_KGtD: jax.Array, k_KsD: jax.Array, v_KsE: jax.Array, visible_ts: jax.Array, scale: float
-) -> Running:
+    state: OnlineSoftmax, q_KGtD: jax.Array, k_KsD: jax.Array, v_KsE: jax.Array, visible_ts: jax.Array, scale: float
+) -> OnlineSoftmax:
     scores_KGts = _wide("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
-    scores_KGts = jnp.where(visible_ts[None, None], scores_KGts, UNSEEN)
-    largest_KGt = jnp.maximum(part.largest_BKGT, jnp.max(scores_KGts, axis=-1))
-    probs_KGts = jnp.exp(scores_KGts - largest_KGt[..., None])
-    kept_KGt = jnp.exp(part.largest_BKGT - largest_KGt)
+    scores_KGts = jnp.where(visible_ts[None, None], scores_KGts, MASKED_SCORE)
+    max_KGt = jnp.maximum(state.max_BKGT, jnp.max(scores_KGts, axis=-1))
+    probs_KGts = jnp.exp(scores_KGts - max_KGt[..., None])
+    rescale_KGt = jnp.exp(state.max_BKGT - max_KGt)
     of_block_KGtE = _wide("KGts,KsE->KGtE", probs_KGts.astype(kept_in("probabilities", v_KsE.dtype)), v_KsE)
-    return Running(
-        largest_KGt,
-        part.weight_BKGT * kept_KGt + jnp.sum(probs_KGts, axis=-1),
-        part.sum_BKGTE * kept_KGt[..., None] + of_block_KGtE,
+    return OnlineSoftmax(
+        max_KGt,
+        state.normalizer_BKGT * rescale_KGt + jnp.sum(probs_KGts, axis=-1),
+        state.sum_BKGTE * rescale_KGt[..., None] + of_block_KGtE,
     )
 
 
-class _Gradients(NamedTuple):
-    """A share is e to the score less ``log``; of the shares' slopes, ``plus`` is what does not depend on the key.
+class _Cotangents(NamedTuple):
+    """What the backward pass of one row needs.
 
-    ``blind_KE``: what queries that see no key leave to the values of every key.
+    A probability is exp(score - ``shift``). ``bias``: the term of the probabilities' cotangents that does not depend on the
+    key. ``masked``: what fully masked queries add to the cotangent of each key's value.
     """
 
-    log_KGT: jax.Array
-    plus_KGT: jax.Array
+    shift_KGT: jax.Array
+    bias_KGT: jax.Array
     d_out_KGTE: jax.Array
-    blind_KE: jax.Array
+    masked_KE: jax.Array
 
 
-def _backward(row: Row, cotangents: _Gradients, scale: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _backward(row: Row, cotangents: _Cotangents, scale: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of one row's queries (THD), keys (SKD) and values (SKE)."""
     queries, keys = row.queries, row.keys
 
@@ -149,14 +153,14 @@ def _backward(row: Row, cotangents: _Gradients, scale: float) -> tuple[jax.Array
             visible_ts = row.visible(i, j)
             dq_KGtD = queries.take(dq_KGTD, i, 2)
 
-            def seen():
-                q_KGtD, log_KGt, plus_KGt, d_out_KGtE = (
+            def gradients():
+                q_KGtD, shift_KGt, bias_KGt, d_out_KGtE = (
                     queries.take(array, i, 2) for array in (row.q_KGTD, *cotangents[:3])
                 )
                 scores_KGts = _wide("KGtD,KsD->KGts", q_KGtD, k_KsD) * scale
-                probs_KGts = jnp.where(visible_ts[None, None], jnp.exp(scores_KGts - log_KGt[..., None]), 0)
+                probs_KGts = jnp.where(visible_ts[None, None], jnp.exp(scores_KGts - shift_KGt[..., None]), 0)
                 d_probs_KGts = _wide("KGtE,KsE->KGts", d_out_KGtE, v_KsE)
-                d_scores_KGts = (probs_KGts * (d_probs_KGts + plus_KGt[..., None]) * scale).astype(
+                d_scores_KGts = (probs_KGts * (d_probs_KGts + bias_KGt[..., None]) * scale).astype(
                     kept_in("cotangent", k_KsD.dtype)
                 )
                 probs_KGts = probs_KGts.astype(kept_in("probabilities", v_KsE.dtype))
@@ -166,10 +170,10 @@ def _backward(row: Row, cotangents: _Gradients, scale: float) -> tuple[jax.Array
                     dv_KsE + _wide("KGts,KGtE->KsE", probs_KGts, d_out_KGtE),
                 )
 
-            dq_KGtD, dk_KsD, dv_KsE = lax.cond(jnp.any(visible_ts), seen, lambda: (dq_KGtD, dk_KsD, dv_KsE))
+            dq_KGtD, dk_KsD, dv_KsE = lax.cond(jnp.any(visible_ts), gradients, lambda: (dq_KGtD, dk_KsD, dv_KsE))
             return queries.put(dq_KGtD, dq_KGTD, i, 2), dk_KsD, dv_KsE
 
-        dv_KsE = jnp.broadcast_to(cotangents.blind_KE[:, None, :], v_KsE.shape)
+        dv_KsE = jnp.broadcast_to(cotangents.masked_KE[:, None, :], v_KsE.shape)
         none = dq_KGTD, jnp.zeros(k_KsD.shape, dq_KGTD.dtype), dv_KsE
         dq_KGTD, dk_KsD, dv_KsE = lax.fori_loop(0, queries.number, and_queries, none)
         return dq_KGTD, keys.put(dk_KsD, dk_KSD, j, 1), keys.put(dv_KsE, dv_KSE, j, 1)
@@ -200,29 +204,29 @@ def _attend_forward(scale: float, block: int, *operands):
         dtype = row.q_KGTD.dtype
         into = lax.empty((K, G, T, E), kept_in("attention", dtype)), lax.empty((K, G, T), kept_in("scores", dtype))
 
-        def finish(part: Running) -> tuple[jax.Array, jax.Array]:
-            return part.sum_BKGTE / part.weight_BKGT[..., None], part.largest_BKGT + jnp.log(part.weight_BKGT)
+        def finish(state: OnlineSoftmax) -> tuple[jax.Array, jax.Array]:
+            return state.sum_BKGTE / state.normalizer_BKGT[..., None], state.max_BKGT + jnp.log(state.normalizer_BKGT)
 
-        out_KGTE, log_KGT = _forward(
+        out_KGTE, log_sum_exp_KGT = _forward(
             row, scale, lambda _: _nothing(K, G, t, E, computed("scores", dtype)), finish, into
         )
-        return by_token(out_KGTE), log_KGT
+        return by_token(out_KGTE), log_sum_exp_KGT
 
-    out_BTHE, log_BKGT = lax.map(one, _tied(operands))
-    return out_BTHE, (operands, out_BTHE, log_BKGT)
+    out_BTHE, log_sum_exp_BKGT = lax.map(one, _barrier(operands))
+    return out_BTHE, (operands, out_BTHE, log_sum_exp_BKGT)
 
 
 def _attend_backward(scale: float, block: int, kept, d_out_BTHE: jax.Array):
     def one(operands) -> tuple[jax.Array, jax.Array, jax.Array]:
-        operands, out_THE, log_KGT, d_out_THE = operands
+        operands, out_THE, log_sum_exp_KGT, d_out_THE = operands
         row = Row.of(block, *operands)
         K, S, _ = row.k_KSD.shape
         out_KGTE, d_out_KGTE = by_kv_head(out_THE, K), by_kv_head(d_out_THE, K)
         wide = computed("cotangent", out_KGTE.dtype)
-        plus_KGT = -jnp.sum(out_KGTE.astype(wide) * d_out_KGTE.astype(wide), axis=-1)
-        # What is added to the least number there is leaves it as it is.
-        blind_KE = _of_the_blind(d_out_KGTE, log_KGT) / S
-        return _backward(row, _Gradients(log_KGT, plus_KGT, d_out_KGTE, blind_KE), scale)
+        bias_KGT = -jnp.sum(out_KGTE.astype(wide) * d_out_KGTE.astype(wide), axis=-1)
+        # MASKED_SCORE plus the logarithm of the number of keys is MASKED_SCORE again in float32.
+        masked_KE = _d_values_of_masked(d_out_KGTE, log_sum_exp_KGT) / S
+        return _backward(row, _Cotangents(log_sum_exp_KGT, bias_KGT, d_out_KGTE, masked_KE), scale)
 
     return *lax.map(one, (*kept, d_out_BTHE)), None
 
@@ -230,49 +234,51 @@ def _attend_backward(scale: float, block: int, kept, d_out_BTHE: jax.Array):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _of_the_blind(d_out_KGTE: jax.Array, log_KGT: jax.Array) -> jax.Array:
-    """The sum over queries that see no key, KE."""
+def _d_values_of_masked(d_out_KGTE: jax.Array, shift_KGT: jax.Array) -> jax.Array:
+    """The sum over fully masked queries, KE."""
     wide = computed("cotangent", d_out_KGTE.dtype)
-    return jnp.sum(jnp.where((log_KGT == UNSEEN)[..., None], d_out_KGTE, 0), axis=(1, 2), dtype=wide)
+    return jnp.sum(jnp.where((shift_KGT == MASKED_SCORE)[..., None], d_out_KGTE, 0), axis=(1, 2), dtype=wide)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_keys(scale: float, block: int, before: Running, q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask) -> Running:
-    return _with_keys_forward(scale, block, before, q_BTHD, k_BSKD, v_BSKE, mask)[0]
+def _accumulate(
+    scale: float, block: int, before: OnlineSoftmax, q_BTHD, k_BSKD, v_BSKE, mask: AttentionMask
+) -> OnlineSoftmax:
+    return _accumulate_forward(scale, block, before, q_BTHD, k_BSKD, v_BSKE, mask)[0]
 
 
-def _with_keys_forward(scale: float, block: int, before: Running, *operands):
-    def one(operands) -> Running:
+def _accumulate_forward(scale: float, block: int, before: OnlineSoftmax, *operands):
+    def one(operands) -> OnlineSoftmax:
         before, row = operands[0], Row.of(block, *operands[1:])
 
-        def earlier(i: jax.Array) -> Running:
-            return Running(*(row.queries.take(array, i, 2) for array in before))
+        def earlier(i: jax.Array) -> OnlineSoftmax:
+            return OnlineSoftmax(*(row.queries.take(array, i, 2) for array in before))
 
-        return Running(*_forward(row, scale, earlier, lambda part: part, tuple(before)))
+        return OnlineSoftmax(*_forward(row, scale, earlier, lambda state: state, tuple(before)))
 
-    after = lax.map(one, _tied((before, *operands)))
-    return after, (operands, after.largest_BKGT, jnp.exp(before.largest_BKGT - after.largest_BKGT))
+    after = lax.map(one, _barrier((before, *operands)))
+    return after, (operands, after.max_BKGT, jnp.exp(before.max_BKGT - after.max_BKGT))
 
 
-def _with_keys_backward(scale: float, block: int, kept, d_after: Running):
-    operands, largest_BKGT, part_BKGT = kept
+def _accumulate_backward(scale: float, block: int, kept, d_after: OnlineSoftmax):
+    operands, max_BKGT, rescale_BKGT = kept
 
     def one(operands) -> tuple[jax.Array, jax.Array, jax.Array]:
-        operands, largest_KGT, d_weight_KGT, d_sum_KGTE = operands
+        operands, max_KGT, d_normalizer_KGT, d_sum_KGTE = operands
         row = Row.of(block, *operands)
-        cotangents = _Gradients(
-            largest_KGT,
-            d_weight_KGT,
+        cotangents = _Cotangents(
+            max_KGT,
+            d_normalizer_KGT,
             d_sum_KGTE.astype(kept_in("cotangent", row.v_KSE.dtype)),
-            _of_the_blind(d_sum_KGTE, largest_KGT),
+            _d_values_of_masked(d_sum_KGTE, max_KGT),
         )
         return _backward(row, cotangents, scale)
 
-    of_operands = lax.map(one, (operands, largest_BKGT, d_after.weight_BKGT, d_after.sum_BKGTE))
-    d_before = Running(
-        jnp.zeros_like(largest_BKGT), d_after.weight_BKGT * part_BKGT, d_after.sum_BKGTE * part_BKGT[..., None]
+    of_operands = lax.map(one, (operands, max_BKGT, d_after.normalizer_BKGT, d_after.sum_BKGTE))
+    d_before = OnlineSoftmax(
+        jnp.zeros_like(max_BKGT), d_after.normalizer_BKGT * rescale_BKGT, d_after.sum_BKGTE * rescale_BKGT[..., None]
     )
     return d_before, *of_operands, None
 
 
-_with_keys.defvjp(_with_keys_forward, _with_keys_backward)
+_accumulate.defvjp(_accumulate_forward, _accumulate_backward)

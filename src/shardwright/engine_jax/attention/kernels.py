@@ -1,8 +1,8 @@
-"""Attention by the kernels of an accelerator, as JAX ships them: each told in its own way what a query sees.
+"""Attention by the kernels of accelerators that JAX ships. Each takes the attention mask in its own form.
 
-Which of them a device uses the core has chosen (``core/plan/attention_kernels.py``), with all that they need.
+``core/plan/attention_kernels.py`` chooses the kernel of a device and lists what each kernel needs.
 
-B rows, T tokens as queries, S tokens as keys, H heads, K KV heads, G = H / K, D head dim, E value dim; X and Y blocks of
+B rows, T tokens of queries, S tokens of keys, H heads, K KV heads, G = H / K, D head dim, E value dim; X and Y are blocks of
 queries and of keys.
 """
 
@@ -16,20 +16,20 @@ import jax.numpy as jnp
 
 from shardwright.core.installed import installed_version
 from shardwright.core.plan.attention_kernels import Backend
-from shardwright.engine_jax.attention.scores import AttentionMask, Reach
+from shardwright.engine_jax.attention.scores import AttentionMask, VisibleRange
 
 SPLASH_BLOCK = 512
-"""Tokens of a block on TPU: with 256 wide heads in float32, forward and backward fit the vector memory of every chip."""
+"""Tokens of a block on TPU: with head dim 256 in float32, forward and backward fit the vector memory of every chip."""
 
 TRITON_ROWS = {128: 128, 256: 64}
-"""Tokens of a block forward, by the widest head that has room for them in 227 KB of shared memory."""
-TRITON_ROWS_BACK = 32
-"""Tokens of a block backward, which holds three times as much."""
+"""Tokens of a block in the forward pass, by the largest head dim for which they fit 227 KB of shared memory."""
+TRITON_ROWS_BACKWARD = 32
+"""Tokens of a block in the backward pass, which holds three times as much."""
 CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 
 
 def backend_of(mesh: jax.sharding.Mesh) -> Backend:
-    """What a mesh is of, to be there or only to be compiled for. One that is not known has no kernels of its own."""
+    """The backend of a mesh, whose devices may exist or only be compiled for. An unknown platform counts as ``cpu``."""
     match mesh.devices.flat[0].platform:
         case "tpu":
             return "tpu"
@@ -48,7 +48,7 @@ def splash(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """TPU's. Keys lie in the order of the text, and ``mask.reach`` says between which of them a query's are."""
+    """JAX's Pallas kernel for TPU. Keys are in the order of the text, and ``mask`` has a ``visible_range``."""
     # Imported here, because Pallas takes a while to load and only accelerators need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
@@ -64,64 +64,64 @@ def splash(
 
     def of_row(row: tuple[jax.Array, jax.Array, jax.Array, AttentionMask]) -> jax.Array:
         q_THD, k_SKD, v_SKE, mask = row
-        assert mask.reach is not None
-        run_XY = _run(mask.reach, queries, keys, k_SKD.shape[0])
-        by_query = _told(run_XY, mask.reach, axis=1)
+        assert mask.visible_range is not None
+        computed_XY = _blocks_to_compute(mask.visible_range, queries, keys, k_SKD.shape[0])
+        by_query = _mask_info(computed_XY, mask.visible_range, axis=1)
         attend = kernel.SplashAttentionKernel(
             by_query,
             by_query,
-            _told(run_XY, mask.reach, axis=0),
+            _mask_info(computed_XY, mask.visible_range, axis=0),
             block_sizes=sizes,
             is_mqa=False,
             save_residuals=False,
             mask_value=kernel.DEFAULT_MASK_VALUE,
             attn_logits_soft_cap=None,
             residual_checkpoint_name=None,
-            mask_function=_not_after,
+            mask_function=_up_to_last,
             interpret=interpret,
         )
         segments = kernel.SegmentIds(q=mask.segments_BT, kv=mask.kv_segments_BS)
-        # It has no scale of its own.
+        # The kernel takes no scale.
         scaled_THD = (q_THD * scale).astype(q_THD.dtype)
         out_HTE = attend(scaled_THD.swapaxes(0, 1), k_SKD.swapaxes(0, 1), v_SKE.swapaxes(0, 1), segments)
         assert not isinstance(out_HTE, tuple)
         return out_HTE.swapaxes(0, 1)
 
-    # Rows in turn: each has blocks of its own to pass over.
+    # One row after the other: each row skips other blocks.
     return jax.lax.map(of_row, (q_BTHD, k_BSKD, v_BSKE, mask))
 
 
-def _not_after(last: jax.Array, key: jax.Array) -> jax.Array:
+def _up_to_last(last: jax.Array, key: jax.Array) -> jax.Array:
     return last >= key
 
 
-def _run(reach: Reach, queries: int, keys: int, length: int) -> jax.Array:
-    """In which blocks a query may see a key, XY."""
-    first_X1 = jnp.min(reach.first_BT.reshape(-1, queries), axis=1, keepdims=True) // keys
-    last_X1 = jnp.max(reach.last_BT.reshape(-1, queries), axis=1, keepdims=True) // keys
+def _blocks_to_compute(visible_range: VisibleRange, queries: int, keys: int, length: int) -> jax.Array:
+    """The blocks in which a query may attend to a key, XY."""
+    first_X1 = jnp.min(visible_range.first_BT.reshape(-1, queries), axis=1, keepdims=True) // keys
+    last_X1 = jnp.max(visible_range.last_BT.reshape(-1, queries), axis=1, keepdims=True) // keys
     block_1Y = jnp.arange(length // keys)[None]
     return (first_X1 <= block_1Y) & (block_1Y <= last_X1)
 
 
-def _told(run_XY: jax.Array, reach: Reach, axis: int):
-    """The same in the kernel's terms: which blocks are computed, and which one is in memory meanwhile.
+def _mask_info(computed_XY: jax.Array, visible_range: VisibleRange, axis: int):
+    """The kernel's form of ``computed_XY``: which blocks are computed, and which block is in memory at each.
 
-    ``axis``: along which blocks follow each other. In place of one that is passed over its neighbour stays, so that
-    nothing is fetched for it.
+    ``axis``: the one along which the kernel iterates. While a block is skipped, its computed neighbour stays in memory, so
+    that nothing is fetched for the skipped one.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
-    num = run_XY.shape[axis]
-    first = jnp.argmax(run_XY, axis=axis, keepdims=True)
-    last = num - 1 - jnp.argmax(jnp.flip(run_XY, axis), axis=axis, keepdims=True)
-    block = jax.lax.broadcasted_iota(jnp.int32, run_XY.shape, axis)
+    num = computed_XY.shape[axis]
+    first = jnp.argmax(computed_XY, axis=axis, keepdims=True)
+    last = num - 1 - jnp.argmax(jnp.flip(computed_XY, axis), axis=axis, keepdims=True)
+    block = jax.lax.broadcasted_iota(jnp.int32, computed_XY.shape, axis)
     return MaskInfo(
         data_next=jnp.clip(block, first, last).astype(jnp.int32)[None],
         mask_next=None,
-        block_mask=run_XY.astype(jnp.int8)[None],
+        block_mask=computed_XY.astype(jnp.int8)[None],
         partial_mask_blocks=None,
-        # Declared as NumPy's, and only ever broadcast.
-        q_sequence=cast(Any, reach.last_BT),
+        # Declared as a NumPy array; the kernel only broadcasts it.
+        q_sequence=cast(Any, visible_range.last_BT),
     )
 
 
@@ -134,7 +134,7 @@ def triton(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """NVIDIA's. Queries are the tokens of whole rows, in the order of the text."""
+    """JAX's Pallas kernel for NVIDIA GPUs. Queries are all the tokens of a row, in the order of the text."""
     from jax.experimental.pallas.ops.gpu import attention as kernel
 
     B, T, H, D = q_BTHD.shape
@@ -143,18 +143,18 @@ def triton(
     sizes = kernel.BlockSizes(
         block_q=rows,
         block_k=rows,
-        block_q_dkv=TRITON_ROWS_BACK,
-        block_kv_dkv=TRITON_ROWS_BACK,
-        block_q_dq=TRITON_ROWS_BACK,
-        block_kv_dq=TRITON_ROWS_BACK,
+        block_q_dkv=TRITON_ROWS_BACKWARD,
+        block_kv_dkv=TRITON_ROWS_BACKWARD,
+        block_q_dq=TRITON_ROWS_BACKWARD,
+        block_kv_dq=TRITON_ROWS_BACKWARD,
     )
-    # It knows one width.
+    # The kernel has one width for keys and values.
     v_BSKD = jnp.pad(v_BSKE, ((0, 0), (0, 0), (0, 0), (0, D - E)))
 
     def of_group(q_BTKD: jax.Array) -> jax.Array:
         return kernel.mha(q_BTKD, k_BSKD, v_BSKD, mask.segments_BT, scale, True, sizes, interpret=interpret)
 
-    # Over the heads that share a KV head, which is not repeated for them.
+    # Mapped over the heads that share a KV head, so that the KV head is not repeated.
     out_BTKGD = jax.vmap(of_group, in_axes=3, out_axes=3)(q_BTHD.reshape(B, T, K, H // K, D))
     return out_BTKGD.reshape(B, T, H, D)[..., :E]
 
@@ -162,7 +162,7 @@ def triton(
 def cudnn(
     q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array, mask: AttentionMask, scale: float, *, causal: bool = False
 ) -> jax.Array:
-    """NVIDIA's, where cuDNN is installed. ``causal``: queries are the tokens of whole rows, in the order of the text."""
+    """cuDNN's kernel for NVIDIA GPUs. ``causal``: queries are all the tokens of a row, in the order of the text."""
     return jax.nn.dot_product_attention(
         q_BTHD,
         k_BSKD,

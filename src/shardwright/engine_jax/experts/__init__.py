@@ -1,8 +1,8 @@
-"""Mixtures of experts: which tokens go where, and what experts make of them.
+"""Mixtures of experts: routing, dispatch, the experts' products, and combination.
 
-routing.py         the router's scores and the experts that each token chose
+routing.py         the router's scores and the top-k experts of each token
 moe.py             a layer of experts, with its capacity
-exchange.py        tokens sent to their experts' devices, and back
-grouped.py         each row times the matrices of its own expert
+exchange.py        all-to-all of rows to their experts' devices and back
+grouped.py         grouped products: each row times the matrices of its own expert
 grouped_blocks.py  the same, a block of rows at a time
 """

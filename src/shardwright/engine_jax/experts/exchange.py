@@ -1,11 +1,11 @@
-"""Rows to the devices that hold their experts, and back: as many as there are, wherever each goes.
+"""All-to-all of rows to the devices of their experts, and back, with any number of rows for each device.
 
-N rows of a device, sorted by expert; R rows of the buffer of what comes, sorted by expert too and, within one, by the
-device that they came from; M embed; D devices that share the experts, E experts of one of them; C rows of a chunk.
+N rows of a device, sorted by expert; R rows of the buffer of received rows, sorted by expert and, within an expert, by source
+device; M embed; D devices that share the experts, E experts of one of them; C rows of a chunk.
 
-Everybody's counts are gathered first, a few integers, so that each device knows where every row of the group lies. The
-rows then travel by a ragged all-to-all, each once and nothing else. Where the backend has none (CPU), chunks travel in
-its place that have room for the most that one device could send to another.
+First an all-gather of all devices' counts, a few integers, tells each device the offset of every row of the group. Then a
+ragged all-to-all sends each row once and nothing else. If the backend has no ragged all-to-all (CPU), an ordinary
+all-to-all sends chunks. A chunk has the capacity for the most rows that one device can send to another.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from shardwright.engine_jax.io.layer_io import TokenRing, index_of, size_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What of an exchange is known before any token is: its axes, major first, and its sizes.
+    """What is static in an exchange: its axes, major first, and its sizes.
 
-    ``rows``: those of a device before. ``buffer_rows``: of the buffer of what comes. ``chunk``: the most that go from one
-    device to one other.
+    ``rows``: those that a device sends. ``buffer_rows``: those of the buffer of received rows. ``chunk``: the most rows that
+    one device sends to one other.
     """
 
     axes: tuple[str, ...]
@@ -37,188 +37,200 @@ class Exchange:
 
 
 class Routes(NamedTuple):
-    """Where the rows of one device go, and where those that come lie.
+    """The sizes and offsets of the rows that one device sends and receives.
 
-    ``sizes_E``: rows that each of its experts gets. ``overflow``: rows of its own that found no room. ``sent_DE`` and
-    ``came_DE``: rows to and from each device by expert; ``first_D``: where those for each device begin among its own.
-    ``written_D``: where its rows begin in each device's buffer before it is sorted; ``place_DE``: where, sorted, those
-    from each device begin. ``theirs_D``: where, on the device that they came from, the rows for this one begin.
+    ``sizes_E``: received rows of each of its experts. ``overflow``: rows that it does not send, because the receiver's buffer
+    is full. ``sent_DE`` and ``received_DE``: rows to and from each device by expert. ``input_offset_D``: of the rows for each
+    device among its own rows. ``output_offset_D``: of its rows in each device's buffer before sorting. ``buffer_offset_DE``:
+    of the rows from each device in the sorted buffer. ``source_offset_D``: of the rows for this device on their source.
     """
 
     sizes_E: jax.Array
     overflow: jax.Array
     sent_DE: jax.Array
-    came_DE: jax.Array
-    first_D: jax.Array
-    written_D: jax.Array
-    place_DE: jax.Array
-    theirs_D: jax.Array
+    received_DE: jax.Array
+    input_offset_D: jax.Array
+    output_offset_D: jax.Array
+    buffer_offset_DE: jax.Array
+    source_offset_D: jax.Array
 
 
-def routes_of(counts: jax.Array, way: Exchange) -> Routes:
-    """The routes of a device's rows; ``counts`` of them by expert of all devices, in the order of the devices.
+def routes_of(counts: jax.Array, exchange: Exchange) -> Routes:
+    """The routes of a device's rows. ``counts``: its rows by expert, for the experts of all devices in the order of devices.
 
-    Where more come than there is room for, the last of them stay behind, and are counted by the device whose they are.
+    If a device would receive more rows than its buffer has, the last of them are not sent. Their source counts them.
     """
-    me, devices = index_of(way.axes), size_of(way.axes)
-    all_counts = lax.all_gather(counts, way.axes) if way.axes else counts[None]
+    own, devices = index_of(exchange.axes), size_of(exchange.axes)
+    all_counts = lax.all_gather(counts, exchange.axes) if exchange.axes else counts[None]
     from_to_SDE = all_counts.reshape(devices, devices, -1)
-    # In a buffer, expert by expert and, within one, device by device.
+    # A buffer is ordered by expert and, within an expert, by source device.
     of_buffer_DES = from_to_SDE.transpose(1, 2, 0)
     end_DES = jnp.cumsum(of_buffer_DES.reshape(devices, -1), axis=1).reshape(of_buffer_DES.shape)
-    place_DES = jnp.minimum(end_DES - of_buffer_DES, way.buffer_rows)
-    kept_SDE = (jnp.minimum(end_DES, way.buffer_rows) - place_DES).transpose(2, 0, 1)
+    buffer_offset_DES = jnp.minimum(end_DES - of_buffer_DES, exchange.buffer_rows)
+    kept_SDE = (jnp.minimum(end_DES, exchange.buffer_rows) - buffer_offset_DES).transpose(2, 0, 1)
     kept_SD = jnp.sum(kept_SDE, axis=2)
-    asked_SD = jnp.sum(from_to_SDE, axis=2)
-    first_SD = jnp.cumsum(asked_SD, axis=1) - asked_SD
-    written_SD = jnp.cumsum(kept_SD, axis=0) - kept_SD
-    came_DE = kept_SDE[:, me]
+    count_SD = jnp.sum(from_to_SDE, axis=2)
+    input_offset_SD = jnp.cumsum(count_SD, axis=1) - count_SD
+    output_offset_SD = jnp.cumsum(kept_SD, axis=0) - kept_SD
+    received_DE = kept_SDE[:, own]
     return Routes(
-        sizes_E=jnp.sum(came_DE, axis=0),
-        overflow=jnp.sum(asked_SD[me] - kept_SD[me], dtype=jnp.int32),
-        sent_DE=kept_SDE[me],
-        came_DE=came_DE,
-        first_D=first_SD[me],
-        written_D=written_SD[me],
-        place_DE=place_DES[me].T,
-        theirs_D=first_SD[:, me],
+        sizes_E=jnp.sum(received_DE, axis=0),
+        overflow=jnp.sum(count_SD[own] - kept_SD[own], dtype=jnp.int32),
+        sent_DE=kept_SDE[own],
+        received_DE=received_DE,
+        input_offset_D=input_offset_SD[own],
+        output_offset_D=output_offset_SD[own],
+        buffer_offset_DE=buffer_offset_DES[own].T,
+        source_offset_D=input_offset_SD[:, own],
     )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def to_experts(rows_NM: jax.Array, routes: Routes, way: Exchange) -> jax.Array:
-    """The buffer of what came, RM, sorted by expert. Rows after those that came hold anything that is a number."""
+def to_experts(rows_NM: jax.Array, routes: Routes, exchange: Exchange) -> jax.Array:
+    """The buffer of received rows, RM, sorted by expert. Rows after the received ones hold arbitrary finite numbers."""
     return lax.platform_dependent(
-        rows_NM, routes, cpu=partial(_there_in_chunks, way=way), default=partial(_there_ragged, way=way)
+        rows_NM,
+        routes,
+        cpu=partial(_to_experts_in_chunks, exchange=exchange),
+        default=partial(_to_experts_ragged, exchange=exchange),
     )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def from_experts(buffer_RM: jax.Array, routes: Routes, way: Exchange) -> jax.Array:
-    """What became of each row, NM, where it came from: the transpose of the way there. Zeros where none was sent."""
+def from_experts(buffer_RM: jax.Array, routes: Routes, exchange: Exchange) -> jax.Array:
+    """Each row's result, NM, back on its source: the transpose of ``to_experts``. Zeros for rows that were not sent."""
     return lax.platform_dependent(
-        buffer_RM, routes, cpu=partial(_back_in_chunks, way=way), default=partial(_back_ragged, way=way)
+        buffer_RM,
+        routes,
+        cpu=partial(_from_experts_in_chunks, exchange=exchange),
+        default=partial(_from_experts_ragged, exchange=exchange),
     )
 
 
 to_experts.defvjp(
-    lambda rows_NM, routes, way: (to_experts(rows_NM, routes, way), routes),
-    lambda way, routes, d_buffer_RM: (from_experts(d_buffer_RM, routes, way), None),
+    lambda rows_NM, routes, exchange: (to_experts(rows_NM, routes, exchange), routes),
+    lambda exchange, routes, d_buffer_RM: (from_experts(d_buffer_RM, routes, exchange), None),
 )
 from_experts.defvjp(
-    lambda buffer_RM, routes, way: (from_experts(buffer_RM, routes, way), routes),
-    lambda way, routes, d_rows_NM: (to_experts(d_rows_NM, routes, way), None),
+    lambda buffer_RM, routes, exchange: (from_experts(buffer_RM, routes, exchange), routes),
+    lambda exchange, routes, d_rows_NM: (to_experts(d_rows_NM, routes, exchange), None),
 )
 
 
-def gathered(array: jax.Array, around: TokenRing | None) -> jax.Array:
-    """The parts of all devices along dim 0, for each of them to use in its own way."""
-    return cast(jax.Array, _gathered(array, around)) if around else array
+def gathered(array: jax.Array, ring: TokenRing | None) -> jax.Array:
+    """All devices' shards along dim 0. Each device uses them differently, so the gradient is a reduce-scatter."""
+    return cast(jax.Array, _gathered(array, ring)) if ring else array
 
 
-def summed_parts(array: jax.Array, around: TokenRing | None) -> jax.Array:
-    """Of the sum over all devices this one's part of dim 0: the transpose of gathering."""
-    return cast(jax.Array, _summed_parts(array, around)) if around else array
+def reduce_scattered(array: jax.Array, ring: TokenRing | None) -> jax.Array:
+    """This device's shard along dim 0 of the sum over all devices: the transpose of ``gathered``."""
+    return cast(jax.Array, _reduce_scattered(array, ring)) if ring else array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gathered(array: jax.Array, around: TokenRing) -> jax.Array:
-    for step in around.gather:
+def _gathered(array: jax.Array, ring: TokenRing) -> jax.Array:
+    for step in ring.gather:
         array = redistribute.gathered(array, step, 0)
     return array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _summed_parts(array: jax.Array, around: TokenRing) -> jax.Array:
-    for step in around.scatter:
+def _reduce_scattered(array: jax.Array, ring: TokenRing) -> jax.Array:
+    for step in ring.scatter:
         array = redistribute.scattered(array, step, 0)
     return array
 
 
 _gathered.defvjp(
-    lambda array, around: (_gathered(array, around), None), lambda around, _, d_array: (_summed_parts(d_array, around),)
+    lambda array, ring: (_gathered(array, ring), None),
+    lambda ring, _, d_array: (_reduce_scattered(d_array, ring),),
 )
-_summed_parts.defvjp(
-    lambda array, around: (_summed_parts(array, around), None), lambda around, _, d_array: (_gathered(d_array, around),)
+_reduce_scattered.defvjp(
+    lambda array, ring: (_reduce_scattered(array, ring), None),
+    lambda ring, _, d_array: (_gathered(d_array, ring),),
 )
 
 
-def _there_ragged(rows_NM: jax.Array, routes: Routes, *, way: Exchange) -> jax.Array:
-    sent_D, came_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.came_DE, axis=1)
-    came_RM = lax.ragged_all_to_all(
+def _to_experts_ragged(rows_NM: jax.Array, routes: Routes, *, exchange: Exchange) -> jax.Array:
+    sent_D, received_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.received_DE, axis=1)
+    received_RM = lax.ragged_all_to_all(
         rows_NM,
-        jnp.zeros((way.buffer_rows, *rows_NM.shape[1:]), rows_NM.dtype),
-        routes.first_D,
+        jnp.zeros((exchange.buffer_rows, *rows_NM.shape[1:]), rows_NM.dtype),
+        routes.input_offset_D,
         sent_D,
-        routes.written_D,
-        came_D,
-        axis_name=way.axes,
+        routes.output_offset_D,
+        received_D,
+        axis_name=exchange.axes,
     )
-    return _sorted_by_expert(came_RM, routes, jnp.cumsum(came_D) - came_D, way)
+    return _sorted_by_expert(received_RM, routes, jnp.cumsum(received_D) - received_D, exchange)
 
 
-def _back_ragged(buffer_RM: jax.Array, routes: Routes, *, way: Exchange) -> jax.Array:
-    sent_D, came_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.came_DE, axis=1)
-    place_R = _through(
-        jnp.arange(way.buffer_rows, dtype=jnp.int32), _starts(routes.came_DE.reshape(-1)), routes.place_DE.reshape(-1)
+def _from_experts_ragged(buffer_RM: jax.Array, routes: Routes, *, exchange: Exchange) -> jax.Array:
+    sent_D, received_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.received_DE, axis=1)
+    source_R = _relocated(
+        jnp.arange(exchange.buffer_rows, dtype=jnp.int32),
+        _offsets(routes.received_DE.reshape(-1)),
+        routes.buffer_offset_DE.reshape(-1),
     )
     return lax.ragged_all_to_all(
-        _rows(buffer_RM, place_R),
-        jnp.zeros((way.rows, *buffer_RM.shape[1:]), buffer_RM.dtype),
-        _starts(came_D),
-        came_D,
-        routes.theirs_D,
+        _rows(buffer_RM, source_R),
+        jnp.zeros((exchange.rows, *buffer_RM.shape[1:]), buffer_RM.dtype),
+        _offsets(received_D),
+        received_D,
+        routes.source_offset_D,
         sent_D,
-        axis_name=way.axes,
+        axis_name=exchange.axes,
     )
 
 
-def _there_in_chunks(rows_NM: jax.Array, routes: Routes, *, way: Exchange) -> jax.Array:
-    within_C = jnp.arange(way.chunk, dtype=jnp.int32)
-    chunks_DCM = _rows(rows_NM, routes.first_D[:, None] + within_C[None])
-    came_DCM = lax.all_to_all(chunks_DCM, way.axes, split_axis=0, concat_axis=0)
-    begins_D = jnp.arange(came_DCM.shape[0], dtype=jnp.int32) * way.chunk
-    return _sorted_by_expert(came_DCM.reshape(-1, rows_NM.shape[-1]), routes, begins_D, way)
+def _to_experts_in_chunks(rows_NM: jax.Array, routes: Routes, *, exchange: Exchange) -> jax.Array:
+    within_C = jnp.arange(exchange.chunk, dtype=jnp.int32)
+    chunks_DCM = _rows(rows_NM, routes.input_offset_D[:, None] + within_C[None])
+    received_DCM = lax.all_to_all(chunks_DCM, exchange.axes, split_axis=0, concat_axis=0)
+    offset_D = jnp.arange(received_DCM.shape[0], dtype=jnp.int32) * exchange.chunk
+    return _sorted_by_expert(received_DCM.reshape(-1, rows_NM.shape[-1]), routes, offset_D, exchange)
 
 
-def _back_in_chunks(buffer_RM: jax.Array, routes: Routes, *, way: Exchange) -> jax.Array:
-    within_C = jnp.arange(way.chunk, dtype=jnp.int32)
-    place_DC = jax.vmap(_through, in_axes=(None, 0, 0))(within_C, _starts(routes.came_DE), routes.place_DE)
-    back_DCM = lax.all_to_all(_rows(buffer_RM, place_DC), way.axes, split_axis=0, concat_axis=0)
-    number_N, devices = jnp.arange(way.rows, dtype=jnp.int32), back_DCM.shape[0]
-    chunk_N = _through(number_N, routes.first_D, jnp.arange(devices, dtype=jnp.int32) * way.chunk)
-    last_D = routes.first_D + jnp.sum(routes.sent_DE, axis=1)
-    sent_N = jnp.any((number_N[:, None] >= routes.first_D[None]) & (number_N[:, None] < last_D[None]), axis=1)
-    return jnp.where(sent_N[:, None], _rows(back_DCM.reshape(-1, buffer_RM.shape[-1]), chunk_N), 0)
-
-
-def _sorted_by_expert(came_XM: jax.Array, routes: Routes, begins_D: jax.Array, way: Exchange) -> jax.Array:
-    """The buffer, of rows that lie device by device from ``begins_D`` on."""
-    lies_ED = (begins_D[:, None] + _starts(routes.came_DE)).T
-    source_R = _through(
-        jnp.arange(way.buffer_rows, dtype=jnp.int32), routes.place_DE.T.reshape(-1), lies_ED.reshape(-1)
+def _from_experts_in_chunks(buffer_RM: jax.Array, routes: Routes, *, exchange: Exchange) -> jax.Array:
+    within_C = jnp.arange(exchange.chunk, dtype=jnp.int32)
+    source_DC = jax.vmap(_relocated, in_axes=(None, 0, 0))(
+        within_C, _offsets(routes.received_DE), routes.buffer_offset_DE
     )
-    return _rows(came_XM, source_R)
+    back_DCM = lax.all_to_all(_rows(buffer_RM, source_DC), exchange.axes, split_axis=0, concat_axis=0)
+    number_N, devices = jnp.arange(exchange.rows, dtype=jnp.int32), back_DCM.shape[0]
+    source_N = _relocated(number_N, routes.input_offset_D, jnp.arange(devices, dtype=jnp.int32) * exchange.chunk)
+    last_D = routes.input_offset_D + jnp.sum(routes.sent_DE, axis=1)
+    sent_N = jnp.any((number_N[:, None] >= routes.input_offset_D[None]) & (number_N[:, None] < last_D[None]), axis=1)
+    return jnp.where(sent_N[:, None], _rows(back_DCM.reshape(-1, buffer_RM.shape[-1]), source_N), 0)
 
 
-def _through(number_I: jax.Array, start_Q: jax.Array, begin_Q: jax.Array) -> jax.Array:
-    """Where each number lies when the piece that starts at ``start_Q`` lies at ``begin_Q``.
+def _sorted_by_expert(received_XM: jax.Array, routes: Routes, offset_D: jax.Array, exchange: Exchange) -> jax.Array:
+    """The sorted buffer, from rows that are ordered by source device, those of each from ``offset_D`` on."""
+    offset_ED = (offset_D[:, None] + _offsets(routes.received_DE)).T
+    source_R = _relocated(
+        jnp.arange(exchange.buffer_rows, dtype=jnp.int32), routes.buffer_offset_DE.T.reshape(-1), offset_ED.reshape(-1)
+    )
+    return _rows(received_XM, source_R)
 
-    ``start_Q`` rises; of pieces that start together all but the last are empty.
 
-    >>> _through(jnp.arange(6), jnp.asarray([0, 2, 2]), jnp.asarray([7, 0, 3])).tolist()
+def _relocated(index_I: jax.Array, from_Q: jax.Array, to_Q: jax.Array) -> jax.Array:
+    """The new index of each index, if the range that starts at ``from_Q`` is moved to ``to_Q``.
+
+    ``from_Q`` is ascending. Of ranges with the same start all but the last are empty.
+
+    >>> _relocated(jnp.arange(6), jnp.asarray([0, 2, 2]), jnp.asarray([7, 0, 3])).tolist()
     [7, 8, 3, 4, 5, 6]
     """
-    shift_Q = begin_Q - start_Q
+    shift_Q = to_Q - from_Q
     step_Q = jnp.diff(shift_Q, prepend=0)
-    return number_I + jnp.sum(jnp.where(number_I[:, None] >= start_Q[None], step_Q[None], 0), axis=1, dtype=jnp.int32)
+    return index_I + jnp.sum(jnp.where(index_I[:, None] >= from_Q[None], step_Q[None], 0), axis=1, dtype=jnp.int32)
 
 
-def _starts(sizes: jax.Array) -> jax.Array:
-    """Where each begins when all follow each other along the last dim."""
+def _offsets(sizes: jax.Array) -> jax.Array:
+    """The exclusive cumulative sum along the last dim."""
     return jnp.cumsum(sizes, axis=-1) - sizes
 
 
 def _rows(array_XM: jax.Array, index: jax.Array) -> jax.Array:
-    """Rows by index; for an index that is none of a row's, the nearest row."""
+    """Rows by index; an index out of bounds gives the nearest row."""
     return array_XM.at[index].get(mode="clip")

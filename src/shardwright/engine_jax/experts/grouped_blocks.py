@@ -1,8 +1,8 @@
-"""Products of rows with their experts' matrices, block by block around a loop.
+"""Grouped products of rows with their experts' matrices, in a loop over blocks of rows.
 
 R rows of a buffer, M embed, F hidden units, E experts of a device, P rows of a block.
 
-The loop ends with the last block that holds a row of some expert.
+The loop ends with the last block that has a row of any expert.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Matrices(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What the backward pass needs of the forward pass, beside its arguments."""
+    """What the backward pass needs from the forward pass, in addition to its arguments."""
 
     gate_RF: jax.Array
     up_RF: jax.Array
 
 
 def num_blocks(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
-    """How often the loop runs, int32: each expert's rows are rounded up to blocks.
+    """The iterations of the loop, int32: each expert's rows are rounded up to full blocks.
 
     >>> int(num_blocks(jnp.asarray([3, 0, 9]), 8))
     3
@@ -47,13 +47,13 @@ def activated(gate: jax.Array, up: jax.Array) -> jax.Array:
     return silu(gate) * up
 
 
-def in_blocks(
-    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, products: ExpertKernel
+def forward_in_blocks(
+    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, kernel: ExpertKernel
 ) -> tuple[jax.Array, Hidden]:
-    """What experts make of their rows, RM."""
+    """``grouped_swiglu`` in blocks, RM, and what its backward pass needs."""
     R, M = rows_RM.shape
     F = experts.gate_EMF.shape[-1]
-    blocks = _Blocks.over(sizes_E, R, products.rows)
+    blocks = _Blocks.over(sizes_E, R, kernel.rows)
 
     def one_block(number: jax.Array, done):
         block = blocks.at(number)
@@ -62,22 +62,22 @@ def in_blocks(
         out_PM = activated(gate_PF, up_PF) @ block.matrix(experts.down_EFM)
         return tuple(block.put(new, old) for new, old in zip((out_PM, gate_PF, up_PF), done, strict=True))
 
-    # Unlike numbers, because XLA makes one array of equal ones, and then copies of it to write to.
+    # Different fill values: XLA would make one array of equal buffers, and then copy it for each write.
     buffer_rows = tuple(jnp.full((R, width), number, rows_RM.dtype) for number, width in enumerate((M, F, F)))
     out_RM, gate_RF, up_RF = lax.fori_loop(0, blocks.number, one_block, buffer_rows)
     return out_RM, Hidden(gate_RF, up_RF)
 
 
-def back_in_blocks(
+def backward_in_blocks(
     rows_RM: jax.Array,
     experts: Matrices,
     sizes_E: jax.Array,
     hidden: Hidden,
     d_out_RM: jax.Array,
-    products: ExpertKernel,
+    kernel: ExpertKernel,
 ) -> tuple[jax.Array, Matrices]:
     """The gradients of the rows and of the matrices."""
-    blocks = _Blocks.over(sizes_E, rows_RM.shape[0], products.rows)
+    blocks = _Blocks.over(sizes_E, rows_RM.shape[0], kernel.rows)
 
     def one_block(number: jax.Array, done: tuple[jax.Array, Matrices]):
         d_rows_RM, d_experts = done
@@ -94,7 +94,7 @@ def back_in_blocks(
         )
         return block.put(d_rows_PM, d_rows_RM), d_experts
 
-    # Many blocks add to one matrix.
+    # Many blocks add to one matrix, hence a wider dtype.
     zeros = Matrices(*(jnp.zeros(matrix.shape, computed("gradient", matrix.dtype)) for matrix in experts))
     d_rows_RM, d_experts = lax.fori_loop(0, blocks.number, one_block, (lax.empty(rows_RM.shape, rows_RM.dtype), zeros))
     return d_rows_RM, Matrices(*(d.astype(matrix.dtype) for d, matrix in zip(d_experts, experts, strict=True)))
@@ -109,7 +109,7 @@ def _blocks_of(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
 
 
 class _Block(NamedTuple):
-    """P rows that begin at ``start``, of which one expert owns those that ``owned_P1`` marks."""
+    """P rows that begin at ``start``. ``owned_P1`` marks those of ``expert``."""
 
     expert: jax.Array
     start: jax.Array
@@ -119,7 +119,7 @@ class _Block(NamedTuple):
         return lax.dynamic_slice_in_dim(array_RX, self.start, self.owned_P1.shape[0])
 
     def own(self, array_PX: jax.Array) -> jax.Array:
-        """Zeros in the rows of others: not times zero, for they may hold anything."""
+        """The rows of other experts set to zero. They are selected, not multiplied with zero: they may hold NaN."""
         return jnp.where(self.owned_P1, array_PX, 0)
 
     def put(self, array_PX: jax.Array, into_RX: jax.Array) -> jax.Array:
@@ -136,7 +136,7 @@ class _Block(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a buffer in the order of their experts; only those that hold a row are numbered."""
+    """The blocks of a buffer in the order of their experts. Only blocks that have a row are numbered."""
 
     rows: int
     rows_of_block: int
@@ -157,7 +157,7 @@ class _Blocks(NamedTuple):
         expert = jnp.sum(number >= end_E, dtype=jnp.int32)
         stop, of_expert = self.stop_E[expert], number - (end_E - self.blocks_E)[expert]
         first = stop - self.sizes_E[expert] + of_expert * self.rows_of_block
-        # The last block begins earlier where the buffer ends before it does.
+        # A block that would exceed the buffer begins earlier.
         start = jnp.minimum(first, self.rows - self.rows_of_block)
         row_P = start + jnp.arange(self.rows_of_block, dtype=jnp.int32)
         return _Block(expert, start, ((row_P >= first) & (row_P < stop))[:, None])

@@ -1,4 +1,4 @@
-"""Which experts see a token, and with what weight: softmax, or sigmoid limited to groups with a balancing bias.
+"""The router: each token's top-k experts and their weights, by softmax, or by sigmoid limited to groups with a balancing bias.
 
 B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group.
 """
@@ -22,7 +22,7 @@ class Routing(NamedTuple):
 
 
 def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, experts: Experts) -> Routing:
-    """Route each token. ``bias_E`` has a part in the choice and none in the weights.
+    """Route each token. ``bias_E`` affects which experts are chosen and not their weights.
 
     Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
     """
@@ -40,8 +40,8 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
         ranked_BLE = ranked_BLE + jax.lax.stop_gradient(bias_E.astype(wide))[None, None]
     if experts.num_groups > 1:
         ranked_BLE = _in_best_groups(ranked_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = largest(ranked_BLE, experts.top_k)
-    # Masked sums in place of indices: their gradient is one too, and no scatter.
+    _, experts_BLK = top_k(ranked_BLE, experts.top_k)
+    # Masked sums instead of a gather: their gradient is a masked sum too, not a scatter.
     is_chosen_BLKE = experts_BLK[..., None] == jnp.arange(experts.num, dtype=jnp.int32)[None, None, None]
     weights_BLK = jnp.sum(jnp.where(is_chosen_BLKE, scores_BLE[:, :, None], 0.0), axis=-1)
     if experts.normalized:
@@ -49,7 +49,7 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
     return Routing(experts_BLK, (weights_BLK * experts.scale).astype(kept("router", x_BLM.dtype)))
 
 
-def largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
+def top_k(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
     """The ``num`` largest entries along the last dim, with their indices (int32), largest first, ties by index.
 
     A few maxima over a few experts cost less than ``lax.top_k``, which sorts.
@@ -64,10 +64,10 @@ def largest(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
     return jnp.concatenate(values, axis=-1), jnp.concatenate(indices, axis=-1)
 
 
-def moved_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Array:
-    """The balancing bias after a step: up by ``rate`` for experts below the mean load, down for those above it.
+def updated_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Array:
+    """The balancing bias after a step: plus ``rate`` for experts below the mean load, minus ``rate`` for those above it.
 
-    ``counts_LE``: the tokens that each expert of each layer saw in the global step.
+    ``counts_LE``: the assignments of each expert of each layer in the global step.
     Source: arXiv:2408.15664, algorithm 1.
     """
     counts_LE = counts_LE.astype(jnp.float32)
@@ -76,10 +76,10 @@ def moved_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Arr
 
 
 def _in_best_groups(scores_BLE: jax.Array, experts: Experts, best_of_group: int) -> jax.Array:
-    """The same worth, and minus infinity for experts outside the best groups."""
+    """The scores, with minus infinity for experts outside the best groups."""
     scores_BLNX = scores_BLE.reshape(*scores_BLE.shape[:-1], experts.num_groups, -1)
-    best, _ = largest(scores_BLNX, best_of_group)
+    best, _ = top_k(scores_BLNX, best_of_group)
     group_BLN = jnp.sum(best, axis=-1)
-    _, chosen = largest(group_BLN, experts.chosen_groups)
+    _, chosen = top_k(group_BLN, experts.chosen_groups)
     is_chosen_BLN = jnp.any(chosen[..., None] == jnp.arange(experts.num_groups)[None, None, None], axis=-2)
     return jnp.where(is_chosen_BLN[..., None], scores_BLNX, -jnp.inf).reshape(scores_BLE.shape)

@@ -1,4 +1,4 @@
-"""The two ends of a decoder: tokens to the residual stream, and the stream to logits.
+"""The embedding and the logits: tokens to the residual stream, and the stream to logits.
 
 B rows, L tokens, M embed, V vocabulary entries of this device.
 """
@@ -17,21 +17,22 @@ from shardwright.engine_jax.layers.product import weight_product
 
 
 def embed(tokens_BL: jax.Array, table_VM: jax.Array, links: Links) -> jax.Array:
-    """The row of each token, BLM. Where the vocabulary is cut, each device gives the tokens it has, and zeros.
+    """The embedding of each token, BLM, in the residual stream's layout.
 
-    ``table_VM``: ``embedding.tokens`` in use.
+    If the vocabulary is sharded, each device looks up the tokens of its own entries and has zeros for the others; the move to
+    the residual stream sums them. ``table_VM``: ``embedding.tokens`` in use.
     """
     ids_BL = links.move("input.tokens", "embedding.ids", tokens_BL)
-    if cut := links.vocab.get("embedding", ()):
+    if axes := links.vocab.get("embedding", ()):
         V = table_VM.shape[0]
-        ids_BL = ids_BL - index_of(cut) * V
+        ids_BL = ids_BL - index_of(axes) * V
         ids_BL = jnp.where(ids_BL < 0, V, ids_BL)
     x_BLM = rows_of(table_VM, ids_BL)
     return links.move("embedding.output", "residual.stream", x_BLM)
 
 
 def rows_of(table_VM: jax.Array, ids_BL: jax.Array) -> jax.Array:
-    """The row of each token, BLM; zeros for an id that the table has no row for."""
+    """The row of each id, BLM; zeros for an id out of bounds."""
     return cast(jax.Array, _rows(table_VM.shape[0], table_VM, ids_BL))
 
 
@@ -42,7 +43,7 @@ def _rows(num: int, table_VM: jax.Array, ids_BL: jax.Array) -> jax.Array:
 
 
 def _rows_backward(num: int, ids_BL: jax.Array, d_BLM: jax.Array) -> tuple[jax.Array, None]:
-    # A frequent token is added thousands of times to one row.
+    # Summed in a wider dtype, because a frequent token adds thousands of cotangents to one row.
     sums_VM = jnp.zeros((num, d_BLM.shape[-1]), computed("gradient", d_BLM.dtype))
     return sums_VM.at[ids_BL].add(d_BLM.astype(sums_VM.dtype), mode="drop").astype(d_BLM.dtype), None
 
@@ -51,9 +52,9 @@ _rows.defvjp(lambda num, table_VM, ids_BL: (_rows(num, table_VM, ids_BL), ids_BL
 
 
 def logits(x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, links: Links) -> jax.Array:
-    """Scores of the vocabulary entries, BLV. A model without ``logits.kernel`` uses its embedding.
+    """The logits, BLV. A model without ``logits.kernel`` has tied embeddings.
 
-    ``tied_VM``: the embedding where it was brought into use for both, and None where it is brought anew.
+    ``tied_VM``: the embedding, if it was resharded once for both uses; None: it is resharded again for the logits.
     """
     x_BLM = links.move("residual.stream", "logits.input", x_BLM)
     if "logits.kernel" in params:

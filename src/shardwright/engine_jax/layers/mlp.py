@@ -14,14 +14,14 @@ from shardwright.engine_jax.layers.product import weight_product
 
 @jax.custom_vjp
 def silu(gate: jax.Array) -> jax.Array:
-    """``gate`` times its sigmoid. Nothing wider than ``gate`` is kept for the backward pass."""
+    """``gate`` times its sigmoid. Only ``gate`` is saved for the backward pass, in its own dtype."""
     return jax.nn.silu(gate.astype(computed("hidden", gate.dtype))).astype(kept("hidden", gate.dtype))
 
 
 def _silu_backward(gate: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
     wide = gate.astype(computed("hidden", gate.dtype))
-    share = jax.nn.sigmoid(wide)
-    return ((cotangent.astype(wide.dtype) * share * (1 + wide * (1 - share))).astype(cotangent.dtype),)
+    sigmoid = jax.nn.sigmoid(wide)
+    return ((cotangent.astype(wide.dtype) * sigmoid * (1 + wide * (1 - sigmoid))).astype(cotangent.dtype),)
 
 
 silu.defvjp(lambda gate: (silu(gate), gate), _silu_backward)

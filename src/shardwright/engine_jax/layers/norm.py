@@ -1,4 +1,4 @@
-"""RMS normalisation (arXiv:1910.07467)."""
+"""RMS normalization (arXiv:1910.07467)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of tokens and weights, with the two products of their backward pass written out."""
+"""Products of tokens and weights, with the two products of their backward pass defined here."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jax.ad_checkpoint import checkpoint_name
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 
 PRODUCT = "weight_product"
-"""What the products are called where it is chosen what to keep for the backward pass."""
+"""The name of the products in policies of ``jax.checkpoint``."""
 
 
 def weight_product(dims: str, x: jax.Array, weight: jax.Array, what: str = "product") -> jax.Array:
-    """``jnp.einsum(dims, x, weight)`` of tokens and a weight, in the dtypes of that row of ``core/model/precision.py``.
+    """``jnp.einsum(dims, x, weight)`` of tokens and a weight, in the dtypes of row ``what`` of ``core/model/precision.py``.
 
-    The weight's gradient is asked for as tokens by slopes. Left to JAX it is slopes by tokens, turned round, and XLA
-    on CPU then writes a transposed copy of each slope, where one of the tokens does for all weights that meet them.
-    The slope is taken in the dtype of the tokens, so that both products are of one narrow type.
+    The weight's gradient is computed as tokens times cotangent. JAX itself computes cotangent times tokens and transposes the
+    result. XLA on CPU then writes a transposed copy of each cotangent; in our order one transposed copy of the tokens serves
+    all weights that multiply them. The cotangent is cast to the tokens' dtype, so that both products have one narrow dtype.
     """
     return checkpoint_name(_product(dims, x, weight, what), PRODUCT)
 
@@ -33,8 +33,10 @@ def _forward(dims, x, weight, what):
     return _product(dims, x, weight, what), (x, weight)
 
 
-def _backward(dims: str, _, kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, weight = kept
+def _backward(
+    dims: str, _, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, weight = residuals
     operands, out = dims.split("->")
     of_x, of_weight = operands.split(",")
     cotangent = cotangent.astype(kept_in("cotangent", x.dtype))

@@ -1,6 +1,6 @@
 """Rotary position embeddings (arXiv:2104.09864); frequencies and scalings come from the model's ``Rope``.
 
-B rows, L tokens, H heads, D elements that turn, P = D / 2 pairs.
+B rows, L tokens, H heads, D rotated elements, P = D / 2 pairs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Angles(NamedTuple):
 
 
 def angles(rope: Rope, dim: int, positions_BL: jax.Array) -> Angles:
-    """What tokens at the given positions of their documents are turned by."""
+    """The rotation of tokens at the given positions of their documents."""
     frequencies_P = jnp.asarray(rope.inverse_frequencies(dim), jnp.float32)
-    turn_BLP = positions_BL[..., None].astype(jnp.float32) * frequencies_P[None, None]
-    return Angles(jnp.cos(turn_BLP) * rope.amplitude, jnp.sin(turn_BLP) * rope.amplitude)
+    angle_BLP = positions_BL[..., None].astype(jnp.float32) * frequencies_P[None, None]
+    return Angles(jnp.cos(angle_BLP) * rope.amplitude, jnp.sin(angle_BLP) * rope.amplitude)
 
 
 def rotate(x_BLHD: jax.Array, rotation: Angles, interleaved: bool) -> jax.Array:
-    """``x`` with each pair turned, the pairs' first elements before their second ones.
+    """``x`` with each pair rotated. The result has the first elements of all pairs, then the second ones.
 
-    Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
+    So interleaved pairs do not stay interleaved, which does not change products of queries and keys that are both rotated here.
     """
     wide = x_BLHD.astype(computed("rotation", x_BLHD.dtype))
     if interleaved:
@@ -39,5 +39,5 @@ def rotate(x_BLHD: jax.Array, rotation: Angles, interleaved: bool) -> jax.Array:
     else:
         first, second = jnp.split(wide, 2, axis=-1)
     cos, sin = rotation.cos_BLP[:, :, None, :], rotation.sin_BLP[:, :, None, :]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(kept("rotation", x_BLHD.dtype))
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(kept("rotation", x_BLHD.dtype))

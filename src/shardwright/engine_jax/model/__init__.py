@@ -1,4 +1,4 @@
-"""The whole model, from tokens to logits.
+"""The full model, from tokens to logits.
 
-forward.py  both ends, and a scan over each stack of layers
+forward.py  the embedding, a scan over each stack of layers, the final norm and the logits
 """

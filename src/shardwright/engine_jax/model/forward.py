@@ -1,6 +1,6 @@
-"""The forward pass of any model of ours, from its table: ends, and a scan over each stack of layers.
+"""The forward pass of any model, from its table: the embedding, a scan over each stack of layers, and the logits.
 
-B rows, L tokens, M embed, V vocabulary, N layers of a stack; all of them as one device holds them.
+B rows, L tokens, M embed, V vocabulary, N layers of a stack. All are sizes on one device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax
 from shardwright.core.model.table import ModelTable
 from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.attention.scores import AttentionMask
-from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, seen_by_experts
+from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
 from shardwright.engine_jax.io.layer_io import Links, Params
 from shardwright.engine_jax.io.scopes import of_component
 from shardwright.engine_jax.layers.embedding import embed, logits
@@ -25,7 +25,7 @@ from shardwright.models.parts.architecture import Architecture, Stack
 
 
 class Forward(NamedTuple):
-    """``logits_BLV``; ``counts`` by stack of experts, each layer's along the leading dim: a device's own."""
+    """A device's own logits, and its ``counts`` by stack with experts, with the layers along the leading dim."""
 
     logits_BLV: jax.Array
     counts: Mapping[str, MoeCounts]
@@ -38,8 +38,8 @@ def forward(
 
     ``params``: arrays by the names of the table, weights of a stack with its layers along dim 0. ``batch``:
     ``tokens``, ``positions`` within a document and ``segments`` (0 is padding), all int32 BL. ``links``: see
-    ``layer_io``. ``remat``: what the backward pass recomputes, ``full``, ``dots`` (all but matrix products of
-    weights) or ``none``.
+    ``layer_io``. ``remat``: what the backward pass recomputes, ``full``, ``dots`` (all but products with weights)
+    or ``none``.
     """
     architecture: Architecture = table.architecture
     rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
@@ -52,7 +52,7 @@ def forward(
         x_BLM = embed(batch["tokens"], table_VM, links)
     counts: dict[str, MoeCounts] = {}
     with_experts = any(stack.experts for stack in architecture.stacks)
-    valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
+    valid_BL = valid_tokens(batch["segments"], links) if with_experts else None
     for stack in architecture.stacks:
         names = table.names_in(stack.name)
         layers = {name: params[name] for name in names}
@@ -113,5 +113,5 @@ def _recomputed(layer, remat: str):
             jax.checkpoint_policies.save_only_these_names(PRODUCT),
         ),
     }
-    # The scan already keeps XLA from merging the recomputation with the forward pass.
+    # The scan already prevents XLA from merging the recomputation with the forward pass.
     return jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.attention.kernels import backend_of
 from shardwright.engine_jax.experts.moe import MoeCounts
-from shardwright.engine_jax.experts.routing import moved_bias
+from shardwright.engine_jax.experts.routing import updated_bias
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import Links
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
@@ -187,4 +187,4 @@ def _updated_bias(plan: Plan, name: str, bias_NE: jax.Array, counts: Mapping[str
     """A routing bias after the step, updated by the counts of its stack."""
     stack = plan.by_name[name].stack
     assert stack is not None, name
-    return moved_bias(bias_NE, counts[stack].by_expert, BIAS_RATE)
+    return updated_bias(bias_NE, counts[stack].by_expert, BIAS_RATE)

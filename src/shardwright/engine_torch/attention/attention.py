@@ -1,7 +1,7 @@
-"""Attention of one layer: grouped queries, or a latent of which keys and values are made after it has moved.
+"""Attention of one layer: grouped-query attention, or latent attention, which reshards its latent before the up-projection.
 
-B rows, L tokens as a layer holds them, T tokens as queries, S tokens as keys, H heads, K KV heads, G = H / K, D head dim,
-E value dim, M embed, R latent (N of it the compressed part, P the rotary key), Q q_lora; all as one rank holds them.
+B rows, L tokens of a layer's input, T tokens of queries, S tokens of keys, H heads, K KV heads, G = H / K, D head dim,
+E value dim, M embed, R latent (N compressed elements and P of the rotary key), Q q_lora. All are sizes on one rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import gcd
 import torch
 from torch.nn import functional
 
-from shardwright.engine_torch.attention.ring import attend_around
+from shardwright.engine_torch.attention.ring import ring_attention
 from shardwright.engine_torch.attention.scores import AttentionMask, attend
 from shardwright.engine_torch.io.layer_io import AttentionLinks, Links, Params
 from shardwright.engine_torch.layers.norm import rms_norm
@@ -23,19 +23,19 @@ from shardwright.models.parts.architecture import Architecture, GroupedQueryAtte
 def mask_of(
     positions_BL: torch.Tensor, segments_BL: torch.Tensor, architecture: Architecture, links: Links
 ) -> tuple[Angles, AttentionMask]:
-    """What queries and keys are turned by, and which keys a query sees: once a step, for all layers.
+    """The rotary angles and the attention mask, which are made once a step for all layers.
 
-    ``positions`` within a document and ``segments``, the number of the document, as the input has them.
+    ``positions_BL``: within a document; ``segments_BL``: the number of the document. Both are sharded as the input.
     """
     positions_BL = links.move("input.positions", "attention.positions", positions_BL)
     segments_BL = links.move("input.segments", "attention.segments", segments_BL)
-    seen = AttentionMask(
+    mask = AttentionMask(
         positions_BT=links.move("attention.positions", "attention.q_positions", positions_BL),
         segments_BT=links.move("attention.segments", "attention.q_segments", segments_BL),
         kv_positions_BS=links.move("attention.positions", "attention.kv_positions", positions_BL),
         kv_segments_BS=links.move("attention.segments", "attention.kv_segments", segments_BL),
     )
-    return angles(architecture.rope, architecture.attention.rotary_dim, positions_BL), seen
+    return angles(architecture.rope, architecture.attention.rotary_dim, positions_BL), mask
 
 
 def attention(
@@ -46,7 +46,7 @@ def attention(
     mask: AttentionMask,
     links: Links,
 ) -> torch.Tensor:
-    """What attention adds to the residual stream, BLM. ``weights`` are one layer's, in use, by their short names."""
+    """What attention adds to the residual stream, BLM. ``weights``: one layer's, in use, by their names within a layer."""
     x_BLM = links.move("residual.stream", "attention.input", x_BLM)
     if isinstance(architecture.attention, GroupedQueryAttention):
         out_BTHE = _grouped(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
@@ -58,7 +58,7 @@ def attention(
 
 
 def _heads(x_BLM: torch.Tensor, weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Products with the weights of all heads, one behind the other, BLHD."""
+    """Tokens times the weights of all heads, which are concatenated along dim 0: BLHD."""
     return functional.linear(x_BLM, weight).unflatten(-1, (-1, head_dim))
 
 
@@ -78,15 +78,15 @@ def _grouped(
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
-    def met(held: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def own_kv(held: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         k_BSKD, v_BSKD = held
-        return _met(k_BSKD, num_heads, links.attention), _met(v_BSKD, num_heads, links.attention)
+        return _own_kv_heads(k_BSKD, num_heads, links.attention), _own_kv_heads(v_BSKD, num_heads, links.attention)
 
     if links.attention.ring.group is not None:
-        return attend_around(q_BTHD, (k_BLKD, v_BLKD), met, mask, scale, links.attention.ring)
+        return ring_attention(q_BTHD, (k_BLKD, v_BLKD), own_kv, mask, scale, links.attention.ring)
     k_BSKD = links.move("attention.keys", "attention.keys_attended", k_BLKD)
     v_BSKD = links.move("attention.values", "attention.values_attended", v_BLKD)
-    return attend(q_BTHD, *met((k_BSKD, v_BSKD)), mask, scale)
+    return attend(q_BTHD, *own_kv((k_BSKD, v_BSKD)), mask, scale)
 
 
 def _latent(
@@ -104,8 +104,8 @@ def _latent(
     else:
         down_BLQ = rms_norm(functional.linear(x_BLM, weights["attention.q_down"]), weights["attention.q_norm"], eps)
         q_BLHD = _heads(down_BLQ, weights["attention.q_up"], form.head_dim)
-    plain_BLHD, turning_BLHP = q_BLHD.split([form.nope_dim, form.rope_dim], dim=-1)
-    q_BLHD = torch.cat([plain_BLHD, rotate(turning_BLHP, rotation, rope.interleaved)], dim=-1)
+    nope_BLHD, rotary_BLHP = q_BLHD.split([form.nope_dim, form.rope_dim], dim=-1)
+    q_BLHD = torch.cat([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], dim=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
     latent_BLR = functional.linear(x_BLM, weights["attention.kv_down"])
@@ -116,41 +116,42 @@ def _latent(
 
     scale = form.head_dim**-0.5 * rope.score_factor
     kv_up = _own_heads(weights["attention.kv_up"], q_BTHD.shape[2], form, links.attention)
-    made = _keys_and_values(kv_up, form)
+    keys_and_values = _keys_and_values(kv_up, form)
     if links.attention.ring.group is not None:
-        return attend_around(q_BTHD, (latent_BLR,), made, mask, scale, links.attention.ring)
+        return ring_attention(q_BTHD, (latent_BLR,), keys_and_values, mask, scale, links.attention.ring)
     latent_BSR = links.move("attention.latent", "attention.latent_attended", latent_BLR)
-    return attend(q_BTHD, *made((latent_BSR,)), mask, scale)
+    return attend(q_BTHD, *keys_and_values((latent_BSR,)), mask, scale)
 
 
 def _keys_and_values(
     kv_up: torch.Tensor, form: LatentAttention
 ) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of this rank's heads, from a latent of any tokens."""
+    """A function from a latent of any tokens to the keys and values of this rank's heads."""
 
-    def made(held: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_and_values(held: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         (latent_BSR,) = held
         compressed_BSN, key_BSP = latent_BSR.split([form.kv_lora, form.rope_dim], dim=-1)
         kv_BSHD = _heads(compressed_BSN, kv_up, form.nope_dim + form.value_dim)
-        plain_BSHD, v_BSHE = kv_BSHD.split([form.nope_dim, form.value_dim], dim=-1)
-        shared_BSHP = key_BSP[:, :, None, :].expand(*plain_BSHD.shape[:3], form.rope_dim)
-        return torch.cat([plain_BSHD, shared_BSHP], dim=-1), v_BSHE
+        nope_BSHD, v_BSHE = kv_BSHD.split([form.nope_dim, form.value_dim], dim=-1)
+        shared_BSHP = key_BSP[:, :, None, :].expand(*nope_BSHD.shape[:3], form.rope_dim)
+        return torch.cat([nope_BSHD, shared_BSHP], dim=-1), v_BSHE
 
-    return made
+    return keys_and_values
 
 
 def _own_heads(kv_up: torch.Tensor, num_heads: int, form: LatentAttention, links: AttentionLinks) -> torch.Tensor:
-    """The part that makes the keys of this rank's query heads: where tokens were exchanged for heads, the weight has
-    more of them, and the axes that cut these alone are the minor ones."""
+    """The slice of the weight for this rank's query heads. After an all-to-all from tokens to heads the weight has more
+    heads than the queries, and the axes that shard only the queries' heads are the minor ones."""
     rows = num_heads * (form.nope_dim + form.value_dim)
-    parts = kv_up.shape[0] // rows
-    return kv_up if parts == 1 else kv_up.narrow(0, links.heads.index % parts * rows, rows)
+    slices = kv_up.shape[0] // rows
+    return kv_up if slices == 1 else kv_up.narrow(0, links.heads.index % slices * rows, rows)
 
 
-def _met(kv_BSKD: torch.Tensor, num_heads: int, links: AttentionLinks) -> torch.Tensor:
-    """The KV heads that this rank's query heads meet: all, unless they are whole on an axis that cuts the query heads.
+def _own_kv_heads(kv_BSKD: torch.Tensor, num_heads: int, links: AttentionLinks) -> torch.Tensor:
+    """The KV heads for this rank's query heads: all, unless an axis shards the query heads and replicates the KV heads.
 
-    In the longest runs of query heads that share one KV head, wherever the rank's first query head is.
+    The result has one KV head for each run of query heads. A run is the largest group that shares one KV head wherever the
+    rank's first query head is.
     """
     kv_replicas = links.kv_replicas
     if kv_replicas.group is None:

@@ -1,4 +1,4 @@
-"""Each row through the feed-forward layer of its own expert, and no other.
+"""The experts' grouped products: rows sorted by expert, each multiplied with the matrices of its own expert only.
 
 R rows, sorted by expert; M embed, F hidden units; E experts of this rank.
 """
@@ -15,7 +15,7 @@ from shardwright.engine_torch.io.layer_io import HowMany, as_counted
 
 
 class Matrices(NamedTuple):
-    """Of a rank's experts, as PyTorch stores them: outputs before inputs."""
+    """The matrices of a rank's experts, as PyTorch stores them: outputs before inputs."""
 
     gate_EFM: torch.Tensor
     up_EFM: torch.Tensor
@@ -25,7 +25,7 @@ class Matrices(NamedTuple):
 def grouped_swiglu(
     rows_RM: torch.Tensor, matrices: Matrices, sizes_E: torch.Tensor, how_many: HowMany = as_counted
 ) -> torch.Tensor:
-    """What experts make of their rows, RM; ``sizes_E``: how many rows each has, R in all."""
+    """``down(silu(gate(row)) * up(row))`` of each row by its own expert, RM. ``sizes_E``: the rows of each expert, R in all."""
     gate_RF = grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many)
     hidden_RF = functional.silu(gate_RF) * grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many)
     return grouped_product(hidden_RF, matrices.down_EMF, sizes_E, how_many)
@@ -36,11 +36,12 @@ def grouped_product(
 ) -> torch.Tensor:
     """Each row times its expert's matrix, RO.
 
-    A GPU does all in one kernel; a CPU takes the experts in turn, each an ordinary product (``core/plan/expert_kernels.py``).
+    A GPU computes all of them in one kernel; a CPU computes an ordinary product for each expert
+    (``core/plan/expert_kernels.py``).
     """
-    # Both operands have rows of as many elements, in one dtype.
+    # Rows of both operands have the same number of elements and the same dtype.
     if has_grouped_mm(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
         ends_E = sizes_E.cumsum(0).to(torch.int32)
         return functional.grouped_mm(x_RI, weight_EOI.transpose(-2, -1), offs=ends_E)
-    parts = x_RI.split(how_many(sizes_E, x_RI.shape[0]))
-    return torch.cat([functional.linear(part, weight) for part, weight in zip(parts, weight_EOI.unbind(), strict=True)])
+    by_expert = x_RI.split(how_many(sizes_E, x_RI.shape[0]))
+    return torch.cat([functional.linear(x, weight) for x, weight in zip(by_expert, weight_EOI.unbind(), strict=True)])

@@ -1,4 +1,4 @@
-"""Which experts see a token, and with what weight: softmax, or sigmoid limited to groups with a balancing bias.
+"""The router: each token's top-k experts and their weights, by softmax, or by sigmoid limited to groups with a balancing bias.
 
 B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group.
 """
@@ -22,7 +22,7 @@ class Routing(NamedTuple):
 
 
 def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | None, experts: Experts) -> Routing:
-    """Route each token. ``bias_E`` has a part in the choice and none in the weights.
+    """Route each token. ``bias_E`` affects which experts are chosen and not their weights.
 
     Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
     """
@@ -35,26 +35,26 @@ def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | N
         ranked_BLE = ranked_BLE + bias_E.to(wide)
     if experts.num_groups > 1:
         ranked_BLE = _in_best_groups(ranked_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = largest(ranked_BLE, experts.top_k)
+    _, experts_BLK = top_k(ranked_BLE, experts.top_k)
     weights_BLK = scores_BLE.gather(-1, experts_BLK)
     if experts.normalized:
         weights_BLK = weights_BLK / (weights_BLK.sum(dim=-1, keepdim=True) + 1e-20)
     return Routing(experts_BLK, (weights_BLK * experts.scale).to(kept("router", x_BLM.dtype)))
 
 
-def largest(x: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_k(x: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``num`` largest entries along the last dim, with their indices, largest first, ties by index.
 
-    Sorted, because ``topk`` breaks ties as it likes.
+    Sorted, because ``topk`` does not specify how it breaks ties.
     """
     values, indices = x.sort(dim=-1, descending=True, stable=True)
     return values[..., :num], indices[..., :num]
 
 
-def moved_bias(bias_LE: torch.Tensor, counts_LE: torch.Tensor, rate: float) -> torch.Tensor:
-    """The balancing bias after a step: up by ``rate`` for experts below the mean load, down for those above it.
+def updated_bias(bias_LE: torch.Tensor, counts_LE: torch.Tensor, rate: float) -> torch.Tensor:
+    """The balancing bias after a step: plus ``rate`` for experts below the mean load, minus ``rate`` for those above it.
 
-    ``counts_LE``: the tokens that each expert of each layer saw in the global step.
+    ``counts_LE``: the assignments of each expert of each layer in the global step.
     Source: arXiv:2408.15664, algorithm 1.
     """
     counts_LE = counts_LE.float()
@@ -63,10 +63,10 @@ def moved_bias(bias_LE: torch.Tensor, counts_LE: torch.Tensor, rate: float) -> t
 
 
 def _in_best_groups(scores_BLE: torch.Tensor, experts: Experts, best_of_group: int) -> torch.Tensor:
-    """The same worth, and minus infinity for experts outside the best groups."""
+    """The scores, with minus infinity for experts outside the best groups."""
     scores_BLNX = scores_BLE.unflatten(-1, (experts.num_groups, -1))
-    best, _ = largest(scores_BLNX, best_of_group)
-    _, chosen = largest(best.sum(dim=-1), experts.chosen_groups)
+    best, _ = top_k(scores_BLNX, best_of_group)
+    _, chosen = top_k(best.sum(dim=-1), experts.chosen_groups)
     is_chosen_BLN = torch.zeros(scores_BLNX.shape[:-1], dtype=torch.bool, device=scores_BLE.device)
     is_chosen_BLN = is_chosen_BLN.scatter(-1, chosen, True)
     return scores_BLNX.masked_fill(~is_chosen_BLN[..., None], float("-inf")).flatten(-2)

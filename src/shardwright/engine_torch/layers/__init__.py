@@ -1,9 +1,9 @@
 """The layers that every family has.
 
 embedding.py  tokens to the residual stream, and the stream to logits
-loss.py       cross-entropy, over a sharded vocabulary too
+loss.py       cross-entropy, also over a sharded vocabulary
 mlp.py        SwiGLU
-norm.py       RMS normalisation
-product.py    products whose result is wider than what is multiplied
+norm.py       RMS normalization
+product.py    products whose result has a wider dtype than the operands
 rotary.py     rotary position embeddings
 """

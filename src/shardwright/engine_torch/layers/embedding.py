@@ -1,4 +1,4 @@
-"""The two ends of a decoder: tokens to the residual stream, and the stream to logits.
+"""The embedding and the logits: tokens to the residual stream, and the stream to logits.
 
 B rows, L tokens, M embed, V vocabulary entries of this rank.
 """
@@ -14,22 +14,26 @@ from shardwright.engine_torch.layers.product import weight_product
 
 
 def embed(tokens_BL: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
-    """The row of each token, BLM. Where the vocabulary is cut, each rank gives the tokens it has, and zeros."""
+    """The embedding of each token, BLM, in the residual stream's layout.
+
+    If the vocabulary is sharded, each rank looks up the tokens of its own entries and has zeros for the others; the move to
+    the residual stream sums them.
+    """
     table_VM = links.use("embedding.tokens", params["embedding.tokens"])
     ids_BL = links.move("input.tokens", "embedding.ids", tokens_BL)
-    cut = links.vocab.get("embedding")
-    if cut is None or cut.group is None:
+    peers = links.vocab.get("embedding")
+    if peers is None or peers.group is None:
         x_BLM = rows_of(table_VM, ids_BL)
     else:
         V = table_VM.shape[0]
-        own_BL = ids_BL - cut.index * V
-        there_BL = (own_BL >= 0) & (own_BL < V)
-        x_BLM = rows_of(table_VM, own_BL.clamp(0, V - 1)) * there_BL[..., None].to(table_VM.dtype)
+        own_BL = ids_BL - peers.index * V
+        is_own_BL = (own_BL >= 0) & (own_BL < V)
+        x_BLM = rows_of(table_VM, own_BL.clamp(0, V - 1)) * is_own_BL[..., None].to(table_VM.dtype)
     return links.move("embedding.output", "residual.stream", x_BLM)
 
 
 def rows_of(table_VM: torch.Tensor, ids_BL: torch.Tensor) -> torch.Tensor:
-    """The row of each token, BLM."""
+    """The row of each id, BLM."""
     return _Rows.apply(table_VM, ids_BL)  # pyright: ignore[reportReturnType]
 
 
@@ -43,14 +47,14 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (ids_BL,), cotangent_BLM = ctx.saved_tensors, cotangents[0]
-        # A frequent token is added thousands of times to one row.
+        # Summed in a wider dtype, because a frequent token adds thousands of cotangents to one row.
         wide_BLM = cotangent_BLM.to(computed("gradient", cotangent_BLM.dtype))
         sums_VM = torch.ops.aten.embedding_dense_backward(wide_BLM, ids_BL, ctx.num, -1, False)
         return sums_VM.to(cotangent_BLM.dtype), None
 
 
 def logits(x_BLM: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
-    """Scores of the vocabulary entries, BLV. A model without ``logits.kernel`` uses its embedding."""
+    """The logits, BLV. A model without ``logits.kernel`` has tied embeddings."""
     x_BLM = links.move("residual.stream", "logits.input", x_BLM)
     if "logits.kernel" in params:
         kernel_VM = links.use("logits.kernel", params["logits.kernel"])

@@ -1,4 +1,4 @@
-"""Products whose result is wider than what is multiplied, as the core's table of dtypes has them."""
+"""Products of tokens and weights, whose result may have a wider dtype than the operands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright.engine_torch.io.dtypes import kept
 
 
 def weight_product(x: torch.Tensor, weight_OI: torch.Tensor, what: str = "product") -> torch.Tensor:
-    """Tokens times a weight, outputs first, in the dtypes of that row of ``core/model/precision.py``."""
+    """Tokens times a weight, outputs first, in the dtypes of row ``what`` of ``core/model/precision.py``."""
     dtype = kept(what, x.dtype)
     if dtype == x.dtype:
         return functional.linear(x, weight_OI)
@@ -19,7 +19,7 @@ def weight_product(x: torch.Tensor, weight_OI: torch.Tensor, what: str = "produc
 def product(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x @ y`` in a dtype, where ``y`` is one matrix, or both are batches of matrices along dim 0.
 
-    The slope is taken in the dtype of the operands, so that no product is of two dtypes.
+    The cotangent is cast to the operands' dtype, so that no product is of two dtypes.
     """
     if dtype == x.dtype:
         return x @ y
@@ -44,7 +44,7 @@ class _Wide(torch.autograd.Function):
 
 @torch.library.custom_op("shardwright::wide_product", mutates_args=())
 def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """In float32. An operation of its own, so that a walk without values sees what a GPU does: no wide operands."""
+    """``x @ y`` in float32. A custom operation, so that a dry run counts what a GPU does, which has no wide operands."""
     if not x.is_cuda:
         return x.float() @ y.float()
     if y.dim() == 2:

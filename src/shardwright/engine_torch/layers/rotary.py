@@ -1,6 +1,6 @@
 """Rotary position embeddings (arXiv:2104.09864); frequencies and scalings come from the model's ``Rope``.
 
-B rows, L tokens, H heads, D elements that turn, P = D / 2 pairs.
+B rows, L tokens, H heads, D rotated elements, P = D / 2 pairs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Angles(NamedTuple):
 
 
 def angles(rope: Rope, dim: int, positions_BL: torch.Tensor) -> Angles:
-    """What tokens at the given positions of their documents are turned by."""
+    """The rotation of tokens at the given positions of their documents."""
     frequencies_P = torch.tensor(rope.inverse_frequencies(dim), dtype=torch.float32, device=positions_BL.device)
-    turn_BLP = positions_BL[..., None].float() * frequencies_P
-    return Angles(torch.cos(turn_BLP) * rope.amplitude, torch.sin(turn_BLP) * rope.amplitude)
+    angle_BLP = positions_BL[..., None].float() * frequencies_P
+    return Angles(torch.cos(angle_BLP) * rope.amplitude, torch.sin(angle_BLP) * rope.amplitude)
 
 
 def rotate(x_BLHD: torch.Tensor, rotation: Angles, interleaved: bool) -> torch.Tensor:
-    """``x`` with each pair turned, the pairs' first elements before their second ones.
+    """``x`` with each pair rotated. The result has the first elements of all pairs, then the second ones.
 
-    Interleaved pairs lose their interleaving: products of queries and keys, both treated so, are the same.
+    So interleaved pairs do not stay interleaved, which does not change products of queries and keys that are both rotated here.
     """
     wide = x_BLHD.to(computed("rotation", x_BLHD.dtype))
     if interleaved:
@@ -38,5 +38,5 @@ def rotate(x_BLHD: torch.Tensor, rotation: Angles, interleaved: bool) -> torch.T
     else:
         first, second = wide.chunk(2, dim=-1)
     cos, sin = rotation.cos_BLP[:, :, None, :], rotation.sin_BLP[:, :, None, :]
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return turned.to(kept("rotation", x_BLHD.dtype))
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.to(kept("rotation", x_BLHD.dtype))

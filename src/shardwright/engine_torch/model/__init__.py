@@ -1,5 +1,5 @@
-"""The whole model, from tokens to the loss.
+"""The full model, from tokens to the loss.
 
-forward.py  both ends, and each layer of each stack
-model.py    the same as modules, with the weights of this rank
+forward.py  one layer
+model.py    the modules of a rank with their weights: the embedding, each layer of each stack, the final norm, the loss
 """

@@ -1,6 +1,6 @@
-"""The forward pass of any model of ours, from its table: the ends, and each layer of each stack.
+"""The forward pass of one layer of any model, from its table.
 
-B rows, L tokens, M embed, V vocabulary; all of them as one rank holds them.
+B rows, L tokens, M embed. All are sizes on one rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.models.parts.architecture import Architecture, Stack
 def layer(
     x_BLM: torch.Tensor,
     valid_BL: torch.Tensor | None,
-    given: Params,
+    params: Params,
     names: Mapping[str, str],
     stack: Stack,
     architecture: Architecture,
@@ -30,9 +30,9 @@ def layer(
     mask: AttentionMask,
     links: Links,
 ) -> tuple[torch.Tensor, MoeCounts | None]:
-    """One layer. ``given``: its weights by the table's names, gathered; ``names``: those that they have in a layer;
-    ``valid``: tokens that experts see."""
-    weights = {names[name]: links.use(name, weight) for name, weight in given.items()}
+    """One layer's output, BLM, and its counts. ``params``: its weights by the table's names, gathered; ``names``: from these to
+    the names within a layer; ``valid_BL``: tokens that are not padding, for a layer with experts."""
+    weights = {names[name]: links.use(name, weight) for name, weight in params.items()}
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
     x_BLM = x_BLM + attention(normed_BLM, weights, architecture, rotation, mask, links)

@@ -1,4 +1,4 @@
-"""A model of the table as modules: its weights on this rank, and the summed loss of a batch."""
+"""A model of the table as modules: this rank's shards of its weights, and the summed loss of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_o
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.attention.attention import mask_of
 from shardwright.engine_torch.attention.scores import AttentionMask
-from shardwright.engine_torch.experts.moe import MoeCounts, seen_by_experts
+from shardwright.engine_torch.experts.moe import MoeCounts, valid_tokens
 from shardwright.engine_torch.io.layer_io import Links, Params
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.layers.embedding import embed, logits
@@ -30,11 +30,11 @@ from shardwright.models.parts.architecture import Architecture, Stack
 Batch = Mapping[str, torch.Tensor]
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-"""Products of tokens and weights: what ``dots`` keeps for the backward pass."""
+"""Products of tokens and weights, which ``dots`` saves for the backward pass."""
 
 
 class Result(NamedTuple):
-    """The loss summed over a rank's valid tokens, their scores (BLV), and by stack what experts saw in each layer."""
+    """The loss summed over a rank's valid tokens, the logits of its tokens, and by stack the experts' counts of each layer."""
 
     loss: torch.Tensor
     logits_BLV: torch.Tensor
@@ -44,9 +44,9 @@ class Result(NamedTuple):
 class Model:
     """The weights of a plan on one rank, and the forward pass with them.
 
-    ``root``: the modules, those of the ends around those of the layers. ``groups``: what is gathered together.
-    ``weights_on``: the device they are allocated on, if another than the rank's.
-    ``frozen``: by name, what no gradient trains (routing biases, NE), whole on every rank; filled by who reads them.
+    ``root``: the module of the embedding and the logits, which contains those of the layers. ``groups``: the FSDP parameter
+    groups. ``weights_on``: the device on which weights are allocated, if not the rank's.
+    ``frozen``: by name, what no gradient trains (routing biases, NE), replicated on every rank; the caller fills it.
     """
 
     def __init__(self, plan: Plan, links: Links, ranks: Ranks, weights_on: torch.device | None = None) -> None:
@@ -68,21 +68,21 @@ class Model:
                 )
                 for number in range(stack.num)
             ]
-        every = nn.ModuleList(module for modules in self._layers.values() for module in modules)
+        layers = nn.ModuleList(module for modules in self._layers.values() for module in modules)
         ends = [one for one in self.weights if one.layer is None]
-        self.root = self._built(ends, parameters, self._whole, reshard_after_forward=False, called=every)
+        self.root = self._built(ends, parameters, self._forward, reshard_after_forward=False, called=layers)
         self.root.to_empty(device=weights_on or ranks.device)
 
     def __call__(self, batch: Batch) -> Result:
-        """``batch``: a rank's own part of the fields of the input, BL."""
+        """``batch``: the rank's local shard of the input's fields, BL."""
         return self.root(batch)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Every weight as this rank keeps it, by its key. Asked anew each time: the first step moves them."""
+        """Every weight as this rank stores it, by its key. Do not cache the result: the first step replaces the tensors."""
         return {key: one for module in self._modules() for key, one in module.own().items()}
 
     def sharded(self) -> Iterator[FSDPModule]:
-        """What ``fully_shard`` looks after."""
+        """The modules that ``fully_shard`` manages."""
         return (module for module in self._modules() if isinstance(module, FSDPModule))
 
     def _modules(self) -> Iterator[Gathered]:
@@ -106,20 +106,20 @@ class Model:
     def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
         return [one for one in self.weights if one.stack == stack.name and one.layer == number]
 
-    def _whole(self, given: Params, batch: Batch) -> Result:
+    def _forward(self, params: Params, batch: Batch) -> Result:
         architecture, links = self._architecture, self.links
         rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
-        x_BLM = embed(batch["tokens"], given, links)
+        x_BLM = embed(batch["tokens"], params, links)
         with_experts = any(stack.experts for stack in architecture.stacks)
-        valid_BL = seen_by_experts(batch["segments"], links) if with_experts else None
+        valid_BL = valid_tokens(batch["segments"], links) if with_experts else None
         counts: dict[str, list[MoeCounts]] = {}
         for name, modules in self._layers.items():
             for module in modules:
                 x_BLM, of_layer = module(x_BLM, valid_BL, rotation, mask)
                 if of_layer is not None:
                     counts.setdefault(name, []).append(of_layer)
-        final_norm = links.use("residual.final_norm", given["residual.final_norm"])
-        logits_BLV = logits(rms_norm(x_BLM, final_norm, architecture.norm_eps), given, links)
+        final_norm = links.use("residual.final_norm", params["residual.final_norm"])
+        logits_BLV = logits(rms_norm(x_BLM, final_norm, architecture.norm_eps), params, links)
         targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
         valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
         loss = summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab["logits"])
@@ -129,13 +129,13 @@ class Model:
         self,
         stack: Stack,
         number: int,
-        given: Params,
+        params: Params,
         x_BLM: torch.Tensor,
         valid_BL: torch.Tensor | None,
         rotation: Angles,
         mask: AttentionMask,
     ) -> tuple[torch.Tensor, MoeCounts | None]:
-        weights = {one.weight: given[one.key] for one in self._of_layer(stack, number)}
+        weights = {one.weight: params[one.key] for one in self._of_layer(stack, number)}
         names = self.plan.request.table.names_in(stack.name)
         frozen = {name: of_all[number] for name, of_all in self.frozen.items() if name in names}
 
@@ -148,12 +148,12 @@ class Model:
             case "none":
                 return run(x_BLM)
             case "dots":
-                kept = partial(create_selective_checkpoint_contexts, _keeps_products)
+                kept = partial(create_selective_checkpoint_contexts, _saves_products)
                 return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False, context_fn=kept)
             case _:
                 return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
 
 
-def _keeps_products(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+def _saves_products(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     del arguments, options
     return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

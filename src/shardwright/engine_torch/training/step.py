@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.experts.moe import MoeCounts
-from shardwright.engine_torch.experts.routing import moved_bias
+from shardwright.engine_torch.experts.routing import updated_bias
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
@@ -116,7 +116,7 @@ def changed(
     for name, bias_NE in model.frozen.items():
         stack = model.plan.by_name[name].stack
         assert stack is not None, name
-        model.frozen[name] = moved_bias(bias_NE, gradients.counts[stack].by_expert, BIAS_RATE)
+        model.frozen[name] = updated_bias(bias_NE, gradients.counts[stack].by_expert, BIAS_RATE)
     state.step += 1
     return gradients, norm
 

@@ -1,6 +1,6 @@
-"""Rows of documents for the tests of attention, and the plainest attention there is, in float64.
+"""Rows of documents for the tests of attention, and a reference attention in NumPy and float64.
 
-B rows, T tokens as queries, S tokens as keys, H heads, K KV heads, D head dim, E value dim.
+B rows, T tokens of queries, S tokens of keys, H heads, K KV heads, D head dim, E value dim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, AttentionMask, float], jax.A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``places``: which of a row's tokens are queries; None: all."""
+    """The sizes of a case. ``places``: which of a row's tokens are queries; None: all."""
 
     rows: int
     keys: int
@@ -38,17 +38,17 @@ class Shape:
 
 
 class Made(NamedTuple):
-    """Operands of attention, and what its result is weighed by."""
+    """Operands of attention, and the cotangent of its output."""
 
     q_BTHD: jax.Array
     k_BSKD: jax.Array
     v_BSKE: jax.Array
     mask: AttentionMask
-    weighed_BTHE: jax.Array
+    d_out_BTHE: jax.Array
 
 
 def documents(rng: np.random.Generator, rows: int, length: int, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and segments of rows of ``num`` documents of random lengths, of which the last is padding."""
+    """Positions and segments of rows of ``num`` documents of random lengths. The last one is padding."""
     positions, segments = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.int32)
     for row in range(rows):
         starts = [0, *sorted(rng.choice(np.arange(1, length), num - 1, replace=False)), length]
@@ -59,7 +59,7 @@ def documents(rng: np.random.Generator, rows: int, length: int, num: int) -> tup
 
 
 def made(shape: Shape, *, seed: int = 0, num_documents: int = 4, shuffled: bool = False) -> Made:
-    """``shuffled``: the tokens of a row lie in any order, and their positions and segments with them."""
+    """``shuffled``: the tokens of a row are in random order, with their positions and segments."""
     rng = np.random.default_rng(seed)
     positions_BS, segments_BS = documents(rng, shape.rows, shape.keys, num_documents)
     if shuffled:
@@ -81,46 +81,46 @@ def made(shape: Shape, *, seed: int = 0, num_documents: int = 4, shuffled: bool 
             jnp.asarray(positions_BS),
             jnp.asarray(segments_BS),
         ),
-        weighed_BTHE=normal(*tokens, shape.value_width),
+        d_out_BTHE=normal(*tokens, shape.value_width),
     )
 
 
-def with_slopes(attend: Attend, made: Made, scale: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """What an attention gives, and the gradients of its weighed sum: of queries, keys and values."""
+def with_cotangents(attend: Attend, made: Made, scale: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """The output of an attention, and the cotangents of queries, keys and values."""
 
     @jax.jit
     def run(made: Made) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         out_BTHE, pull = jax.vjp(lambda q, k, v: attend(q, k, v, made.mask, scale), *made[:3])
-        return out_BTHE, pull(made.weighed_BTHE.astype(out_BTHE.dtype))
+        return out_BTHE, pull(made.d_out_BTHE.astype(out_BTHE.dtype))
 
     return run(made)
 
 
-def plainly(made: Made, scale: float) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """The same by the definition, in NumPy and float64; the gradients by the rules of products and of softmax.
+def reference_attention(made: Made, scale: float) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The same by the definition, in NumPy and float64; the cotangents by the rules of products and of softmax.
 
-    A query that sees no key takes the mean of all values.
+    The output of a fully masked query is the mean of all values.
     """
-    q, k, v, weighed = (np.asarray(array, np.float64) for array in (*made[:3], made.weighed_BTHE))
+    q, k, v, d_out = (np.asarray(array, np.float64) for array in (*made[:3], made.d_out_BTHE))
     sharing = q.shape[2] // k.shape[2]
     k, v = np.repeat(k, sharing, axis=2), np.repeat(v, sharing, axis=2)
     positions_T, segments_T, positions_S, segments_S = (np.asarray(array) for array in made.mask[:4])
     visible = (segments_T[:, :, None] == segments_S[:, None]) & (positions_T[:, :, None] >= positions_S[:, None])
     scores = np.where(visible[:, None], np.einsum("bthd,bshd->bhts", q, k) * scale, -1e300)
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    d_shares = np.einsum("bthe,bshe->bhts", weighed, v)
-    d_scores = shares * (d_shares - (shares * d_shares).sum(-1, keepdims=True)) * visible[:, None] * scale
+    probs = np.exp(scores - scores.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    d_probs = np.einsum("bthe,bshe->bhts", d_out, v)
+    d_scores = probs * (d_probs - (probs * d_probs).sum(-1, keepdims=True)) * visible[:, None] * scale
     by_kv_head = (*k.shape[:2], -1, sharing)
-    return np.einsum("bhts,bshe->bthe", shares, v), (
+    return np.einsum("bhts,bshe->bthe", probs, v), (
         np.einsum("bhts,bshd->bthd", d_scores, k),
         np.einsum("bhts,bthd->bshd", d_scores, q).reshape(*by_kv_head, k.shape[-1]).sum(3),
-        np.einsum("bhts,bthe->bshe", shares, weighed).reshape(*by_kv_head, v.shape[-1]).sum(3),
+        np.einsum("bhts,bthe->bshe", probs, d_out).reshape(*by_kv_head, v.shape[-1]).sum(3),
     )
 
 
 def far(ours, expected) -> float:
-    """The largest distance of two trees of arrays, each in parts of the length of what was expected."""
+    """The largest relative distance of the arrays of two trees: norm of the difference over norm of the expected array."""
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True)
     return max(
         float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(np.asarray(b, np.float64)))

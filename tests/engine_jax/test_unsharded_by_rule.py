@@ -1,6 +1,6 @@
-"""Weights that a rule leaves whole on an axis that cuts their activations: each device multiplies with its slice.
+"""Weights that a rule leaves unsharded on an axis that shards their activations: each device multiplies with its slice.
 
-The loss and the gradients of a step are those of one device, to the last weight.
+The loss and every gradient of a step are those of one device.
 """
 
 from __future__ import annotations

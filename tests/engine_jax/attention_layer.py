@@ -1,4 +1,4 @@
-"""Attention of one layer on eight devices and on one: what it adds to the stream, and every gradient.
+"""Attention of one layer on eight devices and on one: its output, and every gradient.
 
 B rows, L tokens, M embed.
 """
@@ -45,15 +45,15 @@ MODELS = {
 """Few layers, narrow heads, and never as many KV heads as heads."""
 
 DOCUMENTS = ((13, 4, 15), (7, 20))
-"""Lengths of the documents of each row; what is left is padding."""
+"""Lengths of the documents of each row; the rest of the row is padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A model of ``MODELS`` under a layout, a preset or the text of one. ``mesh`` gives sizes to the axes of a preset.
 
-    ``way``: by which algorithm, where it is not the plan's choice for simulated devices. ``longer``: how many times as
-    long a row, and each of its documents, is.
+    ``way``: the kernel, if it is not the plan's choice for simulated devices. ``longer``: a factor of the lengths of a row
+    and of its documents.
     """
 
     model: str
@@ -92,7 +92,7 @@ def plan_of(case: Case) -> Plan:
 
 @cache
 def batch(longer: int = 1) -> Mapping[str, np.ndarray]:
-    """The stream, what its loss is weighed by, and what the input says of each token: documents, then padding."""
+    """The stream, the weights of its loss, and the position and segment of each token: documents, then padding."""
     rng, length = np.random.default_rng(0), longer * LENGTH
     positions_BL, segments_BL = (np.zeros((ROWS, length), np.int32) for _ in range(2))
     for row, lengths in enumerate(DOCUMENTS):
@@ -102,7 +102,7 @@ def batch(longer: int = 1) -> Mapping[str, np.ndarray]:
             segments_BL[row, start:stop] = number if number <= len(lengths) else 0
     return {
         "stream": rng.normal(size=(ROWS, length, EMBED)).astype(np.float32),
-        "weighed": rng.normal(size=(ROWS, length, EMBED)).astype(np.float32),
+        "loss_weights": rng.normal(size=(ROWS, length, EMBED)).astype(np.float32),
         "positions": positions_BL,
         "segments": segments_BL,
     }
@@ -116,14 +116,14 @@ def weights_of(model: str) -> Mapping[str, np.ndarray]:
     return {name: array[0] for name, array in random_weights(table).items() if name.startswith(f"{stack}.attention.")}
 
 
-def added_and_slopes(weights, arrays, table: ModelTable, links: Links):
-    """What attention adds, and the gradients of its weighed sum with respect to the stream and the weights."""
+def output_and_gradients(weights, arrays, table: ModelTable, links: Links):
+    """The output of attention, and the gradients of its weighted sum with respect to the stream and the weights."""
 
     def loss(stream, weights):
         used = {name.split(".", 1)[1]: links.use(name, weight) for name, weight in weights.items()}
         rotation, mask = mask_of(arrays["positions"], arrays["segments"], table.architecture, links)
         added = attention(stream, used, table.architecture, rotation, mask, links)
-        return jnp.sum(jnp.sin(added) * arrays["weighed"]), added
+        return jnp.sum(jnp.sin(added) * arrays["loss_weights"]), added
 
     (_, added), cotangents = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays["stream"], weights)
     return added, cotangents
@@ -134,26 +134,26 @@ def on_one_device(model: str, longer: int = 1):
     table, arrays = table_of(model), batch(longer)
     rows, length = arrays["positions"].shape
     links = one_device_links(table, batch=rows, length=length)
-    run = jax.jit(lambda weights, arrays: added_and_slopes(weights, arrays, table, links))
+    run = jax.jit(lambda weights, arrays: output_and_gradients(weights, arrays, table, links))
     return jax.tree.map(np.asarray, run(weights_of(model), arrays))
 
 
 @cache
 def program_of(case: Case):
-    """The same on the mesh of a case, one program per device, jitted; from whole arrays to whole arrays."""
+    """The same on the mesh of a case, one program per device, jitted; it takes and gives global arrays."""
     plan = plan_of(case)
     links, rows = links_of(plan), plan.by_name
     if case.way is not None:
         links = replace(links, attention=replace(links.attention, kernel=case.way))
     specs = {name: _partition(rows[name].at_rest) for name in weights_of(case.model)}
     tokens, stream = _partition(rows["input.tokens"].in_use), _partition(rows["residual.stream"].in_use)
-    fields = {"stream": stream, "weighed": stream, "positions": tokens, "segments": tokens}
+    fields = {"stream": stream, "loss_weights": stream, "positions": tokens, "segments": tokens}
 
     def on_device(weights, arrays):
-        added, (of_stream, of_weights) = added_and_slopes(weights, arrays, plan.request.table, links)
+        added, (of_stream, of_weights) = output_and_gradients(weights, arrays, plan.request.table, links)
         sums = {name: late_sums(plan, name) for name in of_weights}
-        whole = {name: jax.lax.psum(g, sums[name]) if sums[name] else g for name, g in of_weights.items()}
-        return added, (of_stream, whole)
+        summed = {name: jax.lax.psum(g, sums[name]) if sums[name] else g for name, g in of_weights.items()}
+        return added, (of_stream, summed)
 
     return jax.jit(
         jax.shard_map(
