@@ -1,8 +1,8 @@
-"""Training steps of a case, compiled once a test process, and how two runs of them differ.
+"""Training steps of a case, compiled once a test process, and the differences of two runs.
 
 The families have their test sizes, with fewer layers (two of each kind that they have several of) and rows of 32
-tokens: neither takes away a kind of tensor or of movement. DeepSeek's experts are 96 wide and its values 64, so that
-nothing else that moves has their shape.
+tokens. They still have every kind of tensor and of collective. DeepSeek's experts have width 96 and its values 64, so that no
+other tensor of a collective has their shape.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.sameness.own_layouts import own_layout
 
 STEPS, FEW_STEPS = 20, 3
-"""Of a run, and of most runs of the tests: the last of them comes behind an update at the full rate. The tables of
-``docs/`` are of all 20."""
+"""The steps of a run, and of most runs of the tests. The last of these follows an update with the full learning rate. The
+tables of ``docs/`` are of all 20."""
 
 OPTIONS = OptimizerOptions(lr=1e-3, warmup=2, steps=STEPS, weight_decay=0.1, clip=0.5)
 """The norms of all these gradients are above 0.5, so that every step is clipped."""
 
 GRADIENTS = 1e-4
-"""How far a gradient may be from that of one device, relative to its norm."""
+"""The largest allowed difference from the gradient of one device, relative to its norm."""
 
 SIZES = {
     "llama3-test": {"num_layers": "2"},
@@ -49,10 +49,10 @@ SEEDS: Mapping[tuple[str, int, str], int] = {
     ("deepseek3-test", 8, ""): 3,
     ("deepseek3-test", 8, "capacity_factor=1.25"): 1,
 }
-"""Of the initial values, by model, rows and settings; 0 for the others.
+"""Seeds of the initial values, by model, rows and settings; 0 for the others.
 
-Two experts may be so near to each other for a token that the last bit of a sum decides between them, and from there on
-two runs are two runs. Under these seeds no token comes nearer to that than 1.5e-6, on one device, in any step.
+Two experts' scores for a token may be so close that the last bit of a sum decides between them, and then two runs diverge.
+With these seeds the margin of every token is at least 1.5e-6, on one device, in all steps.
 """
 
 Gradients = Mapping[str, np.ndarray]
@@ -60,10 +60,10 @@ Gradients = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model under a layout: what a step is compiled for.
+    """A model under a layout, for which a step is compiled.
 
     ``mesh``, ``move`` and ``settings`` as on the command line. ``layout``: a preset's name, or one of ``own_layouts``.
-    ``balanced``: rows lie in head-tail order over the devices that cut them.
+    ``balanced``: rows are in head-tail order over the devices that shard them.
     """
 
     model: str
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def seed(self) -> int:
-        """That of the initial values: one for all layouts of the same rows and model."""
+        """The seed of the initial values: one for all layouts of the same rows and model."""
         return SEEDS.get((self.model, self.rows, self.settings), 0)
 
     @property
@@ -104,13 +104,13 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """How far a loss may be from that of one device, relative: a router turns a last bit into another expert."""
+        """The largest allowed relative difference of a loss from one device: a last bit may change a router's choice."""
         return 1e-4 if self.experts else 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What steps told: per step the mean loss, the norm of its gradients before clipping and its valid tokens.
+    """The metrics of steps: the mean loss, the gradient norm before clipping and the number of valid tokens of each.
 
     ``gradients``: of steps 1 and 2, before clipping, by weight, layers stacked.
     """
@@ -166,7 +166,7 @@ def compiled_step(case: Case) -> jax.stages.Compiled:
 
 
 def compile_plan(plan: Plan, level: int = 0) -> jax.stages.Compiled:
-    """The training step of a plan, at one of XLA's levels of optimisation: 0 for few steps, 1 for many."""
+    """The training step of a plan, at an optimization level of XLA: 0 for few steps, 1 for many."""
     mesh = device_mesh(plan.mesh)
     lowered = train_step(plan, mesh, OPTIONS).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
     options: dict[str, Any] = {"xla_backend_optimization_level": level}
@@ -175,84 +175,86 @@ def compile_plan(plan: Plan, level: int = 0) -> jax.stages.Compiled:
 
 @cache
 def run_of(case: Case, num_steps: int = FEW_STEPS) -> Run:
-    """The first steps of a case from the initial values on."""
+    """The first steps of a case, from the initial values."""
     return run_on(case, batches_of(case, num_steps))
 
 
 def batches_of(case: Case, num_steps: int = STEPS) -> list[Batch]:
-    """The rows of the first steps of a case, as they are written."""
+    """The rows of the first steps of a case, in the order of the text."""
     return [tokens_of(number, case.rows) for number in range(num_steps)]
 
 
 def run_on(case: Case, batches: Sequence[Batch]) -> Run:
-    """A step of a case on each of the batches, from the initial values on."""
+    """A step of a case on each of the batches, from the initial values."""
     return run_plan(plan_of(case), compiled_step(case), batches, case.seed)
 
 
-def lying_order(plan: Plan) -> np.ndarray:
-    """The places in the text of a row's tokens, as the row lies over the devices of a plan.
+def row_order(plan: Plan) -> np.ndarray:
+    """The positions in the text of a row's tokens, in the order in which the devices of a plan shard the row.
 
-    Ulysses gives each device whole rows of some heads, equal work without any order.
+    Under Ulysses each device attends over full rows for some heads, which is equal work in any order.
     """
     if not plan.request.load_balanced or plan.request.layout.move_attention == "ulysses":
         return np.arange(LENGTH)
     return head_tail(LENGTH, plan.mesh.size(plan.cp))
 
 
-def laid_out(batch: Batch, plan: Plan) -> Batch:
-    """The rows of a batch in the order in which they lie over the devices of a plan."""
-    order = lying_order(plan)
+def in_row_order(batch: Batch, plan: Plan) -> Batch:
+    """A batch with its rows in ``row_order``."""
+    order = row_order(plan)
     return {name: array[:, order] for name, array in batch.items()}
 
 
 Watch = Callable[[State, Batch], object]
-"""Sees the state before each step, and the rows of the step as they lie."""
+"""A function that receives the state before each step, and the step's rows in ``row_order``."""
 
 
 def run_plan(
     plan: Plan, step: jax.stages.Compiled, batches: Sequence[Batch], seed: int, watch: Watch | None = None
 ) -> Run:
-    """A compiled step of a plan on each of the batches, from the initial values on."""
+    """A compiled step of a plan on each of the batches, from the initial values."""
     mesh = device_mesh(plan.mesh)
     sharding = batch_sharding(plan, mesh)
     state: State = initial_state(plan, mesh, seed)
-    told: list[list[float]] = []
+    metrics_of_steps: list[list[float]] = []
     moments: list[Gradients] = []
     for number, batch in enumerate(batches):
-        lying = laid_out(batch, plan)
+        ordered = in_row_order(batch, plan)
         if watch is not None:
-            watch(state, lying)
-        placed = {name: jax.device_put(array, sharding) for name, array in lying.items()}
+            watch(state, ordered)
+        placed = {name: jax.device_put(array, sharding) for name, array in ordered.items()}
         state, metrics = step(state, placed)
-        told.append([np.asarray(value).item() for value in (metrics.loss, metrics.grad_norm, metrics.tokens)])
+        metrics_of_steps.append(
+            [np.asarray(value).item() for value in (metrics.loss, metrics.grad_norm, metrics.tokens)]
+        )
         assert metrics.overflow == 0
         if number < 2:
             moments.append({name: np.asarray(array, np.float64) for name, array in state.first.items()})
-    losses, norms, tokens = np.asarray(told).T
+    losses, norms, tokens = np.asarray(metrics_of_steps).T
     return Run(losses=losses, norms=norms, tokens=tokens, gradients=_gradients(moments, norms))
 
 
 def _gradients(moments: Sequence[Gradients], norms: np.ndarray) -> tuple[Gradients, ...]:
-    """The gradients that AdamW's first moments were made of: g = (m - b m_before) / (1 - b), over the clipping."""
+    """The gradients from AdamW's first moments: g = (m - b m_before) / (1 - b), divided by the clipping factor."""
     before = {name: np.zeros_like(array) for name, array in moments[0].items()}
     gradients: list[Gradients] = []
     for after, norm in zip(moments, norms, strict=False):
-        share = OPTIONS.clip / max(norm, OPTIONS.clip) * (1 - BETA_1)
-        found = {name: (array - BETA_1 * before[name]) / share for name, array in after.items()}
+        factor = OPTIONS.clip / max(norm, OPTIONS.clip) * (1 - BETA_1)
+        found = {name: (array - BETA_1 * before[name]) / factor for name, array in after.items()}
         gradients.append({name: array.astype(np.float32) for name, array in found.items()})
         before = after
     return tuple(gradients)
 
 
 def assert_trains_as(case: Case, other: Case, num_steps: int = FEW_STEPS) -> None:
-    """Losses of the first steps and gradients of steps 1 and 2, held against those of another case."""
+    """Losses of the first steps and gradients of steps 1 and 2 equal those of another case, within the tolerances."""
     assert_same(run_of(case, num_steps), run_of(other, num_steps), case.tolerance)
 
 
 def assert_same(ours: Run, theirs: Run, tolerance: float) -> None:
     assert np.all(theirs.norms > OPTIONS.clip), theirs.norms
     assert len(theirs.losses) < STEPS or theirs.losses[-1] < theirs.losses[0] - 1, theirs.losses
-    # The gradients first, that of step 1 before that of step 2: they say where a fault is.
+    # The gradients first, and step 1 before step 2: they locate a fault.
     for our, their in zip(ours.gradients, theirs.gradients, strict=True):
         assert_same_gradients(our, their)
     assert_same_losses(ours, theirs, tolerance)

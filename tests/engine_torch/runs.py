@@ -14,7 +14,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from tests.engine_jax.made_rows import Batch
-from tests.engine_jax.steps import OPTIONS, Case, Run, assert_same, batches_of, laid_out, plan_of
+from tests.engine_jax.steps import OPTIONS, Case, Run, assert_same, batches_of, in_row_order, plan_of
 from tests.engine_torch.faults import train_with
 from tests.engine_torch.ranks import Ranks, one_answer
 from tests.engine_torch.training import LOOKED_AT, Part, Told, train
@@ -55,7 +55,7 @@ def trained_on(
     is then taken, to be held against one device.
     """
     way = partial(train_with, fault) if fault else train
-    told: list[Told] = ranks.run(way, plan, seed, OPTIONS, [dict(laid_out(batch, plan)) for batch in batches])
+    told: list[Told] = ranks.run(way, plan, seed, OPTIONS, [dict(in_row_order(batch, plan)) for batch in batches])
     steps = told[0].steps
     if checked:
         assert one_answer([one.steps for one in told])

@@ -20,8 +20,8 @@ from tests.engine_jax.steps import (
     compile_plan,
     compiled_step,
     difference,
-    lying_order,
     plan_of,
+    row_order,
     run_plan,
 )
 from tests.sameness.assignments import ExpertAssignments, assignments_of
@@ -64,7 +64,7 @@ def watched_on(case: Case, step: jax.stages.Compiled, batches: Sequence[Batch]) 
     plan = plan_of(case)
     if not case.experts:
         return Watched(run=run_plan(plan, step, batches, case.seed))
-    assign, in_text = assignments_of(plan), np.argsort(lying_order(plan))
+    assign, in_text = assignments_of(plan), np.argsort(row_order(plan))
     assigned: list[ExpertAssignments] = []
 
     def watch(state: State, batch: Batch) -> None:
