@@ -94,7 +94,7 @@ def backwards(modules: Mapping[str, Path], rooms: Mapping[str, tuple[str, ...]] 
     return wrong
 
 
-def circles(modules: Mapping[str, Path]) -> list[str]:
+def cycles(modules: Mapping[str, Path]) -> list[str]:
     """Import cycles, each once."""
     graph = {name: _targets(name, path, modules) for name, path in modules.items()}
     found: list[str] = []
@@ -102,9 +102,9 @@ def circles(modules: Mapping[str, Path]) -> list[str]:
 
     def walk(name: str, chain: list[str]) -> None:
         if name in chain:
-            circle = chain[chain.index(name) :]
-            if not any(set(circle) == set(one.split(" -> ")) for one in found):
-                found.append(" -> ".join(circle))
+            cycle = chain[chain.index(name) :]
+            if not any(set(cycle) == set(one.split(" -> ")) for one in found):
+                found.append(" -> ".join(cycle))
             return
         if name in done:
             return

@@ -8,14 +8,14 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.laws.layers import PACKAGE, modules
-from tests.laws.rooms import MOST_FILES, ROOMS, backwards, circles, crowded, drawn, unlisted, without_a_place
+from tests.laws.rooms import MOST_FILES, ROOMS, backwards, crowded, cycles, drawn, unlisted, without_a_place
 
 FOLDER = ROOT / "src" / PACKAGE
 SOURCES = modules(ROOT / "src")
 
 
 def test_the_rooms_hold() -> None:
-    wrong = [*crowded(FOLDER), *unlisted(FOLDER), *without_a_place(SOURCES), *backwards(SOURCES), *circles(SOURCES)]
+    wrong = [*crowded(FOLDER), *unlisted(FOLDER), *without_a_place(SOURCES), *backwards(SOURCES), *cycles(SOURCES)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -51,7 +51,7 @@ def test_an_order_that_holds_is_left_alone(package: Path) -> None:
         *unlisted(package),
         *without_a_place(found, TWO),
         *backwards(found, TWO),
-        *circles(found),
+        *cycles(found),
     ] == []
 
 
@@ -61,7 +61,7 @@ def test_an_import_backwards_is_noticed(package: Path) -> None:
     assert backwards(found, TWO) == [
         "shardwright.core.mesh.spec: 'mesh' is before 'layout' and may not import shardwright.core.layout.roles"
     ]
-    assert circles(found) == ["shardwright.core.layout.roles -> shardwright.core.mesh.spec"]
+    assert cycles(found) == ["shardwright.core.layout.roles -> shardwright.core.mesh.spec"]
 
 
 def test_a_room_without_a_place_is_noticed(package: Path) -> None:

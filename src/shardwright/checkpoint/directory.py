@@ -3,7 +3,7 @@
 OUT/checkpoints/step-00000010                    a checkpoint: it gets this name when it is complete
 OUT/checkpoints/step-00000020.saving-5f0c9a17    a save that is running, or was killed
 OUT/checkpoints/step-00000005.deleting-81d2e044  a deletion that is running, or was killed
-OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint proven damaged and passed over; never deleted automatically
+OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint proven damaged and skipped; never deleted automatically
 OUT/checkpoints/step-00000020.set-aside-c1e80a3f a checkpoint of a later step than --resume-from; never deleted automatically
 OUT/checkpoints/.lock                            locked by the process that saves; the kernel releases it
 """

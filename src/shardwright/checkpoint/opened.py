@@ -88,7 +88,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
-    """The newest intact checkpoint, or None, and why each newer one was passed over."""
+    """The newest intact checkpoint, or None, and why each newer one was skipped."""
 
     checkpoint: Checkpoint | None
     passed_over: tuple[CheckpointError, ...]
