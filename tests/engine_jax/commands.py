@@ -1,4 +1,4 @@
-"""Runs through the command line, in this process: the smallest models, on text that every machine has."""
+"""Runs through the command line, in this process: the smallest models, on text that is on every machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def metrics(out: Path) -> list[dict[str, float]]:
 
 
 def results(out: Path) -> list[tuple[float, ...]]:
-    """What every step computed, without how long it took."""
+    """The results of every step, without its duration."""
     return [tuple(line[name] for name in ("step", "loss", "grad_norm", "tokens")) for line in metrics(out)]
 
 
@@ -58,7 +58,7 @@ def directory_of(out: Path, step: int) -> Path:
 
 
 def flip(directory: Path) -> None:
-    """One bit of the elements of a checkpoint."""
+    """Flip one bit of the elements of a checkpoint."""
     path = max(directory.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
     data[-len(data) // 3] ^= 16
@@ -66,7 +66,7 @@ def flip(directory: Path) -> None:
 
 
 def checkpoints(out: Path) -> list[str]:
-    """The names of the directories of checkpoints, whole or not."""
+    """The names of the directories of checkpoints, complete or not."""
     return sorted(path.name for path in (out / "checkpoints").iterdir() if path.is_dir())
 
 
@@ -87,7 +87,7 @@ def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tol
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Runs of one plan and one schedule share their compiled step: where that they compile is not what is tested."""
+    """Runs of one plan and one schedule share their compiled step, for tests that do not test compilation."""
     compile_step, known = JaxEngine._compiled, {}
 
     def compiled(self: JaxEngine) -> Step:

@@ -1,7 +1,7 @@
-"""One process of a test: `python -m tests.engine_jax.member FOLDER train ...`, which writes down what it reads.
+"""One process of a test: `python -m tests.engine_jax.member FOLDER train ...`, which records what it reads.
 
-FOLDER/read-I.jsonl gets the index of every row of the corpus that process I reads. SIGNAL="STEP PROCESS NAME" in the
-environment has that process send itself the signal when that step is done.
+FOLDER/read-I gets the index of every row of the corpus that process I reads. With SIGNAL="STEP PROCESS NAME" in the
+environment, that process sends itself the signal when that step is done.
 """
 
 from __future__ import annotations

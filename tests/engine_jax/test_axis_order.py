@@ -1,7 +1,7 @@
-"""What JAX makes of axes in another order than the mesh's, collective by collective; the parts are cut by hand.
+"""How each collective of JAX numbers devices for axes in another order than the mesh's, compared with arrays sliced by hand.
 
-All of them count devices in the order in which they are given the axes, and so does ``axis_index``; a permute alone counts
-in mesh order, which is why there is one function that permutes.
+All collectives number devices in the order of their axes, as ``axis_index`` does. Only a permute numbers them in mesh order,
+which is why there is one function that permutes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from shardwright.engine_jax.io.layer_io import Ring, index_of, size_of
 
 MESHES = ({"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 4})
 ORDERS = [(sizes, axes) for sizes in MESHES for num in range(1, len(sizes) + 1) for axes in permutations(sizes, num)]
-"""Every choice of axes in every order. Of three axes and of unlike ones an order is another than its inverse."""
+"""Every set of axes in every order. With three axes, or axes of different sizes, an order differs from its inverse."""
 
 HELD = np.arange(8.0 * 8).reshape(8, 8, 1).astype(np.float32)
-"""What each of 8 devices holds."""
+"""The array of each of 8 devices."""
 
 Named = Mapping[str, np.ndarray]
 
 
 def groups_of(sizes: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
-    """The devices that meet over the axes, major first: NumPy's axes, moved to where they are named."""
+    """The groups of devices over the axes, major first, made by moving NumPy's axes."""
     devices = np.arange(8).reshape(list(sizes.values()))
     moved = np.moveaxis(devices, [list(sizes).index(axis) for axis in axes], range(len(axes)))
     num = int(np.prod([sizes[axis] for axis in axes]))
@@ -41,7 +41,7 @@ def groups_of(sizes: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
 
 
 def by_hand(groups: Sequence[Sequence[int]]) -> Named:
-    """What each device has afterwards."""
+    """The result on each device."""
     found: dict[str, dict[int, np.ndarray]] = {}
     for group in groups:
         num, held = len(group), [HELD[device] for device in group]
@@ -51,12 +51,12 @@ def by_hand(groups: Sequence[Sequence[int]]) -> Named:
             one = {
                 "index": np.float32(index),
                 "passed on": held[index - 1],
-                "passed on, slope": held[(index + 1) % num],
+                "passed on, cotangent": held[(index + 1) % num],
                 "gathered": np.concatenate(held),
-                "stacked": np.stack([part[0] for part in held]),
+                "stacked": np.stack([array[0] for array in held]),
                 "scattered": total[mine],
-                "exchanged": np.concatenate([part[mine] for part in held], axis=1),
-                "chunks": np.stack([part[index] for part in held]),
+                "exchanged": np.concatenate([array[mine] for array in held], axis=1),
+                "chunks": np.stack([array[index] for array in held]),
                 "largest": np.max(held, axis=0),
                 "summed": total,
             }
@@ -74,7 +74,7 @@ def by_jax(sizes: Mapping[str, int], axes: tuple[str, ...]) -> Named:
         found = {
             "index": jnp.float32(index_of(axes)),
             "passed on": passed_on,
-            "passed on, slope": cotangent(own)[0],
+            "passed on, cotangent": cotangent(own)[0],
             "gathered": redistribute.gathered(own, step, 0),
             "stacked": jax.lax.all_gather(own[0], axes),
             "scattered": redistribute.scattered(own, step, 0),
@@ -105,13 +105,13 @@ def test_every_collective_counts_devices_in_the_order_of_its_axes(sizes: dict[st
 
 @pytest.mark.parametrize("axes", [("b", "c", "a"), ("c", "b"), ("a", "c")], ids=" ".join)
 def test_a_ragged_exchange_has_groups_in_that_order_too(axes: tuple[str, ...]) -> None:
-    """No CPU can run one: the groups of the program that is made of it."""
+    """No CPU can run a ragged exchange: this tests the groups in the lowered program."""
     num, sizes = 2 ** len(axes), MESHES[0]
 
     def exchanged(own_18: jax.Array) -> jax.Array:
         one = jnp.ones(num, jnp.int32)
-        way = (jnp.arange(num, dtype=jnp.int32), one, one * index_of(axes), one)
-        return jax.lax.ragged_all_to_all(own_18[0], jnp.zeros_like(own_18[0]), *way, axis_name=axes)[None]
+        offsets_and_sizes = (jnp.arange(num, dtype=jnp.int32), one, one * index_of(axes), one)
+        return jax.lax.ragged_all_to_all(own_18[0], jnp.zeros_like(own_18[0]), *offsets_and_sizes, axis_name=axes)[None]
 
     text = on_devices(exchanged, sizes).trace(HELD).lower(lowering_platforms=("tpu",)).as_text()
     (written,) = re.findall(r"ragged_all_to_all.*?replica_groups = dense<(\[\[.*?\]\])>", text, re.DOTALL)
@@ -119,10 +119,10 @@ def test_a_ragged_exchange_has_groups_in_that_order_too(axes: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("which", ["minor", "major"])
-def test_a_hop_takes_its_part_of_an_axis(which) -> None:
-    sizes, part = {"b": 2, "a": 4}, SubGroup(which=which, minor=2, major=2)
-    step = Step(kind="all-gather", axes=("a",), subgroup=part)
-    groups = [[base + place for place in group] for base in (0, 4) for group in part.groups]
+def test_a_hop_takes_a_subgroup_of_an_axis(which) -> None:
+    sizes, subgroup = {"b": 2, "a": 4}, SubGroup(which=which, minor=2, major=2)
+    step = Step(kind="all-gather", axes=("a",), subgroup=subgroup)
+    groups = [[base + place for place in group] for base in (0, 4) for group in subgroup.groups]
     expected = by_hand(groups)
 
     def both(own_18: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Programs that were compiled before: which are kept, and what their names go by."""
+"""The cache of compiled programs: which entries are kept, and what their names depend on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.engine_jax.compile import built_cache
 from shardwright.engine_jax.compile.compiling import Built, Stats
 
 
-def test_those_unused_for_the_longest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_entries_are_deleted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(built_cache, "ENTRIES", 2)
     for age, name in enumerate(("b", "c", "a")):
         built_cache._write(tmp_path / f"{name}.json.gz", Built(name, Stats(*range(len(Stats._fields))), 1.0))
@@ -21,7 +21,7 @@ def test_those_unused_for_the_longest_go_first(tmp_path: Path, monkeypatch: pyte
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json.gz", "d.json.gz"]
 
 
-def test_the_order_in_which_a_folder_lists_its_files_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_in_which_a_folder_lists_its_files_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     before = built_cache.digest(lowered, "a target")
     for name in ("glob", "rglob"):

@@ -1,4 +1,4 @@
-"""The arrays of a step as the devices get them: rows and tokens where the plan says, in the order that it says."""
+"""The arrays of a step on the devices: rows and tokens are sharded as the plan says, in the plan's order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS, LENGTH = 4, 16
 
 
 def test_the_rows_of_a_process_are_read_in_ascending_order() -> None:
-    """Its devices may be anywhere in the mesh."""
+    """Its devices can be anywhere in the mesh."""
     rows = {"a device": (slice(1000, 1002), slice(None)), "another": (slice(6, 8), slice(None)), "not here": None}
     sharding = SimpleNamespace(addressable_devices_indices_map=lambda _: rows)
     plan = SimpleNamespace(request=SimpleNamespace(batch=2048, length=LENGTH))
@@ -41,8 +41,8 @@ def test_a_device_gets_both_ends_of_its_rows() -> None:
     with batches(source, plan, feed.offsets, 0, 8) as steps:
         placed = feed.on_devices(next(steps))
     text = Batches(rows=source.rows, batch=ROWS, seed=0, start_row=8).read(0).arrays
-    # Device 6 of the mesh fsdp 2 x context 4: the last rows, and the third of four pieces from either end.
+    # Device 6 of the mesh fsdp 2 x context 4: the last rows, and the third of four chunks from either end.
     rows, tokens = slice(2, 4), [4, 5, 10, 11]
     for name, array in placed.items():
-        part = next(shard.data for shard in array.addressable_shards if shard.device.id == 6)
-        np.testing.assert_array_equal(part, text[name][rows][:, tokens])
+        local = next(shard.data for shard in array.addressable_shards if shard.device.id == 6)
+        np.testing.assert_array_equal(local, text[name][rows][:, tokens])

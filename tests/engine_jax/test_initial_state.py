@@ -69,13 +69,13 @@ def test_another_seed_is_another_model() -> None:
 
 
 @pytest.mark.parametrize(("layout", "mesh"), LAYOUTS[:4])
-def test_no_box_is_asked_for_twice_nor_by_who_does_not_hold_it(layout: str, mesh: str) -> None:
+def test_each_box_is_read_once_by_a_device_that_has_it(layout: str, mesh: str) -> None:
     plan = plan_of(Case(model="mixtral-test", layout=layout, mesh=mesh))
     devices = device_mesh(plan.mesh)
-    asked: Counter[tuple[str, Box]] = Counter()
+    reads: Counter[tuple[str, Box]] = Counter()
 
     def read(tensor, box: Box) -> np.ndarray:
-        asked[tensor.name, box] += 1
+        reads[tensor.name, box] += 1
         return np.zeros(box.shape, tensor.dtype)
 
     state = make_state(plan, devices, read, step=3)
@@ -86,8 +86,8 @@ def test_no_box_is_asked_for_twice_nor_by_who_does_not_hold_it(layout: str, mesh
         for tensor in tensors_of(plan, devices)
         for held in held_boxes(owned_boxes(specs[tensor.weight], plan.mesh, tensor.shape))
     )
-    assert asked == expected
-    # Of replicas, the one that JAX counts as the first saves.
+    assert reads == expected
+    # Of replicas, the one that is the first in JAX saves.
     saved = Counter((one.name, one.box) for one in own_boxes(state, plan, devices))
     firsts = {
         (name, box_of(shard.index, array.shape))
@@ -98,7 +98,7 @@ def test_no_box_is_asked_for_twice_nor_by_who_does_not_hold_it(layout: str, mesh
     assert saved == expected == Counter(firsts)
 
 
-def test_moments_and_weights_have_the_dtypes_they_were_given() -> None:
+def test_moments_and_weights_have_the_requested_dtypes() -> None:
     plan = plan_of(Case(model="deepseek3-test", layout="ep", mesh="fsdp=2,expert=4"))
     plan = make_plan(replace(plan.request, weights_dtype="bfloat16", moments_dtype="bfloat16"))
     state = initial_state(plan, device_mesh(plan.mesh), seed=7)
@@ -109,7 +109,7 @@ def test_moments_and_weights_have_the_dtypes_they_were_given() -> None:
 
 @pytest.mark.parametrize("mlp", [128, 512])
 def test_a_state_of_another_model_is_refused_before_it_is_read(mlp: int, tmp_path: Path) -> None:
-    """Of a larger one every box would be there."""
+    """A checkpoint of a larger model would have every box of a smaller one."""
     plan, other = (plan_of_width(width) for width in (256, mlp))
     mesh = device_mesh(plan.mesh)
     point = RunPoint(step=1, seed=0, data_position=0, model="a", layout_name="fsdp", layout_text="", mesh={"fsdp": 2})

@@ -1,4 +1,4 @@
-"""What carries activations between layouts: the parts that devices end with are those of the whole array."""
+"""The resharding of activations: each device ends with its shard of the full array."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NAMES = ("x", "y", "z")
 
 
 def any_spec(rng: random.Random) -> Spec:
-    """Each axis cuts one dim or none, in any order of majors."""
-    cuts: dict[str, list[str]] = {name: [] for name in NAMES}
+    """Each axis shards one dim or none, in any order of major and minor."""
+    axes: dict[str, list[str]] = {name: [] for name in NAMES}
     for axis in rng.sample(MESH.names, k=3):
         if name := rng.choice((*NAMES, None)):
-            cuts[name].append(axis)
-    return Spec.build(NAMES, cuts)
+            axes[name].append(axis)
+    return Spec.build(NAMES, axes)
 
 
 def on_slice(mesh: Mesh) -> Mesh:
@@ -44,12 +44,12 @@ def on_slice(mesh: Mesh) -> Mesh:
 
 @pytest.mark.parametrize("mesh", [MESH, on_slice(MESH)], ids=["", "in hops"])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_device_ends_with_its_part_of_the_sum(seed: int, mesh: Mesh) -> None:
+def test_every_device_ends_with_its_shard_of_the_sum(seed: int, mesh: Mesh) -> None:
     rng = random.Random(seed)
     before, after = any_spec(rng), any_spec(rng)
     summed = tuple(axis for axis in MESH.names if axis not in before.axes and rng.random() < 0.5)
-    way = steps(before, after, summed, mesh)
-    whole = np.random.default_rng(seed).integers(-99, 99, (8, 16, 8)).astype(np.float32)
+    resharding = steps(before, after, summed, mesh)
+    full = np.random.default_rng(seed).integers(-99, 99, (8, 16, 8)).astype(np.float32)
 
     @partial(
         jax.shard_map,
@@ -58,20 +58,21 @@ def test_every_device_ends_with_its_part_of_the_sum(seed: int, mesh: Mesh) -> No
         out_specs=partition_spec(after),
         check_vma=False,
     )
-    def moved(part):
-        # What is yet to be summed is not in equal shares: 1 / n each would hide a device left out.
-        share = index_of(summed) + 1 if summed else 1
+    def moved(shard):
+        # The summands differ: equal ones, 1 / n each, would hide a missing device.
+        factor = index_of(summed) + 1 if summed else 1
         total = sum(range(1, size_of(summed) + 1))
-        return redistribute(part * share, way, NAMES) / (total if summed else 1)
+        return redistribute(shard * factor, resharding, NAMES) / (total if summed else 1)
 
     with jax.default_device(jax.devices()[0]):
-        result = jax.jit(moved)(whole)
-    # out_specs without an axis show the first device's copy: look at every device's own.
+        result = jax.jit(moved)(full)
+    # With an axis that is not in out_specs, the result shows only the first device's copy: check every device.
     for shard in result.addressable_shards:
-        np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index], err_msg=f"{before} -> {after}: {way}")
+        message = f"{before} -> {after}: {resharding}"
+        np.testing.assert_array_equal(np.asarray(shard.data), full[shard.index], err_msg=message)
 
 
-def test_a_sum_that_is_not_made_is_seen() -> None:
+def test_only_a_partial_array_is_summed() -> None:
     before, after = Spec.build(NAMES, {"x": "a"}), Spec.build(NAMES, {"y": "a"})
     assert [step.kind for step in steps(before, after, ["b"], MESH)] == ["all-reduce", "all-to-all"]
     assert [step.kind for step in steps(before, after, [], MESH)] == ["all-to-all"]
@@ -81,20 +82,20 @@ def test_a_sum_that_is_not_made_is_seen() -> None:
 def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) -> None:
     axes = tuple(sizes)
     mesh = on_slice(Mesh(tuple(Axis(name=axis, size=size) for axis, size in sizes.items())))
-    cut, whole = Spec.build(("x", "y"), {"x": axes}), Spec.build(("x", "y"), {})
-    gather, scatter = steps(cut, whole, (), mesh), steps(whole, cut, axes, mesh)
+    sharded, full = Spec.build(("x", "y"), {"x": axes}), Spec.build(("x", "y"), {})
+    gather, scatter = steps(sharded, full, (), mesh), steps(full, sharded, axes, mesh)
     assert [step.kind for step in (*gather, *scatter)] == ["all-gather"] * 2 + ["reduce-scatter"] * 2
     array = np.random.default_rng(0).integers(-99, 99, (16, 4)).astype(np.float32)
 
     @partial(
         jax.shard_map,
         mesh=device_mesh(mesh),
-        in_specs=partition_spec(cut),
-        out_specs=(partition_spec(whole), partition_spec(cut)),
+        in_specs=partition_spec(sharded),
+        out_specs=(partition_spec(full), partition_spec(sharded)),
         check_vma=False,
     )
-    def both(part):
-        gathered = redistribute(part, gather, ("x", "y"))
+    def both(shard):
+        gathered = redistribute(shard, gather, ("x", "y"))
         return gathered, redistribute(gathered * (index_of(axes) + 1), scatter, ("x", "y"))
 
     gathered, scattered = jax.jit(both)(array)
@@ -106,7 +107,9 @@ def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) 
 @pytest.mark.parametrize(
     ("roles", "once"), [({"fsdp": "fsdp"}, True), ({"fsdp": {"elsewhere": "fsdp", "logits": "tensor"}}, False)]
 )
-def test_a_tied_embedding_is_brought_into_use_once_where_both_uses_are_alike(roles: dict[str, Any], once: bool) -> None:
+def test_a_tied_embedding_is_taken_into_use_once_where_both_uses_are_the_same(
+    roles: dict[str, Any], once: bool
+) -> None:
     layout = read_layout(located({"name": "mine", "mesh": {"fsdp": 2}, "roles": roles}))
     table = build("llama3-test", {"num_layers": "1", "tied": "true"})
     plan = make_plan(Request(layout=layout, table=table, batch=4, length=16))

@@ -1,4 +1,4 @@
-"""AdamW, clipping and the learning rate, held against PyTorch's and against the published formulas."""
+"""AdamW, clipping and the learning rate, compared with PyTorch's and with the published formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LR, DECAY, CLIP = 3e-2, 0.2, 0.7
 
 
 def gradients_of(step: int) -> dict[str, np.ndarray]:
-    """Some far above the clipping, some far below."""
+    """Gradients with norms far above and far below the bound of clipping."""
     rng = np.random.default_rng(step)
     return {name: (10.0 ** -(step % 3) * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
@@ -89,7 +89,7 @@ def test_the_rate_is_the_schedule_of_optax_in_numbers_and_in_arrays(warmup: int)
     assert in_arrays == pytest.approx(expected, rel=1e-6)
 
 
-def test_nothing_is_clipped_below_the_bound_and_nothing_shrinks_without_decay() -> None:
+def test_no_gradient_below_the_bound_is_clipped_and_no_weight_decays_without_decay() -> None:
     state = start()
     huge = {name: jnp.full(shape, 1e3) for name, shape in SHAPES.items()}
     after, _ = apply_gradients(state, huge, options(clip=1e9, weight_decay=0.0), frozenset(SHAPES))
@@ -98,7 +98,7 @@ def test_nothing_is_clipped_below_the_bound_and_nothing_shrinks_without_decay() 
         np.testing.assert_allclose(after.weights[name], state.weights[name] - LR, rtol=0, atol=1e-6)
 
 
-def test_a_gradient_of_nothing_moves_nothing_but_the_decay() -> None:
+def test_with_gradients_of_zero_only_the_decay_changes_weights() -> None:
     state = start()
     zeros = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
     after, norm = apply_gradients(state, zeros, options(), frozenset({"matrix"}))

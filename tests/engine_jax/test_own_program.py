@@ -1,4 +1,4 @@
-"""Shardings for a pytree that is not ours, against what JAX says each device holds."""
+"""Shardings for a user's own pytree, compared with JAX's index of each device's shard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def planned(layout: str) -> Plan:
 
 
 @pytest.mark.parametrize("layout", ["hsdp", "fsdp-tp", "ep-as-cp", "shard-exp-on-fsdp"])
-def test_jax_holds_what_the_plan_says(layout: str) -> None:
+def test_the_shards_of_jax_are_those_of_the_plan(layout: str) -> None:
     plan = planned(layout)
     mesh = device_mesh(plan.mesh)
     placed = jax.device_put(TREE, named_shardings(plan, mesh, TREE))
@@ -44,7 +44,7 @@ def test_jax_holds_what_the_plan_says(layout: str) -> None:
         held = array.sharding.devices_indices_map(array.shape)
         for device, owned in zip(mesh.devices.flat, boxes, strict=True):
             index = held[device][1:] if row.stack else held[device]
-            starts = [part.indices(size)[:2] for part, size in zip(index, row.shape, strict=True)]
+            starts = [along.indices(size)[:2] for along, size in zip(index, row.shape, strict=True)]
             assert [tuple(zip(box.start, box.stop, strict=True)) for box in owned] == [tuple(starts)]
 
 
@@ -74,7 +74,7 @@ NAMES_OF_KERNELS = {
 
 
 def convolved(kernels, x_BHWC):
-    """Two dims, then one, as their author wrote them."""
+    """Convolutions of two dims, then of one, as a user might write them."""
     x_BHWC = jax.nn.silu(
         jax.lax.conv_general_dilated(
             x_BHWC, kernels["first"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -87,7 +87,7 @@ def convolved(kernels, x_BHWC):
 
 
 @pytest.mark.parametrize("layout", ["hsdp", "fsdp-tp"])
-def test_kernels_of_convolutions_rest_and_train_as_on_one_device(layout: str) -> None:
+def test_kernels_of_convolutions_train_as_on_one_device(layout: str) -> None:
     table = table_of(shapes_of(KERNELS), NAMES_OF_KERNELS)
     sizes = {"data": 2, "fsdp": 4} if layout == "hsdp" else {"data": 1, "fsdp": 4, "tensor": 2}
     plan = make_plan(Request(layout=load_layout(layout), table=table, mesh_sizes=sizes, batch=8, length=1))
@@ -99,8 +99,8 @@ def test_kernels_of_convolutions_rest_and_train_as_on_one_device(layout: str) ->
     x_BHWC, y_BV = (draw.normal(size=shape).astype(np.float32) for shape in ((8, 5, 6, 8), (8, 8)))
 
     def step(kernels):
-        loss, cotangents = jax.value_and_grad(lambda k: ((convolved(k, x_BHWC) - y_BV) ** 2).mean())(kernels)
-        return loss, jax.tree.map(lambda one, cotangent: one - 0.1 * cotangent, kernels, cotangents)
+        loss, gradients = jax.value_and_grad(lambda k: ((convolved(k, x_BHWC) - y_BV) ** 2).mean())(kernels)
+        return loss, jax.tree.map(lambda one, gradient: one - 0.1 * gradient, kernels, gradients)
 
     mesh = device_mesh(plan.mesh)
     shardings = named_shardings(plan, mesh, kernels)
@@ -112,8 +112,8 @@ def test_kernels_of_convolutions_rest_and_train_as_on_one_device(layout: str) ->
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
     for one, same in zip(jax.tree.leaves(placed), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(one, same, rtol=1e-4, atol=1e-6)
-    cut = {key: placed[key].addressable_shards[0].data.shape for key in ("first", "head")}
-    assert cut["first"] == ((3, 3, 2, 16) if layout == "hsdp" else (3, 3, 2, 8))
+    shapes = {key: placed[key].addressable_shards[0].data.shape for key in ("first", "head")}
+    assert shapes["first"] == ((3, 3, 2, 16) if layout == "hsdp" else (3, 3, 2, 8))
 
 
 def test_a_plan_with_errors_has_no_shardings() -> None:

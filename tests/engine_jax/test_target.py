@@ -1,4 +1,4 @@
-"""What compilers are asked for, of machines that are not there. Whether they know them is asked in tests/targets."""
+"""The requests to compilers for machines that are not present. tests/targets tests whether the compilers support them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardwright.engine_jax.compile import target
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """What libtpu is asked for."""
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """The requests to libtpu."""
     found: list[tuple[str, dict[str, Any]]] = []
 
     def described(name: str, platform: str, **options: Any) -> SimpleNamespace:
@@ -32,27 +32,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     ("chips", "name", "options"),
     [
         ("v5p:4x4x4", "v5p:4x4x4", {}),
-        # A slice that is no multiple of a host's chips is a host of its own.
+        # A slice that is no multiple of a host's chips is one host.
         ("v5p:2x1x1", "v5p:2x1x1", {"chips_per_host_bounds": (2, 1, 1)}),
         ("v5e:1x1", "v5e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
         ("v5e:2x4*2", "v5e:2x4", {"num_slices": 2}),
         ("v4:2x2x2", "v4:2x2x2", {"chip_config_name": "megacore"}),
     ],
 )
-def test_what_libtpu_is_asked_for(
-    chips: str, name: str, options: dict[str, Any], asked: list[tuple[str, dict[str, Any]]]
+def test_the_request_to_libtpu(
+    chips: str, name: str, options: dict[str, Any], requests: list[tuple[str, dict[str, Any]]]
 ) -> None:
     assert target.devices_of(read_machine(chips)) == [name]
-    assert asked == [(name, options)]
+    assert requests == [(name, options)]
 
 
-@pytest.mark.usefixtures("asked")
-@pytest.mark.parametrize(("said", "shown"), [("no such slice\nat all", "no such slice"), (" \n", "RuntimeError")])
-def test_what_a_compiler_refuses_is_said_in_its_first_line(
-    said: str, shown: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("requests")
+@pytest.mark.parametrize(("message", "shown"), [("no such slice\nat all", "no such slice"), (" \n", "RuntimeError")])
+def test_a_compilers_error_is_reported_by_its_first_line(
+    message: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: Any, **__: Any) -> None:
-        raise RuntimeError(said)
+        raise RuntimeError(message)
 
     monkeypatch.setattr(target.topologies, "get_topology_desc", refuses)
     with pytest.raises(InputError, match=f"libtpu cannot make a slice 'v5p:4x4x4': {shown}$"):

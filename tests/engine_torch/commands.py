@@ -1,4 +1,4 @@
-"""`shardwright train` as a user starts it, on one core for each rank."""
+"""`shardwright train` as a user starts it, with one core for each rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(arguments: Sequence[str], more: Mapping[str, str] | None = None) -> subp
 
 @contextmanager
 def started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A run that is going on; it is ended with the block, if it has not been."""
+    """A run in progress; it is killed at the end of the block if it has not ended."""
     process = subprocess.Popen(
         command(arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -43,7 +43,7 @@ def started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def pid_of_rank(process: subprocess.Popen[str], rank: int) -> int:
-    """The process of a rank: a child whose environment says so."""
+    """The process of a rank: a child with this RANK in its environment."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
@@ -56,7 +56,7 @@ def pid_of_rank(process: subprocess.Popen[str], rank: int) -> int:
 
 
 def flip(directory: Path) -> None:
-    """One bit of the elements of a checkpoint."""
+    """Flip one bit of the elements of a checkpoint."""
     path = max(directory.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
     data[-len(data) // 3] ^= 16

@@ -17,7 +17,7 @@ from shardwright.engine_torch.model import model
 from shardwright.engine_torch.training import step
 from shardwright.training.optimizer import OptimizerOptions
 from tests.engine_torch.redistributing import wrong_after_steps
-from tests.engine_torch.training import Told, train
+from tests.engine_torch.training import RankRun, train
 
 
 def _change_loss(patch: pytest.MonkeyPatch, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
@@ -94,24 +94,24 @@ def a_replica_dropped(patch: pytest.MonkeyPatch) -> None:
 
 def axes_in_mesh_order(patch: pytest.MonkeyPatch) -> None:
     """Axes in mesh order, whatever their order on a dim."""
-    right = Ranks._found
-    patch.setattr(Ranks, "_found", lambda ranks, axes: right(ranks, ranks.mesh.in_mesh_order(axes)))
+    right = Ranks._new_peers
+    patch.setattr(Ranks, "_new_peers", lambda ranks, axes: right(ranks, ranks.mesh.in_mesh_order(axes)))
 
 
 def shards_in_the_order_of_the_group(patch: pytest.MonkeyPatch) -> None:
     """An index in the order of the axes, and shards in the order of the group."""
-    right = Ranks._found
+    right = Ranks._new_peers
 
     def wrong(ranks: Ranks, axes: tuple[str, ...]) -> Peers:
         peers = right(ranks, axes)
         return replace(peers, order=tuple(range(peers.size)))
 
-    patch.setattr(Ranks, "_found", wrong)
+    patch.setattr(Ranks, "_new_peers", wrong)
 
 
 def train_with(
     fault: str, plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[dict[str, np.ndarray]]
-) -> Told:
+) -> RankRun:
     with pytest.MonkeyPatch.context() as patch:
         globals()[fault](patch)
         return train(plan, seed, options, batches)

@@ -1,4 +1,4 @@
-"""Functions of ranks that do not come through, and one that does."""
+"""Functions that fail on a rank, and one that does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def alone(rank: int, num: int, path: Path) -> Iterator[None]:
-    """Ranks that never meet: they only learn who they are."""
+    """Ranks without a process group: they only get their numbers."""
     assert not path.exists()
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(num)
     yield

@@ -1,6 +1,6 @@
-"""What surrounds a function on ranks that compute: one thread, a group of all of them, warnings as errors.
+"""The context of a function on ranks that compute: one thread, a process group of all ranks, warnings as errors.
 
-The group is made for each function anew, and with it go all groups, meshes and caches that hang on it: 0.1 s.
+Each function gets a new process group. At its end, all groups, meshes and caches that belong to it are freed: 0.1 s.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.engine_torch.ranks import LIMIT_S
 
 @cache
 def _keep_what_was_imported() -> None:
-    """It is no garbage, and need not be looked through for any. Once: a later call would keep the groups of functions
-    that ran before, whose threads poll their sockets for as long as they live."""
+    """Exclude imported modules from garbage collection. Once: a later call would keep the groups of earlier functions,
+    whose threads poll their sockets until they are freed."""
     gc.freeze()
 
 
@@ -39,7 +39,7 @@ def in_group(rank: int, num: int, path: Path) -> Iterator[None]:
             init_method=f"file://{path}",
             rank=rank,
             world_size=num,
-            # Longer than the test waits, which ends them all: on a busy machine ranks start minutes apart.
+            # Longer than the test waits, and the test ends all ranks: on a busy machine ranks start minutes apart.
             timeout=timedelta(seconds=8 * LIMIT_S),
         )
         yield
@@ -48,7 +48,7 @@ def in_group(rank: int, num: int, path: Path) -> Iterator[None]:
 
 
 def _forget_groups() -> None:
-    """DTensor remembers operations, with their meshes, and a mesh keeps its groups."""
+    """Clear DTensor's cache of operations, which keeps their meshes, and the meshes' references to groups."""
     _clear_sharding_prop_cache()
     gc.collect()
     for mesh in gc.get_objects():

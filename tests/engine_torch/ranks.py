@@ -1,7 +1,7 @@
-"""Ranks that tests share: processes that are started once and then run one function after the other, all together.
+"""Ranks that tests share: processes that are started once, and that all run the same functions, one after the other.
 
-A test names a function of an importable module and gives it arguments; it gets what each rank answered. A rank that
-raises, ends or is not heard of in time fails the test with its number, and the processes are then started anew.
+A test gives a function of an importable module and arguments, and gets the result of each rank. A rank that raises,
+ends or does not answer in time fails the test with its number, and new processes are then started.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any
 
 Meeting = Callable[[int, int, Path], AbstractContextManager[object]]
-"""``meeting(rank, num, path)``: what surrounds a function on each rank. ``path``: a file that they alone have, not there
-yet."""
+"""``meeting(rank, num, path)``: the context of a function on each rank. ``path``: of a file for these ranks only, which does
+not exist yet."""
 
 LIMIT_S = 120.0
 """How long a test waits for its ranks. Four of them share two cores."""
 
 PRELOADED = ["torch._dynamo", "tests.engine_torch.training", "tests.engine_torch.meeting"]
-"""What all ranks import: once, in a process that they are forked from."""
+"""The modules that all ranks import: once, in the process that they are forked from."""
 
 GRACE_S = 1.0
-"""How long the other ranks are listened to when one has failed: most often they wait for it, or fail of it."""
+"""How long the test waits for the other ranks after one has failed: most often they wait for it, or fail because of it."""
 
 
 class RankError(AssertionError):
-    """A rank did not come through, with its number."""
+    """A rank failed; the message has its number."""
 
 
 class Ranks:
@@ -45,12 +45,12 @@ class Ranks:
         self._pool = pool or _Pool(meeting)
 
     def first(self, num: int) -> Ranks:
-        """The first ``num`` of them, as if there were no others."""
+        """The first ``num`` ranks, without the others."""
         assert num <= self.num, (num, self.num)
         return Ranks(num, self._pool.meeting, self._limit_s, self._pool)
 
     def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> list[Any]:
-        """What ``function(*arguments)`` returned, by rank. Raises RankError."""
+        """The result of ``function(*arguments)`` by rank. Raises RankError."""
         self._pool.start(self.num)
         meeting = next(self._pool.meetings)
         for pipe in self._pool.pipes[: self.num]:
@@ -62,7 +62,7 @@ class Ranks:
             raise
 
     def end(self) -> None:
-        """End the processes, wherever they are."""
+        """Kill the processes."""
         self._pool.end()
 
     def _answers(self, limit_s: float) -> list[Any]:
@@ -92,12 +92,12 @@ class Ranks:
         silent = [rank for rank in range(num) if rank not in answers]
         if silent:
             names = ", ".join(map(str, silent))
-            raise RankError(f"not heard of in {limit_s:g} s: rank {names} of {num}")
+            raise RankError(f"no answer in {limit_s:g} s: rank {names} of {num}")
         return [answers[rank] for rank in range(num)]
 
 
 class _Pool:
-    """Processes that wait to be told what to do, and their pipes, by rank."""
+    """Processes that wait for functions, and their pipes, by rank."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
@@ -107,7 +107,7 @@ class _Pool:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self, num: int) -> None:
-        """As many as there are not yet."""
+        """Start the processes that are missing."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         if self._folder is None:
@@ -134,7 +134,7 @@ class _Pool:
 
 
 def _serve(rank: int, meeting: Meeting, folder: Path, pipe: Connection) -> None:
-    """Run what comes through the pipe, until it is closed."""
+    """Run the functions from the pipe until it is closed."""
     while True:
         try:
             num, number, function, arguments = pipe.recv()
@@ -150,6 +150,6 @@ def _serve(rank: int, meeting: Meeting, folder: Path, pipe: Connection) -> None:
 
 
 def one_answer(answers: Sequence[Any]) -> Any:
-    """What all ranks answered alike."""
+    """The answer of all ranks, which must be the same."""
     assert all(answer == answers[0] for answer in answers), answers
     return answers[0]

@@ -1,4 +1,4 @@
-"""What ranks do of the tests of ``redistribute``: arrays of integers, in parts, taken from spec to spec."""
+"""What ranks run in the tests of ``redistribute``: they reshard arrays of integers between specs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SHAPE = (8, 16, 8)
 
 
 def any_spec(rng: random.Random, mesh: Mesh) -> Spec:
-    """Each axis cuts one dim or none, in any order of majors."""
-    cuts: dict[str, list[str]] = {name: [] for name in NAMES}
+    """Each axis shards one dim or none, in any order of major and minor."""
+    axes: dict[str, list[str]] = {name: [] for name in NAMES}
     for axis in rng.sample(mesh.names, k=len(mesh.names)):
         if name := rng.choice((*NAMES, None)):
-            cuts[name].append(axis)
-    return Spec.build(NAMES, cuts)
+            axes[name].append(axis)
+    return Spec.build(NAMES, axes)
 
 
-def any_way(seed: int, mesh: Mesh) -> tuple[Spec, Spec, tuple[str, ...], tuple[Step, ...]]:
-    """Two specs, the axes over which the first one's array is summed, and the steps from the one to the other."""
+def any_resharding(seed: int, mesh: Mesh) -> tuple[Spec, Spec, tuple[str, ...], tuple[Step, ...]]:
+    """Two specs, the axes over which the array of the first one is partial, and the steps from the first to the second."""
     rng = random.Random(seed)
     before, after = any_spec(rng, mesh), any_spec(rng, mesh)
     axes = tuple(axis for axis in mesh.names if axis not in before.axes and rng.random() < 0.5)
@@ -45,29 +45,29 @@ def ranks_on(mesh: Mesh) -> Ranks:
 
 
 def wrong_after_steps(mesh: Mesh, seeds: Sequence[int], dtype: torch.dtype) -> list[str]:
-    """The ways of these seeds after which this rank does not have its part of the whole array."""
+    """The reshardings of these seeds after which this rank does not have its shard of the full array."""
     ranks = ranks_on(mesh)
     return [f"seed {seed}: {found}" for seed in seeds if (found := _wrong(ranks, seed, dtype))]
 
 
 def _wrong(ranks: Ranks, seed: int, dtype: torch.dtype) -> str:
-    before, after, axes, way = any_way(seed, ranks.mesh)
-    whole = torch.arange(8 * 16 * 8).view(SHAPE).to(dtype)
-    # What is yet to be summed is not in equal shares, which would hide a rank left out.
+    before, after, axes, resharding = any_resharding(seed, ranks.mesh)
+    full = torch.arange(8 * 16 * 8).view(SHAPE).to(dtype)
+    # The summands differ: equal ones would hide a missing rank.
     peers = ranks.peers(axes)
-    share, total = peers.index + 1, sum(range(1, peers.size + 1))
-    moved = redistribute(_part(whole, before, ranks) * share, way, NAMES, ranks)
-    return "" if torch.equal(moved, _part(whole, after, ranks) * total) else f"{before} -> {after}: {way}"
+    factor, total = peers.index + 1, sum(range(1, peers.size + 1))
+    moved = redistribute(_shard(full, before, ranks) * factor, resharding, NAMES, ranks)
+    return "" if torch.equal(moved, _shard(full, after, ranks) * total) else f"{before} -> {after}: {resharding}"
 
 
-def _part(whole: torch.Tensor, spec: Spec, ranks: Ranks) -> torch.Tensor:
+def _shard(full: torch.Tensor, spec: Spec, ranks: Ranks) -> torch.Tensor:
     box = shard_box(spec, ranks.mesh, SHAPE, ranks.rank)
     assert box is not None
-    return whole[box.slices]
+    return full[box.slices]
 
 
 def each_collective(mesh: Mesh, axes: tuple[str, ...]) -> dict[str, list]:
-    """Of every collective over ``axes``, those of the whole mesh, what this rank has afterwards; before, part i of n has
+    """The result of every collective over ``axes``, all those of the mesh, on this rank. Before, shard i of n has the numbers
     100 i + 0 to 100 i + 2 n - 1, in one row."""
     peers = ranks_on(mesh).peers(axes)
     own = torch.arange(2.0 * peers.size)[None] + 100 * peers.index
@@ -79,13 +79,13 @@ def each_collective(mesh: Mesh, axes: tuple[str, ...]) -> dict[str, list]:
         "gathered bits": gathered(own[:, :1] > 100, 0, peers).tolist(),
         "scattered": scattered(own, 1, peers).tolist(),
         "exchanged": exchanged(own, 0, 1, peers).tolist(),
-        "own part": own_shard(own, 1, peers).tolist(),
+        "own shard": own_shard(own, 1, peers).tolist(),
     }
 
 
 def by_hand(index: int, num: int) -> dict[str, list]:
-    """The same for part ``index`` of ``num``."""
-    rows = [[100.0 * part + place for place in range(2 * num)] for part in range(num)]
+    """The same for shard ``index`` of ``num``."""
+    rows = [[100.0 * shard + place for place in range(2 * num)] for shard in range(num)]
     total = [sum(column) for column in zip(*rows, strict=True)]
     mine = slice(2 * index, 2 * index + 2)
     return {
@@ -96,7 +96,7 @@ def by_hand(index: int, num: int) -> dict[str, list]:
         "gathered bits": [[row[0] > 100] for row in rows],
         "scattered": [total[mine]],
         "exchanged": [row[mine] for row in rows],
-        "own part": [rows[index][mine]],
+        "own shard": [rows[index][mine]],
     }
 
 

@@ -1,4 +1,4 @@
-"""Runs of a case by ranks, put together, in the form in which the JAX engine's are: for the same comparisons."""
+"""Runs of a case on ranks, assembled in the form of the JAX engine's runs, for the same comparisons."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import OPTIONS, Case, Run, assert_same, batches_of, in_row_order, plan_of
 from tests.engine_torch.faults import train_with
 from tests.engine_torch.ranks import Ranks, one_answer
-from tests.engine_torch.training import LOOKED_AT, Part, Told, train
+from tests.engine_torch.training import COMPARED_STEPS, NamedBox, RankRun, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksRun:
-    """``initial``: the state before the first step, whole, by the name that a checkpoint gives a tensor. ``dropped``: by
-    capacities, in all steps."""
+    """``initial``: the full state before the first step, by the tensors' names in a checkpoint. ``dropped``: the assignments
+    above an expert's capacity, in all steps."""
 
     run: Run
     dropped: int
@@ -41,7 +41,7 @@ def torch_plan(case: Case, **changed: Any) -> Plan:
     return plan
 
 
-def trained(ranks: Ranks, case: Case, num_steps: int = LOOKED_AT, **changed: Any) -> RanksRun:
+def trained(ranks: Ranks, case: Case, num_steps: int = COMPARED_STEPS, **changed: Any) -> RanksRun:
     """The first steps of a case; the ranks are those of its mesh."""
     return trained_on(ranks, torch_plan(case, **changed), batches_of(case)[:num_steps], case.seed)
 
@@ -49,25 +49,27 @@ def trained(ranks: Ranks, case: Case, num_steps: int = LOOKED_AT, **changed: Any
 def trained_on(
     ranks: Ranks, plan: Plan, batches: Sequence[Batch], seed: int, fault: str = "", *, checked: bool = True
 ) -> RanksRun:
-    """A step of a plan on each of the batches. All ranks must tell the same, and replicas hold the same bits.
+    """A step of a plan on each of the batches. All ranks must return the same metrics, and replicas must have the same bits.
 
-    ``fault``: one of ``faults.py``, in every rank; ``checked`` False: they need not agree. What the first of them tells
-    is then taken, to be held against one device.
+    ``fault``: one of ``faults.py``, on every rank; ``checked`` False: ranks need not agree. The metrics of the first rank are
+    then compared with one device.
     """
-    way = partial(train_with, fault) if fault else train
-    told: list[Told] = ranks.run(way, plan, seed, OPTIONS, [dict(in_row_order(batch, plan)) for batch in batches])
-    steps = told[0].steps
+    function = partial(train_with, fault) if fault else train
+    runs: list[RankRun] = ranks.run(function, plan, seed, OPTIONS, [dict(in_row_order(batch, plan)) for batch in batches])
+    steps = runs[0].steps
     if checked:
-        assert one_answer([one.steps for one in told])
+        assert one_answer([one.steps for one in runs])
         assert all(step.overflow == 0 for step in steps)
-        _assert_same_replicas(told)
+        _assert_same_replicas(runs)
     run = Run(
         losses=np.asarray([step.loss for step in steps]),
         norms=np.asarray([step.grad_norm for step in steps]),
         tokens=np.asarray([step.tokens for step in steps]),
-        gradients=tuple(_whole(parts) for parts in zip(*(one.gradients for one in told), strict=True)),
+        gradients=tuple(_assembled(boxes) for boxes in zip(*(one.gradients for one in runs), strict=True)),
     )
-    return RanksRun(run=run, dropped=sum(step.dropped for step in steps), initial=_whole([one.initial for one in told]))
+    return RanksRun(
+        run=run, dropped=sum(step.dropped for step in steps), initial=_assembled([one.initial for one in runs])
+    )
 
 
 def assert_trains_as(theirs: RanksRun, ranks: Ranks, case: Case, **changed: Any) -> None:
@@ -75,7 +77,7 @@ def assert_trains_as(theirs: RanksRun, ranks: Ranks, case: Case, **changed: Any)
     ours = trained(ranks, case, **changed)
     assert_same(ours.run, theirs.run, case.tolerance)
     assert ours.dropped == theirs.dropped
-    # A capacity that drops nothing would say nothing.
+    # A capacity that drops nothing would test nothing.
     assert (ours.dropped > 0) == ("capacity_factor" in case.settings)
 
 
@@ -83,28 +85,28 @@ def in_words(case: Case) -> str:
     return f"{case.model} {case}"
 
 
-def _whole(parts_of_ranks: Sequence[Sequence[Part]]) -> dict[str, np.ndarray]:
-    """Tensors of the boxes of all ranks, which hold every element once."""
-    boxes: dict[str, list[tuple[Box, np.ndarray]]] = {}
-    for name, box, array in chain.from_iterable(parts_of_ranks):
-        boxes.setdefault(name, []).append((box, array))
-    return {name: _put_together(name, parts) for name, parts in boxes.items()}
+def _assembled(boxes_of_ranks: Sequence[Sequence[NamedBox]]) -> dict[str, np.ndarray]:
+    """Full tensors from the boxes of all ranks, which have every element once."""
+    by_name: dict[str, list[tuple[Box, np.ndarray]]] = {}
+    for name, box, array in chain.from_iterable(boxes_of_ranks):
+        by_name.setdefault(name, []).append((box, array))
+    return {name: _full(name, boxes) for name, boxes in by_name.items()}
 
 
-def _put_together(name: str, parts: Sequence[tuple[Box, np.ndarray]]) -> np.ndarray:
-    shape = tuple(max(stops) for stops in zip(*(box.stop for box, _ in parts), strict=True))
+def _full(name: str, boxes: Sequence[tuple[Box, np.ndarray]]) -> np.ndarray:
+    shape = tuple(max(stops) for stops in zip(*(box.stop for box, _ in boxes), strict=True))
     array, times = np.zeros(shape, np.float32), np.zeros(shape, np.int8)
-    for box, part in parts:
-        array[box.slices] = part
+    for box, values in boxes:
+        array[box.slices] = values
         times[box.slices] += 1
     assert np.all(times == 1), f"{name}: elements that no rank, or more than one, has"
     return array
 
 
-def _assert_same_replicas(told: Sequence[Told]) -> None:
-    for key in told[0].digests:
+def _assert_same_replicas(runs: Sequence[RankRun]) -> None:
+    for key in runs[0].digests:
         by_box: dict[Box | None, set[str]] = {}
-        for one in told:
+        for one in runs:
             box, digest = one.digests[key]
             by_box.setdefault(box, set()).add(digest)
         assert all(len(digests) == 1 for digests in by_box.values()), f"{key}: replicas differ"

@@ -1,4 +1,4 @@
-"""Which device a rank takes on its host."""
+"""The device of a rank on its host."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shardwright.engine_torch.training.processes import alone, device_of
         (6, {"LOCAL_RANK": "1"}, 1),
         (6, {"SLURM_LOCALID": "3"}, 3),
         (6, {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 0),
-        # Each rank was shown one GPU of its own, or several share one.
+        # Each rank has one visible GPU of its own, or several share one.
         (6, {"LOCAL_RANK": "5"}, 1),
     ],
 )
-def test_a_rank_takes_the_gpu_of_its_number_on_its_host(
+def test_a_rank_takes_the_gpu_with_its_local_rank(
     rank: int, environment: dict[str, str], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
@@ -31,12 +31,12 @@ def test_a_rank_takes_the_gpu_of_its_number_on_its_host(
     assert taken == [torch.device("cuda", number)]
 
 
-def test_without_gpus_it_is_the_processor() -> None:
+def test_without_gpus_it_takes_the_cpu() -> None:
     assert device_of(3, {"LOCAL_RANK": "1"}) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(True, "cpu:gloo,cuda:nccl"), (False, "gloo")])
-def test_tensors_of_the_processor_and_of_gpus_have_a_backend_each(
+def test_tensors_on_cpu_and_on_gpus_have_a_backend_each(
     gpus: bool, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = []

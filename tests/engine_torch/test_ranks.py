@@ -1,4 +1,4 @@
-"""Ranks answer in their order, are the same processes from call to call, and never leave a test waiting."""
+"""Ranks answer in their order, are the same processes in all calls, and never block a test."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def test_answers_come_in_the_order_of_ranks_from_the_same_processes(two: Ranks) 
     assert [answer[3] for answer in first] == [answer[3] for answer in second]
 
 
-def test_what_a_rank_raises_is_told_with_its_number(two: Ranks) -> None:
+def test_what_a_rank_raises_is_reported_with_its_number(two: Ranks) -> None:
     with pytest.raises(RankError, match=r"(?s)^rank 1 of 2 raised\nTraceback.*ValueError: on purpose\n$"):
         two.run(faulty.raises, 1)
     assert len(two.run(faulty.who, "again")) == 2
 
 
-def test_a_rank_that_ends_is_told_with_its_number(two: Ranks) -> None:
+def test_a_rank_that_ends_is_reported_with_its_number(two: Ranks) -> None:
     with pytest.raises(RankError, match=r"^rank 0 of 2 ended with exit code 3$"):
         two.run(faulty.ends, 0)
 
 
-def test_a_rank_that_is_not_heard_of_is_told_with_its_number(two: Ranks) -> None:
+def test_a_rank_that_does_not_answer_is_reported_with_its_number(two: Ranks) -> None:
     two.run(faulty.who, "here")
-    with pytest.raises(RankError, match=r"^not heard of in 1 s: rank 1 of 2$"):
+    with pytest.raises(RankError, match=r"^no answer in 1 s: rank 1 of 2$"):
         two.run(faulty.hangs, 1, limit_s=1.0)

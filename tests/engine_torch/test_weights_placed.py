@@ -1,6 +1,6 @@
-"""What PyTorch keeps of every weight, on every rank of ranks that are not there: the box and the placements of the core.
+"""PyTorch's shard of every weight on every rank, compared with the core's boxes and placements; the other ranks do not exist.
 
-Each parameter is given its elements' numbers before ``fully_shard`` cuts it, so that what is left says where it is from.
+Before ``fully_shard`` shards a parameter, each of its elements is set to its index, so that a shard shows where it is from.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def as_rank(rank: int, num: int) -> Iterator[None]:
 
 
 def numbers(one: WeightOfLayer) -> torch.Tensor:
-    """Every element of a whole weight its own number, as PyTorch stores it."""
+    """A full weight with each element set to its index, as PyTorch stores it."""
     assert prod(one.shape) < 2**24
     return torch.arange(prod(one.shape), dtype=torch.float32).view(one.shape)
 
 
 def numbered(one: WeightOfLayer, ranks: Ranks) -> torch.nn.Parameter:
-    """What ``fully_shard`` begins with: the part in use, with its numbers."""
+    """The input of ``fully_shard``: the local shard in use, with its indices."""
     box = shard_box(one.in_use, ranks.mesh, one.shape, ranks.rank)
     assert box is not None
     empty, own = empty_parameter(one, ranks), numbers(one)[box.slices].contiguous()
@@ -121,7 +121,7 @@ def model_of(plan: Plan) -> Model:
 
 @pytest.mark.usefixtures("with_numbers")
 @pytest.mark.parametrize(("model", "layout", "mesh"), CASES, ids=[" ".join(case) for case in CASES])
-def test_what_is_kept_is_the_box_of_the_plan(model: str, layout: str, mesh: str) -> None:
+def test_the_shard_is_the_box_of_the_plan(model: str, layout: str, mesh: str) -> None:
     assert_placed(plan_of(model, layout, mesh))
 
 
@@ -137,10 +137,10 @@ UNEVEN = [
 @pytest.mark.parametrize(
     ("model", "layout", "mesh", "changed"), UNEVEN, ids=[" ".join([*case[:3], str(case[3])]) for case in UNEVEN]
 )
-def test_parts_of_different_sizes_are_those_of_the_plan(
+def test_shards_of_different_sizes_are_those_of_the_plan(
     model: str, layout: str, mesh: str, changed: dict[str, str]
 ) -> None:
-    """Some of them end early, or are empty."""
+    """Some shards are smaller, or empty."""
     plan = plan_of(model, layout, mesh, **changed)
     ranks = range(plan.mesh.num_devices)
     boxes = [[one.box(plan.mesh, rank) for rank in ranks] for one in weights_of(plan)]
@@ -168,7 +168,7 @@ def assert_keeps(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh, rank: 
 
 
 def assert_named(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh) -> None:
-    """Its placements are those of the spec, on a mesh in which axes that are gathered together are one."""
+    """Its placements are those of the spec, on a mesh in which the gathered axes are one axis."""
     predicted = {
         axis: placement
         for axis, placement in zip(*flattened(one, mesh), strict=True)
@@ -187,16 +187,14 @@ def assert_named(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh) -> Non
 
 
 def flattened(one: WeightOfLayer, mesh: Mesh) -> tuple[tuple[str, ...], tuple[Placement, ...]]:
-    """The axes larger than one, those of the gather as one where the first of them is, and the placements on them."""
-    together = "_".join(one.gathered)
-    names = dict.fromkeys(together if axis in one.gathered else axis for axis in mesh.larger_than_one(mesh.names))
-    sizes = {name: mesh.size(one.gathered) if name == together else mesh.size(name) for name in names}
+    """The axes larger than one, with the gathered axes as one axis in the place of the first of them, and the placements on them."""
+    joint = "_".join(one.gathered)
+    names = dict.fromkeys(joint if axis in one.gathered else axis for axis in mesh.larger_than_one(mesh.names))
+    sizes = {name: mesh.size(one.gathered) if name == joint else mesh.size(name) for name in names}
     dims = []
     for dim in one.at_rest.dims:
         axes = mesh.larger_than_one(dim.axes)
-        dims.append(
-            replace(dim, axes=tuple(dict.fromkeys(together if axis in one.gathered else axis for axis in axes)))
-        )
+        dims.append(replace(dim, axes=tuple(dict.fromkeys(joint if axis in one.gathered else axis for axis in axes))))
     flat = Mesh(tuple(Axis(name=name, size=size) for name, size in sizes.items()))
     return flat.names, placements_of(Spec(tuple(dims)), flat)
 
@@ -216,8 +214,7 @@ STRIDED = {
 
 @pytest.mark.parametrize(("model", "key"), STRIDED.items())
 def test_tensor_parallel_weights_are_strided_in_every_family(model: str, key: str) -> None:
-    """Heads are cut over tensor in use, and what is left of the same dim over fsdp at rest: rows with gaps, in mesh
-    order."""
+    """``tensor`` shards heads in use, and ``fsdp`` shards the rest of the same dim at rest: strided shards in mesh order."""
     with as_rank(0, 4):
         parameter = model_of(plan_of(model, "fsdp-tp", "fsdp=2,tensor=2")).parameters()[key]
         assert isinstance(parameter, DTensor)

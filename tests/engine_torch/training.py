@@ -28,20 +28,20 @@ from shardwright.runs.engine import StepMetrics
 from shardwright.training.optimizer import FIRST, OptimizerOptions
 
 CPU = torch.device("cpu")
-LOOKED_AT = 2
-"""The steps whose gradients are told: the first, and the first after an update."""
+COMPARED_STEPS = 2
+"""The number of steps whose gradients are returned: the first, and the first after an update."""
 
-Part = tuple[str, Box, np.ndarray]
-"""A box of a tensor of the state, by the name that a checkpoint gives it."""
+NamedBox = tuple[str, Box, np.ndarray]
+"""A box of a tensor of the state, with the tensor's name in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Of one rank: its boxes of the initial state, those of the gradients before clipping of the first steps, what each
-    step told, and of each of its parameters the box and a digest after the last one, by key."""
+class RankRun:
+    """The run of one rank: its boxes of the initial state, and of the gradients before clipping of the first steps; the
+    metrics of each step; and the box and a digest of each of its parameters after the last step, by key."""
 
-    initial: tuple[Part, ...]
-    gradients: tuple[tuple[Part, ...], ...]
+    initial: tuple[NamedBox, ...]
+    gradients: tuple[tuple[NamedBox, ...], ...]
     steps: tuple[StepMetrics, ...]
     digests: dict[str, tuple[Box | None, str]]
 
@@ -51,48 +51,50 @@ def model_of(plan: Plan) -> Model:
     return Model(plan, links_of(plan, ranks), ranks)
 
 
-def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[dict[str, np.ndarray]]) -> Told:
-    """A step of a plan on each of the batches, as their rows lie, from the initial values on."""
+def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[dict[str, np.ndarray]]) -> RankRun:
+    """A step of a plan on each of the batches, whose rows are in the plan's order, from the initial values."""
     model = model_of(plan)
     state = initial_state(model, seed)
-    initial = _parts(state)
+    initial = _boxes(state)
     feed, step = feed_of(plan, dist.get_rank(), CPU), train_step(plan, options)
     steps: list[StepMetrics] = []
-    with _seen_gradients() as gradients:
+    with _recorded_gradients() as gradients:
         for batch in batches:
             own = feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()})
             steps.append(step(state, own))
-    return Told(initial=initial, gradients=tuple(gradients), steps=tuple(steps), digests=_digests(model))
+    return RankRun(initial=initial, gradients=tuple(gradients), steps=tuple(steps), digests=_digests(model))
 
 
 @contextmanager
-def _seen_gradients() -> Iterator[list[tuple[Part, ...]]]:
-    """While steps are made: the gradients of the first of them, before clipping, of this rank."""
-    found: list[tuple[Part, ...]] = []
+def _recorded_gradients() -> Iterator[list[tuple[NamedBox, ...]]]:
+    """A context that records the gradients of this rank in the first steps, before clipping."""
+    found: list[tuple[NamedBox, ...]] = []
     right = engine_step.gradients_of
 
-    def seen(model: Model, batch: Mapping[str, torch.Tensor]) -> engine_step.Gradients:
+    def recorded(model: Model, batch: Mapping[str, torch.Tensor]) -> engine_step.Gradients:
         result = right(model, batch)
-        if len(found) < LOOKED_AT:
+        if len(found) < COMPARED_STEPS:
             found.append(_gradients(model, result.by_key))
         return result
 
-    engine_step.gradients_of = seen
+    engine_step.gradients_of = recorded
     try:
         yield found
     finally:
         engine_step.gradients_of = right
 
 
-def _gradients(model: Model, by_key: Mapping[str, torch.Tensor]) -> tuple[Part, ...]:
-    """The gradients of a rank, by weight: boxes as those of a moment."""
-    shown = State(model, 0)
-    shown.first = shown.second = dict(by_key)
-    return tuple((name.removeprefix(FIRST), box, array) for name, box, array in _parts(shown) if name.startswith(FIRST))
+def _gradients(model: Model, by_key: Mapping[str, torch.Tensor]) -> tuple[NamedBox, ...]:
+    """The gradients of a rank, by weight, in the boxes of a moment."""
+    as_state = State(model, 0)
+    as_state.first = as_state.second = dict(by_key)
+    return tuple(
+        (name.removeprefix(FIRST), box, array) for name, box, array in _boxes(as_state) if name.startswith(FIRST)
+    )
 
 
-def _parts(state: State) -> tuple[Part, ...]:
-    # Copied: on a CPU they are the parameters' own memory, which the steps change.
+def _boxes(state: State) -> tuple[NamedBox, ...]:
+    # Copied: on a CPU they share the memory of the parameters, which the steps change.
     return tuple((one.name, one.box, _wide(_array(one))) for one in boxes_of(state))
 
 
@@ -105,7 +107,7 @@ def _bytes(array: torch.Tensor) -> bytes:
 
 
 def _wide(bits: np.ndarray) -> np.ndarray:
-    """The numbers whose bits these are, in float32: a bfloat16 is the first half of one."""
+    """The numbers with these bits, as float32: a bfloat16 is the upper half of a float32."""
     if bits.dtype.itemsize == 4:
         return bits.view(np.float32).copy()
     return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -123,14 +125,14 @@ def _digests(model: Model) -> dict[str, tuple[Box | None, str]]:
 
 
 def tied_sums(plan: Plan) -> tuple[str, float, float]:
-    """The gradient of a tied embedding that is used twice: the sum of its elements, and of them by 1024. Its dtype on this rank,
-    its least and its largest element."""
+    """The gradient of a tied embedding that is used twice, in the sum of its elements and in this sum divided by 1024: its dtype
+    on this rank, its smallest and its largest element."""
     model = model_of(plan)
     initial_state(model, 0)
 
-    def used_twice(given: Params, batch: object) -> torch.Tensor:
+    def used_twice(params: Params, batch: object) -> torch.Tensor:
         del batch
-        weight = given["embedding.tokens"]
+        weight = params["embedding.tokens"]
         first = model.links.use("embedding.tokens", weight)
         second = model.links.use("embedding.tokens", weight, "logits")
         assert first.dtype == second.dtype == torch.bfloat16
@@ -141,7 +143,7 @@ def tied_sums(plan: Plan) -> tuple[str, float, float]:
         innermost = innermost.inside
     innermost._compute = used_twice
     model.root(None).backward()
-    cotangent = model.parameters()["embedding.tokens"].grad
-    assert cotangent is not None
-    local = local_of(cotangent)
+    gradient = model.parameters()["embedding.tokens"].grad
+    assert gradient is not None
+    local = local_of(gradient)
     return str(local.dtype), float(local.min()), float(local.max())

@@ -53,7 +53,7 @@ class Ranks:
         here = mesh.coordinates(self.rank)
         self._here: Mapping[str, int] = here
         self._meshes: dict[Axes, DeviceMesh] = {}
-        for axes in dict.fromkeys(self._met(axes) for axes in wanted):
+        for axes in dict.fromkeys(self._group_axes(axes) for axes in wanted):
             if len(axes) == 1:
                 self._meshes[axes] = self.device_mesh[axes[0]]
             elif axes:
@@ -64,21 +64,21 @@ class Ranks:
         """The group over some axes, in the order given; those of size 1 change nothing."""
         axes = self.mesh.larger_than_one(axes)
         if axes not in self._peers:
-            self._peers[axes] = self._found(axes)
+            self._peers[axes] = self._new_peers(axes)
         return self._peers[axes]
 
     def submesh(self, axes: Iterable[str]) -> DeviceMesh:
         """The axes as a mesh of one dim; they are one of the sets in ``wanted``."""
-        return self._meshes[self._met(axes)]
+        return self._meshes[self._group_axes(axes)]
 
-    def _met(self, axes: Iterable[str]) -> Axes:
+    def _group_axes(self, axes: Iterable[str]) -> Axes:
         return self.mesh.larger_than_one(self.mesh.in_mesh_order(axes))
 
-    def _found(self, axes: Axes) -> Peers:
-        met, index, size = self._met(axes), 0, 1
+    def _new_peers(self, axes: Axes) -> Peers:
+        group_axes, index, size = self._group_axes(axes), 0, 1
         for axis in axes:
             index, size = index * self.mesh.size(axis) + self._here[axis], size * self.mesh.size(axis)
-        group = self._meshes[met].get_group() if met else None
+        group = self._meshes[group_axes].get_group() if group_axes else None
         return Peers(axes=axes, size=size, index=index, group=group, order=self.mesh.numbers(axes))
 
 
