@@ -1,4 +1,4 @@
-"""Two processes are one run: the same numbers as in one process, one checkpoint, one end."""
+"""A run of two processes: the same numbers as in one process, one checkpoint, and both end together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.engine_jax.commands import (
 
 STEPS = ["--steps", "40", "--checkpoint-every", "3"]
 TWO = ["--layout", "fsdp", "--mesh", "fsdp=2"]
-"""One device a process: a sum of two terms has one value, whichever is first."""
+"""One device per process: a sum of two terms has the same value in both orders."""
 MIXTRAL = ["mixtral-test", "--set", "num_layers=1", "--length", "32", "--data", TEXT]
 EIGHT = ["--layout", "ep-as-cp", "--mesh", "fsdp=1,expert=8", "--move", "attention=ring,moe=all-to-all"]
 
@@ -68,7 +68,7 @@ def pair(
     slurm: bool = False,
     stopped: int | None = None,
 ) -> list[Ended]:
-    """How two processes of one run ended. ``own``: options of each beside those of both; ``stopped``: is woken at the end."""
+    """How two processes of one run ended. ``own``: further options of each; ``stopped``: a stopped process, continued at the end."""
     port = free_port()
     where = ["--coordinator", f"localhost:{port}", "--processes", "2"]
     started = []
@@ -116,7 +116,7 @@ def one_compilation() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory, user_environment) -> dict[str, str]:
-    """Of the processes: no simulated devices but those they ask for, and what one has compiled the next ones have."""
+    """The environment of the processes: only the simulated devices that they request, and one cache of compiled programs."""
     kept = {**os.environ, "XLA_FLAGS": user_environment["XLA_FLAGS"]}
     compiled = str(tmp_path_factory.mktemp("compiled"))
     return {**kept, "JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -124,14 +124,14 @@ def environment(tmp_path_factory, user_environment) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory) -> Path:
-    """A run of one process, six steps of it, on two devices."""
+    """The first six steps of a run of one process on two devices."""
     out = tmp_path_factory.mktemp("one")
     assert train(LLAMA3, out, *TWO, *STEPS, "--stop-after", "6") == 0
     return out
 
 
 def only_until(step: int, run: Path, out: Path) -> Path:
-    """A copy of a run of six steps as it was when ``step`` was saved."""
+    """A copy of a run of six steps, without the checkpoint after ``step``."""
     shutil.copytree(run, out)
     shutil.rmtree(directory_of(out, 6))
     assert checkpoints(out) == [directory_of(out, step).name]
@@ -144,7 +144,7 @@ def rows_read(folder: Path, index: int) -> set[int]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, environment) -> tuple[Path, Path, list[Ended]]:
-    """The same run by two processes, which Slurm started."""
+    """The same run with two processes, in the environment of Slurm."""
     folder = tmp_path_factory.mktemp("two")
     ended = pair(folder, environment, folder / "out", [*TWO, *STEPS, "--stop-after", "6"], slurm=True)
     return folder, folder / "out", ended
@@ -159,7 +159,7 @@ def test_the_same_bits_as_one_process(one: Path, two: tuple[Path, Path, list[End
         assert_same_bits(saved(out, step), saved(one, step))
 
 
-def test_only_the_first_process_speaks(two: tuple[Path, Path, list[Ended]]) -> None:
+def test_only_the_first_process_prints(two: tuple[Path, Path, list[Ended]]) -> None:
     _, _, (first, second) = two
     assert second.out == ""
     found = "(Slurm: SLURM_PROCID=0, SLURM_NTASKS=2, SLURM_STEP_NODELIST=localhost)"
@@ -184,17 +184,17 @@ def test_a_checkpoint_by_two_resumes_in_one(one: Path, two: tuple[Path, Path, li
 
 
 def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(one: Path, tmp_path: Path, environment) -> None:
-    """And both go back to what neither finds damaged: the newest step has a flipped bit, in a box that one of them reads."""
+    """Both resume from a checkpoint that neither finds damaged: the newest one has a flipped bit, in a box that one of them reads."""
     out = Path(shutil.copytree(one, tmp_path / "out"))
     flip(directory_of(out, 6))
-    told = {**environment, "SIGNAL": "5 1 SIGTERM"}
-    first, second = pair(tmp_path, told, out, [*TWO, "--steps", "40", "--resume"])
+    with_signal = {**environment, "SIGNAL": "5 1 SIGTERM"}
+    first, second = pair(tmp_path, with_signal, out, [*TWO, "--steps", "40", "--resume"])
     (damaged,) = (out / "checkpoints").glob("step-00000006.damaged-*")
     assert f"kept beside, not whole: {damaged}" in first.out
     shutil.rmtree(damaged)
     assert [(first.code, first.err), (second.code, second.err)] == [(0, "")] * 2
     last = len(metrics(out))
-    # The first had begun the sixth step, or not.
+    # The first process may have begun the sixth step.
     assert last in (5, 6)
     assert f"SIGTERM in process 1: stopped after step {last}; saved in {directory_of(out, last)}\n" in first.out
     assert checkpoints(out) == ["step-00000003", f"step-{last:08d}"]
@@ -204,8 +204,8 @@ def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(one: Path
 
 
 def test_four_devices_each_against_eight(tmp_path: Path, environment) -> None:
-    """Rows, experts and their tokens cut over both. Gloo adds eight terms in another order than one process does, so the
-    last bits differ.
+    """Rows, experts and their tokens are sharded over both. Gloo sums eight terms in another order than one process does, so
+    the last bits differ.
     """
     options = [*EIGHT, "--steps", "4", "--lr", "1e-3"]
     assert train(MIXTRAL, tmp_path / "one", *options) == 0
@@ -285,7 +285,7 @@ def test_devices_are_counted_over_all_processes(tmp_path: Path, capsys) -> None:
     )
 
 
-def test_no_process_is_without_a_part(monkeypatch) -> None:
+def test_no_process_is_without_a_device(monkeypatch) -> None:
     monkeypatch.setattr("jax.process_count", lambda: 2)
     with pytest.raises(InputError) as error:
         device_mesh(Mesh.of(fsdp=4))

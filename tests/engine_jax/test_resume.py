@@ -1,4 +1,4 @@
-"""Stopped and resumed is as if it had never stopped: to the bit on one layout, closely on another."""
+"""A resumed run gives the same numbers as one without a stop: bitwise equal on the same layout, and close on another."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def experts(tmp_path_factory) -> Path:
 
 
 def copied(folder: Path, out: Path) -> Path:
-    """A copy of the run that was stopped, to go on with."""
+    """A copy of the stopped run, to resume."""
     return Path(shutil.copytree(folder / "half", out))
 
 
-def test_half_a_run_is_half_of_the_whole(dense: Path) -> None:
+def test_half_a_run_is_the_first_half_of_the_full_run(dense: Path) -> None:
     assert results(dense / "half") == results(dense / "straight")[:10]
     assert checkpoints(dense / "half") == ["step-00000010"]
     assert checkpoints(dense / "straight") == ["step-00000010", "step-00000020"]
@@ -74,7 +74,7 @@ def test_the_loss_falls(dense: Path, experts: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "layout", "runs"), [(LLAMA3, FSDP, "dense"), (DEEPSEEK3, EP_AS_CP, "experts")])
-def test_on_one_layout_to_the_bit(model, layout, runs, request, tmp_path: Path) -> None:
+def test_resumed_on_the_same_layout_it_is_bitwise_equal(model, layout, runs, request, tmp_path: Path) -> None:
     folder = request.getfixturevalue(runs)
     out = copied(folder, tmp_path / "out")
     assert train(model, out, *layout, *STEPS, "--resume") == 0
@@ -94,7 +94,7 @@ def test_on_one_layout_to_the_bit(model, layout, runs, request, tmp_path: Path) 
         pytest.param(DEEPSEEK3, HSDP, "experts", 1e-4, id="deepseek3: ep-as-cp, then hsdp"),
     ],
 )
-def test_on_another_layout_closely(model, layout, runs, tolerance, request, tmp_path: Path) -> None:
+def test_resumed_on_another_layout_it_is_close(model, layout, runs, tolerance, request, tmp_path: Path) -> None:
     folder = request.getfixturevalue(runs)
     out = copied(folder, tmp_path / "out")
     assert train(model, out, *layout, *STEPS, "--resume") == 0
@@ -116,7 +116,7 @@ CHANGED = {
     "steps": ("--steps", "21", "  steps: was 20, is 21\n"),
     "lr": ("--lr", "0.002", "  lr: was 0.001, is 0.002\n"),
     "batch": ("--batch", "16", "  batch: was 8, is 16\n"),
-    "a choice that no shape tells": (
+    "an option that changes no shape": (
         "--set",
         "rope.theta=9",
         "  architecture.rope.theta: was 500000.0, is 9.0\n",
@@ -125,7 +125,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize(("option", "value", "said"), CHANGED.values(), ids=CHANGED)
-def test_another_run_is_not_gone_on_with(option, value, said, dense: Path, capsys) -> None:
+def test_another_run_is_not_resumed(option, value, said, dense: Path, capsys) -> None:
     out = dense / "half"
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert train(LLAMA3, out, *FSDP, *STEPS, "--resume", option, value) == 2
@@ -137,7 +137,7 @@ def test_another_run_is_not_gone_on_with(option, value, said, dense: Path, capsy
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_a_second_run_does_not_take_the_place_of_the_first(dense: Path, capsys) -> None:
+def test_a_second_run_does_not_replace_the_first(dense: Path, capsys) -> None:
     out = dense / "half"
     assert train(LLAMA3, out, *FSDP, *STEPS) == 2
     assert capsys.readouterr().err == (
@@ -145,7 +145,7 @@ def test_a_second_run_does_not_take_the_place_of_the_first(dense: Path, capsys) 
     )
 
 
-def test_a_run_that_saved_nothing_begins_again_where_that_is_asked_for(dense: Path, tmp_path: Path, capsys) -> None:
+def test_a_run_that_saved_nothing_begins_again_with_resume(dense: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 0.0}) + "\n")
     assert train(LLAMA3, tmp_path, *FSDP, *STEPS) == 2
     assert capsys.readouterr().err == (
@@ -158,7 +158,7 @@ def test_a_run_that_saved_nothing_begins_again_where_that_is_asked_for(dense: Pa
     assert results(tmp_path) == results(dense / "half")
 
 
-def test_a_flipped_bit_in_the_newest_step_costs_that_step_alone(dense: Path, tmp_path: Path, capsys) -> None:
+def test_a_flipped_bit_in_the_newest_checkpoint_costs_only_that_checkpoint(dense: Path, tmp_path: Path, capsys) -> None:
     out = Path(shutil.copytree(dense / "straight", tmp_path / "out"))
     flip(directory_of(out, 20))
     assert train(LLAMA3, out, *FSDP, *STEPS, "--resume", "--json") == 0
@@ -171,7 +171,7 @@ def test_a_flipped_bit_in_the_newest_step_costs_that_step_alone(dense: Path, tmp
     assert_same_bits(saved(out, 20), saved(dense / "straight", 20))
 
 
-def test_a_disk_without_room_costs_the_step_that_is_saved_alone(dense: Path, tmp_path: Path, capsys) -> None:
+def test_a_full_disk_costs_only_the_checkpoint_that_is_written(dense: Path, tmp_path: Path, capsys) -> None:
     out = copied(dense, tmp_path / "out")
     before = saved(out, 10)
     with compiled_once(), largest_file(50_000):

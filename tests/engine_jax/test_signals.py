@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM save and leave; what was killed goes on from where it was saved. Nothing is lost, nothing twice."""
+"""Ctrl-C and SIGTERM save a checkpoint and end the run; a killed run resumes from its last checkpoint. No step is lost or repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.engine_jax.commands import (
 )
 
 STEPS = ["--steps", "60"]
-"""A run that is over before a signal reaches it would show nothing; these take a while, and say so if they do not."""
+"""Enough steps that the run is still in progress when the signal arrives."""
 
 WAIT_S = 240
 
@@ -48,11 +48,11 @@ def straight(tmp_path_factory) -> Path:
 
 
 def send(number: signal.Signals, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the signal arrive while step ``at`` is told of."""
-    told = Silent.step
+    """Send the signal while step ``at`` is reported."""
+    report = Silent.step
 
     def step(self: Silent, record: StepRecord) -> None:
-        told(self, record)
+        report(self, record)
         if record.step == at:
             os.kill(os.getpid(), number)
 
@@ -66,7 +66,9 @@ def assert_goes_on_as(out: Path, straight: Path) -> None:
 
 
 @pytest.mark.parametrize("number", CAUGHT, ids=str)
-def test_a_signal_saves_and_leaves(number: signal.Signals, straight: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_signal_saves_and_ends_the_run(
+    number: signal.Signals, straight: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     handlers = [signal.getsignal(caught) for caught in CAUGHT]
     with monkeypatch.context() as patched:
         send(number, 3, patched)
@@ -78,7 +80,7 @@ def test_a_signal_saves_and_leaves(number: signal.Signals, straight: Path, tmp_p
     assert_goes_on_as(tmp_path, straight)
 
 
-def test_a_signal_after_the_question_whether_to_save_is_answered_by_the_next_step(tmp_path: Path, monkeypatch) -> None:
+def test_a_signal_after_the_check_whether_to_save_takes_effect_after_the_next_step(tmp_path: Path, monkeypatch) -> None:
     def is_due(_: Loop, number: int) -> bool:
         if number == 3:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -90,7 +92,7 @@ def test_a_signal_after_the_question_whether_to_save_is_answered_by_the_next_ste
     assert len(metrics(tmp_path)) == 4
 
 
-def test_a_signal_in_the_last_step_is_the_end_all_the_same(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_signal_in_the_last_step_ends_the_run_as_interrupted(tmp_path: Path, monkeypatch, capsys) -> None:
     send(signal.SIGTERM, 5, monkeypatch)
     assert train(LLAMA3, tmp_path, *FSDP, *STEPS, "--stop-after", "5", "--json") == 0
     assert '"ended": "interrupted"' in capsys.readouterr().out
@@ -114,10 +116,10 @@ def wait_for_lines(process: subprocess.Popen[str], path: Path, number: int) -> N
     raise AssertionError(f"{number} steps were not done: {process.communicate()}")
 
 
-def test_a_person_stops_a_run(straight: Path, tmp_path: Path, user_environment, capsys) -> None:
+def test_a_user_stops_a_run(straight: Path, tmp_path: Path, user_environment, capsys) -> None:
     process = started(tmp_path, user_environment)
     wait_for_lines(process, tmp_path / "metrics.jsonl", 2)
-    # Whoever comes second changes nothing, with --resume or without.
+    # A second command changes nothing, with --resume or without.
     for more in ([], ["--resume"]):
         assert train(LLAMA3, tmp_path, *FSDP, *STEPS, *more) == 2
         assert re.match(
@@ -136,7 +138,7 @@ def test_a_person_stops_a_run(straight: Path, tmp_path: Path, user_environment, 
     assert_goes_on_as(tmp_path, straight)
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint(straight: Path, tmp_path: Path, user_environment) -> None:
+def test_a_killed_run_resumes_from_its_checkpoint(straight: Path, tmp_path: Path, user_environment) -> None:
     process = started(tmp_path, user_environment, "--checkpoint-every", "3")
     wait_for_lines(process, tmp_path / "metrics.jsonl", 5)
     process.kill()

@@ -1,4 +1,4 @@
-"""`shardwright train --engine torch`: ranks that this command starts, and what becomes of them."""
+"""`shardwright train --engine torch`: the ranks that this command starts, and how they end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
     assert "process 1 of 2" in said
     assert "Traceback" not in said
     before = len(losses(out))
-    # The newest step has a flipped bit, in a box that one of the ranks reads: all take the one before.
+    # The newest checkpoint has a flipped bit, in a box that one of the ranks reads: all read the previous one.
     newest = sorted(out.glob("checkpoints/step-????????"))[-1]
     flip(newest)
     done = run([*arguments, "--steps", "1000", "--resume", "--stop-after", str(before + 1)])
@@ -59,7 +59,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
     assert f"kept beside, not whole: {newest}.damaged-" in done.stdout
 
 
-def test_a_stopped_rank_ends_the_run_by_name_and_does_not_stay(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_and_ends_with_the_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = [*ON_TWO, "--out", str(out), "--checkpoint-every", "1", "--steps", "1000", "--stall-timeout", "2"]
     with started(arguments) as process:
@@ -95,7 +95,7 @@ def test_sigterm_saves_and_ends_all_ranks(tmp_path: Path) -> None:
         (["--set", "num_layers=3", "--mesh", "data=1,fsdp=1,tensor=3"], ""),
     ],
 )
-def test_what_a_user_can_mend_is_said_once(tmp_path: Path, more: list[str], message: str) -> None:
+def test_a_users_error_is_reported_once(tmp_path: Path, more: list[str], message: str) -> None:
     done = run([*ON_TWO, "--out", str(tmp_path / "out"), *more])
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
@@ -103,7 +103,7 @@ def test_what_a_user_can_mend_is_said_once(tmp_path: Path, more: list[str], mess
     assert not (tmp_path / "out").exists()
 
 
-def test_a_mesh_of_another_size_than_the_ranks_is_said_with_both_numbers(refused: Refused) -> None:
+def test_a_mesh_of_another_size_than_the_ranks_is_reported_with_both_numbers(refused: Refused) -> None:
     under_torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     assert "has 2 devices, and there are 4 processes" in refused(under_torchrun)
 
@@ -113,15 +113,15 @@ Refused = Callable[[Mapping[str, str]], str]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refused:
-    """The one line that a rank of these variables says, and all that it says on standard error, when it does not begin."""
+    """The only line on standard error of a rank that does not start, by its environment variables."""
 
     def refused(variables: Mapping[str, str]) -> str:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         assert main(["train", *ON_TWO, "--out", str(tmp_path / "out")]) == 2
-        said = capfd.readouterr().err
-        assert said.count("\n") == 1, said
-        return said
+        message = capfd.readouterr().err
+        assert message.count("\n") == 1, message
+        return message
 
     return refused
 
@@ -137,15 +137,15 @@ def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
     with started([*ON_TWO, "--steps", "1000", "--out", str(out)]) as process:
         wait_for(lambda: (out / "metrics.jsonl").exists(), process)
         ranks = [pid_of_rank(process, rank) for rank in range(2)]
-        # One that is stopped ends with it too.
+        # A stopped rank ends with it too.
         os.kill(ranks[1], signal.SIGSTOP)
         process.kill()
         deadline = time.monotonic() + KILLED_WITHIN_S
         while any(Path(f"/proc/{pid}").exists() for pid in ranks):
             assert time.monotonic() < deadline, ranks
             time.sleep(0.1)
-        _, said = process.communicate()
-    assert "the command that started the ranks is gone" in said
+        _, errors = process.communicate()
+    assert "the command that started the ranks is gone" in errors
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
         ({"RANK": "0", "WORLD_SIZE": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "WORLD_SIZE is 0, and must be"),
     ],
 )
-def test_half_of_torchruns_variables_are_said(refused: Refused, variables: dict[str, str], message: str) -> None:
+def test_missing_variables_of_torchrun_are_reported(refused: Refused, variables: dict[str, str], message: str) -> None:
     assert message in refused(variables)
 
 
