@@ -14,7 +14,7 @@ SOURCES := src tests benchmarks
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
-	@echo 'make test-all the same, every layout beside one device, and docs/sameness.md anew: about two hours'
+	@echo 'make test-all the same, every layout compared with one device, and docs/sameness.md written again: about two hours'
 	@echo 'make fuzz     5,000 damaged and invented inputs for every command. Part of make test-all'
 	@echo 'make mutants  300 small faults, drawn and put into the code: is each seen by a test? Part of make test-all'
 	@echo 'make test-targets  the steps of real models, compiled for TPUs and GPUs without them (0.5 GB of compilers)'

@@ -6,17 +6,17 @@ import pytest
 
 from tests.engine_torch.ranks import Ranks
 from tests.sameness.random_layouts import draw
-from tests.sameness.random_runs import BesideOneDevice, on_ranks
+from tests.sameness.random_runs import AgainstOneDevice, on_ranks
 from tests.sameness.test_random_layouts import MOST, ON_TORCH, SEED
 
 
 @pytest.fixture(scope="module")
-def beside(eight: Ranks) -> BesideOneDevice:
-    return BesideOneDevice(torch=on_ranks(eight))
+def against(eight: Ranks) -> AgainstOneDevice:
+    return AgainstOneDevice(torch=on_ranks(eight))
 
 
 @pytest.mark.parametrize("number", ON_TORCH)
-def test_trains_as_one_device(number: int, beside: BesideOneDevice) -> None:
+def test_trains_as_one_device(number: int, against: AgainstOneDevice) -> None:
     drawn = draw(SEED, number, most=MOST)
     print(drawn.text)
-    beside.assert_same(drawn)
+    against.assert_same(drawn)

@@ -35,7 +35,7 @@ class Apart(NamedTuple):
     of: str = ""
 
 
-class BesideOneDevice:
+class AgainstOneDevice:
     """Compares random layouts with one device of the same engine, on which each model and dtype is trained once."""
 
     def __init__(self, **engines: RunPlan) -> None:

@@ -29,7 +29,7 @@ from tests.engine_torch.ranks import Ranks
 from tests.sameness.page import PAGE, with_section
 from tests.sameness.random_layouts import DTYPES, Drawn, draw
 from tests.sameness.random_page import TITLES, Result, section
-from tests.sameness.random_runs import Apart, BesideOneDevice, on_jax, on_ranks
+from tests.sameness.random_runs import AgainstOneDevice, Apart, on_jax, on_ranks
 
 COUNT = 1000
 NOT_KNOWN = Apart(Difference(loss=inf, gradient=inf, weight=""))
@@ -82,8 +82,8 @@ def kept(path: Path | None, seed: int, dtype: str) -> list[Result]:
 def begin() -> None:
     """Prepare a process of the pool: more simulated devices than the tests have, and ranks."""
     os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={MOST['jax']}"
-    global _beside
-    _beside = BesideOneDevice(jax=on_jax, torch=on_ranks(Ranks(MOST["torch"], in_group, LIMIT_S)))
+    global _against
+    _against = AgainstOneDevice(jax=on_jax, torch=on_ranks(Ranks(MOST["torch"], in_group, LIMIT_S)))
 
 
 def trained(seed: int, number: int, dtype: str) -> Result:
@@ -91,7 +91,7 @@ def trained(seed: int, number: int, dtype: str) -> Result:
     drawn = draw(seed, number, most=MOST, dtype=dtype)
     start = time.monotonic()
     try:
-        apart, wrong = _beside.assert_same(drawn), ""
+        apart, wrong = _against.assert_same(drawn), ""
     except Exception as error:  # Any error is reported, and the next layout is trained.
         apart, wrong = NOT_KNOWN, f"{type(error).__name__}: {error}\n  {drawn.text}"
     return result(drawn, apart, wrong, time.monotonic() - start)

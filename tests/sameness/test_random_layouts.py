@@ -7,7 +7,7 @@ import pytest
 from tests.sameness.page import PAGE, section_of, with_section
 from tests.sameness.random_layouts import DTYPES, draw
 from tests.sameness.random_page import TITLES
-from tests.sameness.random_runs import BesideOneDevice, on_jax
+from tests.sameness.random_runs import AgainstOneDevice, on_jax
 
 SEED = 20261122
 ON_JAX, ON_TORCH = range(0, 48, 2), range(1, 72, 2)
@@ -16,15 +16,15 @@ MOST = {"jax": 8, "torch": 8}
 
 
 @pytest.fixture(scope="module")
-def beside() -> BesideOneDevice:
-    return BesideOneDevice(jax=on_jax)
+def against() -> AgainstOneDevice:
+    return AgainstOneDevice(jax=on_jax)
 
 
 @pytest.mark.parametrize("number", ON_JAX)
-def test_training_is_the_same_as_on_one_device(number: int, beside: BesideOneDevice) -> None:
+def test_training_is_the_same_as_on_one_device(number: int, against: AgainstOneDevice) -> None:
     drawn = draw(SEED, number, most=MOST)
     print(drawn.text)
-    beside.assert_same(drawn)
+    against.assert_same(drawn)
 
 
 def test_they_are_of_every_kind() -> None:
