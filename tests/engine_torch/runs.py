@@ -55,7 +55,9 @@ def trained_on(
     then compared with one device.
     """
     function = partial(train_with, fault) if fault else train
-    runs: list[RankRun] = ranks.run(function, plan, seed, OPTIONS, [dict(in_row_order(batch, plan)) for batch in batches])
+    runs: list[RankRun] = ranks.run(
+        function, plan, seed, OPTIONS, [dict(in_row_order(batch, plan)) for batch in batches]
+    )
     steps = runs[0].steps
     if checked:
         assert one_answer([one.steps for one in runs])
