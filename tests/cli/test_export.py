@@ -1,4 +1,4 @@
-"""`shardwright export maxtext`: rules on stdout or in a file, none where a weight would rest elsewhere, and refusals."""
+"""`shardwright export maxtext`: rules on stdout or in a file, none where a weight would be stored elsewhere, and refusals."""
 
 from __future__ import annotations
 

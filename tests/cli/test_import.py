@@ -144,7 +144,7 @@ def test_torchtitan(here, capsys):
         "  mesh     dp_replicate 2 x dp_shard 4\n"
         "\n"
         "groups\n"
-        "  group         ranks that meet rank 0\n"
+        "  group         ranks in the group of rank 0\n"
         "  dp_replicate  0, 4\n"
         "  dp_shard      0, 1, 2, 3\n"
         "  batch         0, 1, 2, 3, 4, 5, 6, 7\n"
@@ -153,7 +153,7 @@ def test_torchtitan(here, capsys):
         "\n"
         "in roles\n"
         "  name: hsdp\n"
-        "  about: 'What TorchTitan''s degrees say, on its ranks.'\n"
+        "  about: 'TorchTitan''s degrees, on its ranks.'\n"
         "  mesh: {dp_replicate: 2, dp_shard: 4}\n"
         "  roles:\n"
         "    dp_replicate: data\n"
@@ -235,7 +235,7 @@ def test_hugging_face(here, capsys):
         (("torchtitan", "clean.yml"), "clean.yml:1:10: not TOML: "),
         (("torchtitan", "bad.toml", "--out", "x.yaml"), "--out x.yaml: there is no layout to write: "),
         (("huggingface", "bad.json"), "bad.json:1:1: not JSON: expecting value."),
-        (("huggingface", "gpt2.json"), "gpt2.json:1:2: no family of ours is of model_type 'gpt2'."),
+        (("huggingface", "gpt2.json"), "gpt2.json:1:2: no family here has model_type 'gpt2'."),
     ],
 )
 def test_what_is_refused(here, capsys, arguments, message):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.core.layout.roles import COMPONENTS, ROLES
-from shardwright.interop.torchtitan.words import KNOWN, TRAINING
+from shardwright.interop.torchtitan.vocabulary import KNOWN, TRAINING
 from tests.checkpoint.states import save, small_state
 from tests.fuzz import seeds
 from tests.fuzz.mutating import ODD_NUMBERS, damaged_arguments, damaged_text, damaged_value, odd_value

@@ -1,4 +1,4 @@
-"""Configs and plans of Hugging Face's, held against transformers: parameter counts, and the dims that a plan cuts."""
+"""Hugging Face configs and plans, compared with transformers: parameter counts, and the dims that a plan shards."""
 
 from __future__ import annotations
 
@@ -114,17 +114,17 @@ PUBLISHED = {
         },
     },
 }
-"""The dimensions of configs as they were published, in the words of their time."""
+"""The dimensions of published configs, under the key names of their time."""
 
 
-def imported(tmp_path, values: Any, **asked):
+def imported(tmp_path, values: Any, **options):
     path = tmp_path / "config.json"
     path.write_text(values if isinstance(values, str) else json.dumps(values, indent=1))
-    return import_hugging_face(HuggingFaceRequest(file=str(path), **asked))
+    return import_hugging_face(HuggingFaceRequest(file=str(path), **options))
 
 
 def parameters_of(config: transformers.PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the trained parameters of transformers' own model; a tied weight once."""
+    """Names and shapes of the trainable parameters of transformers' own model; a tied weight once."""
     name = type(config).__name__.removesuffix("Config") + "ForCausalLM"
     with torch.device("meta"):
         model = getattr(transformers, name)(config)
@@ -132,7 +132,7 @@ def parameters_of(config: transformers.PreTrainedConfig) -> dict[str, tuple[int,
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_has_as_many_parameters_as_transformers_makes_of_it(name, tmp_path):
+def test_a_config_has_as_many_parameters_as_in_transformers(name, tmp_path):
     config = CONFIGS[name]
     expected = parameters_of(config)
     count = sum(torch.Size(shape).numel() for shape in expected.values())
@@ -141,7 +141,7 @@ def test_a_config_has_as_many_parameters_as_transformers_makes_of_it(name, tmp_p
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "deepseek_v3"])
 def test_each_published_weight_has_its_name_and_shape(name, tmp_path):
-    """But for experts, which transformers keeps as one tensor."""
+    """Except experts, which transformers stores as one tensor."""
     expected = parameters_of(CONFIGS[name])
     table = imported(tmp_path, CONFIGS[name].to_json_string()).table
     ours = {}
@@ -170,27 +170,27 @@ def test_the_command_plans_the_same_model(name, tmp_path):
     assert (same.architecture, same.weights) == (found.table.architecture, found.table.weights)
 
 
-def cut_by_transformers(style: str, dims: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The dim of a stored weight that a style cuts, counted from the end: what transformers' own code asks PyTorch for."""
-    asked = []
+def dim_sharded_by_transformers(style: str, dims: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The dim of a stored weight that a style shards, counted from the end: the placement that transformers passes to PyTorch."""
+    passed = []
 
     def distribute(tensor, _mesh, placements, **_):
-        asked.extend(placements)
+        passed.extend(placements)
         return tensor
 
     monkeypatch.setattr(tensor_parallel, "distribute_tensor", distribute)
     module = torch.nn.Module()
     module.register_parameter("weight", torch.nn.Parameter(torch.zeros((8,) * dims)))
     tensor_parallel.ALL_PARALLEL_STYLES[style].shard_param(module, "weight", None)
-    (placement,) = asked
+    (placement,) = passed
     return placement.dim if placement.dim < 0 else placement.dim - dims
 
 
 @pytest.mark.parametrize(
     "config", [transformers.LlamaConfig, transformers.MixtralConfig, transformers.DeepseekV3Config]
 )
-def test_a_plan_cuts_the_dims_that_transformers_cuts(config, tmp_path, monkeypatch):
-    """Each weight of the plan, as PyTorch stores it, against the dim that the style's own code takes a slice of."""
+def test_a_plan_shards_the_dims_that_transformers_shards(config, tmp_path, monkeypatch):
+    """Each weight of the plan, as PyTorch stores it, against the dim that the style's own code shards."""
     name = {"LlamaConfig": "llama3-test", "MixtralConfig": "mixtral-test", "DeepseekV3Config": "deepseek3-test"}[
         config.__name__
     ]
@@ -215,16 +215,16 @@ def test_a_plan_cuts_the_dims_that_transformers_cuts(config, tmp_path, monkeypat
             ):
                 continue
             dims = len(row.in_use.dims) - (1 if row.in_use.dims[0].logical_axis == "layers" else 0)
-            cut = row.in_use.dim_of("tensor")
-            assert cut is not None, (pattern, row.name)
-            assert cut - len(row.in_use.dims) == cut_by_transformers(style, dims, monkeypatch)
+            sharded = row.in_use.dim_of("tensor")
+            assert sharded is not None, (pattern, row.name)
+            assert sharded - len(row.in_use.dims) == dim_sharded_by_transformers(style, dims, monkeypatch)
             checked += 1
     assert checked >= 7
     untouched = {row.component for row in plan.weights if row.in_use.dim_of("tensor") is None}
     assert "embedding" in untouched
 
 
-def test_experts_may_be_spread_whole(tmp_path):
+def test_complete_experts_may_be_distributed(tmp_path):
     found = imported(
         tmp_path,
         {"base_model_ep_plan": transformers.MixtralConfig.base_model_ep_plan},
@@ -235,7 +235,7 @@ def test_experts_may_be_spread_whole(tmp_path):
     assert found.layout.entries["tensor"].roles["attention"] == "idle"
 
 
-def test_a_plan_that_tears_a_component(tmp_path):
+def test_a_plan_that_shards_only_some_weights_of_a_component(tmp_path):
     plan = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.gate_proj": "rowwise"}
     found = imported(tmp_path, plan, model="llama3-test")
     assert [(finding.code, finding.severity, finding.where) for finding in found.findings] == [
@@ -244,7 +244,7 @@ def test_a_plan_that_tears_a_component(tmp_path):
     ]
     assert found.findings[0].position is not None
     assert found.findings[0].position.line == 2
-    assert found.findings[0].found.startswith("attention.q cut, and attention.k, attention.v and attention.o not:")
+    assert found.findings[0].found.startswith("attention.q sharded, and attention.k, attention.v and attention.o not:")
 
 
 @pytest.mark.parametrize(
@@ -257,17 +257,17 @@ def test_a_plan_that_tears_a_component(tmp_path):
             {},
             "{path}: neither a configuration ('model_type' is missing) nor a plan of module patterns and styles.",
         ),
-        ({"lm_head": "colwise"}, {}, "{path}: a plan alone. Say whose weights it cuts: --model llama3-8b."),
+        ({"lm_head": "colwise"}, {}, "{path}: only a plan. Give the model whose weights it shards: --model llama3-8b."),
         (
             {"model_type": "gpt2"},
             {},
-            "{path}:2:2: no family of ours is of model_type 'gpt2'. Known: llama, mixtral, deepseek_v3, deepseek_v2.",
+            "{path}:2:2: no family here has model_type 'gpt2'. Known: llama, mixtral, deepseek_v3, deepseek_v2.",
         ),
-        # What another program wrote is no slip: a near name is another family.
+        # A name that another program wrote is not misspelt: a similar name is another family.
         (
             {"model_type": "mistral"},
             {},
-            "{path}:2:2: no family of ours is of model_type 'mistral'. Known: llama, mixtral, deepseek_v3, deepseek_v2.",
+            "{path}:2:2: no family here has model_type 'mistral'. Known: llama, mixtral, deepseek_v3, deepseek_v2.",
         ),
         (
             {"model_type": "llama", "attention_bias": True},
@@ -312,13 +312,13 @@ def test_a_plan_that_tears_a_component(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_read(values, asked, message, tmp_path):
+def test_what_cannot_be_read(values, options, message, tmp_path):
     with pytest.raises(InputError) as refused:
-        imported(tmp_path, values, **asked)
+        imported(tmp_path, values, **options)
     assert str(refused.value).split("\n")[0] == message.format(path=tmp_path / "config.json")
 
 
-def test_styles_and_modules_that_nobody_knows(tmp_path):
+def test_unknown_styles_and_modules(tmp_path):
     found = imported(
         tmp_path, {"layers.*.self_attn.q_proj": "colwize", "layers.*.self_atn.k_proj": "colwise"}, model="llama3-test"
     )
@@ -340,7 +340,7 @@ def test_styles_and_modules_that_nobody_knows(tmp_path):
         ("num_hidden_layers", 16385, "'num_hidden_layers' is 16,385, and must be at most 16,384. Give fewer layers."),
     ],
 )
-def test_a_number_that_nobody_means_is_refused_where_it_stands(key, value, message, tmp_path, monkeypatch):
+def test_a_number_above_the_maximum_is_refused_at_its_position(key, value, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {
         "num_attention_heads": 4,
@@ -357,7 +357,7 @@ def test_a_number_that_nobody_means_is_refused_where_it_stands(key, value, messa
 
 
 @pytest.mark.parametrize(("key", "place"), [("tp_plan", "plan.json:2:1"), (None, "plan.json:1:1")])
-def test_a_layout_from_a_plan_has_its_place_in_the_users_file(key, place, tmp_path, monkeypatch):
+def test_a_layout_from_a_plan_has_its_position_in_the_users_file(key, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     styles = (
         '{"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}'

@@ -1,4 +1,4 @@
-"""TorchTitan's degrees: the ranks of its groups, the layout that they amount to, and each way to be wrong."""
+"""TorchTitan's degrees: the ranks of its groups, the equivalent layout, and each finding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright import FindingsError, Request, make_plan
 from shardwright.interop.layout_text import layout_text
 from shardwright.interop.torchtitan.degrees import Degrees
 from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_torchtitan
-from shardwright.interop.torchtitan.layout import layout_of, mesh_of, parts_of, ranks
+from shardwright.interop.torchtitan.layout import layout_of, mesh_axes_of, mesh_of, rank_groups
 from shardwright.models import build
 
 SIXTEEN = {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2}
@@ -23,13 +23,13 @@ def degrees(ep: int = 1, *, sequence_parallel: bool = True, **sizes: int) -> Deg
 
 
 def groups_of(given: Degrees, rank: int = 0):
-    parts = parts_of(given)
-    assert parts is not None
-    return ranks(mesh_of(parts), parts, rank)
+    axes = mesh_axes_of(given)
+    assert axes is not None
+    return rank_groups(mesh_of(axes), axes, rank)
 
 
-def test_groups_of_rank_0_as_they_were_seen_to_be():
-    """16 ranks, printed by TorchTitan's own ParallelDims."""
+def test_groups_of_rank_0_are_those_that_torchtitan_prints():
+    """16 ranks, as TorchTitan's own ParallelDims printed them."""
     assert dict(groups_of(degrees(ep=4, **SIXTEEN))) == {
         "pp": (0,),
         "dp_replicate": (0, 8),
@@ -43,18 +43,18 @@ def test_groups_of_rank_0_as_they_were_seen_to_be():
     }
 
 
-def test_experts_may_take_a_part_of_tensor_parallel():
+def test_experts_may_borrow_a_factor_of_tensor_parallel():
     found = groups_of(degrees(ep=2, tp=8))
     assert (found["ep"], found["efsdp"]) == ((0, 1), (0, 2, 4, 6))
 
 
-def test_hybrid_sharding_has_neighbours_in_a_shard_group():
+def test_hybrid_sharding_has_adjacent_ranks_in_a_shard_group():
     found = groups_of(degrees(dp_replicate=4, dp_shard=2))
     assert (found["dp_shard"], found["dp_replicate"]) == ((0, 1), (0, 2, 4, 6))
 
 
 def unflattened(world: int, shape: tuple[int, ...], axis: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The ranks that differ from one along some axes of a row-major mesh: what a DeviceMesh's slices are."""
+    """The ranks that differ from ``rank`` only along some axes of a row-major mesh: a slice of a DeviceMesh."""
     steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
     here = [rank // step % size for step, size in zip(steps, shape, strict=True)]
     spans = [range(size) if i in axis else (at,) for i, (size, at) in enumerate(zip(shape, here, strict=True))]
@@ -67,12 +67,12 @@ def unflattened(world: int, shape: tuple[int, ...], axis: tuple[int, ...], rank:
 @pytest.mark.parametrize("sizes", [(1, 2, 2, 2, 4), (2, 1, 4, 1, 4), (1, 1, 8, 2, 1), (1, 2, 1, 4, 4), (2, 2, 2, 2, 2)])
 def test_groups_of_every_rank_are_slices_of_the_two_views(sizes, ep):
     """Dense: pp, dp_replicate, dp_shard, cp, tp. Sparse: pp, dp_replicate, efsdp, ep."""
-    lent = prod(sizes[2:])
-    if lent % ep:
-        assert parts_of(degrees(ep=ep, **dict(zip(SIXTEEN, sizes, strict=True)))) is None
+    borrowable = prod(sizes[2:])
+    if borrowable % ep:
+        assert mesh_axes_of(degrees(ep=ep, **dict(zip(SIXTEEN, sizes, strict=True)))) is None
         return
     given = degrees(ep=ep, **dict(zip(SIXTEEN, sizes, strict=True)))
-    world, sparse = prod(sizes), (sizes[0], sizes[1], lent // ep, ep)
+    world, sparse = prod(sizes), (sizes[0], sizes[1], borrowable // ep, ep)
     dense = {
         "pp": (0,),
         "dp_replicate": (1,),
@@ -91,9 +91,9 @@ def test_groups_of_every_rank_are_slices_of_the_two_views(sizes, ep):
 
 
 def layout_lines(given: Degrees) -> list[str]:
-    parts = parts_of(given)
-    assert parts is not None
-    text = layout_text(layout_of(given, parts, "mine"))
+    axes = mesh_axes_of(given)
+    assert axes is not None
+    text = layout_text(layout_of(given, axes, "mine"))
     return text[text.index("mesh") :].splitlines()
 
 
@@ -158,28 +158,28 @@ def test_layout(given, expected):
     assert layout_lines(given) == expected
 
 
-def test_experts_rest_where_torchtitan_has_them():
-    """Experts over ep, then over efsdp; the rest over dp_shard and cp, with tp where it cuts; the router not over tp."""
+def test_experts_are_stored_where_torchtitan_stores_them():
+    """Experts over ep, then efsdp; other weights over dp_shard and cp, and tp where it shards them; the router not over tp."""
     given = degrees(ep=4, **SIXTEEN)
-    parts = parts_of(given)
-    assert parts is not None
-    layout, table = layout_of(given, parts, "mine"), build("mixtral-test")
+    axes = mesh_axes_of(given)
+    assert axes is not None
+    layout, table = layout_of(given, axes, "mine"), build("mixtral-test")
     plan = make_plan(Request(layout=layout, table=table, batch=16, length=64, engine="torch"))
-    rests = {row.name: str(row.at_rest) for row in plan.weights}
-    assert rests["layers.moe.up"] == "experts/cp/tp/dp_shard mlp embed"
-    assert rests["layers.attention.q"] == "heads/tp/dp_shard/cp embed"
-    assert rests["layers.attention.o"] == "embed/dp_shard/cp heads/tp"
-    assert rests["layers.router.kernel"] == "scores/dp_shard/cp embed"
-    assert rests["embedding.tokens"] == "vocab/tp/dp_shard/cp embed"
-    # Tokens of a row are cut over cp, and over tp between the layers, where each rank routes its own.
+    at_rest = {row.name: str(row.at_rest) for row in plan.weights}
+    assert at_rest["layers.moe.up"] == "experts/cp/tp/dp_shard mlp embed"
+    assert at_rest["layers.attention.q"] == "heads/tp/dp_shard/cp embed"
+    assert at_rest["layers.attention.o"] == "embed/dp_shard/cp heads/tp"
+    assert at_rest["layers.router.kernel"] == "scores/dp_shard/cp embed"
+    assert at_rest["embedding.tokens"] == "vocab/tp/dp_shard/cp embed"
+    # cp shards the tokens of a row; between the layers tp does too, and each rank routes its own tokens.
     assert str(plan.by_name["residual.stream"].in_use) == "batch/dp_replicate/dp_shard length/cp/tp embed"
     assert not plan.errors
 
 
-def found_in(tmp_path, text: str, **asked):
+def found_in(tmp_path, text: str, **options):
     (tmp_path / "a.toml").write_text(text)
     try:
-        return import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"), **asked)).findings
+        return import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"), **options)).findings
     except FindingsError as error:
         return error.findings
 
@@ -206,7 +206,7 @@ def found_in(tmp_path, text: str, **asked):
             "data_parallel_shard_degree = 6\nexpert_parallel_degree = 4\n",
             {},
             "SW109",
-            "4, which does not divide the ranks that it borrows: dp_shard 6 x cp 1 x tp 1 = 6",
+            "4, which does not divide the ranks it borrows from: dp_shard 6 x cp 1 x tp 1 = 6",
             "Write 'expert_parallel_degree = 3'.",
         ),
         (
@@ -220,37 +220,37 @@ def found_in(tmp_path, text: str, **asked):
             "data_parallel_shard_degree = 8\nexpert_parallel_degree = 2\n",
             {"model": "llama3-test"},
             "SW109",
-            "2, and llama3-test has no experts: it does nothing",
+            "2, and llama3-test has no experts: it has no effect",
             "",
         ),
         (
             "data_parallel_shard_degree = 8\nexpert_tensor_parallel_degree = 2\n",
             {},
             "SW109",
-            "2, and experts are no longer cut by tensor parallelism (pytorch/torchtitan #3167)",
+            "2, and tensor parallelism no longer shards experts (pytorch/torchtitan #3167)",
             "Take 'expert_tensor_parallel_degree' out.",
         ),
         (
             "data_parallel_shard_degree = 8\ntensor_paralel_degree = 2\n",
             {},
             "SW111",
-            "no option of TorchTitan's is called 'tensor_paralel_degree'",
+            "TorchTitan has no option 'tensor_paralel_degree'",
             "Write 'tensor_parallel_degree'.",
         ),
-        # Near in kind: no degree for an option, and no option that says the reverse.
+        # The suggestion is of the same kind: no degree for an option, and no option with the opposite meaning.
         (
             "data_parallel_shard_degree = 8\nenable_loss_parallel = true\n",
             {},
             "SW111",
-            "no option of TorchTitan's is called 'enable_loss_parallel'",
+            "TorchTitan has no option 'enable_loss_parallel'",
             "",
         ),
         (
             "data_parallel_shard_degree = 3\ntensor_parallel_degree = 4\nexpert_parallel_degree = 6\n",
             {},
             "SW123",
-            "ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of them, so that no axes of a mesh "
-            "hold the experts",
+            "ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of the mesh: no mesh "
+            "axes shard the experts so",
             "",
         ),
         (
@@ -262,33 +262,33 @@ def found_in(tmp_path, text: str, **asked):
         ),
     ],
 )
-def test_findings(tmp_path, text, asked, code, found, fix):
-    own = [finding for finding in found_in(tmp_path, f"[parallelism]\n{text}", **asked) if finding.code == code]
+def test_findings(tmp_path, text, options, code, found, fix):
+    own = [finding for finding in found_in(tmp_path, f"[parallelism]\n{text}", **options) if finding.code == code]
     assert found in [finding.found for finding in own]
     finding = next(each for each in own if each.found == found)
     if fix is not None:
         assert finding.fix == fix
         assert finding.position is not None
         assert (
-            text.splitlines()[finding.position.line - 2].split(" =")[0] in finding.where or "multiply" in finding.where
+            text.splitlines()[finding.position.line - 2].split(" =")[0] in finding.where or "product" in finding.where
         )
     if fix and fix.startswith("Write 'expert"):
         degree = fix.removeprefix("Write '").removesuffix("'.")
         mended = "".join(
             f"{degree}\n" if each.startswith("expert_parallel") else each for each in text.splitlines(keepends=True)
         )
-        assert code not in [each.code for each in found_in(tmp_path, f"[parallelism]\n{mended}", **asked)]
+        assert code not in [each.code for each in found_in(tmp_path, f"[parallelism]\n{mended}", **options)]
 
 
-def test_what_is_left_goes_to_dp_shard(tmp_path):
+def test_dp_shard_gets_the_remaining_ranks(tmp_path):
     (tmp_path / "a.toml").write_text("[parallelism]\ntensor_parallel_degree = 2\n")
-    asked = TorchTitanRequest(file=str(tmp_path / "a.toml"), devices=8)
-    assert import_torchtitan(asked).degrees.sizes["dp_shard"] == 4
+    options = TorchTitanRequest(file=str(tmp_path / "a.toml"), devices=8)
+    assert import_torchtitan(options).degrees.sizes["dp_shard"] == 4
     named = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"), model="llama3-8b"))
     assert (named.degrees.sizes["dp_shard"], dict(named.chosen)) == (8, {"--devices": "16"})
 
 
-def test_whole_text_of_experts_that_do_not_fit(tmp_path, monkeypatch):
+def test_full_text_of_a_degree_that_does_not_divide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text("[parallelism]\ndata_parallel_shard_degree = 6\nexpert_parallel_degree = 4\n")
     (finding,) = import_torchtitan(TorchTitanRequest(file="a.toml")).findings
@@ -296,13 +296,13 @@ def test_whole_text_of_experts_that_do_not_fit(tmp_path, monkeypatch):
         """\
 error SW109: The ranks that hold experts divide the experts, and the ranks that they are borrowed from.
   where  a.toml:3:1: 'expert_parallel_degree'
-  found  4, which does not divide the ranks that it borrows: dp_shard 6 x cp 1 x tp 1 = 6
+  found  4, which does not divide the ranks it borrows from: dp_shard 6 x cp 1 x tp 1 = 6
   needed 1, 2, 3 or 6
   fix    Write 'expert_parallel_degree = 3'."""
     )
 
 
-def test_whole_text_of_ranks_that_no_axes_hold(tmp_path, monkeypatch):
+def test_full_text_of_ranks_that_are_no_box(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text(
         "[parallelism]\ndata_parallel_shard_degree = 3\ntensor_parallel_degree = 4\nexpert_parallel_degree = 6\n"
@@ -313,15 +313,15 @@ def test_whole_text_of_ranks_that_no_axes_hold(tmp_path, monkeypatch):
         """\
 error SW123: What is translated to another language means the same there, or is reported not to.
   where  a.toml:4:1: 'expert_parallel_degree'
-  found  ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of them, so that no axes of a mesh hold the experts
-  needed a degree that takes whole axes and a divisor of the next"""
+  found  ep 6 takes the innermost ranks of dp_shard 3 x cp 1 x tp 4, which are no box of the mesh: no mesh axes shard the experts so
+  needed a degree that takes full axes and a divisor of the next"""
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "degrees", "step"),
+    ("training", "degrees", "step"),
     [
-        # rows, tokens of a row, passes, micro-batches of a pipeline
+        # rows, tokens of a row, passes, microbatches of a pipeline
         ({"num_tokens_per_microbatch_per_dp_rank": 16384, "max_context_length": 8192}, {}, (16, 8192, 1, 1)),
         ({"num_tokens_per_train_step": 4 * 8 * 16384, "max_context_length": 4096}, {}, (128, 4096, 4, 1)),
         ({"num_tokens_per_microbatch_per_dp_rank": 4096}, {"pp": 2, "num_pp_microbatches": 4}, (64, 2048, 1, 4)),
@@ -333,16 +333,18 @@ error SW123: What is translated to another language means the same there, or is 
         ({}, {}, None),
     ],
 )
-def test_a_batch_is_that_of_one_data_parallel_rank(tmp_path, said, degrees, step):
+def test_a_batch_is_that_of_one_data_parallel_rank(tmp_path, training, degrees, step):
     options = {"data_parallel_shard_degree": 8, "tensor_parallel_degree": 2, "context_parallel_degree": 2}
     for name, value in degrees.items():
         options[
             {"pp": "pipeline_parallel_degree", "dp_replicate": "data_parallel_replicate_degree"}.get(name, name)
         ] = value
-    (tmp_path / "a.json").write_text(json.dumps({"parallelism": options, "training": said}))
+    (tmp_path / "a.json").write_text(json.dumps({"parallelism": options, "training": training}))
     found = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.json")))
     rows = found.rows
     assert (rows and (rows.batch, rows.length, rows.passes, rows.microbatches_of_pass)) == step
+    keys = ["batch", "length", "passes", "microbatches", "ranks"]
+    assert found.to_json()["step"] == (rows and dict(zip(keys, [*(step or ()), rows.ranks], strict=True)))
     planned = import_torchtitan(
         TorchTitanRequest(file=str(tmp_path / "a.json"), model="llama3-8b", settings={"num_layers": "2"})
     ).plan
@@ -352,7 +354,7 @@ def test_a_batch_is_that_of_one_data_parallel_rank(tmp_path, said, degrees, step
         assert planned.request.microbatches == step[2] * step[3]
 
 
-def test_whole_text_of_a_step_that_is_no_whole_passes(tmp_path, monkeypatch):
+def test_full_text_of_a_step_that_is_no_multiple_of_a_pass(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text(
         "[parallelism]\ndata_parallel_shard_degree = 8\n[training]\nlocal_batch_size = 4\nglobal_batch_size = 48\n"
@@ -368,7 +370,7 @@ error SW108: The axes that shard the batch divide its rows; those that shard the
     )
 
 
-def test_the_files_own_model_is_planned_where_it_is_one_of_ours(tmp_path):
+def test_the_files_own_model_is_planned_where_we_have_it(tmp_path):
     text = """\
 from torchtitan.models.llama3 import model_registry
 
@@ -384,7 +386,7 @@ def mine():
 
 
 def test_ranks_are_chosen_that_experts_can_borrow(tmp_path):
-    """dp_shard -1 and ep 8: 8 ranks, and not 1 of which 8 cannot be borrowed."""
+    """dp_shard -1 and ep 8: 8 ranks, since ep cannot borrow 8 of 1."""
     (tmp_path / "a.toml").write_text("[parallelism]\nexpert_parallel_degree = 8\ntensor_parallel_degree = 2\n")
     found = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml")))
     assert (dict(found.chosen), found.findings) == ({"--devices": "8"}, ())

@@ -1,4 +1,4 @@
-"""Degrees that are too large to be meant, and findings on the layout: each has its place in the user's file."""
+"""Degrees above the maximum, and findings on the layout: each has its position in the user's file."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_t
         ),
         (
             "data_parallel_shard_degree = 32768\ntensor_parallel_degree = 32768\n",
-            "a.toml:2:1: the degrees that multiply to the world",
+            "a.toml:2:1: the degrees whose product is the world size",
             "dp_shard 32768 x tp 32768 = 1,073,741,824 ranks",
             "Give fewer ranks.",
         ),
         (
             "context_parallel_degree = 32768\ntensor_parallel_degree = 32768\n",
-            "a.toml:2:1: the degrees that multiply to the world",
+            "a.toml:2:1: the degrees whose product is the world size",
             "cp 32768 x tp 32768 = 1,073,741,824 ranks",
             "Give fewer ranks.",
         ),
         (
             "tensor_parallel_degree = 3\nexpert_parallel_degree = 1048576\n",
-            "a.toml:2:1: the degrees that multiply to the world",
-            "tp 3, with dp_shard as it takes for ep 1048576 = 3,145,728 ranks",
+            "a.toml:2:1: the degrees whose product is the world size",
+            "tp 3, with the dp_shard that ep 1048576 needs = 3,145,728 ranks",
             "Give fewer ranks.",
         ),
     ],
 )
-def test_degrees_that_nobody_means_are_a_finding_where_they_stand(text, where, found, fix, tmp_path, monkeypatch):
+def test_degrees_above_the_maximum_are_a_finding_at_their_position(text, where, found, fix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text(f"[parallelism]\n{text}")
     with pytest.raises(FindingsError) as refused:

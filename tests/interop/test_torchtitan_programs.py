@@ -1,4 +1,4 @@
-"""Configurations in Python are read as they run, or refused with the place: no program is understood by half.
+"""A configuration in Python is read with the values that running it gives, or refused with the position.
 
 The oracle is Python: each program is run too, with TorchTitan's two sections as dataclasses.
 """
@@ -16,7 +16,7 @@ import pytest
 from shardwright import InputError
 from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_torchtitan
 from shardwright.interop.torchtitan.reading import parse_section
-from shardwright.interop.torchtitan.words import DEGREES, SEQUENCE, TRAINING
+from shardwright.interop.torchtitan.vocabulary import DEGREES, SEQUENCE, TRAINING
 from tests.conftest import ROOT
 from tests.interop.torchtitan_programs import HEAD, READ, REFUSED
 
@@ -27,7 +27,7 @@ def program(body: str) -> str:
 
 @pytest.fixture(scope="module")
 def stand_ins():
-    """TorchTitan's names, as far as the programs use them."""
+    """Stand-ins for the names of TorchTitan that the programs use."""
     make = dataclasses.make_dataclass
     sections = {
         "ParallelismConfig": {**DEGREES, SEQUENCE: True, "num_pp_microbatches": 1},
@@ -67,7 +67,7 @@ def stand_ins():
 
 
 def run(text: str):
-    """What running the program gives: options, and what a step is of."""
+    """The options of parallelism and of a step after running the program."""
     names: dict = {"__name__": "config_registry"}
     exec(compile(text, "mine.py", "exec"), names)
     config = names["mine"]()
@@ -90,14 +90,14 @@ def test_a_program_is_read_as_it_runs(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_program_that_only_running_tells_is_refused(name):
+def test_a_program_that_must_run_is_refused(name):
     with pytest.raises(InputError, match=r"^mine\.py:\d+:\d+: .*(run|known)"):
         read(program(REFUSED[name]))
 
 
 @pytest.mark.usefixtures("stand_ins")
 def test_random_programs_are_read_as_they_run():
-    """Statements drawn from those above, one after the other, over three names that may be one object."""
+    """Sequences of statements like those above, over three names that may be the same object."""
     draw = random.Random(11)
     for _ in range(150):
         lines = ["a, b = base(2), base(4)", "c = a"]
@@ -129,7 +129,7 @@ def test_random_programs_are_read_as_they_run():
     [
         (
             REFUSED["a choice of the machine"],
-            "mine.py:21:9: 'tensor_parallel_degree' is worked out by the program, which is read and not run: it is not known "
+            "mine.py:21:9: 'tensor_parallel_degree' is computed by the program, which is parsed and not run: it is not known "
             "whether 'c.parallelism.tensor_parallel_degree' runs. Write a number.",
         ),
         (
@@ -144,7 +144,7 @@ def test_random_programs_are_read_as_they_run():
         ("return 3", "mine.py: 'mine' builds no ParallelismConfig."),
     ],
 )
-def test_whole_texts(body, message):
+def test_full_texts(body, message):
     with pytest.raises(InputError) as refused:
         read(program(body))
     assert str(refused.value).split("\n")[0] == message
@@ -153,13 +153,13 @@ def test_whole_texts(body, message):
 def test_a_function_that_needs_arguments():
     with pytest.raises(InputError) as refused:
         parse_section("def f(tp, *, cp):\n    pass\n", "a.py", "f")
-    assert str(refused.value) == "a.py: 'f' is called with tp, cp. Name a function that needs no arguments."
+    assert str(refused.value) == "a.py: 'f' needs arguments: tp, cp. Name a function that needs none."
     with pytest.raises(InputError) as refused:
         parse_section(program("return base()"), "mine.py", "mien")
     assert str(refused.value) == "mine.py: no function 'mien'. It has: base, mine."
 
 
-def test_names_of_files_beside_are_read_too(tmp_path):
+def test_names_of_files_in_the_same_folder_are_read_too(tmp_path):
     (tmp_path / "base.py").write_text(HEAD)
     (tmp_path / "mine.py").write_text("from base import base\n\ndef mine():\n    return base(4)\n")
     assert import_torchtitan(TorchTitanRequest(file=str(tmp_path / "mine.py"), devices=8)).degrees.sizes["tp"] == 4
@@ -177,18 +177,18 @@ def test_a_program_without_end_is_refused():
 
 
 REGISTRY = json.loads((ROOT / "tests" / "interop" / "torchtitan_registry.json").read_text())
-"""Module, function, degrees in the order of ``DEGREES``, sequence parallelism, micro-batches, tokens and model of every registered
-configuration, as running it gives them (pytorch/torchtitan b5bcd76c6): numbers, and nothing of its text."""
+"""Module, function, degrees in the order of ``DEGREES``, sequence parallelism, microbatches, tokens and model of every registered
+configuration, as running it gives them (pytorch/torchtitan b5bcd76c6): only numbers, none of its text."""
 
 
 def table_line(module, function, sizes, sequence, microbatches, training, model, folder) -> str:
-    """What ``import torchtitan`` makes of these numbers on 64 ranks, as a line of docs/torchtitan.md."""
+    """The result of ``import torchtitan`` for these numbers on 64 ranks, as a line of docs/torchtitan.md."""
     options = {**dict(zip(DEGREES, sizes, strict=True)), SEQUENCE: sequence, "num_pp_microbatches": microbatches}
-    said = {} if training is None else {"training": dict(zip(TRAINING, training, strict=True))}
-    (folder / "a.json").write_text(json.dumps({"parallelism": options, **said}))
-    whole = sizes[0] * sizes[1] * abs(sizes[2]) * sizes[3] * sizes[4]
-    found = import_torchtitan(TorchTitanRequest(file=str(folder / "a.json"), devices=64 if sizes[2] == -1 else whole))
-    mesh = " ".join(f"{part} {size}" for part, size in (found.mesh.shape if found.mesh else {}).items())
+    section = {} if training is None else {"training": dict(zip(TRAINING, training, strict=True))}
+    (folder / "a.json").write_text(json.dumps({"parallelism": options, **section}))
+    product = sizes[0] * sizes[1] * abs(sizes[2]) * sizes[3] * sizes[4]
+    found = import_torchtitan(TorchTitanRequest(file=str(folder / "a.json"), devices=64 if sizes[2] == -1 else product))
+    mesh = " ".join(f"{axis} {size}" for axis, size in (found.mesh.shape if found.mesh else {}).items())
     rows = "-" if found.rows is None else f"{found.rows.batch} x {found.rows.length:,}"
     return f"| {module} | `{function}` | {model} | {mesh} | {rows} |"
 
@@ -196,5 +196,5 @@ def table_line(module, function, sizes, sequence, microbatches, training, model,
 def test_the_table_of_all_registered_configurations(tmp_path):
     shown = (ROOT / "docs" / "torchtitan.md").read_text(encoding="utf-8")
     made = "\n".join(table_line(*row, tmp_path) for row in REGISTRY)
-    assert made in shown, "write docs/torchtitan.md anew: python -m tests.interop.torchtitan_table"
+    assert made in shown, "regenerate docs/torchtitan.md: python -m tests.interop.torchtitan_table"
     assert len(REGISTRY) == 120

@@ -1,4 +1,4 @@
-"""TorchTitan's configurations as text: TOML, JSON and Python, each value with its place, and what cannot be read."""
+"""TorchTitan's configurations as text: TOML, JSON and Python, the position of each value, and errors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_reading(text, source, config, values, places):
         ("{", "a.json", "a.json:1:2: not JSON: expecting property name enclosed in double quotes."),
         ("def f(:\n", "a.py", "a.py:1:7: not Python: invalid syntax."),
         ("x = 1\n", "a.py", "a.py: nothing here builds a ParallelismConfig."),
-        (PYTHON, "a.py", "a.py: 2 configurations. Say which with --config NAME. Known: small, large."),
+        (PYTHON, "a.py", "a.py: 2 configurations. Choose one with --config NAME. Known: small, large."),
         (
             "[model]\nname = 'x'\n",
             "a.toml",
@@ -99,7 +99,7 @@ def test_reading(text, source, config, values, places):
         (
             "c = ParallelismConfig(tensor_parallel_degree=n)\n",
             "a.py",
-            "a.py:1:46: 'tensor_parallel_degree' is worked out by the program, which is read and not run: 'n' is not in the file. "
+            "a.py:1:46: 'tensor_parallel_degree' is computed by the program, which is parsed and not run: 'n' is not in the file. "
             "Write a number.",
         ),
         ("x = " + "lambda:(" * 201, "a.py", "a.py: not readable: its expressions are nested too deeply."),

@@ -1,4 +1,4 @@
-"""Configurations as people write them in Python, by what makes them hard to read: each is run, and read, and the two are compared.
+"""Configurations as people write them in Python, by what makes them hard to interpret. Each is run and read, and the two compared.
 
 ``HEAD`` stands in for the classes of TorchTitan, with its fields and defaults, so that the programs run without it.
 """
@@ -53,7 +53,7 @@ READ = {
     "a choice that matters not": "c = base(2)\n    if os.environ.get('NOTHING'):\n        c.hf_assets_path = 'y'\n    return c",
     "a check that may end it": "c = base(2)\n    if os.environ.get('NOTHING'):\n        raise ValueError\n    return c",
 }
-"""Programs that are read as they run."""
+"""Programs that are read with the values that running them gives."""
 
 REFUSED = {
     "a choice of the machine": "c = base()\n    if os.environ.get('NOTHING'):\n        c.parallelism.tensor_parallel_degree = 8\n    return c",
@@ -76,4 +76,4 @@ REFUSED = {
     "decorated": "@tune\n    def mine():\n        return base(2)\n    return mine()",
     "a method that is not here": "c = base()\n    c.update(tensor_parallel_degree=8)\n    return c",
 }
-"""Programs of which a degree is known only when they run: refused, with the place."""
+"""Programs with a degree that is known only when they run: refused, with the position."""

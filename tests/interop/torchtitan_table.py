@@ -1,7 +1,7 @@
-"""Write docs/torchtitan.md anew: ``python -m tests.interop.torchtitan_table``.
+"""Regenerate docs/torchtitan.md: ``python -m tests.interop.torchtitan_table``.
 
-With a folder of TorchTitan's, ``python -m tests.interop.torchtitan_table FOLDER`` reads every registered configuration there and
-says where what is read differs from what running it gave (tests/interop/torchtitan_registry.json).
+With a TorchTitan checkout, ``python -m tests.interop.torchtitan_table FOLDER`` reads every registered configuration there and
+prints where the values read differ from those that running it gave (tests/interop/torchtitan_registry.json).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from shardwright import InputError
 from shardwright.interop.torchtitan.reading import read_section
-from shardwright.interop.torchtitan.words import DEGREES
+from shardwright.interop.torchtitan.vocabulary import DEGREES
 from tests.conftest import ROOT
 from tests.interop.test_torchtitan_programs import REGISTRY, table_line
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def compare(folder: Path) -> int:
-    """Read, and say each difference; 1 where there is one."""
+    """Read, and print each difference. Returns 1 where there is one."""
     wrong = refused = 0
     for module, function, sizes, sequence, microbatches, training, model in REGISTRY:
         try:
@@ -46,7 +46,7 @@ def compare(folder: Path) -> int:
                 f"{function}: read {read} {tokens} {found.model}, runs {sizes} {sequence} {microbatches} {training} {model}"
             )
     print(
-        f"{len(REGISTRY)} configurations: {len(REGISTRY) - wrong - refused} read right, {refused} refused, {wrong} wrong"
+        f"{len(REGISTRY)} configurations: {len(REGISTRY) - wrong - refused} read correctly, {refused} refused, {wrong} wrong"
     )
     return 1 if wrong else 0
 

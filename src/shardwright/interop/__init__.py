@@ -1,5 +1,5 @@
-"""Declarations of other programs, carried over: MaxText's rules, TorchTitan's degrees, Hugging Face's configs.
+"""Declarations of other programs: MaxText's rules, TorchTitan's degrees, Hugging Face's configs.
 
-What they mean is worked out exactly as those programs do; every decision that they make in silence is a finding.
-Nothing of theirs is imported.
+They are resolved exactly as those programs resolve them. Each decision that they make silently is a finding.
+None of their code is imported.
 """

@@ -1,4 +1,4 @@
-"""A layout as the text of a file of its own, which reads back as the same layout."""
+"""A layout as the text of a layout file, which reads back as the same layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = re.compile(r"[A-Za-z_][\w -]*[\w]|[A-Za-z_]")
 
 
 def layout_text(layout: Layout) -> str:
-    """YAML, an axis a line.
+    """YAML, one line for each axis.
 
     >>> from shardwright.layouts import load_layout
     >>> print(layout_text(load_layout("ep-as-cp")).splitlines()[-1])
@@ -32,32 +32,32 @@ def layout_text(layout: Layout) -> str:
     lines.append("roles:")
     lines += [f"  {axis + ':':<{width}} {_entry(entry)}" for axis, entry in layout.entries.items()]
     moves = {"attention": (layout.move_attention, "gather"), "moe": (layout.move_moe, "all-to-all")}
-    said = [f"{what}: {how}" for what, (how, default) in moves.items() if how != default]
-    if said:
-        lines.append(f"move: {{{', '.join(said)}}}")
+    not_default = [f"{what}: {how}" for what, (how, default) in moves.items() if how != default]
+    if not_default:
+        lines.append(f"move: {{{', '.join(not_default)}}}")
     if layout.rules:
         lines.append("rules:")
         for component in dict.fromkeys(rule.component for rule in layout.rules):
-            cuts = (f"{r.logical_axis}: [{', '.join(r.axes)}]" for r in layout.rules if r.component == component)
-            lines.append(f"  {component}: {{{', '.join(cuts)}}}")
+            dims = (f"{r.logical_axis}: [{', '.join(r.axes)}]" for r in layout.rules if r.component == component)
+            lines.append(f"  {component}: {{{', '.join(dims)}}}")
     return "\n".join(lines) + "\n"
 
 
 def same_layout(layout: Layout, source: str, places: Mapping[str, Position | None]) -> Layout:
-    """The layout as its own text reads: what a user will have.
+    """The layout as parsed from its own text: the one that a user will load.
 
-    Nobody has that text in a file yet, so each axis has the place where ``source``, the file that is imported, speaks of
-    it (``places``), and all else the start of that file.
+    That text is in no file yet. So each axis has its position in ``source``, the imported file (``places``), and everything
+    else has the start of that file.
     """
     start = Position(source=source, line=1, column=1)
     top = parse_yaml(layout_text(layout), source)
     assert isinstance(top.value, Mapping)
-    homes = {axis: place or start for axis, place in places.items()}
-    return read_layout(_at(top, start, dict.fromkeys(("mesh", "roles"), homes)))
+    of_axes = {axis: place or start for axis, place in places.items()}
+    return read_layout(_at(top, start, dict.fromkeys(("mesh", "roles"), of_axes)))
 
 
 def _at(node: Located, place: Position, inside: Mapping[str, Any]) -> Located:
-    """A value with its places replaced. ``inside``: by key the place of what stands there, or the same a level below."""
+    """A value with its positions replaced. ``inside``: by key the position of that entry, or a mapping for the level below."""
     value = node.value
     if isinstance(value, tuple):
         return Located(value=tuple(_at(item, place, {}) for item in value), position=place)
@@ -73,7 +73,7 @@ def _at(node: Located, place: Position, inside: Mapping[str, Any]) -> Located:
 
 
 def entry_of(roles: Mapping[str, str], *, sequence_parallel: bool = False, weights=None) -> RoleEntry:
-    """The shortest entry that gives each component its role: `elsewhere` for the commonest, and names for the others."""
+    """The shortest entry that gives each component its role: `elsewhere` for the most frequent role, names for the others."""
     best: tuple[int, dict[str, str], str] | None = None
     for elsewhere in dict.fromkeys(roles.values()):
         if elsewhere == "expert":
@@ -94,19 +94,19 @@ def entry_of(roles: Mapping[str, str], *, sequence_parallel: bool = False, weigh
 
 
 def _entry(entry: RoleEntry) -> str:
-    parts = [] if entry.elsewhere is None else [f"elsewhere: {entry.elsewhere}"]
-    parts += [f"{component}: {entry.roles[component]}" for component in COMPONENTS if component in entry.declared]
+    fields = [] if entry.elsewhere is None else [f"elsewhere: {entry.elsewhere}"]
+    fields += [f"{component}: {entry.roles[component]}" for component in COMPONENTS if component in entry.declared]
     if isinstance(entry.weights, tuple):
-        parts.append(f"weights: [{', '.join(entry.weights)}]")
+        fields.append(f"weights: [{', '.join(entry.weights)}]")
     elif entry.weights:
-        parts.append(f"weights: {entry.weights}")
+        fields.append(f"weights: {entry.weights}")
     if entry.sequence_parallel:
-        parts.append("sequence_parallel: true")
-    return str(entry.elsewhere) if len(parts) == 1 and entry.elsewhere else f"{{{', '.join(parts)}}}"
+        fields.append("sequence_parallel: true")
+    return str(entry.elsewhere) if len(fields) == 1 and entry.elsewhere else f"{{{', '.join(fields)}}}"
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML, quoted where it would be read as something else."""
+    """A text as a YAML scalar, quoted where YAML would parse it as something else."""
     if PLAIN.fullmatch(text) and plain_value(text) == text:
         return text
     return "'" + text.replace("'", "''") + "'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from shardwright.cli.interop.import_ import write_whole
+from shardwright.cli.interop.import_ import write_atomically
 from shardwright.cli.interop.import_options import ExportVerb
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
@@ -14,7 +14,7 @@ from shardwright.core.planning import make_plan
 
 
 def run_export(verb: ExportVerb) -> int:
-    """Print or write the rules of a layout. 1, and no file, where a weight would rest elsewhere under them."""
+    """Print or write the rules of a layout. Returns 1, and writes no file, where they would store a weight elsewhere."""
     from shardwright.interop.maxtext.export import export_maxtext
 
     if verb.model is None:
@@ -23,7 +23,7 @@ def run_export(verb: ExportVerb) -> int:
     found = export_maxtext(make_plan(typed_request(verb.model, verb.layout, options).request))
     wrong = any(finding.severity == "error" for finding in found.findings)
     if verb.out is not None and not wrong:
-        write_whole(verb.out, found.text)
+        write_atomically(verb.out, found.text)
     if verb.json:
         write_json(found.to_json())
         return 1 if wrong else 0

@@ -20,7 +20,7 @@ from shardwright.core.layout.layout import Layout
 
 
 def run_import(verb: ImportVerb) -> int:
-    """Print what a declaration means. 1 where it has a finding of severity error."""
+    """Print what a declaration means. Returns 1 where it has a finding of severity error."""
     match verb.verb:
         case ImportMaxTextVerb():
             return _maxtext(verb.verb)
@@ -65,7 +65,7 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
         from shardwright.report.interop.maxtext_view import maxtext_view
 
         write_view(maxtext_view(found), sys.stdout)
-    return _ended(found.findings)
+    return _exit_code(found.findings)
 
 
 def _torchtitan(verb: ImportTorchTitanVerb) -> int:
@@ -93,7 +93,7 @@ def _torchtitan(verb: ImportTorchTitanVerb) -> int:
         from shardwright.report.interop.import_views import torchtitan_view
 
         write_view(torchtitan_view(found, verb.file), sys.stdout)
-    return _ended(found.findings)
+    return _exit_code(found.findings)
 
 
 def _hugging_face(verb: ImportHuggingFaceVerb) -> int:
@@ -111,10 +111,10 @@ def _hugging_face(verb: ImportHuggingFaceVerb) -> int:
         from shardwright.report.interop.import_views import hugging_face_view
 
         write_view(hugging_face_view(found), sys.stdout)
-    return _ended(found.findings)
+    return _exit_code(found.findings)
 
 
-def _ended(findings: Iterable[Finding]) -> int:
+def _exit_code(findings: Iterable[Finding]) -> int:
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -122,17 +122,17 @@ def _write_layout(path: Path, layout: Layout | None, findings: Iterable[Finding]
     from shardwright.interop.layout_text import layout_text
 
     if layout is None:
-        why = next((finding.found for finding in findings if finding.severity == "error"), "the file says none")
+        why = next((finding.found for finding in findings if finding.severity == "error"), "the file has none")
         raise InputError(f"--out {path}: there is no layout to write: {why}.")
-    write_whole(path, layout_text(layout))
+    write_atomically(path, layout_text(layout))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A file that is there with all of its text, or as it was before."""
-    beside = path.with_name(f".{path.name}.tmp")
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file by renaming a temporary one: it has the full text, or is unchanged."""
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise InputError(f"--out {path}: cannot be written: {error.strerror}.") from None

@@ -25,11 +25,11 @@ Mesh = Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportMaxTextVerb:
-    """What a list of MaxText's rules does, line by line and tensor by tensor, what it decides in silence, and the layout
-    in roles that it amounts to."""
+    """What a list of MaxText rules does, line by line and tensor by tensor, what it decides silently, and the equivalent
+    layout in roles."""
 
     file: File
-    """A configuration, a model's, or a preset of custom_mesh_and_rule."""
+    """A configuration, a model's file, or a preset of custom_mesh_and_rule."""
     base: Annotated[
         Text, arg(metavar="FILE", help_behavior_hint="(default: base.yml of the configs folder, where one is missing)")
     ] = None
@@ -39,23 +39,23 @@ class ImportMaxTextVerb:
     eval_preset: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: the training's rules)")] = None
     """A preset for evaluation."""
     given: Given = ()
-    """A command line of MaxText's, as ici_expert_parallelism=8; keys that change no layout are listed as not read."""
-    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: the one that the files say)")] = None
-    """The model whose tensors are looked at, as mixtral-8x7b."""
+    """A MaxText command line, as ici_expert_parallelism=8; keys that change no layout are listed as not read."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: the one that the files set)")] = None
+    """The model whose tensors are resolved, as mixtral-8x7b."""
     set: Settings = ()
     """Dimensions of the model, as num_layers=2."""
     mesh: Mesh = None
-    """Sizes of mesh axes, as fsdp=2,expert=4, in place of the file's."""
-    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the sizes multiply to)")] = None
+    """Sizes of mesh axes, as fsdp=2,expert=4, instead of the file's."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: the product of the sizes)")] = None
     """Number of devices, for the axis of size -1."""
     slices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
-    """Number of slices that they are in."""
+    """Number of slices of those devices."""
     batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the file's or the model's)")] = None
     """Rows of a global step."""
     length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the file's or the model's)")] = None
     """Tokens of a row."""
     dialect: Literal["linen", "nnx", "flax-nnx"] = "linen"
-    """Who reads the rules of weights: MaxText's Linen path, its NNX path (which reads them alike), or Flax NNX by itself."""
+    """How the rules of weights are resolved: as MaxText's Linen path does, as its NNX path does (the same), or as Flax NNX alone does."""
     out: Out = None
     """Write the layout in roles here."""
     json: Flag = False
@@ -67,10 +67,10 @@ class ImportTorchTitanVerb:
     """TorchTitan's parallel degrees as a layout in roles, on a mesh whose devices are its ranks."""
 
     file: File
-    """TOML, JSON, or the Python that builds a ParallelismConfig (it is read and not run)."""
+    """TOML, JSON, or the Python that builds a ParallelismConfig (it is parsed and not run)."""
     config: Annotated[Text, arg(metavar="NAME", help_behavior_hint="(default: the only one)")] = None
-    """The function of a Python file whose configuration is meant."""
-    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the degrees multiply to)")] = None
+    """The function of a Python file that builds the configuration."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: the product of the degrees)")] = None
     """Number of ranks."""
     model: Annotated[
         Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the file, where it is one of ours)")
@@ -95,11 +95,11 @@ class ImportHuggingFaceVerb:
     file: File
     """A config.json, or a JSON object of module patterns and styles."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the config)")] = None
-    """The model whose weights a plan without a config cuts."""
+    """The model whose weights a plan without a config shards."""
     set: Settings = ()
     """Dimensions of that model, as num_layers=2."""
     devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: not planned)")] = None
-    """Devices to hold the plan's layout against."""
+    """Number of devices to plan the layout for."""
     out: Out = None
     """Write the layout here."""
     json: Flag = False
@@ -108,7 +108,7 @@ class ImportHuggingFaceVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportVerb:
-    """Read what another program declares: its layout in roles, and what it decides in silence."""
+    """Read what another program declares: its layout in roles, and what it decides silently."""
 
     verb: (
         Annotated[ImportMaxTextVerb, subcommand("maxtext")]
@@ -119,22 +119,22 @@ class ImportVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportVerb:
-    """Write a layout in another program's words: MaxText's rules, under which each weight rests where the plan says."""
+    """Write a layout for another program: MaxText's rules, which store each weight as the plan does."""
 
     to: Annotated[Positional[Literal["maxtext"]], arg(metavar="maxtext", help_behavior_hint="")]
     """The program."""
     layout: Annotated[Positional[str], arg(metavar="NAME|FILE", help_behavior_hint="")]
     """A preset, or the path of a layout file."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(required)")] = None
-    """The model whose tensors the rules must cut as the layout does, as mixtral-8x7b."""
+    """The model whose tensors the rules must shard as the layout does, as mixtral-8x7b."""
     set: Settings = ()
     """Dimensions of the model, as num_layers=2."""
     mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
     """Sizes of mesh axes, as fsdp=2,expert=4."""
-    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the sizes multiply to)")] = None
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: the product of the sizes)")] = None
     """Number of devices."""
     move: Annotated[Text, arg(metavar="WHAT=HOW,...", help_behavior_hint="(default: the layout's)")] = None
-    """How keys and tokens move, as moe=weights."""
+    """How keys and tokens are moved, as moe=weights."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: to stdout)")] = None
     """Write the rules here."""
     json: Flag = False

@@ -11,7 +11,7 @@ from shardwright.models import FAMILIES
 
 
 def nearest_named(model: Model) -> tuple[str, Mapping[str, str]]:
-    """A named model, and what ``--set`` makes this one of it; as few dimensions as there can be."""
+    """The named model with the fewest different dimensions, and the ``--set`` values that turn it into this one."""
     sizes = FAMILIES[model.family][0]
     found = {f"{model.family}-{name}": _changes(size.config, model.size.config) for name, size in sizes.items()}
     name = min(found, key=lambda each: len(found[each]))
@@ -19,7 +19,7 @@ def nearest_named(model: Model) -> tuple[str, Mapping[str, str]]:
 
 
 def command(model: Model) -> str:
-    """What to type after ``shardwright plan``."""
+    """The arguments of ``shardwright plan``."""
     name, changes = nearest_named(model)
     settings = " ".join(f"{key}={value}" for key, value in changes.items())
     return f"{name} --set {settings}" if settings else name

@@ -1,6 +1,6 @@
 """A published ``config.json`` as the dimensions of one of our families.
 
-What would change a weight and is not in our tables is refused; what only changes the mathematics is said.
+A setting that would change a weight and is not in our tables is refused. One that changes only the computation is a finding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shardwright.models.parts.rope import Rope
 from shardwright.models.parts.size import Natural, Size
 
 FAMILY = {"llama": "llama3", "mixtral": "mixtral", "deepseek_v3": "deepseek3", "deepseek_v2": "deepseek3"}
-"""``model_type``, and our family with the same tensors."""
+"""``model_type`` to our family with the same tensors."""
 
 LAYERS = ("num_hidden_layers", "first_k_dense_replace")
 BIASES = ("attention_bias", "mlp_bias")
@@ -39,14 +39,14 @@ ROPE_KINDS = {"default": "default", "llama3": "llama3", "yarn": "yarn", None: "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A config as text and values. ``text`` shows the place of an error."""
+    """A config as text and values. ``text``: shown in errors."""
 
     source: str
     text: str
     values: Mapping[str, Any]
 
     def place(self, key: str) -> Position | None:
-        """Where a key stands; None where the file does not have it."""
+        """The position of a key; None where the file does not have it."""
         found = re.search(rf'"{re.escape(key)}"\s*:', self.text)
         return place_of(self.text, found.start(), self.source) if found else None
 
@@ -56,7 +56,7 @@ class Published:
             raise InputError(f"{self.source}: {message}")
         raise error_at(message, self.text, place, len(key) + 2)
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key, default)
         if value is None:
             self.refuse(key, f"no '{key}', which a model of type '{self.values.get('model_type')}' needs.")
@@ -83,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model of our tables. ``size`` has its dimensions, in the words of its family."""
+    """A model of our tables. ``size``: its dimensions, under the names of its family."""
 
     family: str
     name: str
@@ -93,7 +93,7 @@ class Model:
 
 
 def read_config(path: str) -> Published:
-    """A JSON object from a file. Raises InputError for a file that is none."""
+    """A JSON object from a file. Raises InputError for any other content."""
     text = read_text(path)
     parse_json(text, path)
     values = json.loads(text)
@@ -105,7 +105,7 @@ def read_config(path: str) -> Published:
 
 
 def is_config(published: Published) -> bool:
-    """Whether it is a model's configuration, and no plan alone."""
+    """Whether it is a model's configuration, not only a plan."""
     return "model_type" in published.values
 
 
@@ -116,7 +116,7 @@ def model_of(published: Published) -> Model:
     """
     kind = published.values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILY:
-        published.refuse("model_type", f"no family of ours is of model_type {shown(kind)}. Known: {', '.join(FAMILY)}.")
+        published.refuse("model_type", f"no family here has model_type {shown(kind)}. Known: {', '.join(FAMILY)}.")
     for key in BIASES:
         if published.values.get(key):
             published.refuse(key, f"'{key}' is true, and no table of ours has biases.")
@@ -140,15 +140,15 @@ def model_of(published: Published) -> Model:
 
 
 def _llama(published: Published) -> Llama3Config:
-    heads, embed = published.whole("num_attention_heads"), published.whole("hidden_size")
+    heads, embed = published.integer("num_attention_heads"), published.integer("hidden_size")
     return Llama3Config(
-        num_layers=published.whole("num_hidden_layers"),
+        num_layers=published.integer("num_hidden_layers"),
         embed=embed,
         num_heads=heads,
         num_kv_heads=_kv_heads(published, heads),
         head_dim=_head_dim(published, embed, heads),
-        mlp=published.whole("intermediate_size"),
-        vocab=published.whole("vocab_size"),
+        mlp=published.integer("intermediate_size"),
+        vocab=published.integer("vocab_size"),
         tied=published.flag("tie_word_embeddings", False),
         norm_eps=published.number("rms_norm_eps", 1e-6),
         initializer_stddev=published.number("initializer_range", 0.02),
@@ -158,17 +158,17 @@ def _llama(published: Published) -> Llama3Config:
 
 def _mixtral(published: Published) -> MixtralConfig:
     _refuse_tied(published)
-    heads, embed = published.whole("num_attention_heads"), published.whole("hidden_size")
+    heads, embed = published.integer("num_attention_heads"), published.integer("hidden_size")
     return MixtralConfig(
-        num_layers=published.whole("num_hidden_layers"),
+        num_layers=published.integer("num_hidden_layers"),
         embed=embed,
         num_heads=heads,
         num_kv_heads=_kv_heads(published, heads),
         head_dim=_head_dim(published, embed, heads),
-        mlp=published.whole("intermediate_size"),
-        num_experts=published.whole("num_local_experts"),
-        top_k=published.whole("num_experts_per_tok"),
-        vocab=published.whole("vocab_size"),
+        mlp=published.integer("intermediate_size"),
+        num_experts=published.integer("num_local_experts"),
+        top_k=published.integer("num_experts_per_tok"),
+        vocab=published.integer("vocab_size"),
         norm_eps=published.number("rms_norm_eps", 1e-5),
         initializer_stddev=published.number("initializer_range", 0.02),
         rope=_rope(published, 1_000_000.0),
@@ -177,33 +177,33 @@ def _mixtral(published: Published) -> MixtralConfig:
 
 def _deepseek(published: Published) -> DeepSeek3Config:
     _refuse_tied(published)
-    third = published.values.get("model_type") == "deepseek_v3"
+    version_3 = published.values.get("model_type") == "deepseek_v3"
     rank = published.values.get("q_lora_rank")
-    scoring = published.values.get("scoring_func", "sigmoid" if third else "softmax")
+    scoring = published.values.get("scoring_func", "sigmoid" if version_3 else "softmax")
     if scoring not in ("sigmoid", "softmax"):
         published.refuse("scoring_func", f"'scoring_func' is sigmoid or softmax; found {shown(scoring)}.")
     return DeepSeek3Config(
-        num_layers=published.whole("num_hidden_layers"),
-        num_dense_layers=published.whole("first_k_dense_replace", 0),
-        embed=published.whole("hidden_size"),
-        num_heads=published.whole("num_attention_heads"),
-        q_lora=None if rank is None else published.whole("q_lora_rank"),
-        kv_lora=published.whole("kv_lora_rank"),
-        nope_dim=published.whole("qk_nope_head_dim"),
-        rope_dim=published.whole("qk_rope_head_dim"),
-        value_dim=published.whole("v_head_dim"),
-        mlp=published.whole("intermediate_size"),
-        expert_mlp=published.whole("moe_intermediate_size"),
-        num_experts=published.whole("n_routed_experts"),
-        num_groups=(published.values.get("n_group") and published.whole("n_group")) or 1,
-        num_chosen_groups=(published.values.get("topk_group") and published.whole("topk_group")) or 1,
-        top_k=published.whole("num_experts_per_tok"),
-        num_shared_experts=(published.values.get("n_shared_experts") and published.whole("n_shared_experts")) or 0,
+        num_layers=published.integer("num_hidden_layers"),
+        num_dense_layers=published.integer("first_k_dense_replace", 0),
+        embed=published.integer("hidden_size"),
+        num_heads=published.integer("num_attention_heads"),
+        q_lora=None if rank is None else published.integer("q_lora_rank"),
+        kv_lora=published.integer("kv_lora_rank"),
+        nope_dim=published.integer("qk_nope_head_dim"),
+        rope_dim=published.integer("qk_rope_head_dim"),
+        value_dim=published.integer("v_head_dim"),
+        mlp=published.integer("intermediate_size"),
+        expert_mlp=published.integer("moe_intermediate_size"),
+        num_experts=published.integer("n_routed_experts"),
+        num_groups=(published.values.get("n_group") and published.integer("n_group")) or 1,
+        num_chosen_groups=(published.values.get("topk_group") and published.integer("topk_group")) or 1,
+        top_k=published.integer("num_experts_per_tok"),
+        num_shared_experts=(published.values.get("n_shared_experts") and published.integer("n_shared_experts")) or 0,
         scoring=scoring,
-        routing_bias=third,
-        normalized_weights=published.flag("norm_topk_prob", third),
+        routing_bias=version_3,
+        normalized_weights=published.flag("norm_topk_prob", version_3),
         routed_scale=published.number("routed_scaling_factor", 1.0),
-        vocab=published.whole("vocab_size"),
+        vocab=published.integer("vocab_size"),
         norm_eps=published.number("rms_norm_eps", 1e-6),
         initializer_stddev=published.number("initializer_range", 0.02),
         rope=_rope(published, 10_000.0, interleaved=published.flag("rope_interleave", True)),
@@ -212,16 +212,18 @@ def _deepseek(published: Published) -> DeepSeek3Config:
 
 def _refuse_tied(published: Published) -> None:
     if published.values.get("tie_word_embeddings"):
-        published.refuse("tie_word_embeddings", "'tie_word_embeddings' is true, and this family has a head of its own.")
+        published.refuse(
+            "tie_word_embeddings", "'tie_word_embeddings' is true, and this family has a separate output head."
+        )
 
 
 def _kv_heads(published: Published, heads: int) -> int:
-    return published.whole("num_key_value_heads", heads) if published.values.get("num_key_value_heads") else heads
+    return published.integer("num_key_value_heads", heads) if published.values.get("num_key_value_heads") else heads
 
 
 def _head_dim(published: Published, embed: int, heads: int) -> int:
     if published.values.get("head_dim"):
-        return published.whole("head_dim")
+        return published.integer("head_dim")
     if heads == 0 or embed % heads:
         published.refuse(
             "hidden_size", f"'hidden_size' {embed} is no multiple of the {heads} heads, and there is no 'head_dim'."
@@ -230,7 +232,7 @@ def _head_dim(published: Published, embed: int, heads: int) -> int:
 
 
 def _rope(published: Published, theta: float, *, interleaved: bool = False) -> Rope:
-    """``rope_parameters``, or ``rope_scaling`` beside ``rope_theta`` in earlier configs."""
+    """``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` in earlier configs."""
     key = "rope_parameters" if published.values.get("rope_parameters") else "rope_scaling"
     given = published.values.get(key) or {}
     if not isinstance(given, dict):
@@ -259,14 +261,14 @@ def _rope(published: Published, theta: float, *, interleaved: bool = False) -> R
 
 
 def _left_out(published: Published) -> Iterator[Finding]:
-    """What the config has and our table has not: it changes no weight of the table."""
-    told = {
-        "num_nextn_predict_layers": "{} layers that predict further tokens, which the table leaves out",
-        "sliding_window": "attention over {} tokens, which the table takes as over all of a row",
-        "quantization_config": "quantised weights, which the table takes in a float dtype",
-        "attention_dropout": "dropout {}, which nothing here applies",
+    """Settings that our table does not model; they change none of its weights."""
+    ignored = {
+        "num_nextn_predict_layers": "{} layers for multi-token prediction, which the table omits",
+        "sliding_window": "attention over a window of {} tokens, which the table takes as attention over the full row",
+        "quantization_config": "quantised weights, which the table takes in a floating-point dtype",
+        "attention_dropout": "dropout {}, which is not applied here",
     }
-    for key, text in told.items():
+    for key, text in ignored.items():
         value = published.values.get(key)
         if value:
             yield Finding(
@@ -275,7 +277,7 @@ def _left_out(published: Published) -> Iterator[Finding]:
                 where=f"'{key}'",
                 position=published.place(key),
                 found=text.format(shown(value)),
-                needed="nothing: no weight of the table is another for it",
+                needed="nothing: it changes no weight of the table",
             )
     act = published.values.get("hidden_act", "silu")
     if act != "silu":
@@ -290,19 +292,19 @@ def _left_out(published: Published) -> Iterator[Finding]:
 
 
 def _name(published: Published) -> str:
-    said = str(published.values.get("_name_or_path") or "")
-    path = Path(said if said else published.source)
-    name = path.name if said else (path.resolve().parent.name if path.stem == "config" else path.stem)
+    stated = str(published.values.get("_name_or_path") or "")
+    path = Path(stated if stated else published.source)
+    name = path.name if stated else (path.resolve().parent.name if path.stem == "config" else path.stem)
     return re.sub(r"[^\w.-]+", "-", name) or "model"
 
 
 def _dtype(published: Published) -> str:
-    said = published.values.get("dtype") or published.values.get("torch_dtype")
-    return str(said) if said in TRAINED_IN else "bfloat16"
+    stated = published.values.get("dtype") or published.values.get("torch_dtype")
+    return str(stated) if stated in TRAINED_IN else "bfloat16"
 
 
 def _natural(published: Published, config: Any) -> Natural:
-    """Eight devices, a row each: `ep` over as many of them as divide the experts, or `fsdp`."""
+    """Eight devices with one row each: `ep` over gcd(8, experts) of them, or `fsdp` without experts."""
     longest = published.values.get("max_position_embeddings")
     length = min(int(longest), 4096) if isinstance(longest, int) and longest > 0 else 4096
     experts = getattr(config, "num_experts", None)

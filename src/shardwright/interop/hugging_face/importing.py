@@ -1,4 +1,4 @@
-"""From a file of Hugging Face's to a model of our table, a layout, or both."""
+"""From a Hugging Face file to a model table, a layout, or both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwright.models import build
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceRequest:
-    """What to import. ``model``: whose weights a plan without a configuration cuts; ``devices``: to plan the layout on."""
+    """What to import. ``model``: the one whose weights a plan without a configuration shards; ``devices``: to plan the layout on."""
 
     file: str
     model: str | None = None
@@ -31,7 +31,7 @@ class HuggingFaceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceImport:
-    """A model where the file is a configuration, a layout where it holds a plan, and every finding."""
+    """A model where the file is a configuration, a layout where it has a plan, and every finding."""
 
     table: ModelTable
     model: Model | None
@@ -63,34 +63,34 @@ class HuggingFaceImport:
         }
 
 
-def import_hugging_face(asked: HuggingFaceRequest) -> HuggingFaceImport:
+def import_hugging_face(request: HuggingFaceRequest) -> HuggingFaceImport:
     """Read a ``config.json``, or a plan alone.
 
-    Raises InputError for a file that is neither, for a model that no family of ours has, and for a plan without a model.
+    Raises InputError for a file that is neither, for a model of no family here, and for a plan without a model.
     """
-    published = read_config(asked.file)
+    published = read_config(request.file)
     model = model_of(published) if is_config(published) else None
     found = plan_in(published)
     if model is None and (not found or not all(isinstance(value, str) for value in found.values())):
         raise InputError(
-            f"{asked.file}: neither a configuration ('model_type' is missing) nor a plan of module patterns and styles."
+            f"{request.file}: neither a configuration ('model_type' is missing) nor a plan of module patterns and styles."
         )
     if model is not None:
         table = model.table
-    elif asked.model is not None:
-        table = build(asked.model, asked.settings)
+    elif request.model is not None:
+        table = build(request.model, request.settings)
     else:
-        raise InputError(f"{asked.file}: a plan alone. Say whose weights it cuts: --model llama3-8b.")
+        raise InputError(f"{request.file}: only a plan. Give the model whose weights it shards: --model llama3-8b.")
     findings = list(model.findings) if model else []
     layout, plan = None, None
     if found:
         read = read_plan(published, found)
         findings += read.findings
         if not any(finding.severity == "error" for finding in read.findings):
-            layout, torn = layout_of(published, read, table)
-            layout = same_layout(layout, asked.file, {"tensor": plan_place(published)})
-            findings += torn
-            plan = _planned(layout, table, asked.devices, findings)
+            layout, unsupported = layout_of(published, read, table)
+            layout = same_layout(layout, request.file, {"tensor": plan_place(published)})
+            findings += unsupported
+            plan = _planned(layout, table, request.devices, findings)
     return HuggingFaceImport(table=table, model=model, layout=layout, plan=plan, findings=worst_first(findings))
 
 

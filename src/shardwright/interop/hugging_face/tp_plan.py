@@ -1,7 +1,7 @@
-"""A tensor-parallel plan of transformers' (``base_model_tp_plan``) as a layout: role ``tensor`` where it cuts weights.
+"""A tensor-parallel plan of transformers (``base_model_tp_plan``) as a layout: role ``tensor`` where it shards weights.
 
-A style says which dim of a module's weight is cut. Role ``tensor`` cuts heads, hidden units and vocabulary of a component
-together, so that a plan which cuts one weight of a component and not its partner cannot be said in roles.
+A style gives the sharded dim of a module's weight. Role ``tensor`` shards the heads, hidden units and vocabulary of all weights of
+a component. So roles cannot express a plan that shards one weight of a component and not the others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STYLES: Mapping[str, str] = {
     "ep_router": NOTHING,
     "local_params": NOTHING,
 }
-"""The styles of transformers 5, and which dim of a weight each cuts over the axis."""
+"""The styles of transformers 5, and the dim of a weight that each shards over the axis."""
 
 MODULES: Mapping[str, tuple[str, ...]] = {
     "self_attn.q_proj": ("attention.q",),
@@ -87,21 +87,21 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "embed_tokens": ("embedding.tokens",),
     "lm_head": ("logits.kernel",),
 }
-"""The module that a pattern ends with, inside a layer or outside, and our weights. None: it has none that an axis cuts."""
+"""The module at the end of a pattern, inside a layer or outside, and our weights. Empty: it has no weight that can be sharded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSharding:
-    """Which dim of each part's weight is cut, by our name without the stack; ``experts``: it spreads whole experts."""
+    """The sharded dim of each weight, by our name without the stack; ``experts``: complete experts are distributed."""
 
-    cuts: Mapping[str, str]
+    sharded_dims: Mapping[str, str]
     patterns: Mapping[str, str]
-    """The pattern that each part's cut comes from."""
+    """The pattern that shards each weight."""
     findings: tuple[Finding, ...]
 
 
 def plan_in(published: Published) -> Mapping[str, Any] | None:
-    """The plan that a file holds: under a key of its own, or the whole file where it is no configuration."""
+    """The plan in a file: under its own key, or the entire file where it is no configuration."""
     merged: dict[str, Any] = {}
     for key in (*PLAN_KEYS, *EP_KEYS):
         value = published.values.get(key)
@@ -116,32 +116,32 @@ def plan_in(published: Published) -> Mapping[str, Any] | None:
 
 
 def plan_place(published: Published) -> Position | None:
-    """Where the plan stands; None where the whole file is one."""
+    """The position of the plan; None where the entire file is one."""
     return next((place for key in (*PLAN_KEYS, *EP_KEYS) if (place := published.place(key)) is not None), None)
 
 
 def read_plan(published: Published, plan: Mapping[str, Any]) -> PlannedSharding:
-    """The plan by our weights. Raises InputError for a style that is no text."""
-    cuts: dict[str, str] = {}
+    """The plan for our weights. Raises InputError for a style that is not a string."""
+    sharded_dims: dict[str, str] = {}
     patterns: dict[str, str] = {}
     findings = []
     for pattern, style in plan.items():
         if not isinstance(style, str):
-            published.refuse(pattern, f"the style of '{pattern}' is a word, as colwise; found {shown(style)}.")
+            published.refuse(pattern, f"the style of '{pattern}' is a string, as colwise; found {shown(style)}.")
         module = re.sub(r"^(model\.)?(layers\.(\*|\d+)\.)?", "", pattern)
         if style not in STYLES:
             findings.append(_unknown(published, pattern, f"style '{style}'", style, tuple(STYLES)))
         elif module not in MODULES:
             findings.append(_unknown(published, pattern, f"module '{module}'", module, tuple(MODULES)))
         else:
-            for part in MODULES[module]:
+            for weight in MODULES[module]:
                 if STYLES[style] != NOTHING:
-                    cuts[part], patterns[part] = STYLES[style], pattern
-    return PlannedSharding(cuts=cuts, patterns=patterns, findings=tuple(findings))
+                    sharded_dims[weight], patterns[weight] = STYLES[style], pattern
+    return PlannedSharding(sharded_dims=sharded_dims, patterns=patterns, findings=tuple(findings))
 
 
-def _unknown(published: Published, pattern: str, what: str, word: str, known: tuple[str, ...]) -> Finding:
-    near = nearest(word, known)
+def _unknown(published: Published, pattern: str, what: str, name: str, known: tuple[str, ...]) -> Finding:
+    near = nearest(name, known)
     return Finding(
         code="SW111",
         severity="error",
@@ -154,58 +154,58 @@ def _unknown(published: Published, pattern: str, what: str, word: str, known: tu
 
 
 def layout_of(published: Published, plan: PlannedSharding, table: ModelTable) -> tuple[Layout, tuple[Finding, ...]]:
-    """The layout on one axis, ``tensor``, whose size is left open, and what roles cannot say of the plan."""
+    """The layout on one axis, ``tensor``, of size ``auto``, and findings on what roles cannot express."""
     findings: list[Finding] = []
     roles: dict[str, str] = dict.fromkeys(COMPONENTS, "idle")
     for component in ROLES["tensor"].components:
-        weights = [w for w in table.weights if w.component == component and _partners(w)]
-        cut = [w for w in weights if w.name_in_layer in plan.cuts]
-        if not cut:
+        weights = [w for w in table.weights if w.component == component and _tensor_sharded(w)]
+        sharded = [w for w in weights if w.name_in_layer in plan.sharded_dims]
+        if not sharded:
             continue
-        spread = [w for w in cut if plan.cuts[w.name_in_layer] == EXPERTS]
-        wrong = [w for w in cut if w not in spread and not _as_tensor(w, plan.cuts[w.name_in_layer])]
-        if len(cut) < len(weights) or (spread and len(spread) < len(cut)) or wrong:
-            findings += _torn(published, plan, component, weights, cut, wrong)
+        by_experts = [w for w in sharded if plan.sharded_dims[w.name_in_layer] == EXPERTS]
+        wrong = [w for w in sharded if w not in by_experts and not _as_tensor(w, plan.sharded_dims[w.name_in_layer])]
+        if len(sharded) < len(weights) or (by_experts and len(by_experts) < len(sharded)) or wrong:
+            findings += _partly_sharded(published, plan, component, weights, sharded, wrong)
         else:
-            roles[component] = "expert" if spread else "tensor"
+            roles[component] = "expert" if by_experts else "tensor"
     layout = Layout(
         name="tp-plan",
-        about="What a tensor-parallel plan of transformers says.",
+        about="A tensor-parallel plan of transformers.",
         mesh={"tensor": MeshEntry(size="auto")},
         entries={"tensor": entry_of(roles)},
     )
     return layout, tuple(findings)
 
 
-def _partners(weight: Weight) -> bool:
-    """Whether role ``tensor`` cuts the weight."""
+def _tensor_sharded(weight: Weight) -> bool:
+    """Whether role ``tensor`` shards the weight."""
     return bool(set(ROLES["tensor"].weights) & set(weight.logical_axes))
 
 
-def _as_tensor(weight: Weight, cut: str) -> bool:
-    """Whether the dim that a style cuts is the one that role ``tensor`` cuts: outputs come first as PyTorch stores them."""
+def _as_tensor(weight: Weight, sharded: str) -> bool:
+    """Whether a style shards the dim that role ``tensor`` shards. PyTorch stores the output dim first."""
     dims = weight.torch_dims or tuple((name,) for name in weight.logical_axes)
     matrix = [dim for dim in dims if dim != ("experts",)]
     outputs = matrix[0] if weight.component != "embedding" else matrix[-1]
-    cuts = outputs if cut == OUTPUTS else next(dim for dim in matrix if dim != outputs)
-    return bool(set(ROLES["tensor"].weights) & set(cuts))
+    names = outputs if sharded == OUTPUTS else next(dim for dim in matrix if dim != outputs)
+    return bool(set(ROLES["tensor"].weights) & set(names))
 
 
-def _torn(
+def _partly_sharded(
     published: Published,
     plan: PlannedSharding,
     component: str,
     weights: list[Weight],
-    cut: list[Weight],
+    sharded: list[Weight],
     wrong: list[Weight],
 ) -> Iterator[Finding]:
-    left = [w.name_in_layer for w in weights if w not in cut]
-    named = [w.name_in_layer for w in cut]
-    pattern = plan.patterns[(wrong or cut)[0].name_in_layer]
+    left = [w.name_in_layer for w in weights if w not in sharded]
+    named = [w.name_in_layer for w in sharded]
+    pattern = plan.patterns[(wrong or sharded)[0].name_in_layer]
     found = (
-        f"{every(dict.fromkeys(w.name_in_layer for w in wrong))} cut along the other dim"
+        f"{every(dict.fromkeys(w.name_in_layer for w in wrong))} sharded on the other dim"
         if wrong
-        else f"{every(dict.fromkeys(named))} cut, and {every(dict.fromkeys(left)) if left else 'not all by experts'}"
+        else f"{every(dict.fromkeys(named))} sharded, and {every(dict.fromkeys(left)) if left else 'not all by experts'}"
         f"{' not' if left else ''}"
     )
     yield Finding(
@@ -213,6 +213,6 @@ def _torn(
         severity="error",
         where=f"'{pattern}' in '{component}'",
         position=published.place(pattern),
-        found=f"{found}: roles cut a component's weights together, and leave this one whole",
+        found=f"{found}: a role shards all weights of a component or none, and none of this one",
         needed=f"a style for each of {every(dict.fromkeys(w.name_in_layer for w in weights))}",
     )

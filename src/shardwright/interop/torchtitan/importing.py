@@ -1,9 +1,9 @@
-"""From a file of TorchTitan's to a layout in roles, its ranks, and what is wrong."""
+"""From a TorchTitan file to a layout in roles, its ranks, and findings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 
 from shardwright.core.findings.codes import NOT_RUN
@@ -17,17 +17,17 @@ from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.torchtitan.degrees import Degrees, check_degrees, degrees_of
-from shardwright.interop.torchtitan.layout import layout_of, mesh_of, no_box, parts_of, ranks
+from shardwright.interop.torchtitan.layout import ep_is_no_box, layout_of, mesh_axes_of, mesh_of, rank_groups
 from shardwright.interop.torchtitan.reading import read_section
 from shardwright.interop.torchtitan.rows import StepRows, rows_of
 from shardwright.interop.torchtitan.section import Section
-from shardwright.interop.torchtitan.words import AXES, MODELS
+from shardwright.interop.torchtitan.vocabulary import AXES, MODELS
 from shardwright.models import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchTitanRequest:
-    """What to import. ``model``: one to plan the layout for; ``config``: a function of a Python file."""
+    """What to import. ``model``: the model to plan the layout for; ``config``: a function of a Python file."""
 
     file: str
     model: str | None = None
@@ -43,7 +43,8 @@ class TorchTitanRequest:
 class TorchTitanImport:
     """The degrees, the layout and its mesh, the groups of rank 0, and every finding. ``plan``: where a model was named.
 
-    ``rows``: those of a step, where the file tells; ``model``: TorchTitan's family and flavor. ``layout`` None: axes cannot say it, and a finding says why.
+    ``rows``: of a step, where the file sets them. ``model``: TorchTitan's family and flavor. ``layout`` None: no mesh axes
+    express the degrees, and a finding gives the reason.
     """
 
     degrees: Degrees
@@ -63,7 +64,7 @@ class TorchTitanImport:
             "mesh": None if self.mesh is None else dict(self.mesh.shape),
             "groups": {name: list(group) for name, group in self.groups.items()},
             "chosen": dict(self.chosen),
-            "step": None if self.rows is None else asdict(self.rows),
+            "step": None if self.rows is None else self.rows.to_json(),
             "torchtitan_model": None if self.model is None else " ".join(self.model),
             "layout": None if self.layout is None else layout_text(self.layout),
             "model": None if self.plan is None else self.plan.request.table.name,
@@ -72,26 +73,26 @@ class TorchTitanImport:
         }
 
 
-def import_torchtitan(asked: TorchTitanRequest) -> TorchTitanImport:
-    """Read, lay out, check, and plan where a model is named: by who asks, or by the file.
+def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
+    """Read, lay out and check; plan where the request or the file names a model.
 
-    Raises InputError for a file that cannot be read, and FindingsError (SW106) for degrees that make no world.
+    Raises InputError for a file that cannot be read, and FindingsError (SW106) for degrees whose product is not the world size.
     """
-    section = read_section(asked.file, asked.config)
-    model = asked.model or model_of(section)
-    table = None if model is None else build(model, asked.settings)
+    section = read_section(request.file, request.config)
+    model = request.model or model_of(section)
+    table = None if model is None else build(model, request.settings)
     natural = prod((table.natural_mesh or {}).values()) if table else None
-    degrees, chosen = degrees_of(section, asked.devices, natural)
+    degrees, chosen = degrees_of(section, request.devices, natural)
     findings = list(check_degrees(section, degrees, table))
     rows = rows_of(section, degrees)
     if isinstance(rows, Finding):
         findings.append(rows)
         rows = None
     blocked = any(finding.code == "SW109" and finding.severity == "error" for finding in findings)
-    parts = None if blocked else parts_of(degrees)
-    if parts is None:
+    axes = None if blocked else mesh_axes_of(degrees)
+    if axes is None:
         if not blocked:
-            findings.append(no_box(degrees, section.positions.get("expert_parallel_degree")))
+            findings.append(ep_is_no_box(degrees, section.positions.get("expert_parallel_degree")))
         return TorchTitanImport(
             degrees=degrees,
             layout=None,
@@ -104,14 +105,14 @@ def import_torchtitan(asked: TorchTitanRequest) -> TorchTitanImport:
             chosen=chosen,
         )
     degree_of = {axis: name for name, axis in AXES.items()}
-    places = {part.name: section.positions.get(degree_of[part.of]) for part in parts}
-    layout = same_layout(layout_of(degrees, parts, asked.name), asked.file, places)
-    mesh = mesh_of(parts)
+    places = {axis.name: section.positions.get(degree_of[axis.degree]) for axis in axes}
+    layout = same_layout(layout_of(degrees, axes, request.name), request.file, places)
+    mesh = mesh_of(axes)
     plan = None
     if table is not None:
         try:
-            plan = make_plan(_request(asked, layout, table, rows))
-            # What TorchTitan trains need not be what our engine does.
+            plan = make_plan(_request(request, layout, table, rows))
+            # TorchTitan trains it, so our engine need not be able to.
             findings += [one for one in plan.findings if one.severity != "info" and one.code != NOT_RUN]
         except FindingsError as error:
             findings += error.findings
@@ -120,7 +121,7 @@ def import_torchtitan(asked: TorchTitanRequest) -> TorchTitanImport:
         degrees=degrees,
         layout=layout,
         mesh=mesh,
-        groups=ranks(mesh, parts),
+        groups=rank_groups(mesh, axes),
         plan=plan,
         rows=rows,
         model=section.model,
@@ -130,35 +131,34 @@ def import_torchtitan(asked: TorchTitanRequest) -> TorchTitanImport:
 
 
 def model_of(section: Section) -> str | None:
-    """The table of ours that has the weights of the file's model; None where none has."""
+    """Our table with the same weights as the file's model; None where there is none."""
     return None if section.model is None or section.other_weights else MODELS.get(section.model)
 
 
-def _request(asked: TorchTitanRequest, layout: Layout, table: ModelTable, rows: StepRows | None) -> Request:
-    whole = rows is not None and asked.batch is None
+def _request(request: TorchTitanRequest, layout: Layout, table: ModelTable, rows: StepRows | None) -> Request:
     return Request(
         layout=layout,
         table=table,
-        batch=asked.batch or (rows.batch if rows else table.natural_batch) or 1,
-        length=asked.length or (rows.length if rows else table.natural_length) or 1,
-        microbatches=rows.microbatches if rows is not None and whole else 1,
+        batch=request.batch or (rows.batch if rows else table.natural_batch) or 1,
+        length=request.length or (rows.length if rows else table.natural_length) or 1,
+        microbatches=rows.microbatches if rows is not None and request.batch is None else 1,
         engine="torch",
         dtype=table.dtype,
     )
 
 
 def _second_dim(degrees: Degrees, table: ModelTable) -> list[Finding]:
-    """Experts that are fewer than the ranks of efsdp and ep rest cut along their second dim, as no role does."""
+    """Experts fewer than the ranks of efsdp x ep are sharded at rest on their second dim, which no role expresses."""
     experts = table.sizes.get("experts")
-    if experts is None or degrees.ep == 1 or degrees.lent <= experts:
+    if experts is None or degrees.ep == 1 or degrees.borrowable <= experts:
         return []
     return [
         Finding(
             code="SW123",
             severity="info",
             where=f"experts of {table.name} at rest",
-            found=f"{experts} experts over efsdp {degrees.lent // degrees.ep} x ep {degrees.ep} = {degrees.lent} ranks: TorchTitan "
-            "cuts each expert's matrices along their first dim over efsdp, roles the experts",
-            needed="the same cut in both",
+            found=f"{experts} experts over efsdp {degrees.borrowable // degrees.ep} x ep {degrees.ep} = {degrees.borrowable} ranks: TorchTitan "
+            "shards the first dim of each expert's matrices over efsdp; roles shard the experts",
+            needed="the same sharding in both",
         )
     ]

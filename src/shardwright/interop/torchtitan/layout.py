@@ -6,10 +6,10 @@
 | dp_replicate | data | data |
 | dp_shard | fsdp | expert where ep borrows it, else fsdp |
 | cp | context | expert where ep borrows it, else context |
-| tp | tensor, with sequence parallelism unless that is off | expert where ep borrows it; context where ep leaves some of it, else tensor |
+| tp | tensor, with sequence parallelism unless that is off | expert where ep borrows it; context where ep borrows it only partly, else tensor |
 
-An axis of which ep borrows a part is two: ``tp_mod_ep`` and ``tp_in_ep``. Where tp holds experts the router sees a share of the
-tokens, and its weights stay replicas over tp.
+An axis that ep borrows only partly becomes two: ``tp_mod_ep`` and ``tp_in_ep``. Where tp shards experts, each rank routes its
+own tokens, and the router's weights are replicated over tp.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from shardwright.interop.layout_text import entry_of
 from shardwright.interop.torchtitan.degrees import Degrees
 
 OUTSIDE = {"pp": "stage", "dp_replicate": "data", "dp_shard": "fsdp", "cp": "context", "tp": "tensor"}
-LENT = ("tp", "cp", "dp_shard")
+BORROWED_FROM = ("tp", "cp", "dp_shard")
 """The axes that experts borrow from, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degree:
-    """An axis of our mesh: all of one of TorchTitan's, or a part of it. ``holds``: experts lie on it."""
+class MeshAxis:
+    """An axis of our mesh: a TorchTitan axis, or a factor of one. ``degree``: that axis. ``has_experts``: it shards experts."""
 
     name: str
-    of: str
+    degree: str
     size: int
-    holds: bool
+    has_experts: bool
 
 
-def parts_of(degrees: Degrees) -> tuple[Degree, ...] | None:
+def mesh_axes_of(degrees: Degrees) -> tuple[MeshAxis, ...] | None:
     """The axes larger than 1, and dp_shard, in the order of the ranks.
 
-    None where the ranks of ep are no box of the mesh: 6 of dp_shard 3 x tp 4 are one row of 4 and half of the next.
+    None where the ranks of ep are no box of the mesh: 6 ranks of dp_shard 3 x tp 4 are one row of 4 and half of the next.
     """
     left = degrees.ep
     split: dict[str, tuple[int, int]] = {}
-    for axis in LENT:
+    for axis in BORROWED_FROM:
         size = degrees.sizes[axis]
         if left % size == 0:
             split[axis], left = (1, size), left // size
@@ -58,69 +58,69 @@ def parts_of(degrees: Degrees) -> tuple[Degree, ...] | None:
             return None
     if left != 1:
         return None
-    parts = []
+    axes = []
     for axis, size in degrees.sizes.items():
         outer, inner = split.get(axis, (size, 1))
         if degrees.ep == 1 or inner == 1:
-            parts.append(Degree(name=axis, of=axis, size=size, holds=False))
+            axes.append(MeshAxis(name=axis, degree=axis, size=size, has_experts=False))
         elif outer == 1:
-            parts.append(Degree(name=axis, of=axis, size=size, holds=True))
+            axes.append(MeshAxis(name=axis, degree=axis, size=size, has_experts=True))
         else:
-            parts.append(Degree(name=f"{axis}_mod_ep", of=axis, size=outer, holds=False))
-            parts.append(Degree(name=f"{axis}_in_ep", of=axis, size=inner, holds=True))
-    return tuple(part for part in parts if part.size > 1 or part.of == "dp_shard")
+            axes.append(MeshAxis(name=f"{axis}_mod_ep", degree=axis, size=outer, has_experts=False))
+            axes.append(MeshAxis(name=f"{axis}_in_ep", degree=axis, size=inner, has_experts=True))
+    return tuple(axis for axis in axes if axis.size > 1 or axis.degree == "dp_shard")
 
 
-def layout_of(degrees: Degrees, parts: tuple[Degree, ...], name: str) -> Layout:
-    """The layout; its mesh has the sizes that the degrees say."""
-    lends_tensor = any(part.of == "tp" and part.holds for part in parts)
+def layout_of(degrees: Degrees, axes: tuple[MeshAxis, ...], name: str) -> Layout:
+    """The layout; its mesh has the sizes that the degrees give."""
+    tp_has_experts = any(axis.degree == "tp" and axis.has_experts for axis in axes)
     return Layout(
         name=name,
-        about="What TorchTitan's degrees say, on its ranks.",
-        mesh={part.name: MeshEntry(size=part.size) for part in parts},
-        entries={part.name: _entry(part, degrees, lends_tensor) for part in parts},
-        rules=_whole_router(parts) if lends_tensor and degrees.sequence_parallel else (),
+        about="TorchTitan's degrees, on its ranks.",
+        mesh={axis.name: MeshEntry(size=axis.size) for axis in axes},
+        entries={axis.name: _entry(axis, degrees, tp_has_experts) for axis in axes},
+        rules=_router_rules(axes) if tp_has_experts and degrees.sequence_parallel else (),
     )
 
 
-def _whole_router(parts: tuple[Degree, ...]) -> tuple[Rule, ...]:
-    """Where a part of tp rests experts cut, and all of it is context in the router: the router's weights leave it out."""
-    if not any(part.of == "tp" and not part.holds for part in parts):
+def _router_rules(axes: tuple[MeshAxis, ...]) -> tuple[Rule, ...]:
+    """Where a factor of tp shards experts at rest, all of tp is context in the router. Then no axis of tp shards the router's weights."""
+    if not any(axis.degree == "tp" and not axis.has_experts for axis in axes):
         return ()
-    storing = tuple(part.name for part in parts if part.of in ("dp_shard", "cp"))
+    storing = tuple(axis.name for axis in axes if axis.degree in ("dp_shard", "cp"))
     return (Rule(component="router", logical_axis="scores", axes=storing),)
 
 
-def _entry(part: Degree, degrees: Degrees, lends_tensor: bool) -> RoleEntry:
-    outside = OUTSIDE[part.of]
-    parallel = part.of == "tp" and degrees.sequence_parallel
+def _entry(axis: MeshAxis, degrees: Degrees, tp_has_experts: bool) -> RoleEntry:
+    outside = OUTSIDE[axis.degree]
+    parallel = axis.degree == "tp" and degrees.sequence_parallel
     can = components_of(outside, sequence_parallel=parallel)
     roles = {component: outside if component in can else "idle" for component in COMPONENTS}
-    if part.of == "tp" and degrees.ep > 1 and (lends_tensor or part.holds):
+    if axis.degree == "tp" and degrees.ep > 1 and (tp_has_experts or axis.has_experts):
         roles["router"] = "context" if parallel else "idle"
         roles["moe"] = "context"
-    if part.holds:
+    if axis.has_experts:
         roles["moe"] = "expert"
-    alone = part.of == "tp" and part.holds and roles["router"] == "context" and part.name == "tp"
+    alone = axis.degree == "tp" and axis.has_experts and roles["router"] == "context" and axis.name == "tp"
     return entry_of(roles, sequence_parallel=parallel, weights="whole" if alone else None)
 
 
-def mesh_of(parts: tuple[Degree, ...]) -> Mesh:
-    return Mesh(tuple(Axis(name=part.name, size=part.size) for part in parts))
+def mesh_of(axes: tuple[MeshAxis, ...]) -> Mesh:
+    return Mesh(tuple(Axis(name=axis.name, size=axis.size) for axis in axes))
 
 
-def ranks(mesh: Mesh, parts: tuple[Degree, ...], rank: int = 0) -> Mapping[str, tuple[int, ...]]:
-    """The ranks that one rank meets in each of TorchTitan's groups."""
-    groups = {axis: [part.name for part in parts if part.of == axis] for axis in OUTSIDE}
+def rank_groups(mesh: Mesh, axes: tuple[MeshAxis, ...], rank: int = 0) -> Mapping[str, tuple[int, ...]]:
+    """The ranks of each of TorchTitan's process groups that contains ``rank``."""
+    groups = {degree: [axis.name for axis in axes if axis.degree == degree] for degree in OUTSIDE}
     groups["batch"] = [*groups["dp_replicate"], *groups["dp_shard"]]
     groups["loss"] = [*groups["batch"], *groups["cp"]]
-    groups["ep"] = [part.name for part in parts if part.holds]
-    groups["efsdp"] = [part.name for part in parts if part.of in LENT and not part.holds]
+    groups["ep"] = [axis.name for axis in axes if axis.has_experts]
+    groups["efsdp"] = [axis.name for axis in axes if axis.degree in BORROWED_FROM and not axis.has_experts]
     return {name: mesh.group(rank, axes) for name, axes in groups.items()}
 
 
-def no_box(degrees: Degrees, position: Position | None) -> Finding:
-    """The ranks of ep have no place in a mesh of axes."""
+def ep_is_no_box(degrees: Degrees, position: Position | None) -> Finding:
+    """SW123: the ranks of ep are no box of the mesh."""
     sizes = degrees.sizes
     return Finding(
         code="SW123",
@@ -128,6 +128,6 @@ def no_box(degrees: Degrees, position: Position | None) -> Finding:
         where="'expert_parallel_degree'",
         position=position,
         found=f"ep {degrees.ep} takes the innermost ranks of dp_shard {sizes['dp_shard']} x cp {sizes['cp']} x tp {sizes['tp']}, "
-        "which are no box of them, so that no axes of a mesh hold the experts",
-        needed="a degree that takes whole axes and a divisor of the next",
+        "which are no box of the mesh: no mesh axes shard the experts so",
+        needed="a degree that takes full axes and a divisor of the next",
     )

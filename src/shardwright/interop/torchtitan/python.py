@@ -1,4 +1,4 @@
-"""The configuration that a Python file builds: the file is read and never run (``program``)."""
+"""The configuration that a Python file builds. The file is parsed and never run (``program``)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shardwright.interop.torchtitan.program.calls import call, invoke
 from shardwright.interop.torchtitan.program.constants import plain
 from shardwright.interop.torchtitan.program.expressions import field
 from shardwright.interop.torchtitan.program.modules import Module, parse_module
-from shardwright.interop.torchtitan.program.state import EndedError, State
+from shardwright.interop.torchtitan.program.state import RaisedError, State
 from shardwright.interop.torchtitan.program.statements import run_module
 from shardwright.interop.torchtitan.program.values import Function, Items, Partial, Record, Scope, Unread
 from shardwright.interop.torchtitan.section import Section
-from shardwright.interop.torchtitan.words import (
+from shardwright.interop.torchtitan.vocabulary import (
     DEGREES,
     EARLIER_TRAINING,
     FIRST_ROWS,
-    GONE,
     MICROBATCH_ROWS,
     MICROBATCHES,
     QUANTIZING,
+    REMOVED,
     SAME_WEIGHTS,
     SECTION,
     SECTIONS,
@@ -35,14 +35,14 @@ from shardwright.interop.torchtitan.words import (
 )
 
 CALL = SECTIONS[SECTION]
-WATCHED = (*DEGREES, *GONE, SEQUENCE, MICROBATCHES, MICROBATCH_ROWS)
+WATCHED = (*DEGREES, *REMOVED, SEQUENCE, MICROBATCHES, MICROBATCH_ROWS)
 ROWS = (*TRAINING, *EARLIER_TRAINING, FIRST_ROWS)
 
 
 def python_section(text: str, source: str, config: str | None) -> Section:
-    """What the configuration of a name says; of the only one where ``config`` is None.
+    """The options of the configuration named ``config``; of the only one where ``config`` is None.
 
-    Raises InputError for a file that is not Python, or where a value that matters cannot be known without running it.
+    Raises InputError for a file that is not Python, or where a value that is needed cannot be known without running the file.
     """
     module = parse_module(text, source)
     try:
@@ -57,13 +57,13 @@ def _section(module: Module, config: str | None) -> Section:
         raise InputError(f"{module.source}: nothing here builds a {CALL}.")
     if len(names) > 1:
         raise InputError(
-            f"{module.source}: {len(names)} configurations. Say which with --config NAME. Known: {', '.join(names)}."
+            f"{module.source}: {len(names)} configurations. Choose one with --config NAME. Known: {', '.join(names)}."
         )
     state, scope = _state(), Scope(module)
     try:
         found = _value(names[0], module, scope, state)
-    except EndedError as ended:
-        raise _at(state, ended.position, f"the program ends here with {ended.text}.") from None
+    except RaisedError as raised:
+        raise _at(state, raised.position, f"the program ends here with {raised.text}.") from None
     return _of(found, names[0], scope, state)
 
 
@@ -78,7 +78,7 @@ PARALLELISM: Mapping[str, Any] = {**DEGREES, SEQUENCE: True, MICROBATCHES: 1}
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """The names of a file that may stand for a configuration: functions that need no arguments, and values."""
+    """The names of a file that may be configurations: functions that need no arguments, and values."""
     for node in tree.body:
         match node:
             case ast.FunctionDef(name=name) if not name.startswith("_") and not needed(node.args):
@@ -88,28 +88,28 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 
 def _builds(module: Module, name: str) -> bool:
-    """Whether a name stands for a configuration, or may."""
+    """Whether a name is a configuration, or may be one."""
     state, scope = _state(), Scope(module)
     try:
         found = _value(name, module, scope, state)
-    except EndedError:
+    except RaisedError:
         return True
     if isinstance(found, Unread):
-        return any(isinstance(node, ast.FunctionDef) and node.name == name for node in module.tree.body) and _speaks(
-            module, name
-        )
+        return any(
+            isinstance(node, ast.FunctionDef) and node.name == name for node in module.tree.body
+        ) and _mentions_parallelism(module, name)
     return isinstance(found, Record) and (_is(found, CALL) or _parent(found) is not None)
 
 
-def _speaks(module: Module, name: str) -> bool:
-    """Whether a function that cannot be read says anything of parallelism."""
+def _mentions_parallelism(module: Module, name: str) -> bool:
+    """Whether a function that cannot be evaluated uses any name of the two sections."""
     node = next(node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    words = {getattr(each, "attr", getattr(each, "id", getattr(each, "arg", ""))) for each in ast.walk(node)}
-    return bool(words & {*WATCHED, *SECTIONS, CALL})
+    used = {getattr(each, "attr", getattr(each, "id", getattr(each, "arg", ""))) for each in ast.walk(node)}
+    return bool(used & {*WATCHED, *SECTIONS, CALL})
 
 
 def _value(name: str, module: Module, scope: Scope, state: State) -> Any:
-    """What a name of a file stands for; of a function, what it returns."""
+    """The value of a name of a file; of a function, what it returns."""
     run_module(scope, state)
     functions = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef)}
     known = [each for each in _names(module.tree) if each in functions]
@@ -117,10 +117,10 @@ def _value(name: str, module: Module, scope: Scope, state: State) -> Any:
         raise InputError(f"{module.source}: no function '{name}'. It has: {', '.join(known) or 'none'}.")
     value = scope.names[name]
     if isinstance(value, Function):
-        without = needed(value.node.args)
-        if without:
+        arguments = needed(value.node.args)
+        if arguments:
             raise InputError(
-                f"{module.source}: '{name}' is called with {', '.join(without)}. Name a function that needs no arguments."
+                f"{module.source}: '{name}' needs arguments: {', '.join(arguments)}. Name a function that needs none."
             )
     if isinstance(value, Function | Partial):
         node = value.node if isinstance(value, Function) else module.tree
@@ -129,19 +129,17 @@ def _value(name: str, module: Module, scope: Scope, state: State) -> Any:
 
 
 def _of(found: Any, name: str, scope: Scope, state: State) -> Section:
-    """The section of a configuration that was found."""
+    """The section of an evaluated configuration."""
     module: Module = scope.module
     if isinstance(found, Unread):
         raise _at(state, found.position, f"'{name}' is not known without running the program: {found.why}.")
-    for word, position in state.strays:
-        raise _at(state, position, f"'{word}' is set on something that is not known without running the program.")
+    for option, position in state.unknown_stores:
+        raise _at(state, position, f"'{option}' is set on an object that is not known without running the program.")
     if not isinstance(found, Record):
         raise InputError(f"{module.source}: '{name}' builds no {CALL}.")
     parent = _parent(found)
     if parent is None and not _is(found, CALL):
-        raise InputError(
-            f"{module.source}: '{name}' builds no {CALL}: {found.name} has no '{SECTION}' that is written out."
-        )
+        raise InputError(f"{module.source}: '{name}' builds no {CALL}: {found.name} has no explicit '{SECTION}'.")
     parallelism = found if parent is None else field(parent, SECTION, module.tree, scope, state)
     values, positions = _degrees(parallelism, scope, state)
     training, places = {}, {}
@@ -161,7 +159,7 @@ def _of(found: Any, name: str, scope: Scope, state: State) -> Section:
 
 
 def _parent(found: Record) -> Record | None:
-    """The configuration that holds the section: itself, or that of its trainer, as reinforcement learning has it."""
+    """The configuration with the section: this one, or that of its trainer, as in reinforcement learning."""
     for each in (found, found.fields.get("trainer", (None, None))[0]):
         if isinstance(each, Record) and (SECTION in each.fields or any(_is(each, kind) for kind in TRAINERS)):
             return each
@@ -173,9 +171,9 @@ def _is(found: Record, kind: str) -> bool:
 
 
 def _degrees(parallelism: Any, scope: Scope, state: State) -> tuple[dict[str, Any], dict[str, Position]]:
-    """Each option as it is in the end. Raises InputError for a degree that only running the program would tell."""
-    if isinstance(parallelism, Record) and parallelism.spoilt is not None:
-        parallelism = parallelism.spoilt
+    """The final value of each option. Raises InputError for a degree that only running the program gives."""
+    if isinstance(parallelism, Record) and parallelism.invalidated is not None:
+        parallelism = parallelism.invalidated
     if isinstance(parallelism, Unread):
         raise _at(
             state, parallelism.position, f"'{SECTION}' is not known without running the program: {parallelism.why}."
@@ -192,24 +190,24 @@ def _degrees(parallelism: Any, scope: Scope, state: State) -> tuple[dict[str, An
         if name in WATCHED and values[name] is None:
             why = f": {value.why}" if isinstance(value, Unread) else ""
             place = value.position if isinstance(value, Unread) else position
-            message = f"'{name}' is worked out by the program, which is read and not run{why}. Write a number."
+            message = f"'{name}' is computed by the program, which is parsed and not run{why}. Write a number."
             raise _at(state, place, message)
     return values, positions
 
 
 def _training(training: Any) -> tuple[dict[str, Any], dict[str, Position]]:
-    """What is said of a step; None for what only running the program would tell."""
-    if not isinstance(training, Record) or training.spoilt is not None:
+    """The options of a step; None for a value that only running the program gives."""
+    if not isinstance(training, Record) or training.invalidated is not None:
         return dict.fromkeys(TRAINING), {}
-    said = {name: found for name, found in training.fields.items() if name in ROWS}
-    start = EARLIER_TRAINING if any(name in (*EARLIER_TRAINING, FIRST_ROWS) for name in said) else TRAINING
+    stated = {name: found for name, found in training.fields.items() if name in ROWS}
+    start = EARLIER_TRAINING if any(name in (*EARLIER_TRAINING, FIRST_ROWS) for name in stated) else TRAINING
     values: dict[str, Any] = dict(start)
-    values.update({name: value if isinstance(value, int) else None for name, (value, _) in said.items()})
-    return values, {name: position for name, (_, position) in said.items()}
+    values.update({name: value if isinstance(value, int) else None for name, (value, _) in stated.items()})
+    return values, {name: position for name, (_, position) in stated.items()}
 
 
 def _model(found: Record) -> tuple[tuple[str, str] | None, str]:
-    """Family and flavor of ``model_spec=model_registry("8B")``, and what gives it other weights than the flavor's."""
+    """Family and flavor of ``model_spec=model_registry("8B")``, and the option that gives it other weights than the flavor's."""
     spec = found.fields.get("model_spec", (None, None))[0]
     call = spec.call if isinstance(spec, Unread) else None
     if call is None or not call.name.endswith("model_registry"):
@@ -219,7 +217,7 @@ def _model(found: Record) -> tuple[tuple[str, str] | None, str]:
         return None, ""
     package = call.name.rpartition(".")[0].rpartition(".")[2]
     for name, value in call.keywords.items():
-        if name == "converters" and isinstance(value, Items) and value.spoilt is None:
+        if name == "converters" and isinstance(value, Items) and value.invalidated is None:
             kinds = [each.name if isinstance(each, Record) else "" for each in value]
             if all(any(f".{kind}.Config" in f".{each}" for kind in QUANTIZING) for each in kinds):
                 continue

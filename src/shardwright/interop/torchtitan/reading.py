@@ -1,6 +1,6 @@
 """A TorchTitan configuration: TOML, JSON, or the Python that builds a ``ParallelismConfig``.
 
-Whatever is wrong is one ``InputError`` with its place.
+Every fault raises one ``InputError`` with its position.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from shardwright.files.json_text import parse_json
 from shardwright.files.text import error_at, place_of, read_text
 from shardwright.interop.torchtitan.python import python_section
 from shardwright.interop.torchtitan.section import Section
-from shardwright.interop.torchtitan.words import (
+from shardwright.interop.torchtitan.vocabulary import (
     DEGREES,
     EARLIER_SECTIONS,
     EARLIER_TRAINING,
     FIRST_ROWS,
-    GONE,
     MICROBATCH_ROWS,
     MICROBATCHES,
+    REMOVED,
     SECTION,
     SEQUENCE,
     STEP_ROWS,
@@ -32,15 +32,15 @@ from shardwright.interop.torchtitan.words import (
     TRAINING,
 )
 
-NUMBERS = (*DEGREES, *GONE, MICROBATCHES, MICROBATCH_ROWS)
+NUMBERS = (*DEGREES, *REMOVED, MICROBATCHES, MICROBATCH_ROWS)
 ROWS = (*TRAINING, *EARLIER_TRAINING, FIRST_ROWS)
 OF_STEP = (STEP_TOKENS, STEP_ROWS)
 
 
 def read_section(path: str, config: str | None = None) -> Section:
-    """The section of a file. ``config``: the function of a Python file whose configuration is meant.
+    """The section of a file. ``config``: the function of a Python file that builds the configuration.
 
-    Raises InputError for a file that cannot be read, has no such section, or values that are no degrees.
+    Raises InputError for a file that cannot be read, has no such section, or has values that are no degrees.
     """
     return parse_section(read_text(path), path, config)
 
@@ -63,7 +63,7 @@ def parse_section(text: str, source: str, config: str | None = None) -> Section:
     for values, places in ((found.values, found.positions), (found.training, found.training_positions)):
         for name, place in places.items():
             if values[name] is None and name in ROWS and source.endswith(".py"):
-                continue  # Only running it would tell, and nothing needs it.
+                continue  # Only running the file gives it, and nothing needs it.
             _check(name, values[name], texts.get(place.source, ""), place)
     return found
 
@@ -95,24 +95,25 @@ def _from_tables(top: Any, text: str, source: str, *, quoted: bool) -> Section:
     for name in EARLIER_SECTIONS:
         earlier = top.get(name)
         if isinstance(earlier, dict):
-            values.update((key, value) for key, value in earlier.items() if key in (*DEGREES, *GONE, SEQUENCE))
+            values.update((key, value) for key, value in earlier.items() if key in (*DEGREES, *REMOVED, SEQUENCE))
     values.update(section)
     if not values and SECTION not in top:
         raise InputError(f"{source}: no section '{SECTION}', and no degree of TorchTitan's in any other.")
-    said = _training(top.get("training"))
+    stated = _training(top.get("training"))
     return Section(
         source=source,
         values=values,
         positions={key: _place(key, text, source, quoted=quoted) for key in values},
-        training=said and {**(EARLIER_TRAINING if {*said} & {*EARLIER_TRAINING, FIRST_ROWS} else TRAINING), **said},
-        training_positions={key: _place(key, text, source, quoted=quoted) for key in said},
+        training=stated
+        and {**(EARLIER_TRAINING if {*stated} & {*EARLIER_TRAINING, FIRST_ROWS} else TRAINING), **stated},
+        training_positions={key: _place(key, text, source, quoted=quoted) for key in stated},
         model=_model(top.get("model")),
         texts={source: text},
     )
 
 
 def _training(section: Any) -> dict[str, Any]:
-    """What the section says of the rows or tokens of a step."""
+    """The options of the section that set the rows or tokens of a step."""
     return {key: value for key, value in section.items() if key in ROWS} if isinstance(section, dict) else {}
 
 
@@ -123,7 +124,7 @@ def _model(section: Any) -> tuple[str, str] | None:
 
 
 def _place(key: str, text: str, source: str, *, quoted: bool) -> Position:
-    """Where a key is given: its last line, since a section stands after those of earlier versions."""
+    """The position of a key: its last line, since a section comes after those of earlier versions."""
     pattern = rf'"{re.escape(key)}"\s*:' if quoted else rf"^\s*(?P<key>{re.escape(key)})\s*="
     found = list(re.finditer(pattern, text, re.MULTILINE))
     if not found:
@@ -141,4 +142,4 @@ def _check(name: str, value: Any, text: str, position: Position) -> None:
     if name == SEQUENCE and not isinstance(value, bool):
         refuse("true or false")
     if name in (*ROWS, MICROBATCHES, MICROBATCH_ROWS) and value < 1 and not (value == -1 and name in OF_STEP):
-        refuse("at least 1" + (", or -1 for one micro-batch of each rank" if name in OF_STEP else ""))
+        refuse("at least 1" + (", or -1 for one microbatch of each rank" if name in OF_STEP else ""))

@@ -1,4 +1,4 @@
-"""What a configuration says of parallelism, of a step and of the model, in the words of the file."""
+"""The options that a configuration sets for parallelism, the step and the model, under the names that the file uses."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.core.findings.position import Position
-from shardwright.interop.torchtitan.words import DEGREES, MICROBATCH_ROWS, MICROBATCHES, SEQUENCE
+from shardwright.interop.torchtitan.vocabulary import DEGREES, MICROBATCH_ROWS, MICROBATCHES, SEQUENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Each option as it is in the end, and where it stands.
+    """The final value of each option, and its position in the file.
 
-    ``training``: what is said of a step, with the defaults of the version that has these words; empty where the file says
-    nothing; None for what only running the program would tell. ``model``: family and flavor. ``other_weights``: the option
-    that gives the model other weights than its flavor has. ``texts``: the files that were read, for errors.
+    ``training``: the options of a step, with the defaults of the TorchTitan version that has these names. It is empty where
+    the file sets none; a value is None where only running the program gives it. ``model``: family and flavor.
+    ``other_weights``: the option that gives the model other weights than its flavor has. ``texts``: the files read, for errors.
     """
 
     source: str
@@ -33,12 +33,12 @@ class Section:
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches of a pass through the pipeline."""
+        """Microbatches of a pass through the pipeline."""
         return int(self.values.get(MICROBATCHES, 1))
 
     @property
     def rows_of_microbatch(self) -> int:
-        """What a micro-batch was before there were ``microbatches``."""
+        """Rows of a microbatch, which earlier versions set in place of ``microbatches``."""
         return int(self.values.get(MICROBATCH_ROWS, 1))
 
     @property

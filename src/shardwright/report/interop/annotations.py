@@ -1,4 +1,4 @@
-"""Findings and errors as GitHub Actions reads them, one line each: `::error file=...,line=...,title=...::message`.
+"""Findings and errors as GitHub Actions workflow commands, one line each: `::error file=...,line=...,title=...::message`.
 
 https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.position import Position
 
-WORDS = {"error": "error", "warning": "warning", "info": "notice"}
-"""What GitHub calls a severity."""
+COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
+"""The command for each severity."""
 
 
 def annotation(finding: Finding, place: Position, environment: Mapping[str, str]) -> str:
     """The line for a finding. ``place``: in a file of the repository."""
     title = f"{finding.code}: {finding.law}"
-    said = "\n".join(f"{label}: {text}" if label else text for label, text in finding.lines())
-    return command(WORDS[finding.severity], place, title, said, environment)
+    message = "\n".join(f"{label}: {text}" if label else text for label, text in finding.lines())
+    return command(COMMANDS[finding.severity], place, title, message, environment)
 
 
 def error_annotation(message: str, path: str, environment: Mapping[str, str]) -> str:
@@ -28,7 +28,7 @@ def error_annotation(message: str, path: str, environment: Mapping[str, str]) ->
     return command("error", here, "this lock cannot be checked", message, environment)
 
 
-def command(word: str, place: Position, title: str, message: str, environment: Mapping[str, str]) -> str:
+def command(name: str, place: Position, title: str, message: str, environment: Mapping[str, str]) -> str:
     """
     >>> here = Position(source="a,b.yaml", line=3, column=5)
     >>> command("error", here, "SW601: it moved", "100% of it\\nmoved: all", {})
@@ -40,12 +40,12 @@ def command(word: str, place: Position, title: str, message: str, environment: M
         "col": str(place.column),
         "title": title,
     }
-    properties = ",".join(f"{name}={_property(value)}" for name, value in values.items())
-    return f"::{word} {properties}::{_data(message)}"
+    properties = ",".join(f"{key}={_property(value)}" for key, value in values.items())
+    return f"::{name} {properties}::{_data(message)}"
 
 
 def _from_workspace(path: str, environment: Mapping[str, str]) -> str:
-    """A file's path from the root of the repository, wherever in it the step runs."""
+    """A file's path relative to the root of the repository, for a step that runs in any folder of it."""
     workspace = environment.get("GITHUB_WORKSPACE")
     if workspace:
         near = os.path.relpath(os.path.realpath(path), os.path.realpath(workspace))

@@ -1,4 +1,4 @@
-"""What people see of an import: the layout as its file would say it, degrees and ranks, and a model's table."""
+"""Text views of an import: the layout as a layout file, degrees and ranks, and a model's table."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
             "step": "" if found.rows is None else _step(found.rows),
             "model": _model_of(found),
         }
-        parts = [heading(source, lines, found.chosen)]
+        sections = [heading(source, lines, found.chosen)]
         groups = {name: ranks for name, ranks in found.groups.items() if len(ranks) > 1}
         if groups:
             cells = [[Text(name), Text(_ranks(ranks))] for name, ranks in groups.items()]
-            columns = [Column(header="group"), Column(header="ranks that meet rank 0", flexible=True)]
-            parts.append(section("groups", aligned(columns, [Rows(cells=cells)], width)))
-        return Group(*parts, *layout_section(found.layout), *findings_section(found.findings, width))
+            columns = [Column(header="group"), Column(header="ranks in the group of rank 0", flexible=True)]
+            sections.append(section("groups", aligned(columns, [Rows(cells=cells)], width)))
+        return Group(*sections, *layout_section(found.layout), *findings_section(found.findings, width))
 
     return view
 
 
 def _step(rows: StepRows) -> str:
-    """The rows of a step, and whose they are."""
+    """The rows of a step, and how many each rank has."""
     own = rows.batch // rows.ranks // rows.microbatches
-    share = f"{own:,} on each of {several(rows.ranks, 'data-parallel rank')}" if rows.ranks > 1 else ""
+    per_rank = f"{own:,} on each of {several(rows.ranks, 'data-parallel rank')}" if rows.ranks > 1 else ""
     passes = f"{several(rows.microbatches, 'microbatch')}" if rows.microbatches > 1 else ""
     return ", ".join(
-        [f"{several(rows.batch, 'row')} of {several(rows.length, 'token')}", *filter(None, (passes, share))]
+        [f"{several(rows.batch, 'row')} of {several(rows.length, 'token')}", *filter(None, (passes, per_rank))]
     )
 
 
 def _model_of(found: TorchTitanImport) -> str:
-    """The model that was planned, and TorchTitan's name of the file's own."""
+    """The model that was planned, and TorchTitan's name of the file's model."""
     planned = found.plan.request.table.name if found.plan else ""
     own = " ".join(found.model or ())
     return f"{planned} (TorchTitan's {own})" if planned and own else planned or (own and f"TorchTitan's {own}")
 
 
 def hugging_face_view(found: HuggingFaceImport) -> View:
-    """The model by what it has, the command that plans it, and the layout of a plan."""
+    """The model's family, size and weights, the command that plans it, and the layout of its tensor-parallel plan."""
 
     def view(width: int) -> RenderableType:
         table = found.table
@@ -73,7 +73,7 @@ def hugging_face_view(found: HuggingFaceImport) -> View:
             f"{several(table.num_layers, 'layer')}",
             "plan it": f"shardwright plan {command(found.model)}" if found.model else "",
         }
-        parts = [heading(table.name, lines, {})]
+        sections = [heading(table.name, lines, {})]
         cells = [
             [
                 Text(weight.name),
@@ -90,28 +90,28 @@ def hugging_face_view(found: HuggingFaceImport) -> View:
             Column(header="dims", flexible=True),
         ]
         if found.model is not None:
-            parts.append(section("weights", aligned(columns, [Rows(cells=cells)], width)))
-        return Group(*parts, *layout_section(found.layout), *findings_section(found.findings, width))
+            sections.append(section("weights", aligned(columns, [Rows(cells=cells)], width)))
+        return Group(*sections, *layout_section(found.layout), *findings_section(found.findings, width))
 
     return view
 
 
 def heading(title: str, lines: Mapping[str, str], chosen: Mapping[str, str]) -> RenderableType:
-    """A title with a line for each thing that is said, and what was chosen because nobody said it."""
+    """A title, labelled lines, and the defaults that were chosen."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
-    said = dict(lines)
+    shown = dict(lines)
     if chosen:
-        said["by default"] = " ".join(f"{option} {value}" for option, value in chosen.items())
-    for label, text in said.items():
+        shown["by default"] = " ".join(f"{option} {value}" for option, value in chosen.items())
+    for label, text in shown.items():
         if text:
             grid.add_row(label, Text(text))
     return Group(Text(title, style="bold"), Padding(grid, (0, 0, 0, INDENT)), Text(""))
 
 
 def layout_section(layout: Layout | None) -> Sequence[RenderableType]:
-    """The layout as its file would say it."""
+    """The layout as the text of a layout file."""
     if layout is None:
         return ()
     lines = (
@@ -121,13 +121,13 @@ def layout_section(layout: Layout | None) -> Sequence[RenderableType]:
 
 
 def findings_section(findings: Sequence[Finding], width: int) -> Sequence[RenderableType]:
-    """The findings, last, where the prompt is."""
+    """The findings. They are last, next to the prompt."""
     title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
     return (title, *([Text(""), findings_list(findings, width)] if findings else []))
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """All of a few, and the first ones and the last of many."""
+    """All ranks up to 16; of more, the first eight and the last."""
     if len(ranks) <= 16:
         return ", ".join(map(str, ranks))
     return f"{', '.join(map(str, ranks[:8]))}, ..., {ranks[-1]} ({len(ranks)} of them)"

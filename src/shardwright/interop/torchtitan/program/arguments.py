@@ -15,7 +15,7 @@ def bound(
     named: Mapping[str, Any],
     default: Callable[[ast.expr], Any],
 ) -> dict[str, Any] | None:
-    """Names to values as Python binds them; None where Python would raise a TypeError."""
+    """Parameter names to values, as Python binds them; None where Python would raise a TypeError."""
     places = [*parameters.posonlyargs, *parameters.args]
     values: dict[str, Any] = dict(zip((each.arg for each in places), given, strict=False))
     rest = given[len(places) :]
@@ -54,11 +54,11 @@ def needed(parameters: ast.arguments) -> list[str]:
 
 
 def spread(value: Any) -> Sequence[Any] | None:
-    """What ``*value`` hands over; None where that is not known."""
-    return value if isinstance(value, tuple | Items) and getattr(value, "spoilt", None) is None else None
+    """The arguments that ``*value`` passes; None where they are not known."""
+    return value if isinstance(value, tuple | Items) and getattr(value, "invalidated", None) is None else None
 
 
 def spread_named(value: Any) -> Mapping[str, Any] | None:
-    """What ``**value`` hands over; None where that is not known."""
-    same = isinstance(value, Table) and value.spoilt is None and all(isinstance(key, str) for key in value)
-    return value if same else None
+    """The arguments that ``**value`` passes; None where they are not known."""
+    known = isinstance(value, Table) and value.invalidated is None and all(isinstance(key, str) for key in value)
+    return value if known else None

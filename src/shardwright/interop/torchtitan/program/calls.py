@@ -1,7 +1,7 @@
-"""What a call gives, and what it may change of what it is handed.
+"""The result of a call, and which of its arguments it may change.
 
-A class of another file makes an object and leaves what it is handed as it is; so do the functions in ``expressions.BUILTINS`` and those that
-copy. Any other function of another file may change all that it can reach.
+A class of another file makes an object and does not change its arguments. The same holds for the functions in
+``expressions.BUILTINS`` and for those that copy. Any other function of another file may change all that it can reach.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from shardwright.interop.torchtitan.program import expressions, statements, unknown
 from shardwright.interop.torchtitan.program.arguments import bound, spread, spread_named
 from shardwright.interop.torchtitan.program.constants import FUNCTIONS, NotPlainError, attempt, bounded, method, plain
-from shardwright.interop.torchtitan.program.state import DEEPEST, State, text_of, unread
+from shardwright.interop.torchtitan.program.state import MAX_DEPTH, State, text_of, unread
 from shardwright.interop.torchtitan.program.values import (
     Above,
     Call,
@@ -27,13 +27,13 @@ from shardwright.interop.torchtitan.program.values import (
     Scope,
     Table,
     Unread,
-    around_method,
     deep_copy,
-    spoil,
+    invalidate,
+    method_scope,
 )
 
 STRUCTURAL = ("len", "list", "tuple", "dict", "zip", "enumerate", "reversed", "range")
-"""Functions that look at a list's or a dict's shape and not at what is in it."""
+"""Functions that use a list's or a dict's structure and not its items."""
 
 
 def call(node: ast.Call, scope: Scope, state: State) -> Any:
@@ -45,23 +45,23 @@ def call(node: ast.Call, scope: Scope, state: State) -> Any:
         function = expressions.value_of(node.func, scope, state)
     given: list[Any] = []
     named: dict[str, Any] = {}
-    whole = True
+    complete = True
     for each in node.args:
         value = expressions.value_of(each.value if isinstance(each, ast.Starred) else each, scope, state)
         more = spread(value) if isinstance(each, ast.Starred) else [value]
-        whole = whole and more is not None
+        complete = complete and more is not None
         given += [value] if more is None else more
-    for word in node.keywords:
-        value = expressions.value_of(word.value, scope, state)
-        more_named = spread_named(value) if word.arg is None else {word.arg: value}
-        whole = whole and more_named is not None
+    for keyword in node.keywords:
+        value = expressions.value_of(keyword.value, scope, state)
+        more_named = spread_named(value) if keyword.arg is None else {keyword.arg: value}
+        complete = complete and more_named is not None
         named.update({"**": value} if more_named is None else more_named)
-    if not whole and not (isinstance(function, Imported) and _makes(function)):
+    if not complete and not (isinstance(function, Imported) and _makes(function)):
         return _by_others(function, node, given, named, scope)
-    looks = isinstance(function, Imported) and not _makes(function) and unknown.harmless(node.func, scope)
-    if looks and function.name not in FUNCTIONS and function.last != "cast":
+    reads_only = isinstance(function, Imported) and not _makes(function) and unknown.harmless(node.func, scope)
+    if reads_only and function.name not in FUNCTIONS and function.last != "cast":
         return unread(scope, node, f"'{text_of(node)}' is not known")
-    return invoke(function, given, named, node, scope, state, whole=whole)
+    return invoke(function, given, named, node, scope, state, complete=complete)
 
 
 def invoke(
@@ -72,9 +72,9 @@ def invoke(
     scope: Scope,
     state: State,
     *,
-    whole: bool = True,
+    complete: bool = True,
 ) -> Any:
-    """What comes of handing these to a function or a class. ``whole``: nothing else may be handed over."""
+    """The result of calling a function or a class. ``complete``: these are all of its arguments."""
     match function:
         case Partial():
             merged = {**function.keywords, **named}
@@ -89,19 +89,19 @@ def invoke(
             except NotPlainError:
                 return _by_others(function, node, given, named, scope)
         case Imported():
-            return _imported(function, given, named, node, scope, state, whole=whole)
+            return _imported(function, given, named, node, scope, state, complete=complete)
     return _by_others(function, node, given, named, scope)
 
 
 def _makes(function: Imported) -> bool:
-    """Whether a name of another file is that of a class."""
+    """Whether a name of another file is a class's."""
     return function.last.lstrip("_")[:1].isupper()
 
 
 def _by_others(function: Any, node: ast.AST, given: list[Any], named: Mapping[str, Any], scope: Scope) -> Unread:
     what = text_of(node.func) if isinstance(node, ast.Call) else text_of(node)
     changed = unread(scope, node, f"'{what}' may change it, and is not in the file")
-    spoil([function, *given, *named.values()], changed)
+    invalidate([function, *given, *named.values()], changed)
     if isinstance(function, Unread):
         return Unread(why=function.why, position=function.position)
     name = function.name if isinstance(function, Imported) else what
@@ -117,22 +117,24 @@ def _imported(
     scope: Scope,
     state: State,
     *,
-    whole: bool,
+    complete: bool,
 ) -> Any:
-    if function.name in SPECIAL and whole:
+    if function.name in SPECIAL and complete:
         made = SPECIAL[function.name](given, dict(named), node, scope, state)
         if made is not NotImplemented:
             return made
     elif function.name in FUNCTIONS:
-        known = all(not isinstance(item, Unread) and getattr(item, "spoilt", None) is None for item in given)
+        known = all(not isinstance(item, Unread) and getattr(item, "invalidated", None) is None for item in given)
         if known and (function.name in STRUCTURAL or all(plain(item) for item in (*given, *named.values()))):
             return bounded(attempt(FUNCTIONS[function.name], *given, **named))
         raise NotPlainError
     elif _makes(function):
         made = Record(function.name)
         made.fields = {name: (value, _place(node, name, scope)) for name, value in named.items()}
-        if given or not whole:
-            made.spoilt = unread(scope, node, f"'{text_of(node)}' is given more than names and values")
+        if given or not complete:
+            made.invalidated = unread(
+                scope, node, f"'{text_of(node)}' has arguments other than known keyword arguments"
+            )
         return made
     elif function.last in ("__post_init__", "__init__"):
         return None
@@ -140,19 +142,19 @@ def _imported(
 
 
 def _place(node: ast.AST, name: str, scope: Scope) -> Any:
-    words = node.keywords if isinstance(node, ast.Call) else []
-    return scope.module.at(next((word for word in words if word.arg == name), node))
+    keywords = node.keywords if isinstance(node, ast.Call) else []
+    return scope.module.at(next((each for each in keywords if each.arg == name), node))
 
 
 def _run(
     function: Function, given: list[Any], named: Mapping[str, Any], node: ast.AST, scope: Scope, state: State
 ) -> Any:
-    """A function of the file: its statements, one after the other."""
+    """Interpret a function of the file."""
     inner = Scope(function.scope.module, function.scope)
     body = function.node
     odd = next((each for each in ast.walk(body) if isinstance(each, ODD)), None)
-    if odd is not None or getattr(body, "decorator_list", None) or state.depth >= DEEPEST:
-        why = "is decorated" if getattr(body, "decorator_list", None) else "does what is not read"
+    if odd is not None or getattr(body, "decorator_list", None) or state.depth >= MAX_DEPTH:
+        why = "is decorated" if getattr(body, "decorator_list", None) else "has statements that are not interpreted"
         made = _by_others(function, node, given, named, scope)
         return Unread(why=f"'{text_of(getattr(node, 'func', node))}' {why}", position=made.position)
     if function.bound is not None:
@@ -172,7 +174,7 @@ def _run(
 
 
 def _default_of(node: ast.expr, scope: Scope, state: State) -> Any:
-    """A parameter's default: one for all calls."""
+    """A parameter's default: the same object for all calls."""
     key = (id(node), scope)
     if key not in state.parameters:
         state.parameters[key] = expressions.value_of(node, scope, state)
@@ -185,28 +187,28 @@ ODD = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await)
 def _make(cls: Class, given: list[Any], named: Mapping[str, Any], node: ast.AST, scope: Scope, state: State) -> Any:
     """An object of a class of the file, with the defaults that the file gives, after its ``__post_init__``."""
     made = Record(cls.node.name, cls)
-    line = list(cls.line())
+    line = list(cls.ancestry())
     plain_class = all(
         _only_dataclass(each) and not isinstance(base, Unread) for each in line for base in (*each.bases, None)
     )
     if given or not plain_class or cls.body(ast.FunctionDef, "__init__") is not None:
-        made.spoilt = unread(scope, node, f"how '{cls.node.name}' is made is not read")
-        spoil([*given, *named.values()], made.spoilt)
+        made.invalidated = unread(scope, node, f"the construction of '{cls.node.name}' is not interpreted")
+        invalidate([*given, *named.values()], made.invalidated)
         return made
     for each in reversed(line):
-        for part in each.node.body:
-            match part:
+        for statement in each.node.body:
+            match statement:
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as default) if name not in named:
-                    made.fields[name] = (_default(default, each.scope, state), each.scope.module.at(part))
+                    made.fields[name] = (_default(default, each.scope, state), each.scope.module.at(statement))
     made.fields.update({name: (value, _place(node, name, scope)) for name, value in named.items()})
     found = cls.body(ast.FunctionDef, "__post_init__")
     if found is not None:
-        _run(Function(node=found[1], scope=around_method(found[0], made), bound=made), [], {}, node, scope, state)
+        _run(Function(node=found[1], scope=method_scope(found[0], made), bound=made), [], {}, node, scope, state)
     return made
 
 
 def _only_dataclass(cls: Class) -> bool:
-    """Whether a class is made as a dataclass is: no metaclass, no other decorator, nothing of its own before the fields."""
+    """Whether a class is constructed as a dataclass is: no metaclass, no other decorator, no method that runs before the fields are set."""
     if cls.node.keywords or any(
         cls.body(ast.FunctionDef, name) for name in ("__new__", "__getattr__", "__getattribute__")
     ):
@@ -216,20 +218,20 @@ def _only_dataclass(cls: Class) -> bool:
 
 
 def _default(node: ast.expr, scope: Scope, state: State) -> Any:
-    """The default of a dataclass's field, made anew for each object."""
+    """The default of a dataclass's field, evaluated for each object."""
     if isinstance(node, ast.Call) and text_of(node.func).rpartition(".")[2] == "field":
-        for word in node.keywords:
-            if word.arg == "default":
-                return expressions.value_of(word.value, scope, state)
-            if word.arg == "default_factory":
-                return invoke(expressions.value_of(word.value, scope, state), [], {}, node, scope, state)
+        for keyword in node.keywords:
+            if keyword.arg == "default":
+                return expressions.value_of(keyword.value, scope, state)
+            if keyword.arg == "default_factory":
+                return invoke(expressions.value_of(keyword.value, scope, state), [], {}, node, scope, state)
         return unread(scope, node, f"'{text_of(node)}' is not known")
     return expressions.value_of(node, scope, state)
 
 
 def _replaced(given: list[Any], named: dict[str, Any], node: ast.AST, scope: Scope, state: State) -> Any:
     if len(given) != 1 or not isinstance(given[0], Record):
-        return unread(scope, node, f"what '{text_of(node)}' starts from is not known")
+        return unread(scope, node, f"the object that '{text_of(node)}' copies is not known")
     made = given[0].copy()
     if made.cls is not None and made.cls.body(ast.FunctionDef, "__post_init__") is not None:
         values = {name: value for name, (value, _) in made.fields.items()}
@@ -257,7 +259,7 @@ def _super(given: list[Any], _named: dict[str, Any], node: ast.AST, scope: Scope
     except KeyError:
         cls = owner = None
     if given or cls is None:
-        state.strays.append(("super", scope.module.at(node)))
+        state.unknown_stores.append(("super", scope.module.at(node)))
         return NotImplemented
     return Above(owner=owner, cls=next((base for base in cls.bases if isinstance(base, Class)), None))
 
@@ -272,7 +274,7 @@ def _copied(given: list[Any], named: dict[str, Any], node: ast.AST, scope: Scope
     value = given[0]
     if isinstance(value, Items | Table):
         made = type(value)(value)
-        made.spoilt = value.spoilt
+        made.invalidated = value.invalidated
         return made
     return value.copy() if isinstance(value, Record) else value
 
@@ -285,8 +287,8 @@ def _cast(given: list[Any], named: dict[str, Any], node: ast.AST, scope: Scope, 
     return given[1] if len(given) == 2 else NotImplemented
 
 
-def _passed_on(given: list[Any], named: dict[str, Any], node: ast.AST, scope: Scope, state: State) -> Any:  # noqa: ARG001
-    """A trainer's configuration as another trainer's: the degrees are a copy, all else is shared."""
+def _as_graph_trainer(given: list[Any], named: dict[str, Any], node: ast.AST, scope: Scope, state: State) -> Any:  # noqa: ARG001
+    """A trainer's configuration as a graph trainer's: the degrees are copied, everything else is shared."""
     if not given or not isinstance(given[0], Record):
         return NotImplemented
     made = given[0].copy()
@@ -306,6 +308,6 @@ SPECIAL: Mapping[str, Callable[[list[Any], dict[str, Any], ast.AST, Scope, State
     "setattr": _set,
     "getattr": _get,
     "super": _super,
-    "torchtitan.experiments.graph_trainer.configs.to_graph_trainer_config": _passed_on,
+    "torchtitan.experiments.graph_trainer.configs.to_graph_trainer_config": _as_graph_trainer,
 }
 """Functions of other files whose effect is known."""

@@ -1,4 +1,4 @@
-"""Operators and methods on values that are written out. Nothing here can grow without bound."""
+"""Operators and methods on literal values. Every result has a bounded size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from shardwright.interop.torchtitan.program.values import Items, Table
 
-LARGEST = 10**30
-LONGEST = 100_000
+MAX_INTEGER = 10**30
+MAX_LENGTH = 100_000
 PLAIN = (int, float, str, bool, type(None))
 
 OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -68,7 +68,7 @@ METHODS: Mapping[type, tuple[str, ...]] = {
 
 
 class NotPlainError(Exception):
-    """What an operator makes of its operands is not for us to say."""
+    """The result of an operator on these operands is not known here."""
 
 
 def binary(op: ast.operator, left: Any, right: Any) -> Any:
@@ -83,7 +83,7 @@ def binary(op: ast.operator, left: Any, right: Any) -> Any:
 
 
 def compare(op: ast.cmpop, left: Any, right: Any) -> bool:
-    """Raises NotPlainError where either is no value that is written out."""
+    """Raises NotPlainError where an operand is no literal value."""
     if isinstance(op, ast.Is | ast.IsNot):
         if not (left is None or right is None or (isinstance(left, bool) and isinstance(right, bool))):
             raise NotPlainError
@@ -96,8 +96,8 @@ def compare(op: ast.cmpop, left: Any, right: Any) -> bool:
 
 
 def plain(value: Any) -> bool:
-    """Whether a value, and all in it, is written out."""
-    if isinstance(value, Items | Table) and value.spoilt is not None:
+    """Whether a value, with everything in it, is a literal."""
+    if isinstance(value, Items | Table) and value.invalidated is not None:
         return False
     if isinstance(value, Table):
         return all(plain(item) for item in value.values())
@@ -107,7 +107,7 @@ def plain(value: Any) -> bool:
 
 
 def attempt(function: Callable[..., Any], *given: Any, **more: Any) -> Any:
-    """Raises NotPlainError for whatever Python raises: the program would end there."""
+    """Raises NotPlainError for any error of Python's: the program would end there."""
     try:
         return function(*given, **more)
     except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError):
@@ -115,24 +115,24 @@ def attempt(function: Callable[..., Any], *given: Any, **more: Any) -> Any:
 
 
 def bounded(value: Any) -> Any:
-    """Raises NotPlainError for a value that is too large to go on with."""
-    if isinstance(value, int) and abs(value) > LARGEST:
+    """Raises NotPlainError for a value that is too large."""
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
         raise NotPlainError
-    if isinstance(value, str | tuple | list | dict) and len(value) > LONGEST:
+    if isinstance(value, str | tuple | list | dict) and len(value) > MAX_LENGTH:
         raise NotPlainError
     return value
 
 
 def method(owner: Any, name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
-    """What a method of a text, a list or a dict gives. Raises NotPlainError where it is not one that is known."""
+    """The result of a method of a str, list or dict. Raises NotPlainError for a method that is not known."""
     kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
-    if kind is None or name not in METHODS[kind] or getattr(owner, "spoilt", None) is not None:
+    if kind is None or name not in METHODS[kind] or getattr(owner, "invalidated", None) is not None:
         raise NotPlainError
     if kind is str and not all(plain(item) for item in (*arguments, *keywords.values())):
         raise NotPlainError
     if kind is str and (name == "format" or (name == "replace" and len(owner) > 1000)):
         raise NotPlainError
-    if any(getattr(item, "spoilt", None) is not None for item in arguments):
+    if any(getattr(item, "invalidated", None) is not None for item in arguments):
         raise NotPlainError
     made = bounded(attempt(getattr(owner, name), *arguments, **keywords))
     bounded(owner)
@@ -146,12 +146,12 @@ def method(owner: Any, name: str, arguments: list[Any], keywords: Mapping[str, A
 
 
 def _short(numbers: range) -> range:
-    if len(numbers) > LONGEST:
+    if len(numbers) > MAX_LENGTH:
         raise ValueError
     return numbers
 
 
 def _of_one_kind(left: Any, right: Any) -> bool:
-    if getattr(left, "spoilt", None) is not None or getattr(right, "spoilt", None) is not None:
+    if getattr(left, "invalidated", None) is not None or getattr(right, "invalidated", None) is not None:
         return False
     return any(isinstance(left, kind) and isinstance(right, kind) for kind in (str, tuple, Items))

@@ -1,4 +1,4 @@
-"""The value of an expression, or why it is not known."""
+"""The value of an expression, or the reason why it is not known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardwright.interop.torchtitan.program.values import (
     Scope,
     Table,
     Unread,
-    around_method,
+    method_scope,
 )
 
 BUILTINS = (
@@ -47,28 +47,28 @@ BUILTINS = (
     "id",
     "vars",
 )
-"""Functions that leave what they are handed as it is."""
+"""Functions that do not change their arguments."""
 
 
 def value_of(node: ast.expr, scope: Scope, state: State) -> Any:
-    """What an expression is; an Unread where only running it would tell."""
+    """The value of an expression; an Unread where only running it gives the value."""
     state.step(scope.module)
     reader = READERS.get(type(node))
     if reader is None:
         unknown.forget(node, scope, state)
-        return unread(scope, node, f"'{text_of(node)}' is not read")
+        return unread(scope, node, f"'{text_of(node)}' is not interpreted")
     try:
         return reader(node, scope, state)
     except NotPlainError:
-        return unread(scope, node, f"'{text_of(node)}' is not read")
+        return unread(scope, node, f"'{text_of(node)}' is not interpreted")
 
 
 def truth(value: Any) -> bool | None:
     """Whether a value is true; None where that is not known."""
-    if isinstance(value, Unread | Imported | Method) or getattr(value, "spoilt", None) is not None:
+    if isinstance(value, Unread | Imported | Method) or getattr(value, "invalidated", None) is not None:
         return None
     if isinstance(value, Record):
-        # A class that is read may say of itself when it is true.
+        # An interpreted class may define its own truth value.
         return True if value.cls is None or value.cls.body(ast.FunctionDef, "__bool__") is None else None
     return True if isinstance(value, Function | Class | Partial) else bool(value)
 
@@ -99,7 +99,7 @@ def field(owner: Any, name: str, node: ast.AST, scope: Scope, state: State) -> A
     if isinstance(owner, Above):
         found = owner.cls.body(ast.FunctionDef, name) if owner.cls is not None else None
         if found is not None:
-            return Function(node=found[1], scope=around_method(found[0], owner.owner), bound=owner.owner)
+            return Function(node=found[1], scope=method_scope(found[0], owner.owner), bound=owner.owner)
         return Imported(name=f"super.{name}") if name == "__post_init__" else Method(owner=owner, name=name)
     if isinstance(owner, Class):
         found = owner.body(ast.FunctionDef, name)
@@ -118,29 +118,29 @@ def field(owner: Any, name: str, node: ast.AST, scope: Scope, state: State) -> A
 
 
 def _field_of_record(owner: Record, name: str, node: ast.AST, scope: Scope, state: State) -> Any:
-    if owner.spoilt is not None:
-        return owner.spoilt
+    if owner.invalidated is not None:
+        return owner.invalidated
     if name in owner.fields:
         return owner.fields[name][0]
     found = owner.cls.body(ast.FunctionDef, name) if owner.cls is not None else None
     if found is not None:
         if found[1].decorator_list:
-            return unread(scope, node, f"'{name}' is decorated, and what comes of that is not read")
-        return Function(node=found[1], scope=around_method(found[0], owner), bound=owner)
+            return unread(scope, node, f"'{name}' is decorated, and the result of that is not known")
+        return Function(node=found[1], scope=method_scope(found[0], owner), bound=owner)
     defaults = state.defaults_of(owner.kind)
     if defaults is not None and name in defaults:
         made = Record(defaults[name]) if isinstance(defaults[name], str) else defaults[name]
         if isinstance(made, Record):
-            # Whoever asks twice must have the same one.
+            # A second access must give the same object.
             owner.fields[name] = (made, scope.module.at(node))
         return made
     return Method(owner=owner, name=name)
 
 
 def known(value: Any, scope: Scope, node: ast.AST) -> Any:
-    """A value that is not a method which nobody called: a field that was not given."""
+    """The value; an Unread where it is a method that was not called, which is a field that was not given."""
     if isinstance(value, Method) and not isinstance(value.owner, str | Items | Table):
-        return unread(scope, node, f"'{value.name}' is not given, and what it is then is not in the file")
+        return unread(scope, node, f"'{value.name}' is not given, and its default is not in the file")
     return value
 
 
@@ -165,8 +165,8 @@ def _unary(node: ast.UnaryOp, scope: Scope, state: State) -> Any:
 
 def _boolean(node: ast.BoolOp, scope: Scope, state: State) -> Any:
     value: Any = None
-    for index, part in enumerate(node.values):
-        value = value_of(part, scope, state)
+    for index, operand in enumerate(node.values):
+        value = value_of(operand, scope, state)
         known_truth = truth(value)
         if known_truth is None:
             for rest in node.values[index + 1 :]:
@@ -197,7 +197,7 @@ def _holds(op: ast.cmpop, left: Any, right: Any) -> bool:
     return compare(op, left, right)
 
 
-def _choice(node: ast.IfExp, scope: Scope, state: State) -> Any:
+def _conditional(node: ast.IfExp, scope: Scope, state: State) -> Any:
     chosen = truth(value_of(node.test, scope, state))
     if chosen is None:
         unknown.forget(node.body, scope, state)
@@ -211,7 +211,7 @@ def _sequence(node: ast.List | ast.Tuple | ast.Set, scope: Scope, state: State) 
     for each in node.elts:
         if isinstance(each, ast.Starred):
             more = value_of(each.value, scope, state)
-            if not isinstance(more, tuple | Items) or getattr(more, "spoilt", None) is not None:
+            if not isinstance(more, tuple | Items) or getattr(more, "invalidated", None) is not None:
                 return unread(scope, each, f"'{text_of(each)}' is not known")
             items += more
         else:
@@ -224,7 +224,7 @@ def _table(node: ast.Dict, scope: Scope, state: State) -> Any:
     for key, item in zip(node.keys, node.values, strict=True):
         value = value_of(item, scope, state)
         if key is None:
-            if not isinstance(value, Table) or value.spoilt is not None:
+            if not isinstance(value, Table) or value.invalidated is not None:
                 return unread(scope, item, f"'**{text_of(item)}' is not known")
             made.update(value)
         else:
@@ -240,9 +240,9 @@ def _item(node: ast.Subscript, scope: Scope, state: State) -> Any:
     if _unread_of(owner, key):
         return _unread_of(owner, key)
     if isinstance(owner, Imported | Class):
-        # A type with its parameters, or an entry of a table of another file.
+        # A generic type with its parameters, or an item of a dict of another file.
         return unread(scope, node, f"'{text_of(node)}' is not in the file")
-    if not isinstance(owner, Items | Table | tuple | str) or getattr(owner, "spoilt", None) is not None:
+    if not isinstance(owner, Items | Table | tuple | str) or getattr(owner, "invalidated", None) is not None:
         raise NotPlainError
     if not plain(key):
         raise NotPlainError
@@ -250,20 +250,20 @@ def _item(node: ast.Subscript, scope: Scope, state: State) -> Any:
 
 
 def _text(node: ast.JoinedStr, scope: Scope, state: State) -> Any:
-    parts = []
+    texts = []
     for each in node.values:
         if isinstance(each, ast.FormattedValue):
             value = value_of(each.value, scope, state)
             if each.format_spec is not None or each.conversion != -1 or not plain(value):
                 raise NotPlainError
-            parts.append(str(value))
+            texts.append(str(value))
         else:
-            parts.append(str(value_of(each, scope, state)))
-    return bounded("".join(parts))
+            texts.append(str(value_of(each, scope, state)))
+    return bounded("".join(texts))
 
 
 def _comprehension(node: Any, scope: Scope, state: State) -> Any:
-    """Its own names are its own: they are gone afterwards."""
+    """Its names are local to it."""
     inner, made = Scope(scope.module, scope), []
     for _ in _rounds(node, node.generators, inner, state):
         if isinstance(node, ast.DictComp):
@@ -283,9 +283,9 @@ def _rounds(node: ast.expr, generators: list[ast.comprehension], scope: Scope, s
         return
     first, *others = generators
     over = value_of(first.iter, scope, state)
-    if isinstance(over, Table) and over.spoilt is None:
+    if isinstance(over, Table) and over.invalidated is None:
         over = Items(over)
-    if not isinstance(over, tuple | Items) or getattr(over, "spoilt", None) is not None:
+    if not isinstance(over, tuple | Items) or getattr(over, "invalidated", None) is not None:
         unknown.forget(node, scope, state)
         raise NotPlainError
     for item in list(over):
@@ -305,15 +305,15 @@ def _walrus(node: ast.NamedExpr, scope: Scope, state: State) -> Any:
 
 
 def bind(target: ast.expr, value: Any, scope: Scope, state: State) -> None:
-    """Give a name, a field or an item its value."""
+    """Assign a value to a name, a field or an item."""
     if isinstance(target, ast.Name):
         scope.names[target.id] = value
     elif isinstance(target, ast.Attribute):
         set_field(value_of(target.value, scope, state), target.attr, value, target, scope, state)
     elif isinstance(target, ast.Tuple | ast.List) and not any(isinstance(each, ast.Starred) for each in target.elts):
         same = isinstance(value, tuple | Items) and len(value) == len(target.elts)
-        if not same or getattr(value, "spoilt", None) is not None:
-            value = [unread(scope, target, "what is taken apart here is not known")] * len(target.elts)
+        if not same or getattr(value, "invalidated", None) is not None:
+            value = [unread(scope, target, "the value that is unpacked here is not known")] * len(target.elts)
         for each, item in zip(target.elts, value, strict=True):
             bind(each, item, scope, state)
     elif isinstance(target, ast.Subscript):
@@ -321,21 +321,21 @@ def bind(target: ast.expr, value: Any, scope: Scope, state: State) -> None:
         if isinstance(owner, Table) and plain(key) and not isinstance(key, Items | Table):
             owner[key] = value
         elif isinstance(owner, Items | Table):
-            owner.spoilt = owner.spoilt or unread(scope, target, f"'{text_of(target)}' is set")
+            owner.invalidated = owner.invalidated or unread(scope, target, f"'{text_of(target)}' is set")
     else:
         unknown.forget(target, scope, state)
 
 
 def set_field(owner: Any, name: str, value: Any, node: ast.AST, scope: Scope, state: State) -> None:
-    """Set a field of an object; remember it where nobody knows whose it is and the name is one that matters."""
-    if isinstance(owner, Record) and owner.spoilt is None:
+    """Set a field of an object; record it where the object is not known and the name is a watched one."""
+    if isinstance(owner, Record) and owner.invalidated is None:
         hooked = owner.cls is not None and owner.cls.body(ast.FunctionDef, "__setattr__") is not None
         owner.fields[name] = (
-            unread(scope, node, "its class sets fields itself") if hooked else value,
+            unread(scope, node, "its class defines __setattr__") if hooked else value,
             scope.module.at(node),
         )
     elif name in state.watched:
-        state.strays.append((name, scope.module.at(node)))
+        state.unknown_stores.append((name, scope.module.at(node)))
 
 
 def _lambda(node: ast.Lambda, scope: Scope, _state: State) -> Any:
@@ -358,7 +358,7 @@ READERS: dict[type[ast.expr], Callable[[Any, Scope, State], Any]] = {
     ast.UnaryOp: _unary,
     ast.BoolOp: _boolean,
     ast.Compare: _compare,
-    ast.IfExp: _choice,
+    ast.IfExp: _conditional,
     ast.List: _sequence,
     ast.Tuple: _sequence,
     ast.Set: _sequence,
@@ -372,4 +372,4 @@ READERS: dict[type[ast.expr], Callable[[Any, Scope, State], Any]] = {
     ast.NamedExpr: _walrus,
     ast.Lambda: _lambda,
 }
-"""How each kind of expression is read; another kind is not."""
+"""The evaluator of each kind of expression; other kinds are not interpreted."""

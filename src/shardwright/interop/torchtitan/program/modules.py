@@ -1,4 +1,4 @@
-"""Files of Python, and where the names come from that one imports from another."""
+"""Python files, and the names that one imports from another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REGISTRY = "config_registry"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Module:
-    """A file of Python that is read. ``imports``: which name of which other module each imported name is."""
+    """A parsed Python file."""
 
     source: str
     text: str
@@ -44,7 +44,7 @@ def parse_module(text: str, source: str) -> Module:
 
 
 def imported_names(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str, str]]:
-    """The name that is bound, the module, with a dot in front for each level, and the name in it ("" for the module)."""
+    """The bound name, the module with a leading dot for each level, and the name in it ("" for the module itself)."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             yield alias.asname or alias.name, "." * node.level + (node.module or ""), alias.name
@@ -55,7 +55,7 @@ def imported_names(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str
 
 
 def file_of(module: str, source: str) -> Path | None:
-    """The file of a module that is read with ``source``: one beside it, or a registry of configurations in its tree."""
+    """The file of a module that is read with ``source``: one in the same folder, or a registry of configurations in its tree."""
     here = Path(source).parent
     level = len(module) - len(module.lstrip("."))
     parts = module.lstrip(".").split(".") if module.lstrip(".") else []
@@ -64,8 +64,8 @@ def file_of(module: str, source: str) -> Path | None:
     folders = [here.joinpath(*[".."] * (level - 1))] if level else [here, *here.resolve().parents]
     for folder in folders:
         path = folder.joinpath(*parts).with_suffix(".py")
-        beside = path.parent.resolve() == here.resolve()
-        if (beside or parts[-1] == REGISTRY) and path.is_file():
+        same_folder = path.parent.resolve() == here.resolve()
+        if (same_folder or parts[-1] == REGISTRY) and path.is_file():
             return path
     return None
 

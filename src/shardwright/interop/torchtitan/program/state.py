@@ -1,4 +1,4 @@
-"""What one reading of a program has at hand, and how much it may still do."""
+"""The state of one interpretation of a program, and its limits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardwright.core.findings.position import Position
 from shardwright.interop.torchtitan.program.modules import Module
 from shardwright.interop.torchtitan.program.values import Scope, Unread
 
-MOST_STEPS = 200_000
-DEEPEST = 40
+MAX_STEPS = 200_000
+MAX_DEPTH = 40
 """Calls within calls."""
 
 
-class EndedError(Exception):
+class RaisedError(Exception):
     """The program raises an error of its own."""
 
     def __init__(self, text: str, position: Position) -> None:
@@ -26,10 +26,10 @@ class EndedError(Exception):
 
 
 class State:
-    """``defaults``: the fields that a class of another file has where nobody gives them, by its dotted name's end.
+    """``defaults``: the default fields of a class of another file, by the end of its dotted name.
 
-    ``call``: what a call gives (``calls.py``), which looks into functions, whose statements have expressions with calls.
-    ``strays``: where a field of a name in ``watched`` is set on something that is not read.
+    ``call``: evaluates a call (``calls.py``), which interprets functions, whose statements have expressions with calls.
+    ``unknown_stores``: where a field named in ``watched`` is set on an object that is not known.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class State:
         call: Callable[[ast.Call, Scope, State], Any],
     ) -> None:
         self.defaults, self.watched, self.call = defaults, watched, call
-        self.strays: list[tuple[str, Position]] = []
+        self.unknown_stores: list[tuple[str, Position]] = []
         self.modules: dict[Path, Scope] = {}
         self.texts: dict[str, str] = {}
         self.parameters: dict[tuple[int, Scope], Any] = {}
@@ -47,14 +47,14 @@ class State:
 
     def step(self, module: Module) -> None:
         self.steps += 1
-        if self.steps > MOST_STEPS:
+        if self.steps > MAX_STEPS:
             raise InputError(
-                f"{module.source}: too long to read without running it: more than {MOST_STEPS:,} steps of its program. "
-                "Write the degrees out."
+                f"{module.source}: too long to read without running it: more than {MAX_STEPS:,} steps. "
+                "Write the degrees as numbers."
             )
 
     def defaults_of(self, kind: str) -> Mapping[str, Any] | None:
-        """The fields that a class is known to have where none is given, by the end of its name."""
+        """The known default fields of a class, by the end of its name."""
         for end, fields in self.defaults.items():
             if kind == end or kind.endswith(f".{end}"):
                 return fields
@@ -66,7 +66,7 @@ def unread(scope: Scope, node: ast.AST, why: str) -> Unread:
 
 
 def text_of(node: ast.AST, longest: int = 40) -> str:
-    """An expression as it is written, cut where it is long."""
+    """The source text of an expression, truncated to ``longest`` characters."""
     try:
         text = " ".join(ast.unparse(node).split())
     except (RecursionError, ValueError):

@@ -1,4 +1,4 @@
-"""A function's way through its statements."""
+"""Interpreting the statements of a function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.interop.torchtitan.program import unknown
 from shardwright.interop.torchtitan.program.constants import NotPlainError, binary
 from shardwright.interop.torchtitan.program.expressions import bind, truth, value_of
 from shardwright.interop.torchtitan.program.modules import file_of, imported_names, package_of, read_module
-from shardwright.interop.torchtitan.program.state import EndedError, State, text_of, unread
+from shardwright.interop.torchtitan.program.state import RaisedError, State, text_of, unread
 from shardwright.interop.torchtitan.program.values import Class, Function, Imported, Items, Scope, Table, Unread
 
 
@@ -28,7 +28,7 @@ class _LeftError(Exception):
 
 
 def run(body: Sequence[ast.stmt], scope: Scope, state: State) -> Any:
-    """What a function's body returns. Raises EndedError where the program raises."""
+    """What a function's body returns. Raises RaisedError where the program raises."""
     try:
         _all(body, scope, state)
     except _ReturnedError as returned:
@@ -37,7 +37,7 @@ def run(body: Sequence[ast.stmt], scope: Scope, state: State) -> Any:
 
 
 def run_module(scope: Scope, state: State) -> None:
-    """A file, from top to bottom: its names are in ``scope`` afterwards."""
+    """Interpret a file from top to bottom; its names are in ``scope`` afterwards."""
     module = scope.module
     state.texts[module.source] = module.text
     scope.names["__name__"] = "config_registry"
@@ -79,7 +79,7 @@ def _one(node: ast.stmt, scope: Scope, state: State) -> None:
                     unknown.forget(item.optional_vars, scope, state)
             _all(body, scope, state)
         case ast.Raise():
-            raise EndedError(text_of(node.exc, 100) if node.exc else "an exception", scope.module.at(node))
+            raise RaisedError(text_of(node.exc, 100) if node.exc else "an exception", scope.module.at(node))
         case ast.Break() | ast.Continue():
             raise _LeftError(again=isinstance(node, ast.Continue))
         case ast.FunctionDef(name=name):
@@ -102,15 +102,15 @@ def _augmented(node: ast.AugAssign, scope: Scope, state: State) -> None:
         if isinstance(left, Unread) or isinstance(right, Unread):
             raise NotPlainError
         if isinstance(left, Items) and isinstance(node.op, ast.Add) and isinstance(right, tuple | Items):
-            # The same list, and everyone who has it sees it.
+            # The list changes in place, for every name that is bound to it.
             left.extend(right)
-            left.spoilt = left.spoilt or getattr(right, "spoilt", None)
+            left.invalidated = left.invalidated or getattr(right, "invalidated", None)
             return
         made = binary(node.op, left, right)
     except NotPlainError:
-        made = unread(scope, node, f"'{text_of(node)}' is not read")
+        made = unread(scope, node, f"'{text_of(node)}' is not interpreted")
         if isinstance(left, Items | Table):
-            left.spoilt = left.spoilt or made
+            left.invalidated = left.invalidated or made
     bind(node.target, made, scope, state)
 
 
@@ -136,9 +136,9 @@ def _if(node: ast.If, scope: Scope, state: State) -> None:
 
 def _for(node: ast.For, scope: Scope, state: State) -> None:
     over = value_of(node.iter, scope, state)
-    if isinstance(over, Table) and over.spoilt is None:
+    if isinstance(over, Table) and over.invalidated is None:
         over = Items(over)
-    if not isinstance(over, tuple | Items) or getattr(over, "spoilt", None) is not None:
+    if not isinstance(over, tuple | Items) or getattr(over, "invalidated", None) is not None:
         unknown.forget(node, scope, state)
         return
     for item in list(over):
@@ -150,7 +150,7 @@ def _for(node: ast.For, scope: Scope, state: State) -> None:
             if not left.again:
                 return
         if scope.maybe_left is not None:
-            # Whether the loop went on is not known, nor what its other rounds did.
+            # It is not known whether the loop continued, nor what its other iterations did.
             scope.maybe_left = None
             unknown.forget(node, scope, state)
             return
@@ -160,7 +160,7 @@ def _for(node: ast.For, scope: Scope, state: State) -> None:
 def _import(node: ast.Import | ast.ImportFrom, scope: Scope, state: State) -> None:
     for bound_as, module, name in imported_names(node):
         if name == "*":
-            # It may bring any name, also one that stands here already.
+            # It may bind any name, including one that is bound here already.
             why = unread(scope, node, f"'{text_of(node)}' may have replaced it")
             scope.names.update(dict.fromkeys(scope.names, why))
             continue
@@ -173,7 +173,7 @@ def _import(node: ast.Import | ast.ImportFrom, scope: Scope, state: State) -> No
 
 
 def _from(path: Any, name: str, node: ast.stmt, scope: Scope, state: State) -> Any:
-    """A name of a file that is read too."""
+    """A name of another file that is interpreted too."""
     path = path.resolve()
     if path not in state.modules:
         try:
@@ -181,8 +181,8 @@ def _from(path: Any, name: str, node: ast.stmt, scope: Scope, state: State) -> A
             run_module(state.modules[path], state)
         except InputError as error:
             return unread(scope, node, str(error).split("\n")[0].removesuffix("."))
-        except EndedError as ended:
-            return unread(scope, node, f"{path.name} ends with {ended.text}")
+        except RaisedError as raised:
+            return unread(scope, node, f"{path.name} ends with {raised.text}")
     try:
         return state.modules[path].find(name)
     except KeyError:

@@ -1,4 +1,4 @@
-"""What a statement or an expression that may run or not, once or often, can change: all of that is known no longer."""
+"""What a statement or expression can change that may run any number of times: those values are no longer known."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from shardwright.interop.torchtitan.program.values import (
     Scope,
     Table,
     Unread,
+    invalidate,
     named_in,
-    spoil,
 )
 
 HARMLESS = frozenset(
     {"isinstance", "issubclass", "print", "len", "int", "str", "bool", "float", "max", "min", "range", "cast"}
 )
-"""Functions that change nothing that they are handed."""
+"""Functions that do not change their arguments."""
 LOGGERS = frozenset({"logger", "logging", "log", "warnings"})
 
 
 def forget(node: ast.AST, scope: Scope, state: State) -> None:
-    """Take from the scope what ``node`` may bind, and spoil what it may change."""
+    """Make unknown the names that ``node`` may bind, and invalidate the values that it may change."""
     stores = [each for each in ast.walk(node) if isinstance(each, ast.Attribute | ast.Subscript) and _stores(each)]
     loops = [each for each in ast.walk(node) if isinstance(each, ast.For | ast.AsyncFor | ast.While)]
     inside = {id(each) for loop in loops for each in ast.walk(loop)}
     own = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _stores(each)}
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call) and not harmless(each.func, scope)]
     if any(own & _names(each) for each in (*stores, *calls)):
-        # A name of its own may stand for anything that it names.
-        spoil(named_in(node, scope), unread(scope, node, f"'{text_of(node)}' may change it"))
+        # A name that it binds may be an alias of any value that it names.
+        invalidate(named_in(node, scope), unread(scope, node, f"'{text_of(node)}' may change it"))
     for each in ast.walk(node):
         why = (
             unread(scope, each, f"it is not known whether '{text_of(each)}' runs") if hasattr(each, "lineno") else None
@@ -55,7 +55,9 @@ def forget(node: ast.AST, scope: Scope, state: State) -> None:
             case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
                 _forget_field(owner, name, why, scope, state)
             case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
-                spoil([_reached(owner, scope)] if _reached(owner, scope) is not None else named_in(owner, scope), why)
+                invalidate(
+                    [_reached(owner, scope)] if _reached(owner, scope) is not None else named_in(owner, scope), why
+                )
             case ast.Call():
                 _forget_call(each, why, scope)
             case ast.Return():
@@ -77,19 +79,19 @@ def _forget_field(owner: ast.expr, name: str, why: Unread, scope: Scope, state: 
     if isinstance(found, Record):
         found.fields[name] = (why, why.position)
         return
-    spoil(named_in(owner, scope), why)
+    invalidate(named_in(owner, scope), why)
     if name in state.watched:
-        state.strays.append((name, why.position))
+        state.unknown_stores.append((name, why.position))
 
 
 def _forget_call(node: ast.Call, why: Unread, scope: Scope) -> None:
     if harmless(node.func, scope):
         return
-    spoil([each for part in (node.func, *node.args, *node.keywords) for each in named_in(part, scope)], why)
+    invalidate([each for child in (node.func, *node.args, *node.keywords) for each in named_in(child, scope)], why)
 
 
 def harmless(function: ast.expr, scope: Scope) -> bool:
-    """Whether a call changes nothing that it is handed: it makes an object, or only looks."""
+    """Whether a call does not change its arguments: it makes an object, or only reads."""
     found = _reached(function, scope)
     if not (found is None or isinstance(found, Imported)):
         return False
@@ -102,7 +104,7 @@ def harmless(function: ast.expr, scope: Scope) -> bool:
 
 
 def _reached(node: ast.expr, scope: Scope) -> Any:
-    """What a chain of names and fields stands for; None where it is not known. Nothing is changed by looking."""
+    """The value of a chain of names and fields; None where it is not known. The lookup changes nothing."""
     if isinstance(node, ast.Name):
         try:
             return scope.find(node.id)
@@ -110,14 +112,14 @@ def _reached(node: ast.expr, scope: Scope) -> Any:
             return None
     if isinstance(node, ast.Attribute):
         owner = _reached(node.value, scope)
-        if isinstance(owner, Record) and owner.spoilt is None and node.attr in owner.fields:
+        if isinstance(owner, Record) and owner.invalidated is None and node.attr in owner.fields:
             return owner.fields[node.attr][0]
         if isinstance(owner, Imported):
             return Imported(name=f"{owner.name}.{node.attr}")
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         owner = _reached(node.value, scope)
-        if isinstance(owner, Table) and owner.spoilt is None:
+        if isinstance(owner, Table) and owner.invalidated is None:
             return owner.get(node.slice.value)
-        if isinstance(owner, Items) and owner.spoilt is None and isinstance(node.slice.value, int):
+        if isinstance(owner, Items) and owner.invalidated is None and isinstance(node.slice.value, int):
             return owner[node.slice.value] if -len(owner) <= node.slice.value < len(owner) else None
     return None

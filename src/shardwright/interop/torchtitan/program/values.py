@@ -1,4 +1,4 @@
-"""What a name may stand for while a program is read. Numbers, texts, tuples and None are themselves."""
+"""What a name may be bound to during interpretation. Numbers, strings, tuples and None are themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.core.findings.position import Position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of something imported: its dotted name and what it was given."""
+    """A call of an imported name: the dotted name and the arguments."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -21,7 +21,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """A value that only running the program would tell: why, and where that begins. ``call``: what made it."""
+    """A value that only running the program gives: the reason, and where it first applies. ``call``: the call that made it."""
 
     why: str
     position: Position
@@ -30,7 +30,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A name of another file that is not read: ``torchtitan.trainer.Trainer``."""
+    """A name of another file that is not interpreted: ``torchtitan.trainer.Trainer``."""
 
     name: str
 
@@ -40,13 +40,13 @@ class Imported:
 
 
 class Scope:
-    """The names of a file or of one call of a function, and those around it."""
+    """The names of a file or of one function call, and the enclosing scope."""
 
-    __slots__ = ("around", "maybe_left", "maybe_returned", "module", "names")
+    __slots__ = ("enclosing", "maybe_left", "maybe_returned", "module", "names")
 
-    def __init__(self, module: Any, around: Scope | None = None) -> None:
+    def __init__(self, module: Any, enclosing: Scope | None = None) -> None:
         self.names: dict[str, Any] = {}
-        self.module, self.around = module, around
+        self.module, self.enclosing = module, enclosing
         self.maybe_returned: Unread | None = None
         self.maybe_left: Unread | None = None
 
@@ -56,13 +56,13 @@ class Scope:
         while scope is not None:
             if name in scope.names:
                 return scope.names[name]
-            scope = scope.around
+            scope = scope.enclosing
         raise KeyError(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Function:
-    """A function, or a lambda, with the names around it. ``bound``: the object whose method it is."""
+    """A function or a lambda with its enclosing scope. ``bound``: the object whose method it is."""
 
     node: ast.FunctionDef | ast.Lambda
     scope: Scope
@@ -71,29 +71,29 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Class:
-    """A class of a file that is read, with what it is made from."""
+    """A class of an interpreted file, with its bases."""
 
     node: ast.ClassDef
     scope: Scope
     bases: tuple[Any, ...]
 
-    def line(self) -> Iterator[Class]:
-        """The class and those that are read above it, the nearest first."""
+    def ancestry(self) -> Iterator[Class]:
+        """The class and its interpreted base classes, the nearest first."""
         yield self
         for base in self.bases:
             if isinstance(base, Class):
-                yield from base.line()
+                yield from base.ancestry()
 
     @property
     def root(self) -> str:
-        """The name above all that is read, of another file; that of the class where there is none."""
+        """The first base class of another file that is not interpreted, by name; the class itself where there is none."""
         for base in self.bases:
             return base.root if isinstance(base, Class) else getattr(base, "name", self.node.name)
         return self.node.name
 
     def body(self, kind: type[ast.stmt], name: str) -> tuple[Class, Any] | None:
-        """The nearest statement of a kind in the body that has a name, with the class it stands in."""
-        for each in self.line():
+        """The nearest statement of a kind and name in the class bodies, with its class."""
+        for each in self.ancestry():
             for node in each.node.body:
                 if isinstance(node, kind) and getattr(node, "name", None) == name:
                     return each, node
@@ -119,47 +119,47 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Above:
-    """``super()``: an object as the class above another one sees it; None where that class is not read."""
+    """``super()``: an object, and the base class where lookup starts; None where that class is not interpreted."""
 
     owner: Any
     cls: Class | None
 
 
 class Record:
-    """An object that a class made, with the fields that were given and where. ``spoilt``: why no field is known."""
+    """An object that a class made, with the fields that were given and their positions. ``invalidated``: why no field is known."""
 
-    __slots__ = ("cls", "fields", "name", "spoilt")
+    __slots__ = ("cls", "fields", "invalidated", "name")
 
     def __init__(self, name: str, cls: Class | None = None) -> None:
         self.name, self.cls = name, cls
         self.fields: dict[str, tuple[Any, Position]] = {}
-        self.spoilt: Unread | None = None
+        self.invalidated: Unread | None = None
 
     @property
     def kind(self) -> str:
-        """The dotted name of the class of another file that it is one of."""
+        """The dotted name of the class of another file that it is an instance of."""
         return self.cls.root if self.cls is not None else self.name
 
     def copy(self) -> Record:
         made = Record(self.name, self.cls)
-        made.fields, made.spoilt = dict(self.fields), self.spoilt
+        made.fields, made.invalidated = dict(self.fields), self.invalidated
         return made
 
 
 class Items(list):
-    """A list that the program made. ``spoilt``: why its items are not known."""
+    """A list that the program made. ``invalidated``: why its items are not known."""
 
-    spoilt: Unread | None = None
+    invalidated: Unread | None = None
 
 
 class Table(dict):
-    """A dict that the program made. ``spoilt``: why its items are not known."""
+    """A dict that the program made. ``invalidated``: why its items are not known."""
 
-    spoilt: Unread | None = None
+    invalidated: Unread | None = None
 
 
 def deep_copy(value: Any, made: dict[int, Any] | None = None) -> Any:
-    """A copy in which nothing that can change is shared."""
+    """A copy that shares no mutable value."""
     made = {} if made is None else made
     if id(value) in made:
         return made[id(value)]
@@ -172,13 +172,13 @@ def deep_copy(value: Any, made: dict[int, Any] | None = None) -> Any:
     if isinstance(value, Items):
         other = Items()
         made[id(value)] = other
-        other.spoilt = value.spoilt
+        other.invalidated = value.invalidated
         other.extend(deep_copy(item, made) for item in value)
         return other
     if isinstance(value, Table):
         other = Table()
         made[id(value)] = other
-        other.spoilt = value.spoilt
+        other.invalidated = value.invalidated
         other.update({key: deep_copy(item, made) for key, item in value.items()})
         return other
     if isinstance(value, tuple):
@@ -186,8 +186,8 @@ def deep_copy(value: Any, made: dict[int, Any] | None = None) -> Any:
     return value
 
 
-def spoil(values: list[Any], why: Unread) -> None:
-    """Something unread had hold of these values: what can be reached from them, and can change, is known no longer."""
+def invalidate(values: list[Any], why: Unread) -> None:
+    """Code that is not interpreted had these values: all mutable values reachable from them are no longer known."""
     seen: set[int] = set()
     while values:
         value = values.pop()
@@ -196,10 +196,10 @@ def spoil(values: list[Any], why: Unread) -> None:
         seen.add(id(value))
         if isinstance(value, Record):
             values += [item for item, _ in value.fields.values()]
-            value.spoilt = value.spoilt or why
+            value.invalidated = value.invalidated or why
         elif isinstance(value, Items | Table):
             values += list(value) if isinstance(value, Items) else list(value.values())
-            value.spoilt = value.spoilt or why
+            value.invalidated = value.invalidated or why
         elif isinstance(value, tuple):
             values += value
         elif isinstance(value, Partial):
@@ -211,15 +211,15 @@ def spoil(values: list[Any], why: Unread) -> None:
             values += named_in(value.node, value.scope)
 
 
-def around_method(cls: Class, owner: Any) -> Scope:
-    """The names around a method of a class, with what ``super()`` needs."""
+def method_scope(cls: Class, owner: Any) -> Scope:
+    """The enclosing scope of a method of a class, with what ``super()`` needs."""
     scope = Scope(cls.scope.module, cls.scope)
     scope.names.update({"__class__": cls, "__self__": owner})
     return scope
 
 
 def named_in(node: ast.AST, scope: Scope) -> list[Any]:
-    """What the names of an expression or a body stand for, as far as they are known."""
+    """The known values of the names in an expression or a body."""
     found = []
     for each in ast.walk(node):
         if isinstance(each, ast.Name):

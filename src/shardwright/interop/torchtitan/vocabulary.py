@@ -1,4 +1,4 @@
-"""The words of TorchTitan's ``parallelism`` section, with their defaults (pytorch/torchtitan b5bcd76c6, August 2026)."""
+"""The options of TorchTitan's ``parallelism`` section, with their defaults (pytorch/torchtitan b5bcd76c6, August 2026)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEGREES: dict[str, int] = {
     "tensor_parallel_degree": 1,
     "expert_parallel_degree": 1,
 }
-"""In the order of the ranks, the last one fastest; experts borrow ranks of the three before them, the fastest first."""
+"""In the order of the ranks, the last one fastest. Experts borrow ranks of the three degrees before theirs, the fastest first."""
 
 AXES = {
     "pipeline_parallel_degree": "pp",
@@ -19,13 +19,13 @@ AXES = {
     "context_parallel_degree": "cp",
     "tensor_parallel_degree": "tp",
 }
-"""The mesh axis of each degree that multiplies to the world."""
+"""The mesh axis of each degree whose product is the world size."""
 
 SEQUENCE = "enable_sequence_parallel"
-GONE = {"expert_tensor_parallel_degree": "experts are no longer cut by tensor parallelism (pytorch/torchtitan #3167)"}
-"""Degrees of earlier versions that nothing reads any more, and why."""
+REMOVED = {"expert_tensor_parallel_degree": "tensor parallelism no longer shards experts (pytorch/torchtitan #3167)"}
+"""Degrees of earlier versions that are no longer read, and why."""
 
-WITHOUT_A_PLACE = (
+NOT_PLACEMENT = (
     "context_parallel_load_balancer",
     "context_parallel_ptrr_mask_key",
     "context_parallel_rotate_method",
@@ -47,26 +47,26 @@ WITHOUT_A_PLACE = (
     "pipeline_parallel_split_points",
     "spmd_backend",
 )
-"""Options that say how something is done and not where a tensor lives; they are left alone."""
+"""Options that do not change where a tensor is placed; they are ignored."""
 
 MICROBATCHES = "num_pp_microbatches"
-"""Micro-batches of a pipeline in one pass; without a pipeline nothing reads it."""
+"""Microbatches of a pipeline in one pass; without a pipeline it is not read."""
 MICROBATCH_ROWS = "pipeline_parallel_microbatch_size"
 
-KNOWN = (*DEGREES, SEQUENCE, *GONE, *WITHOUT_A_PLACE)
+KNOWN = (*DEGREES, SEQUENCE, *REMOVED, *NOT_PLACEMENT)
 SECTION = "parallelism"
 EARLIER_SECTIONS = ("training", "experimental")
-"""Where earlier versions kept some of the degrees."""
+"""The sections in which earlier versions had some of the degrees."""
 
 TOKENS = "num_tokens_per_microbatch_per_dp_rank"
 STEP_TOKENS = "num_tokens_per_train_step"
 CONTEXT = "max_context_length"
 TRAINING: dict[str, int] = {TOKENS: 16384, STEP_TOKENS: -1, CONTEXT: 2048}
-"""What a step is of: tokens of a data-parallel rank's micro-batch, of the whole step (-1: one of each), of a row."""
+"""Tokens of a data-parallel rank's microbatch, of the full step (-1: one microbatch of each rank), and of a row."""
 
 LOCAL_ROWS, STEP_ROWS, LENGTH = "local_batch_size", "global_batch_size", "seq_len"
 EARLIER_TRAINING: dict[str, int] = {LOCAL_ROWS: 8, STEP_ROWS: -1, LENGTH: 2048}
-"""The same in rows, as versions before July 2026 have it; the first of them called a rank's rows ``batch_size``."""
+"""The same in rows, for versions before July 2026. The earliest of them called a rank's rows ``batch_size``."""
 FIRST_ROWS = "batch_size"
 
 SECTIONS = {SECTION: "ParallelismConfig", "training": "TrainingConfig"}
@@ -80,7 +80,7 @@ TRAINERS = (
     "PolicyTrainer.Config",
     "TransformersBackendConfig",
 )
-"""The configurations that have both sections with their defaults where nobody gives them."""
+"""The configuration classes that have both sections, with their defaults where none is given."""
 
 MODELS = {
     ("llama3", "1B"): "llama3-1b",
@@ -90,10 +90,10 @@ MODELS = {
     ("deepseek_v3", "16B"): "deepseek3-16b",
     ("deepseek_v3", "671B"): "deepseek3-671b",
 }
-"""Which of TorchTitan's models are tables of ours, weight by weight."""
+"""TorchTitan's models that have a table of ours with the same weights."""
 
 SAME_WEIGHTS = ("attn_backend", "tp_gemm_backend", "moe_comm_backend", "non_blocking_capacity_factor")
-"""Options of a model that leave its weights as they are."""
+"""Options of a model that do not change its weights."""
 QUANTIZING = (
     "Float8LinearConverter",
     "Float8GroupedExpertsConverter",
@@ -101,4 +101,4 @@ QUANTIZING = (
     "MXFP8GroupedExpertsConverter",
     "NVFP4LinearConverter",
 )
-"""Converters that compute in fewer bits, and leave the weights at rest as they are."""
+"""Converters that compute in fewer bits and do not change the weights at rest."""
