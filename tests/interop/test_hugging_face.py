@@ -248,7 +248,7 @@ def test_a_plan_that_shards_only_some_weights_of_a_component(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "asked", "message"),
+    ("values", "options", "message"),
     [
         ("{", {}, "{path}:1:2: not JSON: expecting property name enclosed in double quotes."),
         ("[1]", {}, "{path}: a configuration is a JSON object; this is a list."),

@@ -185,7 +185,7 @@ def found_in(tmp_path, text: str, **options):
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "code", "found", "fix"),
+    ("text", "options", "code", "found", "fix"),
     [
         (
             "tensor_parallel_degree = 16\n",
@@ -282,8 +282,8 @@ def test_findings(tmp_path, text, options, code, found, fix):
 
 def test_dp_shard_gets_the_remaining_ranks(tmp_path):
     (tmp_path / "a.toml").write_text("[parallelism]\ntensor_parallel_degree = 2\n")
-    options = TorchTitanRequest(file=str(tmp_path / "a.toml"), devices=8)
-    assert import_torchtitan(options).degrees.sizes["dp_shard"] == 4
+    request = TorchTitanRequest(file=str(tmp_path / "a.toml"), devices=8)
+    assert import_torchtitan(request).degrees.sizes["dp_shard"] == 4
     named = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"), model="llama3-8b"))
     assert (named.degrees.sizes["dp_shard"], dict(named.chosen)) == (8, {"--devices": "16"})
 
