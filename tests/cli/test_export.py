@@ -9,8 +9,8 @@ import pytest
 from shardwright.cli.main import main
 
 FSDP = """\
-# Layout 'fsdp' for llama3-test, written by shardwright. A name may have several lines:
-# where an axis of the first is taken in a tensor, the next is read. Their order matters.
+# Layout 'fsdp' for llama3-test, written by shardwright. A name may have several rules:
+# where an axis of the first is taken in a tensor, the next one applies. Their order matters.
 mesh_axes: [data, fsdp]
 data_sharding: [[data, fsdp]]
 ici_data_parallelism: 1

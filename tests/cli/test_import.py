@@ -62,7 +62,7 @@ def test_maxtext(here, capsys):
         "    fsdp:   fsdp\n"
         "    expert: {elsewhere: fsdp, moe: expert}\n"
         "\n"
-        "29 of 29 tensors are cut as the rules say.\n"
+        "29 of 29 tensors are sharded as the rules shard them.\n"
     ) in rest
 
 
@@ -85,7 +85,7 @@ def test_batch_major_dispatch_of_rules_like_the_default_ones(here, capsys):
     assert finding["fix"] == "Write 'moe_dispatch_no_expert_sharding: true'."
     # 3 x 8 x 4096 x 14336 weights of 2 bytes; 2048 tokens x 2 experts x 1.25 x 4096 of 2 bytes, there and back.
     assert "gathers 2.62 GiB of experts' weights on each device" in finding["cost"]
-    assert "are 80.0 MiB (tokens are the fewer)" in finding["cost"]
+    assert "is 80.0 MiB (tokens are fewer bytes)" in finding["cost"]
 
 
 def test_json_of_maxtext(here, capsys):
@@ -201,10 +201,10 @@ def test_hugging_face(here, capsys):
             "bad.yml:1:22: a rule is [name, axis], [name, [axis, axis]] or [name, []]; found 3 in",
         ),
         (("maxtext", "delta.yml"), "delta.yml: no 'mesh_axes'. Give the file that has them,"),
-        (("maxtext", "other.yml"), "other.yml: this is no file of MaxText's rules: it has no 'logical_axis_rules'."),
+        (("maxtext", "other.yml"), "other.yml: not a MaxText rule file: it has no 'logical_axis_rules'."),
         (("maxtext", "clean.yml", "--base", "none.yml"), "none.yml: no such file."),
         (("maxtext", "clean.yml", "--preset", "delta.yml", "--model", "llama9"), "no model 'llama9'."),
-        (("maxtext", "clean.yml", "--preset", "other.yml"), "other.yml: this is no preset of MaxText's"),
+        (("maxtext", "clean.yml", "--preset", "other.yml"), "other.yml: not a MaxText preset"),
         (
             ("maxtext", "clean.yml", "--model", "llama3-test", "--mesh", "fdsp=2"),
             "--mesh: the mesh has no axis 'fdsp'. Did you mean 'fsdp'?",
@@ -212,9 +212,9 @@ def test_hugging_face(here, capsys):
         (("maxtext", "clean.yml", "--mesh", "fsdp=0"), "--mesh fsdp is 0, and must be at least 1."),
         (
             ("maxtext", "clean.yml"),
-            "clean.yml: nothing says whose tensors these rules are for: no 'model_name', and no",
+            "clean.yml: no model is given for these rules: no 'model_name', and no",
         ),
-        (("maxtext", "clean.yml", "--given", "steps=3", "steps=4"), "--given steps: it stands twice. Keep one."),
+        (("maxtext", "clean.yml", "--given", "steps=3", "steps=4"), "--given steps: duplicate. Keep one."),
         (
             ("maxtext", "clean.yml", "--given", "ici_fsdp_parallelism"),
             "--given 'ici_fsdp_parallelism' is not KEY=VALUE",
@@ -227,7 +227,7 @@ def test_hugging_face(here, capsys):
             ("maxtext", "clean.yml", "--model", "llama3-test", "--devices", "9", "--slices", "2"),
             "9 devices do not make 2 slices of one size.",
         ),
-        (("maxtext", "extends.yml"), "extends.yml:1:14: base_config 'base.yml' lies neither beside this file nor in a"),
+        (("maxtext", "extends.yml"), "extends.yml:1:14: base_config 'base.yml' is neither next to this file nor in a"),
         (
             ("maxtext", "clean.yml", "--model", "llama3-test", "--out", "nowhere/x.yaml"),
             "--out nowhere/x.yaml: cannot be written: No such file or directory.",

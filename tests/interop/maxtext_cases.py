@@ -1,6 +1,6 @@
-"""MaxText files with one fault each, and a neighbour without it; the whole text of the finding is kept.
+"""MaxText files with one fault each, and a neighbour without it; the full text of the finding is a golden file.
 
-A new or changed text is written by ``python -m tests.interop.regenerate``. Read the diff before you commit it.
+To write new or changed texts: ``python -m tests.interop.regenerate``. Read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from shardwright import FindingsError
 from shardwright.core.findings.finding import Finding
 from shardwright.interop.maxtext.importing import MaxTextImport, import_maxtext
-from shardwright.interop.maxtext.resolution.placing import Imported
+from shardwright.interop.maxtext.resolution.placement import Imported
 from shardwright.interop.maxtext.sources import MaxTextRequest
 from tests.interop.rule_files import CLEAN, PRESET, edited, line, without
 
@@ -26,16 +26,16 @@ EXP = line("activation_exp", "expert")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Files by name, of which the first is imported, and what is asked of it. ``beside`` replaces files and options.
+    """Files by name, of which the first is imported, and import options. ``neighbour_files`` replaces files and options.
 
-    ``where``: part of the place of the finding that is meant, where a case has several of its code.
+    ``where``: part of the ``where`` of the finding under test, where a case has several of its code.
     """
 
     name: str
     files: Mapping[str, str]
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    beside: Mapping[str, str] = field(default_factory=dict)
-    beside_asked: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    neighbour_files: Mapping[str, str] = field(default_factory=dict)
+    neighbour_options: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
 
     @property
@@ -47,11 +47,13 @@ class Case:
         return FOLDER / f"{self.name}.txt"
 
     def neighbour(self) -> Case:
-        return replace(self, files={**self.files, **self.beside}, asked={**self.asked, **self.beside_asked})
+        return replace(
+            self, files={**self.files, **self.neighbour_files}, options={**self.options, **self.neighbour_options}
+        )
 
 
 def findings(case: Case, folder: Path) -> tuple[Finding, ...]:
-    """All findings of a case, its files written into a folder and named as if one stood in it."""
+    """All findings of a case. Its files are written into a folder, which is the current directory of the import."""
     try:
         return _import(case, folder).findings
     except FindingsError as error:
@@ -59,7 +61,7 @@ def findings(case: Case, folder: Path) -> tuple[Finding, ...]:
 
 
 def imported_in(case: Case, folder: Path) -> Imported | None:
-    """What the checks of a case look at; None where its sizes give no mesh."""
+    """The imported configuration of a case; None where its sizes give no mesh."""
     try:
         return _import(case, folder).imported
     except FindingsError:
@@ -73,14 +75,14 @@ def _import(case: Case, folder: Path) -> MaxTextImport:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        asked = {"model": "mixtral-test", **case.asked}
-        return import_maxtext(MaxTextRequest(file=next(iter(case.files)), **asked))
+        options = {"model": "mixtral-test", **case.options}
+        return import_maxtext(MaxTextRequest(file=next(iter(case.files)), **options))
     finally:
         os.chdir(before)
 
 
 def meant(case: Case, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Of the findings those that a case is about; information of its code only where the case has nothing else of it."""
+    """The findings under test; those of severity info only where the case has no other of its code."""
     own = tuple(f for f in found if f.code == case.code and case.where in f.where)
     return tuple(f for f in own if f.severity != "info") or own
 
@@ -92,106 +94,106 @@ def mine(*edits: tuple[str, str]) -> dict[str, str]:
 CLEAN_FILE = {"rules.yml": CLEAN}
 CASES: tuple[Case, ...] = (
     Case(
-        name="SW101-masks-whole-for-want-of-a-length-rule",
+        name="SW101-masks-replicated-without-a-length-rule",
         files={"preset.yml": without(PRESET, "activation_norm_length_moe")},
-        asked={"mesh_sizes": {"fsdp": 2, "expert": 4}},
-        beside={"preset.yml": PRESET},
+        options={"mesh_sizes": {"fsdp": 2, "expert": 4}},
+        neighbour_files={"preset.yml": PRESET},
         where="moe.masks",
     ),
     Case(
-        name="SW101-masks-whole-for-want-of-an-axis",
+        name="SW101-masks-replicated-without-an-axis",
         files={"rules.yml": edited(CLEAN, (ROWS, ""))},
-        asked={"mesh_sizes": {"fsdp": 1, "expert": 8}},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 1, "expert": 8}},
+        neighbour_files=CLEAN_FILE,
         where="moe.masks",
     ),
     Case(
-        name="SW101-logits-in-pieces",
+        name="SW101-logits-tiled",
         files=mine(("sequence, [data, fsdp, context, expert]", "sequence, [data, fsdp, expert]")),
-        asked={"mesh_sizes": {"fsdp": 2, "context": 2}, "model": "llama3-test"},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 2, "context": 2}, "model": "llama3-test"},
+        neighbour_files=CLEAN_FILE,
         where="logits.tiled",
     ),
     Case(
-        name="SW101-weights-no-rule-cuts",
+        name="SW101-weights-no-rule-shards",
         files=mine((line("embed", "fsdp", "context", "expert"), line("embed"))),
-        asked={"model": "llama3-test"},
-        beside=CLEAN_FILE,
+        options={"model": "llama3-test"},
+        neighbour_files=CLEAN_FILE,
         where="weights over",
     ),
     Case(
-        name="SW101-weights-part-of-the-axes-cut",
+        name="SW101-weights-some-axes-shard",
         files=mine((line("embed", "fsdp", "context", "expert"), line("embed", "fsdp"))),
-        asked={"model": "llama3-test"},
-        beside=CLEAN_FILE,
+        options={"model": "llama3-test"},
+        neighbour_files=CLEAN_FILE,
         where="weights over",
     ),
     Case(
         name="SW101-past-the-guard",
         files=mine((line("embed_vocab", "fsdp", "context", "expert"), line("embed_vocab", "fsdp", "context"))),
-        asked={"mesh_sizes": {"fsdp": 2, "expert": 4}, "settings": {"vocab": "512"}},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 2, "expert": 4}, "settings": {"vocab": "512"}},
+        neighbour_files=CLEAN_FILE,
         where="guard",
     ),
     Case(
         name="SW102-dispatched-by-rows",
         files={"rules.yml": edited(CLEAN, (EXP, ""), (FALLBACK, EXP))},
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="dispatched to experts",
     ),
     Case(
         name="SW102-axis-lost",
         files=mine((line("kv"), line("kv", "tensor"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}},
+        neighbour_files=CLEAN_FILE,
         where="'kv'",
     ),
     Case(
         name="SW102-falls-back",
         files=CLEAN_FILE,
-        asked={},
-        beside={"rules.yml": edited(CLEAN, (ROWS, ""))},
+        options={},
+        neighbour_files={"rules.yml": edited(CLEAN, (ROWS, ""))},
     ),
     Case(
         name="SW102-twice-in-a-rule",
         files=mine((line("q_heads", "tensor"), line("q_heads", "tensor", "tensor"))),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
     ),
     Case(
         name="SW103-idle-in-the-experts",
         files=CLEAN_FILE,
-        asked={"mesh_sizes": {"fsdp": 2, "context": 2, "expert": 2}},
-        beside_asked={"mesh_sizes": {"fsdp": 4, "context": 1, "expert": 2}},
+        options={"mesh_sizes": {"fsdp": 2, "context": 2, "expert": 2}},
+        neighbour_options={"mesh_sizes": {"fsdp": 4, "context": 1, "expert": 2}},
     ),
     Case(
-        name="SW106-size-for-an-axis-that-is-not-there",
+        name="SW106-size-for-a-missing-axis",
         files=mine(("ici_fsdp_parallelism: 2", "ici_fsdp_parallelism: -1\nici_sequence_parallelism: 4")),
-        asked={"devices": 8},
-        beside=mine(("ici_fsdp_parallelism: 2", "ici_fsdp_parallelism: -1")),
+        options={"devices": 8},
+        neighbour_files=mine(("ici_fsdp_parallelism: 2", "ici_fsdp_parallelism: -1")),
     ),
     Case(
         name="SW106-product",
         files=CLEAN_FILE,
-        asked={"devices": 16},
-        beside_asked={"devices": 8},
+        options={"devices": 16},
+        neighbour_options={"devices": 8},
     ),
     Case(
         name="SW106-two-open",
         files=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: -1\nici_data_parallelism: -1")),
-        asked={"devices": 8},
-        beside=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: -1")),
+        options={"devices": 8},
+        neighbour_files=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: -1")),
     ),
     Case(
         name="SW106-slices",
         files=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: 4\ndcn_data_parallelism: 3")),
-        asked={"devices": 16, "slices": 2},
-        beside=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: 4\ndcn_data_parallelism: 2")),
+        options={"devices": 16, "slices": 2},
+        neighbour_files=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: 4\ndcn_data_parallelism: 2")),
     ),
     Case(
         name="SW107-heads",
         files=CLEAN_FILE,
-        asked={"mesh_sizes": {"fsdp": 1, "tensor": 8, "expert": 1}},
-        beside_asked={"mesh_sizes": {"fsdp": 1, "tensor": 4, "expert": 1}},
+        options={"mesh_sizes": {"fsdp": 1, "tensor": 8, "expert": 1}},
+        neighbour_options={"mesh_sizes": {"fsdp": 1, "tensor": 4, "expert": 1}},
     ),
     Case(
         name="SW107-some-axes-kept",
@@ -199,121 +201,121 @@ CASES: tuple[Case, ...] = (
             (line("vocab", "tensor"), line("vocab", "tensor", "context")),
             (line("embed_vocab", "fsdp", "context", "expert"), line("embed_vocab", "fsdp", "expert")),
         ),
-        asked={
+        options={
             "mesh_sizes": {"fsdp": 2, "tensor": 2, "context": 2, "expert": 1},
             "model": "llama3-test",
             "settings": {"vocab": "6"},
         },
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
     ),
     Case(
         name="SW108-rows",
         files=CLEAN_FILE,
-        asked={"batch": 6, "model": "llama3-test"},
-        beside_asked={"batch": 16},
+        options={"batch": 6, "model": "llama3-test"},
+        neighbour_options={"batch": 16},
     ),
     Case(
-        name="SW108-rows-whole-in-the-experts",
+        name="SW108-rows-replicated-in-the-experts",
         files=CLEAN_FILE,
-        asked={"batch": 6, "mesh_sizes": {"fsdp": 8, "expert": 1}},
-        beside_asked={"batch": 16},
+        options={"batch": 6, "mesh_sizes": {"fsdp": 8, "expert": 1}},
+        neighbour_options={"batch": 16},
     ),
     Case(
         name="SW111-name",
         files=mine(
             (line("activation_batch", "data", "fsdp", "expert"), line("activation_btach", "data", "fsdp", "expert"))
         ),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="activation_btach",
     ),
     Case(
         name="SW111-name-like-no-other",
         files=mine((line("norm"), line("norm") + line("zebra", "fsdp"))),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="zebra",
     ),
     Case(
         name="SW111-axis",
         files=mine((line("heads", "tensor"), line("heads", "tensorr"))),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="tensorr",
     ),
     Case(
         name="SW111-axis-of-another-mesh",
         files=mine(("mesh_axes: [data, fsdp, context, tensor, expert]", "mesh_axes: [data, fsdp, tensor, expert]")),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="axis 'context'",
     ),
     Case(
         name="SW111-mesh-axis",
         files=mine(("mesh_axes: [data,", "mesh_axes: [datta,")),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="datta",
     ),
     Case(
         name="SW111-size",
         files=mine(("ici_expert_parallelism: 4", "ici_exprt_parallelism: 4")),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="exprt",
     ),
     Case(
         name="SW111-key-of-the-command-line",
         files=CLEAN_FILE,
-        asked={"given": ("steps=3", "capacity_facto=1.25")},
-        beside_asked={"given": ("steps=3", "capacity_factor=1.25")},
+        options={"given": ("steps=3", "capacity_facto=1.25")},
+        neighbour_options={"given": ("steps=3", "capacity_factor=1.25")},
         where="capacity_facto",
     ),
     Case(
-        name="SW111-never-fires",
+        name="SW111-never-applies",
         files=mine((line("kv_head_dim"), line("kv_head_dim", "tensor"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}},
+        neighbour_files=CLEAN_FILE,
         where="kv_head_dim",
     ),
     Case(
         name="SW111-names-without-a-rule",
         files={"rules.yml": without(CLEAN, "mlp_moe", "norm")},
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="names of mixtral-test",
     ),
     Case(
         name="SW111-evaluation",
         files={**CLEAN_FILE, "eval.yml": PRESET.replace("expert]", "stage]")},
-        asked={"eval_preset": "eval.yml"},
-        beside={"eval.yml": PRESET},
+        options={"eval_preset": "eval.yml"},
+        neighbour_files={"eval.yml": PRESET},
         where="evaluation",
     ),
     Case(
         name="SW112-restated",
         files={"model.yml": f"logical_axis_rules:\n{ROWS}", "base.yml": edited(CLEAN, (EXP, ""), (FALLBACK, EXP))},
-        asked={"base": "base.yml"},
-        beside={"model.yml": f"logical_axis_rules:\n{line('norm')}"},
+        options={"base": "base.yml"},
+        neighbour_files={"model.yml": f"logical_axis_rules:\n{line('norm')}"},
         where="stated again",
     ),
     Case(
         name="SW112-axis-of-size-1",
         files=mine((line("kv_head_dim"), line("kv_head_dim", "context", "tensor"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2}, "given": ("logical_axis_rules=[[kv_heads, [context]]]",)},
-        beside_asked={"given": ()},
+        options={"mesh_sizes": {"fsdp": 2, "tensor": 2}, "given": ("logical_axis_rules=[[kv_heads, [context]]]",)},
+        neighbour_options={"given": ()},
         where="'kv_head_dim'",
     ),
     Case(
         name="SW112-free-axes",
         files={"rules.yml": edited(CLEAN, (FALLBACK, ""))},
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="'activation_batch_moe'",
     ),
     Case(
         name="SW112-order",
         files={"rules.yml": edited(CLEAN, (EXP, ""), (FALLBACK, EXP))},
-        beside={"rules.yml": edited(CLEAN, (ROWS, ""))},
+        neighbour_files={"rules.yml": edited(CLEAN, (ROWS, ""))},
         where="the order of names",
     ),
     Case(
         name="SW112-unreachable",
         files=mine((line("vocab", "tensor"), line("vocab", "tensor") + line("vocab", "tensor", "fsdp"))),
-        beside=CLEAN_FILE,
-        where="a further line",
+        neighbour_files=CLEAN_FILE,
+        where="another rule",
     ),
     Case(
         name="SW112-preset-and-rules",
@@ -322,15 +324,15 @@ CASES: tuple[Case, ...] = (
             "base.yml": CLEAN,
             "custom_mesh_and_rule/mine.yml": PRESET,
         },
-        asked={"base": "base.yml"},
-        beside={"model.yml": "custom_mesh_and_rule: mine\n"},
+        options={"base": "base.yml"},
+        neighbour_files={"model.yml": "custom_mesh_and_rule: mine\n"},
         where="given together",
     ),
     Case(
         name="SW112-context-overwritten",
         files={"model.yml": "context_sharding: context\n", "base.yml": CLEAN, "preset.yml": PRESET},
-        asked={"base": "base.yml", "preset": "preset.yml"},
-        beside={"model.yml": "context_sharding: expert\n"},
+        options={"base": "base.yml", "preset": "preset.yml"},
+        neighbour_files={"model.yml": "context_sharding: expert\n"},
         where="context_sharding",
     ),
     Case(
@@ -338,45 +340,45 @@ CASES: tuple[Case, ...] = (
         files=mine(
             (line("activation_length", "context"), line("activation_length", "tensor")),
         ),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 4}, "model": "llama3-test"},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 2, "tensor": 4}, "model": "llama3-test"},
+        neighbour_files=CLEAN_FILE,
         where="context_sharding",
     ),
     Case(
         name="SW112-overridden-by-nothing",
         files={"model.yml": "override_logical_axis_rules: true\ncontext_sharding: context\n", "base.yml": CLEAN},
-        asked={"base": "base.yml"},
-        beside={"model.yml": "override_logical_axis_rules: false\n"},
+        options={"base": "base.yml"},
+        neighbour_files={"model.yml": "override_logical_axis_rules: false\n"},
         where="override_logical_axis_rules",
     ),
     Case(
         name="SW113-no-rule",
         files={"rules.yml": without(CLEAN, "kv")},
-        asked={"dialect": "flax-nnx"},
-        beside=CLEAN_FILE,
+        options={"dialect": "flax-nnx"},
+        neighbour_files=CLEAN_FILE,
     ),
     Case(
         name="SW113-axis-twice",
         files=mine((line("kv"), line("kv", "tensor"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}, "dialect": "flax-nnx"},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 2, "tensor": 2, "expert": 2}, "dialect": "flax-nnx"},
+        neighbour_files=CLEAN_FILE,
     ),
     Case(
         name="SW113-last-line",
         files=mine((line("vocab", "tensor"), line("vocab", "tensor") + line("vocab", "data"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2, "data": 2}, "model": "llama3-test", "dialect": "flax-nnx"},
-        beside_asked={"dialect": "nnx"},
+        options={"mesh_sizes": {"fsdp": 2, "tensor": 2, "data": 2}, "model": "llama3-test", "dialect": "flax-nnx"},
+        neighbour_options={"dialect": "nnx"},
     ),
     Case(
-        name="SW123-layers-for-further-tokens",
+        name="SW123-multi-token-prediction",
         files=mine(("ici_expert_parallelism: 4", "ici_expert_parallelism: 4\nmtp_num_layers: 1")),
-        beside=CLEAN_FILE,
+        neighbour_files=CLEAN_FILE,
         where="mtp_num_layers",
     ),
     Case(
-        name="SW123-stream-cut-along-its-width",
+        name="SW123-stream-sharded-on-embed",
         files=mine((line("activation_embed"), line("activation_embed", "tensor"))),
-        asked={"mesh_sizes": {"fsdp": 2, "tensor": 2}, "model": "llama3-test"},
-        beside=CLEAN_FILE,
+        options={"mesh_sizes": {"fsdp": 2, "tensor": 2}, "model": "llama3-test"},
+        neighbour_files=CLEAN_FILE,
     ),
 )

@@ -1,4 +1,4 @@
-"""docs/maxtext-files.md: what becomes of each file of MaxText's configs folder. Written by ``python -m tests.interop.maxtext_page``."""
+"""docs/maxtext-files.md: the result for each file of MaxText's configs folder. Written by ``python -m tests.interop.maxtext_page``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "maxtext-files.md"
 HEAD = """\
 # MaxText's own files
 
-What `import maxtext` makes of every YAML file in the configs folder of AI-Hypercomputer/maxtext at commit `{commit}`: the model
-that it is, with as many parameters as MaxText's own, or the reason why it is refused. A file that names a model is that model,
-whatever dimensions it has beside: MaxText reads the model's own file after it.
+The result of `import maxtext` for every YAML file in the configs folder of AI-Hypercomputer/maxtext at commit `{commit}`: its model,
+with as many parameters as in MaxText, or the reason of a refusal. A file that names a model is that model, whatever other
+dimensions it sets: MaxText reads the model's own file after it.
 
 | files | model |
 |---|---|
@@ -27,7 +27,7 @@ Outcome = tuple[str, int | None]
 
 
 def outcome(folder: Path, name: str) -> Outcome:
-    """What becomes of a file, and the parameters of the model that it is."""
+    """The result for a file, and the number of parameters of its model."""
     try:
         configuration = read_configuration(MaxTextRequest(file=str(folder / name)))
         table = model_of(None, {}, configuration).table
@@ -38,7 +38,7 @@ def outcome(folder: Path, name: str) -> Outcome:
 
 
 def _reason(message: str, name: str) -> str:
-    """The reason without the place and the name, which are the file's."""
+    """The reason without the position and the name, which are the file's."""
     place, _, reason = message.partition(".yml")
     assert place, message
     reason = reason.split(": ", 1)[1]
@@ -49,7 +49,7 @@ def _reason(message: str, name: str) -> str:
 
 
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    """Of every file, in a configs folder that has them all."""
+    """For every file, in a configs folder that has them all."""
     return {name: outcome(folder, name) for name in FACTS["files"]}
 
 

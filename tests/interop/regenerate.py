@@ -1,4 +1,4 @@
-"""Write the golden texts of imports anew: ``python -m tests.interop.regenerate``. Read the diff before you commit it."""
+"""Regenerate the golden texts of imports: ``python -m tests.interop.regenerate``. Read the diff before you commit it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small rule files of our own: one without a fault, and edits of it that have one each."""
+"""Our own small rule files: one without a fault, and edits of it with one fault each."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def line(name: str, *axes: str) -> str:
 
 
 def without(text: str, *names: str) -> str:
-    """The text without the lines of some names."""
+    """The text without the rules of some names."""
     return "".join(
         each for each in text.splitlines(keepends=True) if not each.startswith(tuple(f"  - [{n}," for n in names))
     )

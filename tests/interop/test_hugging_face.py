@@ -293,7 +293,7 @@ def test_a_plan_that_shards_only_some_weights_of_a_component(tmp_path):
         (
             {**PUBLISHED["mixtral-8x7b"], "tie_word_embeddings": True},
             {},
-            "{path}:14:2: 'tie_word_embeddings' is true, and this family has a head of its own.",
+            "{path}:14:2: 'tie_word_embeddings' is true, and this family has a separate output head.",
         ),
         (
             {**PUBLISHED["llama3-8b"], "hidden_size": 4097},

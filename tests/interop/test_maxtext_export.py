@@ -1,4 +1,4 @@
-"""Layouts as MaxText's rules and back: each weight rests where the plan says, by Flax's own word."""
+"""Layouts as MaxText's rules and back: Flax resolves each weight to the plan's sharding at rest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shardwright.layouts import preset_names
 from shardwright.models import build
 
 MODELS = ("llama3-test", "mixtral-test", "deepseek3-test")
-TORN = {("fsdp-as-dp-for-attn", model) for model in MODELS}
-"""Layouts for which `embed`, which attention, dense layers and Mixtral's router share, would need two meanings."""
+CONFLICTING = {("fsdp-as-dp-for-attn", model) for model in MODELS}
+"""Layouts that would need two shardings of `embed`, which attention, dense layers and Mixtral's router share."""
 
 
 def planned(layout: str, model: str) -> Plan:
@@ -26,7 +26,7 @@ def planned(layout: str, model: str) -> Plan:
     return make_plan(Request(layout=chosen, table=build(model), mesh_sizes=sizes, devices=8, batch=8, length=64))
 
 
-def rests_by_flax(plan: Plan, text: str) -> dict[str, tuple[tuple[str, ...], ...]]:
+def at_rest_by_flax(plan: Plan, text: str) -> dict[str, tuple[tuple[str, ...], ...]]:
     """Each weight's axes by dim, as Flax resolves the rules of a text."""
     rules = parse_rule_file(text, "rules.yml").rules
     assert rules is not None
@@ -35,40 +35,40 @@ def rests_by_flax(plan: Plan, text: str) -> dict[str, tuple[tuple[str, ...], ...
     for tensor in tensors_of(plan.request.table, Step(batch=8, length=64, pipelined=pipelined)):
         if tensor.kind == "weight":
             spec = logical_to_mesh_axes(tensor.names, tuple((line.name, line.axes) for line in rules)) or ()
-            cuts = [(cut,) if isinstance(cut, str) else tuple(cut or ()) for cut in spec]
+            shardings = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
             found[tensor.name] = tuple(
-                cut for dim, cut in zip(tensor.dims, cuts, strict=True) if dim != "layers" or cut
+                axes for dim, axes in zip(tensor.dims, shardings, strict=True) if dim != "layers" or axes
             )
     return found
 
 
-def rests_by_plan(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
+def at_rest_by_plan(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
     return {row.name: tuple(dim.axes for dim in row.spec.dims) for row in plan.weights}
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", preset_names())
-def test_each_weight_rests_where_the_plan_says(layout, model):
+def test_each_weight_is_stored_as_in_the_plan(layout, model):
     try:
         plan = planned(layout, model)
     except FindingsError:
         pytest.fail(f"{layout} has no plan for {model} on 8 devices")
     export = export_maxtext(plan)
-    torn = [finding for finding in export.findings if finding.severity == "error"]
-    assert bool(torn) == ((layout, model) in TORN)
-    if torn:
-        assert torn[0].code == "SW123"
-        wrong = {line.split(":")[0] for line in torn[0].found.splitlines()[1:]}
+    conflicts = [finding for finding in export.findings if finding.severity == "error"]
+    assert bool(conflicts) == ((layout, model) in CONFLICTING)
+    if conflicts:
+        assert conflicts[0].code == "SW123"
+        wrong = {line.split(":")[0] for line in conflicts[0].found.splitlines()[1:]}
     else:
         wrong = set()
-    by_flax, by_plan = rests_by_flax(plan, export.text), rests_by_plan(plan)
+    by_flax, by_plan = at_rest_by_flax(plan, export.text), at_rest_by_plan(plan)
     assert {name for name in by_plan if by_plan[name] != by_flax[name]} == wrong
 
 
 @pytest.mark.parametrize(
     ("layout", "model"), [("ep", "mixtral-test"), ("ep-as-cp", "deepseek3-test"), ("fsdp-tp", "llama3-test")]
 )
-def test_back_again_it_is_the_same_layout(layout, model, tmp_path, monkeypatch):
+def test_a_round_trip_gives_the_same_layout(layout, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = planned(layout, model)
     (tmp_path / "rules.yml").write_text(export_maxtext(plan).text)
@@ -78,17 +78,17 @@ def test_back_again_it_is_the_same_layout(layout, model, tmp_path, monkeypatch):
     mine = found.comparison.layout
     for axis in mine.mesh:
         was, now = plan.request.layout.entries[axis], mine.entries[axis]
-        # Tokens as they are read share a name with the stream, which tensor cuts here.
+        # Input tokens share a logical name with the stream, which tensor shards here.
         present = plan.request.table.components - {"input"}
         assert {c: now.roles[c] for c in present} == {c: was.roles[c] for c in present}
-    assert rests_by_plan(found.comparison.plan) == {
-        name: tuple(tuple(axis for axis in cut if axis in mine.mesh) for cut in cuts)
-        for name, cuts in rests_by_plan(plan).items()
+    assert at_rest_by_plan(found.comparison.plan) == {
+        name: tuple(tuple(axis for axis in axes if axis in mine.mesh) for axes in shardings)
+        for name, shardings in at_rest_by_plan(plan).items()
     }
 
 
 def test_masks_and_dispatched_tokens_both_have_the_experts_axis():
-    """Rows first with it and then without, below the experts' line: the masks keep it, the dispatched tokens give it up."""
+    """Two rules for rows, with the axis and without, after the experts' rule: masks use the first, dispatched tokens the second."""
     lines = [f"{line.name} {'/'.join(line.axes)}" for line in export_maxtext(planned("ep", "mixtral-test")).rules]
     assert [each for each in lines if each.startswith(("activation_exp ", "activation_batch_moe "))] == [
         "activation_exp expert",
@@ -97,7 +97,7 @@ def test_masks_and_dispatched_tokens_both_have_the_experts_axis():
     ]
 
 
-def test_an_axis_that_maxtext_has_not():
+def test_an_axis_that_maxtext_lacks():
     layout = load_layout("fsdp")
     from dataclasses import replace
 
@@ -110,4 +110,4 @@ def test_an_axis_that_maxtext_has_not():
     with pytest.raises(InputError) as refused:
         export_maxtext(plan)
     assert str(refused.value).startswith("MaxText has no mesh axis 'dp_shard'. Known: diloco, data, ")
-    assert str(refused.value).endswith("An axis that is mostly 'fsdp' is called 'fsdp' there.")
+    assert str(refused.value).endswith("MaxText's name for an axis that is mostly 'fsdp' is 'fsdp'.")

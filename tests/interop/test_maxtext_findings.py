@@ -1,4 +1,4 @@
-"""Each fault of a MaxText file: the whole text of its finding, a neighbour without it, and fixes that hold."""
+"""Each fault of a MaxText file: the full text of its finding, a neighbour without it, and fixes that work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.interop.maxtext.checks import CHECKS
 from tests.interop.maxtext_cases import CASES, FOLDER, Case, findings, imported_in, meant
 from tests.interop.typed_fix import typed
 
-HOW = "If the text was meant to change: python -m tests.interop.regenerate, and read the diff."
+HOW = "If the text changed on purpose: python -m tests.interop.regenerate, and read the diff."
 
 
 def ids(case: Case) -> str:
@@ -25,7 +25,7 @@ def key(finding: Finding) -> tuple[str, str | None, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_whole_text_is_the_golden_one(case: Case, tmp_path: Path) -> None:
+def test_the_full_text_is_the_golden_one(case: Case, tmp_path: Path) -> None:
     found = meant(case, findings(case, tmp_path))
     assert found
     text = "\n\n".join(finding.text() for finding in found) + "\n"
@@ -49,7 +49,7 @@ def test_no_finding_is_worse_than_its_code_allows_and_each_has_a_place(case: Cas
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_place_is_the_line_that_is_meant(case: Case, tmp_path: Path) -> None:
+def test_the_position_is_that_of_the_fault(case: Case, tmp_path: Path) -> None:
     for finding in meant(case, findings(case, tmp_path)):
         if finding.position is None or finding.position.source not in case.files:
             continue
@@ -64,7 +64,7 @@ def test_the_folder_has_no_file_without_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case: Case, tmp_path: Path) -> None:
+def test_a_fix_that_is_typed_removes_the_finding_and_adds_no_error(case: Case, tmp_path: Path) -> None:
     before = findings(case, tmp_path)
     errors = {key(finding) for finding in before if finding.severity == "error"}
     for finding in meant(case, before):
@@ -73,10 +73,10 @@ def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case: Cas
         assert finding.position is not None
         source = finding.position.source
         if source == "--given":
-            given = list(case.asked["given"])
+            given = list(case.options["given"])
             text = typed(given[finding.position.line - 1] + "\n", finding.fix, 1).strip()
             given[finding.position.line - 1] = text
-            after = findings(replace(case, asked={**case.asked, "given": tuple(given)}), tmp_path)
+            after = findings(replace(case, options={**case.options, "given": tuple(given)}), tmp_path)
         else:
             text = typed(case.files[source], finding.fix, finding.position.line)
             after = findings(replace(case, files={**case.files, source: text}), tmp_path)
@@ -85,23 +85,23 @@ def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case: Cas
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[set, dict[str, set]]]:
-    """For each case what it is about, and what each check says of it."""
-    told = []
+def found_by_check(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[set, dict[str, set]]]:
+    """For each case the findings under test, and the findings of each check."""
+    found = []
     for case in CASES:
         folder = tmp_path_factory.mktemp("case")
         about = {key(finding) for finding in meant(case, findings(case, folder))}
         imported = imported_in(case, folder)
         if imported is not None:
-            told.append((about, {c.__name__: {key(d.finding) for d in c(imported)} for c in CHECKS}))
-    return told
+            found.append((about, {c.__name__: {key(d.finding) for d in c(imported)} for c in CHECKS}))
+    return found
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_no_check_can_be_left_out(check, said) -> None:
-    """Some case is about what this check, and no other, says."""
+def test_no_check_can_be_left_out(check, found_by_check) -> None:
+    """Some case tests a finding of this check and of no other."""
     assert any(
         about
         & by_check[check.__name__] - {each for name in by_check if name != check.__name__ for each in by_check[name]}
-        for about, by_check in said
+        for about, by_check in found_by_check
     )

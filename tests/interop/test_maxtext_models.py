@@ -1,4 +1,4 @@
-"""Whose tensors a file of MaxText's has: the model that it is, or a refusal by name; never another that it may be like."""
+"""The model of a MaxText file: exactly that model, or a refusal with its name; never a similar one."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def found_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 @pytest.mark.parametrize("name", FACTS["files"])
 def test_a_file_is_the_model_that_it_is_or_none(name: str, found_of: dict[str, Outcome]) -> None:
-    """As many parameters as MaxText made of it; a refusal names what is not ours."""
+    """It has as many parameters as in MaxText; a refusal names what we lack."""
     said, found = found_of[name]
     decoder = FACTS["files"][name].get("decoder_block")
     if found is None:
         assert said.startswith("refused: ")
         assert name == "post_train/rl.yml" or decoder not in DECODERS or "which no table of ours has" in said
     else:
-        # MaxText has a file of this model, and takes its name no more.
+        # MaxText has a file of this model but no longer accepts its name.
         like = "models/llama3.1-405b.yml" if name == "models/llama3-405b.yml" else name
         assert found == FACTS["files"][like]["parameters"]
 
 
 def test_the_page_has_every_file(found_of: dict[str, Outcome]) -> None:
-    assert page(found_of) == PAGE.read_text(encoding="utf-8"), "Write it anew: python -m tests.interop.maxtext_page"
+    assert page(found_of) == PAGE.read_text(encoding="utf-8"), "Regenerate it: python -m tests.interop.maxtext_page"
     assert len([name for name in FACTS["files"] if name.startswith("models/")]) == 78
 
 
@@ -107,38 +107,38 @@ def test_a_model_that_is_not_here_becomes_a_table_of_its_own(
 REFUSED = {
     "nothing": (
         CLEAN,
-        "mine.yml: nothing says whose tensors these rules are for: no 'model_name', and no 'decoder_block' "
-        "with dimensions. Say it: --model NAME.",
+        "mine.yml: no model is given for these rules: no 'model_name', and no 'decoder_block' "
+        "with dimensions. Give it: --model NAME.",
     ),
     "preset": (
         PRESET,
-        "mine.yml: nothing says whose tensors these rules are for: no 'model_name', and no 'decoder_block' "
-        "with dimensions. Say it: --model NAME.",
+        "mine.yml: no model is given for these rules: no 'model_name', and no 'decoder_block' "
+        "with dimensions. Give it: --model NAME.",
     ),
     "experts in rules": (
         CLEAN + line("kv_lora", "fsdp"),
-        "mine.yml: nothing says whose tensors these rules are for: no 'model_name', and no 'decoder_block' with dimensions. "
-        "Say it: --model NAME.",
+        "mine.yml: no model is given for these rules: no 'model_name', and no 'decoder_block' with dimensions. "
+        "Give it: --model NAME.",
     ),
     "unknown name": (
         CLEAN + "model_name: zebra-1t\n",
-        "mine.yml:45:13: MaxText has no model 'zebra-1t', and no 'decoder_block' with dimensions says what it is. Say whose "
-        "tensors are looked at: --model NAME.",
+        "mine.yml:45:13: MaxText has no model 'zebra-1t', and the file has no 'decoder_block' with dimensions. Give the "
+        "model: --model NAME.",
     ),
     "misspelt name": (
         CLEAN + "model_name: llama3-8bb\n",
-        "mine.yml:45:13: MaxText has no model 'llama3-8bb', and no 'decoder_block' with dimensions says what it is. Did you "
+        "mine.yml:45:13: MaxText has no model 'llama3-8bb', and the file has no 'decoder_block' with dimensions. Did you "
         "mean 'llama3-8b'?",
     ),
     "a name of another decoder": (
         CLEAN + "model_name: gemma2-9b\n",
-        "mine.yml:45:13: gemma2-9b: decoder 'gemma2' has norms behind attention and feed-forward layers, which no table of "
+        "mine.yml:45:13: gemma2-9b: decoder 'gemma2' has norms after attention and feed-forward layers, which no table of "
         "ours has.",
     ),
     "a name without its file": (
         CLEAN + "model_name: kimi-k2-1t\n",
-        "mine.yml:45:13: the dimensions of kimi-k2-1t are in MaxText's models/kimi-k2-1t.yml, which lies neither beside this "
-        "file nor in a configs folder above it. Import that file, or lay it there.",
+        "mine.yml:45:13: the dimensions of kimi-k2-1t are in MaxText's models/kimi-k2-1t.yml, which is neither next to this "
+        "file nor in a configs folder above it. Import that file, or copy it there.",
     ),
     "another decoder": (
         CLEAN + DENSE.replace("llama2", "qwen3"),
@@ -161,13 +161,13 @@ REFUSED = {
         "mine.yml:53:18: mine: 'mlp_activations' is 'gelu, linear': our feed-forward layers are SwiGLU, which no table of ours "
         "has.",
     ),
-    "a bias of the router": (
+    "a router bias": (
         CLEAN + EXPERTS + "routed_bias: true\n",
-        "mine.yml:55:14: mine: 'routed_bias' is true: a bias of the router, which no mixtral of ours has.",
+        "mine.yml:55:14: mine: 'routed_bias' is true: a router bias, which no mixtral of ours has.",
     ),
     "experts tied": (
         CLEAN + EXPERTS + "logits_via_embedding: true\n",
-        "mine.yml:55:23: mine: 'logits_via_embedding' is true, and mixtral has a head of its own.",
+        "mine.yml:55:23: mine: 'logits_via_embedding' is true, and mixtral has a separate output head.",
     ),
     "deepseek without latents": (
         CLEAN + LATENT.replace("attention_type: mla\n", ""),
@@ -183,14 +183,14 @@ REFUSED = {
     ),
     "student and teacher": (
         CLEAN + DENSE + "student_overrides: {model_name: gemma-2b}\n",
-        "mine.yml:53:20: a student and a teacher, each with a model of its own: import what each of them overrides as a file, "
-        "or say whose tensors are looked at: --model NAME.",
+        "mine.yml:53:20: a student and a teacher, each with its own model: import the overrides of each as a file, or give "
+        "the model: --model NAME.",
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, message = REFUSED[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(text)
@@ -200,7 +200,7 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_maxtexts_command_line_and_the_models_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's own file comes after the configuration, and beside it a command line has no key of its own."""
+    """The model's own file is merged after the configuration; a command line may not set its keys to other values."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yml").write_text(f"{CLEAN}model_name: default\n{DENSE}")
     (tmp_path / "models").mkdir()
@@ -212,36 +212,36 @@ def test_maxtexts_command_line_and_the_models_own_file(tmp_path: Path, monkeypat
         "base_config: base.yml\nmodel_name: llama2-7b-Instruct\nbase_emb_dim: 32\nsteps: 3\n"
     )
     named = ("model_name=llama2-7b",)
-    for asked in (
+    for request in (
         MaxTextRequest(file="base.yml", given=named),
         MaxTextRequest(file="models/llama2-7b.yml"),
         MaxTextRequest(file="gpu/mine.yml"),
         MaxTextRequest(file="gpu/mine.yml", given=("base_emb_dim=96", "logical_axis_rules=[[norm, fsdp]]")),
     ):
-        imported, _, _ = placed_for(asked)
+        imported, _, _ = placed_for(request)
         assert imported.table.sizes["embed"] == 96
         assert str(imported.rules[-1]) == "[norm, [fsdp]]"
     for key, found in (
-        ("base_emb_dim=48", "48, and models/llama2-7b.yml:3:15 says 96"),
-        ("logical_axis_rules=[[kv, []]]", "1, and models/llama2-7b.yml:9:1 says others"),
+        ("base_emb_dim=48", "48, and models/llama2-7b.yml:3:15 has 96"),
+        ("logical_axis_rules=[[kv, []]]", "1, and models/llama2-7b.yml:9:1 has others"),
     ):
         with pytest.raises(InputError) as refused:
             placed_for(MaxTextRequest(file="base.yml", given=(*named, key)))
         assert str(refused.value) == (
-            f"--given {key.partition('=')[0]}: {found}: MaxText takes neither. Add override_model_config=true, which lets "
-            "the command line have it, or take it out."
+            f"--given {key.partition('=')[0]}: {found}: MaxText refuses both. Add override_model_config=true, with which "
+            "the command line wins, or take it out."
         )
         imported, _, _ = placed_for(MaxTextRequest(file="base.yml", given=(*named, key, "override_model_config=true")))
         assert imported.table.sizes["embed"] == (48 if "emb" in key else 96)
-        # A key that the command line has goes from the model's file as a whole: its rule for norms with the list.
+        # A key of the command line replaces the full value of the model's file: its rule for norms goes with the list.
         norm = next(line for line in imported.rules if line.name == "norm")
         assert norm.axes == (("fsdp",) if "emb" in key else ())
 
 
-def test_configs_that_name_each_other_in_a_circle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_that_include_each_other_in_a_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, other in (("a.yml", "b.yml"), ("b.yml", "a.yml")):
         (tmp_path / name).write_text(f"base_config: {other}\n")
     with pytest.raises(InputError) as refused:
         placed_for(MaxTextRequest(file="a.yml"))
-    assert str(refused.value) == "b.yml:1:14: base_config names this very file, by way of others."
+    assert str(refused.value) == "b.yml:1:14: base_config names this file, through others."

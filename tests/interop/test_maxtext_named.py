@@ -1,4 +1,4 @@
-"""What stands beside a ``model_name``: taken, refused or said, as MaxText takes it, whose own file of the model comes last."""
+"""Keys next to a ``model_name``: taken, refused or reported, as in MaxText, which merges its own file of the model last."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from tests.interop.rule_files import CLEAN
 from tests.interop.test_maxtext_models import EXPERTS
 
 
-def in_words(keys: dict[str, object]) -> dict[str, object]:
-    """What a file of MaxText's says of weights, as it is read."""
-    said = {key: value for key, value in keys.items() if key in MODEL_KEYS}
-    return {key: ", ".join(map(str, value)) if isinstance(value, list) else value for key, value in said.items()}
+def as_read(keys: dict[str, object]) -> dict[str, object]:
+    """The keys of a MaxText file on weights, as they are read."""
+    weight_keys = {key: value for key, value in keys.items() if key in MODEL_KEYS}
+    return {key: ", ".join(map(str, value)) if isinstance(value, list) else value for key, value in weight_keys.items()}
 
 
-def test_what_maxtexts_own_files_say_is_known_as_they_say_it() -> None:
+def test_the_contents_of_maxtexts_own_files_are_known() -> None:
     assert set(FILES) == set(MODELS)
-    for name, said in FILES.items():
-        assert dict(said) == in_words(FACTS["files"][f"models/{name}.yml"]), name
-    base = in_words(FACTS["files"]["base.yml"])
+    for name, keys in FILES.items():
+        assert dict(keys) == as_read(FACTS["files"][f"models/{name}.yml"]), name
+    base = as_read(FACTS["files"]["base.yml"])
     assert {key: BASE[key] for key in base if key != "mlp_bias"} == {k: v for k, v in base.items() if k != "mlp_bias"}
 
 
 OVERRIDING = "override_model_config=true"
-BESIDE_A_NAME = {
-    # The command line against the model's own file, which MaxText has though it is not there.
+NEXT_TO_A_NAME = {
+    # The command line against the model's own file, which MaxText has although it is not here.
     "a dimension": (
         "",
         ("base_num_decoder_layers=2",),
-        "--given base_num_decoder_layers: 2, and llama3-8b has 32: MaxText takes neither. Add override_model_config=true, "
-        "which lets the command line have it, or take it out.",
+        "--given base_num_decoder_layers: 2, and llama3-8b has 32: MaxText refuses both. Add override_model_config=true, "
+        "with which the command line wins, or take it out.",
     ),
     "a decoder": (
         "",
         ("decoder_block=gemma3",),
-        "--given decoder_block: gemma3, and llama3-8b has llama2: MaxText takes neither. Add override_model_config=true, "
-        "which lets the command line have it, or take it out.",
+        "--given decoder_block: gemma3, and llama3-8b has llama2: MaxText refuses both. Add override_model_config=true, "
+        "with which the command line wins, or take it out.",
     ),
     "another decoder in its place": (
         "",
         (OVERRIDING, "decoder_block=gemma3"),
-        "--given:2:16: llama3-8b: decoder 'gemma3' has norms behind attention and feed-forward layers, and norms of queries "
+        "--given:2:16: llama3-8b: decoder 'gemma3' has norms after attention and feed-forward layers, and norms of queries "
         "and keys, which no table of ours has.",
     ),
-    # What the model's own file does not say holds, wherever it stands.
+    # A key that the model's own file does not have is used from any source.
     "other weights": (
         "",
         ("fused_qkv=true",),
@@ -66,7 +66,7 @@ BESIDE_A_NAME = {
     "adapters": (
         "lora: {enable_lora: true}\n",
         (),
-        "mine.yml:46:21: llama3-8b: 'lora.enable_lora' is true: adapters beside the weights, which no table of ours has.",
+        "mine.yml:46:21: llama3-8b: 'lora.enable_lora' is true: adapters in addition to the weights, which no table of ours has.",
     ),
     "experts": (
         "",
@@ -79,22 +79,22 @@ BESIDE_A_NAME = {
         "decoder_block: llama2\nbase_num_decoder_layers: 24\nbase_emb_dim: 2048\n",
         (),
         "mine.yml:47:26: 'base_num_decoder_layers' is 24, and llama3-8b has 32: MaxText reads its models/llama3-8b.yml after "
-        "this file, and takes that. Leave 'base_num_decoder_layers' out, lay models/llama3-8b.yml there, or have it on the "
+        "this file, and takes that. Leave 'base_num_decoder_layers' out, copy models/llama3-8b.yml there, or set it on the "
         "command line: --given override_model_config=true base_num_decoder_layers=24.",
     ),
-    "a file, told to": (
+    "a file with the override": (
         f"{OVERRIDING.replace('=', ': ')}\nhead_dim: 64\n",
         (),
         "mine.yml:47:11: 'head_dim' is 64, and llama3-8b has 128: MaxText reads its models/llama3-8b.yml after this file, and "
-        "takes that. Leave 'head_dim' out, lay models/llama3-8b.yml there, or have it on the command line: --given "
+        "takes that. Leave 'head_dim' out, copy models/llama3-8b.yml there, or set it on the command line: --given "
         "override_model_config=true head_dim=64.",
     ),
 }
 
 
-@pytest.mark.parametrize("case", BESIDE_A_NAME)
-def test_what_stands_beside_a_name_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, given, message = BESIDE_A_NAME[case]
+@pytest.mark.parametrize("case", NEXT_TO_A_NAME)
+def test_keys_next_to_a_name_that_are_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, given, message = NEXT_TO_A_NAME[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: llama3-8b\n{text}")
     with pytest.raises(InputError) as refused:
@@ -105,7 +105,7 @@ def test_what_stands_beside_a_name_is_refused(case: str, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("name", "text", "given", "model", "weights"),
     [
-        # What is the same as in the model's own file, and a complete base.yml, whose dimensions any model replaces.
+        # Values equal to the model's own file, and a complete base.yml, whose dimensions any model replaces.
         ("llama3-8b", "base_num_decoder_layers: 32\n", ("base_emb_dim=4096",), "llama3-8b", "models/llama3-8b.yml"),
         ("mixtral-8x7b", "THE BASE", (), "mixtral-8x7b", "models/mixtral-8x7b.yml"),
         (
@@ -119,19 +119,19 @@ def test_what_stands_beside_a_name_is_refused(case: str, tmp_path: Path, monkeyp
         ("gemma2-9b", "", (), None, None),
     ],
 )
-def test_a_model_by_its_name_and_what_stands_beside_it(
+def test_a_model_by_its_name_and_other_keys(
     name: str, text: str, given: tuple[str, ...], model: str | None, weights: int | str, tmp_path: Path
 ) -> None:
     if text == "THE BASE":
         text = "".join(f"{key}: {value!r}\n" for key, value in BASE.items() if not isinstance(value, bool | str))
         text += "decoder_block: llama2\n"
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: {name}\n{text}")
-    asked = MaxTextRequest(file=str(tmp_path / "mine.yml"), given=given)
+    request = MaxTextRequest(file=str(tmp_path / "mine.yml"), given=given)
     if model is None:
         with pytest.raises(InputError, match="which no table of ours has"):
-            placed_for(asked)
+            placed_for(request)
         return
-    imported, findings, _ = placed_for(asked)
+    imported, findings, _ = placed_for(request)
     number = FACTS["files"][weights]["parameters"] if isinstance(weights, str) else weights
     assert (imported.table.name, findings) == (model, ())
     assert sum(weight.num_parameters for weight in imported.table.weights) == number
@@ -140,24 +140,24 @@ def test_a_model_by_its_name_and_what_stands_beside_it(
 
 
 @pytest.mark.parametrize("key", [*UNREAD, "mlp_bias", "shared_experts"])
-def test_what_gives_weights_to_other_decoders_only_is_said(key: str, tmp_path: Path) -> None:
+def test_keys_of_other_decoders_are_reported(key: str, tmp_path: Path) -> None:
     value = "true" if MODEL_KEYS[key] == "true or false" else "7"
     (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: llama3-8b\n")
-    asked = MaxTextRequest(file=str(tmp_path / "mine.yml"), given=(f"{key}={value}",))
-    imported, (finding,), _ = placed_for(asked)
+    request = MaxTextRequest(file=str(tmp_path / "mine.yml"), given=(f"{key}={value}",))
+    imported, (finding,), _ = placed_for(request)
     assert not imported.configuration.not_read
     assert (finding.code, finding.severity, finding.where) == ("SW111", "warning", f"'{key}'")
-    assert "which MaxText's decoder 'llama2' does not read: no weight is another for it" in finding.found
+    assert "which MaxText's decoder 'llama2' does not read: it changes no weight" in finding.found
 
 
-def test_what_a_models_own_file_replaces_is_said(tmp_path: Path) -> None:
-    """MaxText's own gpu/models/mixtral_8x1b.yml asks for 5 layers beside model_name, and gets 32."""
+def test_values_that_a_models_own_file_replaces_are_reported(tmp_path: Path) -> None:
+    """MaxText's own gpu/models/mixtral_8x1b.yml sets 5 layers next to model_name, and gets 32."""
     folder = write_configs(tmp_path / "configs")
     found = import_maxtext(MaxTextRequest(file=str(folder / "gpu/models/mixtral_8x1b.yml")))
     (finding,) = (each for each in found.findings if "model_name" in each.where)
     assert finding.text().splitlines()[1:] == [
-        f"  where  {finding.position}: 'base_num_decoder_layers' beside 'model_name'",
-        f"  found  5, and {finding.found.split()[2][:-1]}, which MaxText reads after this file, says 32",
+        f"  where  {finding.position}: 'base_num_decoder_layers' next to 'model_name'",
+        f"  found  5, and {finding.found.split()[2][:-1]}, which MaxText reads after this file, has 32",
         "  needed 32, or 'base_num_decoder_layers' on the command line",
         "  fix    Take 'base_num_decoder_layers' out.",
     ]

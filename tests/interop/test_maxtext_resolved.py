@@ -1,4 +1,4 @@
-"""Each weight's spec beside the one that MaxText itself resolves: every preset, five models, and settings that rename dims."""
+"""Each weight's spec compared with the one that MaxText resolves: every preset, five models, and settings that rename dims."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flax.linen import logical_to_mesh_axes
 from shardwright import FindingsError
 from shardwright.interop.maxtext.export import export_maxtext
 from shardwright.interop.maxtext.importing import placed_for
-from shardwright.interop.maxtext.resolution.placing import Placed
+from shardwright.interop.maxtext.resolution.placement import Placed
 from shardwright.interop.maxtext.sources import MaxTextRequest
 from shardwright.layouts import preset_names
 from tests.interop.maxtext_facts import DIMS_OF_LAYERS, FACTS, specs_of, write_configs
-from tests.interop.test_maxtext_export import TORN, planned
+from tests.interop.test_maxtext_export import CONFLICTING, planned
 
 UNREAD = [
     "run_name=mine",
@@ -37,31 +37,31 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_configs(tmp_path_factory.mktemp("maxtext") / "configs")
 
 
-def in_maxtexts_words(placed: Placed) -> tuple[list[str], set[str]]:
-    """The words of all dims but the layers', as MaxText names and cuts them; and the axes of the layers."""
+def in_maxtexts_names(placed: Placed) -> tuple[list[str], set[str]]:
+    """All dims except layers, as MaxText names and shards them; and the axes of layers."""
     words, layers = [], set()
-    for dim, name, cut in zip(placed.tensor.dims, placed.tensor.names, placed.cuts, strict=True):
+    for dim, name, axes_of_dim in zip(placed.tensor.dims, placed.tensor.names, placed.dim_axes, strict=True):
         if dim == "layers":
-            layers = set(cut)
+            layers = set(axes_of_dim)
         else:
-            words.append("/".join((name or "_", *cut)))
+            words.append("/".join((name or "_", *axes_of_dim)))
     return words, layers
 
 
 def as_maxtext_has_it(spec: str) -> tuple[list[str], set[str]]:
-    """The same of a spec of the facts, whose dims of layers may stand anywhere."""
+    """The same for a recorded spec, in which the dims of layers may be at any place."""
     words, layers = [], set()
     for word in spec.split():
-        name, *cut = word.split("/")
+        name, *axes_of_dim = word.split("/")
         if name in DIMS_OF_LAYERS:
-            layers |= set(cut)
+            layers |= set(axes_of_dim)
         else:
             words.append(word)
     return words, layers
 
 
 @pytest.mark.parametrize("case", FACTS["cases"])
-def test_each_weight_rests_where_maxtext_puts_it(case: str, configs: Path) -> None:
+def test_each_weight_is_sharded_as_in_maxtext(case: str, configs: Path) -> None:
     facts = FACTS["cases"][case]
     given = (*facts["given"], *UNREAD)
     imported, sizes, _ = placed_for(
@@ -70,7 +70,7 @@ def test_each_weight_rests_where_maxtext_puts_it(case: str, configs: Path) -> No
     assert not sizes
     keys = [each.partition("=")[0] for each in given]
     assert list(imported.configuration.not_read) == [key for key in keys if key in CHANGES_NO_LAYOUT]
-    ours = {placed.tensor.name: in_maxtexts_words(placed) for placed in imported.weights}
+    ours = {placed.tensor.name: in_maxtexts_names(placed) for placed in imported.weights}
     theirs = {weight: as_maxtext_has_it(spec) for weight, spec in specs_of(case).items()}
     assert ours == theirs
 
@@ -83,37 +83,39 @@ def test_the_facts_are_of_five_presets_and_five_models_at_least() -> None:
 
 
 LARGE = {"llama3-test": "llama3-8b", "mixtral-test": "mixtral-8x7b", "deepseek3-test": "deepseek3-671b"}
-"""Small models of ours, and the models of MaxText's that have the same weights but for their sizes."""
+"""Our small models, and the MaxText models with the same weights except for sizes."""
 
 
 @pytest.mark.parametrize("model", LARGE)
-def test_exported_rules_cut_maxtexts_own_names_as_the_plan_does(model: str) -> None:
-    """The names are MaxText's, the resolution is Flax's: nothing of the exporter's table is in between."""
+def test_exported_rules_shard_maxtexts_own_names_as_the_plan_does(model: str) -> None:
+    """The names are MaxText's and the resolution is Flax's: the exporter's own table is not used."""
     specs = specs_of(f"{LARGE[model]} | default")
     for layout in preset_names():
-        if layout == "pp" or (layout, model) in TORN:
+        if layout == "pp" or (layout, model) in CONFLICTING:
             continue
         plan = planned(layout, model)
         rules = tuple((line.name, line.axes) for line in export_maxtext(plan).rules)
         for row in plan.weights:
             names = [word.split("/")[0] for word in specs[row.name].split() if word.split("/")[0] not in DIMS_OF_LAYERS]
             spec = logical_to_mesh_axes(tuple(None if name == "_" else name for name in names), rules) or ()
-            cuts = [(cut,) if isinstance(cut, str) else tuple(cut or ()) for cut in spec]
-            rests = [dim.axes for dim in row.spec.dims if dim.logical_axis != "layers"]
-            assert cuts == rests, (layout, row.name)
+            shardings = [
+                (axes_of_dim,) if isinstance(axes_of_dim, str) else tuple(axes_of_dim or ()) for axes_of_dim in spec
+            ]
+            at_rest = [dim.axes for dim in row.spec.dims if dim.logical_axis != "layers"]
+            assert shardings == at_rest, (layout, row.name)
 
 
 def test_random_rules_resolve_as_flax_does_on_maxtexts_names(configs: Path) -> None:
-    """Rules that nobody wrote, given on the command line of a model; axes of size 1 stay in the way."""
-    chance = random.Random(11)
+    """Random rules on the command line of a model; axes of size 1 still conflict."""
+    rng = random.Random(11)
     axes = ["data", "fsdp", "fsdp_transpose", "context", "tensor", "expert"]
     for model in ("mixtral-8x7b", "deepseek2-16b"):
-        tagged = specs_of(f"{model} | default")
+        annotated = specs_of(f"{model} | default")
         for _ in range(8):
-            names = sorted({w.split("/")[0] for s in tagged.values() for w in s.split()} - {"_"})
-            rules = [[name, chance.sample(axes, chance.randrange(4))] for name in chance.choices(names, k=40)]
-            sizes = {axis: chance.choice((1, 2)) for axis in axes}
-            text = ", ".join(f"[{name}, [{', '.join(cut)}]]" for name, cut in rules)
+            names = sorted({w.split("/")[0] for s in annotated.values() for w in s.split()} - {"_"})
+            rules = [[name, rng.sample(axes, rng.randrange(4))] for name in rng.choices(names, k=40)]
+            sizes = {axis: rng.choice((1, 2)) for axis in axes}
+            text = ", ".join(f"[{name}, [{', '.join(axes_of_dim)}]]" for name, axes_of_dim in rules)
             try:
                 imported, _, _ = placed_for(
                     MaxTextRequest(
@@ -131,14 +133,18 @@ def test_random_rules_resolve_as_flax_does_on_maxtexts_names(configs: Path) -> N
             except FindingsError as error:
                 pytest.fail(str(error))
             for placed in imported.weights:
-                own = [word.split("/")[0] for word in tagged[placed.tensor.name].split()]
+                own = [word.split("/")[0] for word in annotated[placed.tensor.name].split()]
                 spec = logical_to_mesh_axes(
                     tuple(None if name == "_" else name for name in own), tuple((n, tuple(c)) for n, c in rules)
                 )
-                cuts = {
-                    name: tuple(a for a in ((cut,) if isinstance(cut, str) else cut or ()) if sizes[a] > 1)
-                    for name, cut in zip(own, spec or (), strict=True)
+                shardings = {
+                    name: tuple(
+                        a
+                        for a in ((axes_of_dim,) if isinstance(axes_of_dim, str) else axes_of_dim or ())
+                        if sizes[a] > 1
+                    )
+                    for name, axes_of_dim in zip(own, spec or (), strict=True)
                     if name != "_"
                 }
-                found = {n: c for n, c in zip(placed.tensor.names, placed.cuts, strict=True) if n is not None}
-                assert found == cuts, placed.tensor.name
+                found = {n: c for n, c in zip(placed.tensor.names, placed.dim_axes, strict=True) if n is not None}
+                assert found == shardings, placed.tensor.name

@@ -1,4 +1,4 @@
-"""Rules as a layout in roles: planned for the model, and compared with what the rules resolve to, tensor by tensor."""
+"""Rules as a layout in roles: planned for the model, and compared with the resolved rules, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def different(found: MaxTextImport) -> set[str]:
             {"fsdp": 2, "expert": 4},
             ["fsdp:   fsdp", "expert: {elsewhere: data, moe: expert}"],
         ),
-        # The experts' weights travel.
+        # The experts' weights are gathered.
         (
             [(line("activation_exp", "expert"), line("activation_exp"))],
             {"fsdp": 2, "expert": 4},
             ["fsdp:   fsdp", "expert: {elsewhere: fsdp, moe: expert}", "move: {moe: weights}"],
         ),
-        # Experts rest cut over fsdp too, and an expert's matrix whole.
+        # Experts are sharded at rest over fsdp too, and the matrices of an expert are unsharded.
         (
             [(line("exp", "expert"), line("exp", "expert", "fsdp")), (line("embed_moe", "fsdp"), line("embed_moe"))],
             {"fsdp": 2, "expert": 4},
@@ -75,13 +75,13 @@ def test_roles_of_mixtral(edits, sizes, expected, tmp_path):
         assert roles_of(found) == expected
         assert different(found) == set()
     else:
-        # The experts' products are repeated over context, which no role of ours does (and the finding says).
+        # The experts' products are repeated over context, which no role expresses; a finding reports it.
         assert different(found) & {"moe.dispatched", "moe.hidden", "moe.output"}
         assert "SW103" in {finding.code for finding in found.findings}
 
 
-def test_experts_that_rest_cut_over_an_axis_of_rows_too_are_no_fault(tmp_path):
-    """Their weights are gathered over it, as any others are; the tokens travel over the experts' own axis."""
+def test_experts_sharded_at_rest_over_an_axis_of_rows_too_are_no_fault(tmp_path):
+    """Their weights are gathered over it, as any others; tokens are sent over the experts' own axis."""
     text = edited(
         CLEAN, (line("exp", "expert"), line("exp", "expert", "fsdp")), (line("embed_moe", "fsdp"), line("embed_moe"))
     )
@@ -90,7 +90,7 @@ def test_experts_that_rest_cut_over_an_axis_of_rows_too_are_no_fault(tmp_path):
 
 
 def test_sequence_parallelism(tmp_path):
-    """The residual stream's tokens are cut by the axis that cuts heads; tokens as they are read share their name."""
+    """The axis that shards heads shards the residual stream's tokens; input tokens share their logical name."""
     text = edited(CLEAN, (line("activation_norm_length", "context"), line("activation_norm_length", "tensor")))
     found = imported(tmp_path, text, "llama3-test", fsdp=2, tensor=2, expert=1)
     assert roles_of(found) == ["fsdp:   fsdp", "tensor: {elsewhere: tensor, input: context, sequence_parallel: true}"]
@@ -101,7 +101,7 @@ def test_stages(tmp_path):
     text = edited(CLEAN, ("mesh_axes: [data,", "mesh_axes: [stage, data,"), (line("layers"), line("layers", "stage")))
     found = imported(tmp_path, text, "llama3-test", stage=2, fsdp=2, expert=1)
     assert roles_of(found) == ["stage: {elsewhere: stage, input: data, embedding: data, logits: data}", "fsdp:  fsdp"]
-    # Once there are stages MaxText cuts the rows of the two ends by them first, whatever the rules say.
+    # With stages MaxText shards the rows of embedding and logits over them first, whatever the rules are.
     assert found.comparison is not None
     ends = {each.tensor for each in found.comparison.differences if each.order}
     assert ends == {"input.tokens", "embedding.output", "logits.scores"}
@@ -111,8 +111,8 @@ def test_stages(tmp_path):
 def test_dense_layers_of_deepseek_stay_outside_of_the_pipeline(tmp_path):
     text = edited(CLEAN, ("mesh_axes: [data,", "mesh_axes: [stage, data,"), (line("layers"), line("layers", "stage")))
     found = imported(tmp_path, text, "deepseek3-test", stage=3, fsdp=2, expert=1)
-    cut = {placed.tensor.name.partition(".")[0] for placed in found.imported.weights if "stage" in placed.axes}
-    assert cut == {"moe_layers"}
+    staged = {placed.tensor.name.partition(".")[0] for placed in found.imported.weights if "stage" in placed.axes}
+    assert staged == {"moe_layers"}
     differ = {name for name in different(found) if name.startswith("dense_layers")}
     assert len(differ) == len([w for w in found.imported.table.weights if w.name.startswith("dense_layers")])
 
@@ -121,7 +121,7 @@ LATENT = PRESET + line("q_lora", "fsdp") + line("kv_lora", "fsdp")
 
 
 def test_one_weight_of_a_dim_that_two_share(tmp_path):
-    """Queries come down to q_lora and go up from it: MaxText has two names for the dim, a layout one."""
+    """The query down-projection gives q_lora and the up-projection takes it: MaxText has two names for the dim, a layout one."""
     found = imported(tmp_path, LATENT, "deepseek3-test", fsdp=2, expert=4)
     assert roles_of(found)[:2] == ["fsdp:   fsdp", "expert: {elsewhere: context, moe: expert}"]
     assert "attention: {q_lora: [fsdp], kv_lora: [fsdp]}" in roles_of(found)
@@ -134,7 +134,7 @@ def test_one_weight_of_a_dim_that_two_share(tmp_path):
         False,
     )
     (finding,) = [finding for finding in found.findings if finding.code == "SW123"]
-    assert finding.found.startswith(f"2 of {found.comparison.compared} tensors that roles cut otherwise")
+    assert finding.found.startswith(f"2 of {found.comparison.compared} tensors that roles shard differently")
     without = imported(
         tmp_path,
         PRESET + line("q_lora", "fsdp", "expert") + line("kv_lora", "fsdp", "expert"),
@@ -145,7 +145,7 @@ def test_one_weight_of_a_dim_that_two_share(tmp_path):
     assert not {finding.code for finding in without.findings} & {"SW123"}
 
 
-def test_another_order_on_a_dim_is_said_to_be_only_that(tmp_path):
+def test_another_order_on_a_dim_is_reported_as_only_that(tmp_path):
     text = edited(CLEAN, (EMBED, line("embed", "expert", "fsdp", "context")))
     found = imported(tmp_path, text, "llama3-test", fsdp=2, expert=4)
     assert found.comparison is not None
@@ -153,7 +153,7 @@ def test_another_order_on_a_dim_is_said_to_be_only_that(tmp_path):
     assert "SW123" not in {finding.code for finding in found.findings}
 
 
-def test_every_role_that_is_written_is_one_that_there_is(tmp_path):
+def test_every_role_that_is_written_exists(tmp_path):
     for sizes in ({"fsdp": 2, "context": 2, "tensor": 2}, {"data": 2, "expert": 4}):
         found = imported(tmp_path, CLEAN, "mixtral-test", **sizes)
         assert found.comparison is not None

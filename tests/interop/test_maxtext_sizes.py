@@ -24,20 +24,20 @@ def sizes_of(text: str, devices: Devices) -> tuple[dict[str, int], dict[str, str
 @pytest.mark.parametrize(
     ("text", "devices", "sizes", "chosen"),
     [
-        # fsdp takes what is left of a slice, data what is left of the slices, unless told otherwise.
+        # fsdp takes the remaining devices of a slice and data the remaining slices, unless another axis has -1.
         ("ici_tensor_parallelism: 2\n", Devices(num=16), {"fsdp": 8, "tensor": 2}, {}),
         ("ici_tensor_parallelism: 2\n", Devices(num=32, slices=2), {"data": 2, "fsdp": 8, "tensor": 2}, {}),
         ("ici_fsdp_parallelism: 1\nici_expert_parallelism: -1\n", Devices(num=8), {"expert": 8}, {}),
-        # A size is what the two links have together.
+        # A size is the product of both links.
         (
             "ici_data_parallelism: 2\nici_fsdp_parallelism: 4\ndcn_data_parallelism: 3\n",
             Devices(num=24, slices=3),
             {"data": 6, "fsdp": 4},
             {},
         ),
-        # A stage's key says pipeline.
+        # The key of axis stage has pipeline in its name.
         ("ici_pipeline_parallelism: 4\nici_fsdp_parallelism: 2\n", Devices(), {"stage": 4, "fsdp": 2}, {}),
-        # Without a number of devices, as many as the model is planned on unless said otherwise.
+        # Without a number of devices: those of the model's natural mesh.
         ("ici_expert_parallelism: 4\n", Devices(natural={"fsdp": 16}), {"fsdp": 4, "expert": 4}, {"--devices": "16"}),
         # Without any size, the model's natural mesh; the devices of axes that are not there go to fsdp.
         (
@@ -46,7 +46,7 @@ def sizes_of(text: str, devices: Devices) -> tuple[dict[str, int], dict[str, str
             {"fsdp": 8, "expert": 2},
             {"--mesh": "fsdp=8,expert=2"},
         ),
-        # A user's sizes stand in for both links of an axis.
+        # A user's size replaces both links of an axis.
         ("ici_tensor_parallelism: 2\n", Devices(sizes={"tensor": 4, "fsdp": 2}), {"fsdp": 2, "tensor": 4}, {}),
         ("dcn_fsdp_parallelism: 2\n", Devices(sizes={"fsdp": 8, "data": 1}), {"fsdp": 8}, {}),
     ],
@@ -79,7 +79,7 @@ def test_axes_that_a_server_sets_have_size_1_and_no_key():
         ("2", ("dcn_data_parallelism=1048577",), "--given:1:23: 'dcn_data_parallelism'", "1,048,577"),
     ],
 )
-def test_a_size_that_nobody_means_is_refused_where_it_stands(size, given, place, number, tmp_path, monkeypatch):
+def test_a_size_above_the_maximum_is_refused_at_its_position(size, given, place, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(edited(CLEAN, ("parallelism: 2", f"parallelism: {size.replace('_', '')}")))
     with pytest.raises(InputError) as refused:
@@ -89,7 +89,7 @@ def test_a_size_that_nobody_means_is_refused_where_it_stands(size, given, place,
     )
 
 
-def test_a_dimension_that_nobody_means_is_refused_where_it_stands(tmp_path, monkeypatch):
+def test_a_dimension_above_the_maximum_is_refused_at_its_position(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yml").write_text(f"{CLEAN}base_num_decoder_layers: 16385\n")
     with pytest.raises(InputError) as refused:

@@ -1,4 +1,4 @@
-"""A fix as a person would follow it: its words are typed into the file where the finding stands, and nothing else is known."""
+"""A fix as a user would apply it: its text is typed into the file at the position of the finding, without other knowledge."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ RULE = r"\[\w+, \[[^]]*\]\]"
 
 
 def typed(text: str, fix: str, line: int) -> str:
-    """The text after a fix. ``line``: where the finding stands. Raises ValueError for words that say nothing one could type."""
+    """The text after a fix. ``line``: that of the finding. Raises ValueError for a fix that has nothing to type."""
     lines = text.splitlines()
     if match := re.fullmatch(rf"Write '({RULE})' above line (\d+), and '({RULE})' below it\.", fix):
         above, number, below = match[1], int(match[2]), match[3]
         lines[number - 1 : number] = [f"  - {above}", lines[number - 1], f"  - {below}"]
-        # A rule that is written anew stands where it is written, and no more where it stood.
+        # A rule that is written again is at its new place only.
         lines = _once(lines, above)
     elif match := re.fullmatch(rf"Write '({RULE})' and '({RULE})' above line (\d+)\.", fix):
         first, second, number = match[1], match[2], int(match[3])
@@ -72,7 +72,7 @@ def _without(line: str, axis: str) -> str:
 
 
 def _nearest_replaced(line: str, word: str) -> str:
-    """The line with its word that is most like another replaced by that."""
+    """The line with the word most similar to ``word`` replaced by it."""
     from difflib import get_close_matches
 
     words = [each for each in re.findall(r"\w+", line) if each != word]

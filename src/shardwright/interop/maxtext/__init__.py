@@ -2,8 +2,8 @@
 
 importing.py   from files to an imported configuration
 sources.py     which files are read
-model.py       whose tensors a configuration has
+model.py       the model of a configuration
 roles.py       rules as a layout in roles
-comparison.py  the layout beside the rules, tensor by tensor
+comparison.py  the layout compared with the rules, tensor by tensor
 export.py      a layout as rules
 """

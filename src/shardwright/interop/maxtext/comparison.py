@@ -1,4 +1,4 @@
-"""A layout in roles beside the rules that it came from: planned, and compared tensor by tensor."""
+"""A layout in roles, planned and compared with the rules that it came from, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shardwright.core.layout.wording import count, others
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A tensor that rules and roles cut differently, each in its own notation. ``order``: only the order on a dim."""
+    """A tensor that rules and roles shard differently, each in its own notation. ``order``: only the order of axes on a dim differs."""
 
     tensor: str
     kind: str
@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def finding(self) -> Finding | None:
-        """What roles cannot say of these rules, if there is anything."""
+        """SW123 for the tensors whose sharding roles cannot express; None where there are none."""
         other = [each for each in self.differences if not each.order]
         if not other:
             return None
@@ -55,15 +55,15 @@ class Comparison:
         return Finding(
             code="SW123",
             severity="info",
-            where=f"layout '{self.layout.name}' beside the rules",
-            found=f"{len(other)} of {count(self.compared, 'tensor')} that roles cut otherwise ({others(names, 'tensor')}), "
+            where=f"layout '{self.layout.name}' compared with the rules",
+            found=f"{len(other)} of {count(self.compared, 'tensor')} that roles shard differently ({others(names, 'tensor')}), "
             f"{count(len(weights), 'weight')} among them\n{shown}",
-            needed="the same cut in both",
+            needed="the same sharding in both",
         )
 
 
 def compared(imported: Imported, layout: Layout) -> Comparison:
-    """The layout planned for the model, beside the rules."""
+    """The layout, planned for the model and compared with the rules."""
     request = Request(
         layout=layout,
         table=imported.table,
@@ -82,11 +82,11 @@ def compared(imported: Imported, layout: Layout) -> Comparison:
 
 
 def _difference(placed: Placed, planned: TensorPlan) -> Iterator[Difference]:
-    theirs = {dim: cut for dim, cut in zip(placed.tensor.dims, placed.cuts, strict=True) if cut}
-    ours = {_their_word(dim.logical_axis, theirs): dim.axes for dim in planned.spec.dims if dim.axes}
+    theirs = {dim: axes for dim, axes in zip(placed.tensor.dims, placed.dim_axes, strict=True) if axes}
+    ours = {_their_dim(dim.logical_axis, theirs): dim.axes for dim in planned.spec.dims if dim.axes}
     if theirs == ours:
         return
-    same = {dim: set(cut) for dim, cut in theirs.items()} == {dim: set(cut) for dim, cut in ours.items()}
+    same = {dim: set(axes) for dim, axes in theirs.items()} == {dim: set(axes) for dim, axes in ours.items()}
     yield Difference(
         tensor=placed.tensor.name,
         kind=placed.tensor.kind,
@@ -96,6 +96,6 @@ def _difference(placed: Placed, planned: TensorPlan) -> Iterator[Difference]:
     )
 
 
-def _their_word(dim: str, theirs: dict[str, tuple[str, ...]]) -> str:
-    """Pieces of a row are its length, where the rules know only that."""
+def _their_dim(dim: str, theirs: dict[str, tuple[str, ...]]) -> str:
+    """The dims of a split row are its length, where the rules only have that."""
     return "length" if dim in ("groups", "q_length") and dim not in theirs else dim

@@ -1,7 +1,7 @@
-"""A layout of ours as a list of MaxText's rules, under which every weight of a model rests where the plan says.
+"""A layout of ours as a list of MaxText's rules, which store every weight of a model as the plan does.
 
-A name has one line, unless tensors want it cut differently: then a line that another name's axes stop in one tensor falls
-back to the next. The list is resolved again and compared with the plan before it is given to anyone.
+A name has one rule, unless tensors shard it differently. Then it has several: where another name's axes block the first in a
+tensor, the next one applies. The list is resolved again and compared with the plan before it is returned.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shardwright.interop.maxtext.reading.rules import Rule, rule
 from shardwright.interop.maxtext.reading.sizes import size_key
 from shardwright.interop.maxtext.reading.vocabulary import AXES
 from shardwright.interop.maxtext.resolution.flax_resolution import resolve
-from shardwright.interop.maxtext.resolution.tensors import Step, Tagged, tensors_of
+from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, Step, tensors_of
 
-NAMES_OF_ROLES = {
+AXIS_OF_ROLE = {
     "data": "data",
     "fsdp": "fsdp",
     "context": "context",
@@ -29,26 +29,26 @@ NAMES_OF_ROLES = {
     "expert": "expert",
     "stage": "stage",
 }
-"""What MaxText calls an axis with a role; used to say what a user might rename one to."""
+"""MaxText's axis name for each role, to suggest a new name for an axis."""
 
-MOST_LINES = 4
-"""Lines of one name that are tried in every order."""
+MAX_LINES = 4
+"""The most rules of one name that are tried in every order."""
 
-Cuts = tuple[tuple[str, ...], ...]
+DimAxes = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A tensor with MaxText's names, and how the plan cuts each of its dims. ``lost``: axes for which it has no dim."""
+    """A tensor with MaxText's names, and the plan's axes of each dim. ``lost``: axes of the plan for which it has no dim."""
 
-    tensor: Tagged
-    cuts: Cuts
+    tensor: AnnotatedTensor
+    dim_axes: DimAxes
     lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """The rules, the text of their file, and what they do not say of the plan."""
+    """The rules, the text of their file, and findings on what they cannot express."""
 
     plan: Plan
     rules: tuple[Rule, ...]
@@ -71,12 +71,14 @@ class Export:
 def export_maxtext(plan: Plan) -> Export:
     """The rules of a plan.
 
-    Raises InputError for a mesh axis that MaxText has no size for, and for a model that it has none like.
+    Raises InputError for a mesh axis that MaxText has no size for, and for a model with a weight that MaxText lacks.
     """
     _axes_are_known(plan)
     wanted = _wanted(plan)
     rules = _rules(wanted, tuple(_also(plan)))
-    differences = [(each, found) for each in wanted if (found := resolve(each.tensor.names, rules).axes) != each.cuts]
+    differences = [
+        (each, found) for each in wanted if (found := resolve(each.tensor.names, rules).axes) != each.dim_axes
+    ]
     return Export(
         plan=plan,
         rules=rules,
@@ -87,12 +89,12 @@ def export_maxtext(plan: Plan) -> Export:
 
 
 def rules_text(plan: Plan, rules: Sequence[Rule]) -> str:
-    """A file that is a preset and a configuration alike: mesh, sizes, data and rules, a line each."""
+    """A file that is both a preset and a configuration: mesh, sizes, data and rules, one line each."""
     mesh, layout = plan.mesh, plan.request.layout
     axes = ", ".join(mesh.names)
     lines = [
-        f"# Layout '{layout.name}' for {plan.request.table.name}, written by shardwright. A name may have several lines:",
-        "# where an axis of the first is taken in a tensor, the next is read. Their order matters.",
+        f"# Layout '{layout.name}' for {plan.request.table.name}, written by shardwright. A name may have several rules:",
+        "# where an axis of the first is taken in a tensor, the next one applies. Their order matters.",
         f"mesh_axes: [{axes}]",
         f"data_sharding: [[{axes}]]",
         *(f"{size_key('ici', axis.name)}: {axis.size}" for axis in mesh.axes),
@@ -108,8 +110,8 @@ def _axes_are_known(plan: Plan) -> None:
         if axis not in AXES:
             roles = layout.entries[axis].roles
             usual = max(dict.fromkeys(roles.values()), key=list(roles.values()).count)
-            near = NAMES_OF_ROLES.get(layout.entries[axis].elsewhere or usual)
-            hint = f" An axis that is mostly '{usual}' is called '{near}' there." if near else ""
+            near = AXIS_OF_ROLE.get(layout.entries[axis].elsewhere or usual)
+            hint = f" MaxText's name for an axis that is mostly '{usual}' is '{near}'." if near else ""
             raise InputError(f"MaxText has no mesh axis '{axis}'. Known: {', '.join(AXES)}.{hint}")
 
 
@@ -119,17 +121,17 @@ def _wanted(plan: Plan) -> list[Wanted]:
     step = Step(batch=request.batch, length=request.length, path="capacity", pipelined=stages)
     found = []
     for tensor in tensors_of(request.table, step):
-        cuts = _as_planned(plan, tensor)
-        if cuts is not None:
-            here = tuple(cuts.get(dim, ()) for dim in tensor.dims)
-            told = {axis for cut in here for axis in cut}
-            lost = tuple(axis for cut in cuts.values() for axis in cut if axis not in told)
-            found.append(Wanted(tensor=tensor, cuts=here, lost=plan.mesh.larger_than_one(lost)))
+        planned = _as_planned(plan, tensor)
+        if planned is not None:
+            dim_axes = tuple(planned.get(dim, ()) for dim in tensor.dims)
+            expressed = {axis for axes in dim_axes for axis in axes}
+            lost = tuple(axis for axes in planned.values() for axis in axes if axis not in expressed)
+            found.append(Wanted(tensor=tensor, dim_axes=dim_axes, lost=plan.mesh.larger_than_one(lost)))
     return found
 
 
-def _as_planned(plan: Plan, tensor: Tagged) -> Mapping[str, tuple[str, ...]] | None:
-    """The plan's axes of each of our dims; for tensors that only MaxText has, those of the nearest that we have."""
+def _as_planned(plan: Plan, tensor: AnnotatedTensor) -> Mapping[str, tuple[str, ...]] | None:
+    """The plan's axes of each of our dims; a tensor that only MaxText has takes those of our nearest one."""
     like = tensor.ours or {
         "moe.masks": "router.scores",
         "logits.tiled": "logits.scores",
@@ -138,31 +140,31 @@ def _as_planned(plan: Plan, tensor: Tagged) -> Mapping[str, tuple[str, ...]] | N
     row = None if like is None else plan.by_name.get(like)
     if row is None:
         return None
-    cuts = {"length" if dim.logical_axis == "q_length" else dim.logical_axis: dim.axes for dim in row.spec.dims}
+    planned = {"length" if dim.logical_axis == "q_length" else dim.logical_axis: dim.axes for dim in row.spec.dims}
     if tensor.name == "logits.tiled":
-        cuts["tokens"] = (*cuts.pop("batch"), *cuts.pop("length"))
-    return cuts
+        planned["tokens"] = (*planned.pop("batch"), *planned.pop("length"))
+    return planned
 
 
 def _rules(wanted: Sequence[Wanted], also: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Names that all tensors cut alike, in any order; then the others, each in the order of lines that loses fewest bytes."""
+    """Names that all tensors shard the same, in any order; then the others, each in the order of rules that misplaces the fewest bytes."""
     wants: dict[str, list[tuple[str, ...]]] = {}
     for each in wanted:
-        for name, cut in zip(each.tensor.names, each.cuts, strict=True):
-            if name is not None and cut not in wants.setdefault(name, []):
-                wants[name].append(cut)
-    rules = [rule(name, *cuts[0]) for name, cuts in wants.items() if len(cuts) == 1]
-    for name, cuts in wants.items():
-        if len(cuts) > 1:
-            orders = permutations(cuts) if len(cuts) <= MOST_LINES else [tuple(cuts)]
-            candidates = [[*rules, *(rule(name, *cut) for cut in order)] for order in orders]
+        for name, axes in zip(each.tensor.names, each.dim_axes, strict=True):
+            if name is not None and axes not in wants.setdefault(name, []):
+                wants[name].append(axes)
+    rules = [rule(name, *variants[0]) for name, variants in wants.items() if len(variants) == 1]
+    for name, variants in wants.items():
+        if len(variants) > 1:
+            orders = permutations(variants) if len(variants) <= MAX_LINES else [tuple(variants)]
+            candidates = [[*rules, *(rule(name, *axes) for axes in order)] for order in orders]
             losses = [_lost(wanted, name, lines) for lines in candidates]
             rules = candidates[losses.index(min(losses))]
     return tuple(_without_unreached([*rules, *also]))
 
 
 def _also(plan: Plan) -> Iterator[Rule]:
-    """Lines for names that no tensor here carries and that MaxText reads beside them: queries, sparse experts, stages."""
+    """Rules for names that no tensor here has and that MaxText also reads: queries, sparse experts, stages."""
     segments = plan.by_name["attention.q_segments"].in_use
     yield rule("activation_q_length", *segments.axes_of("q_length"))
     experts = next((row for row in plan.weights if row.name.endswith(".moe.up")), None)
@@ -174,32 +176,32 @@ def _also(plan: Plan) -> Iterator[Rule]:
 
 
 def _lost(wanted: Sequence[Wanted], name: str, rules: Sequence[Rule]) -> tuple[int, int]:
-    """Bytes of weights, then of activations, whose dim of a name is cut otherwise than the plan has it."""
+    """Bytes of weights, then of activations, whose dim of this name is not sharded as in the plan."""
     lost = {"weight": 0, "activation": 0}
     for each in wanted:
         if name in each.tensor.names:
             dim = each.tensor.names.index(name)
-            if resolve(each.tensor.names, rules).axes[dim] != each.cuts[dim]:
+            if resolve(each.tensor.names, rules).axes[dim] != each.dim_axes[dim]:
                 lost[each.tensor.kind] += each.tensor.bytes
     return lost["weight"], lost["activation"]
 
 
 def _without_unreached(rules: Sequence[Rule]) -> Iterator[Rule]:
-    """The list without lines that an earlier one of their name always comes before."""
+    """The list without rules that an earlier rule of the same name always precedes."""
     for number, line in enumerate(rules):
         earlier = (old for old in rules[:number] if old.name == line.name)
         if not any(set(old.axes) <= set(line.axes) for old in earlier):
             yield line
 
 
-def _findings(plan: Plan, wanted: Sequence[Wanted], differences: Sequence[tuple[Wanted, Cuts]]) -> Iterator[Finding]:
+def _findings(plan: Plan, wanted: Sequence[Wanted], differences: Sequence[tuple[Wanted, DimAxes]]) -> Iterator[Finding]:
     layout = plan.request.layout
     severities: dict[str, Severity] = {"weight": "error", "activation": "info"}
     for kind, severity in severities.items():
         those = [(each, found) for each, found in differences if each.tensor.kind == kind]
         if those:
             lines = "\n".join(
-                f"{each.tensor.name}: {_text(each.tensor, each.cuts)} by the layout, {_text(each.tensor, found)} by rules"
+                f"{each.tensor.name}: {_text(each.tensor, each.dim_axes)} by the layout, {_text(each.tensor, found)} by the rules"
                 for each, found in those
             )
             yield Finding(
@@ -207,9 +209,9 @@ def _findings(plan: Plan, wanted: Sequence[Wanted], differences: Sequence[tuple[
                 severity=severity,
                 tensor=those[0][0].tensor.name,
                 where=f"layout '{layout.name}' in rules for {plan.request.table.name}",
-                found=f"{count(len(those), kind)} for which a name would need two meanings "
+                found=f"{count(len(those), kind)} for which a name would need two different shardings "
                 f"({others([each.tensor.name for each, _ in those], kind)})\n{lines}",
-                needed="names that tensors cut alike, or cut otherwise where another dim takes an axis of the first line",
+                needed="names that all tensors shard the same, or differently where another dim takes an axis of the first rule",
             )
     lost = [each for each in wanted if each.lost]
     if lost:
@@ -220,11 +222,11 @@ def _findings(plan: Plan, wanted: Sequence[Wanted], differences: Sequence[tuple[
             tensor=lost[0].tensor.name,
             where=f"layout '{layout.name}' in rules for {plan.request.table.name}",
             found=f"{others([each.tensor.name for each in lost], 'activation')}: no dim for {', '.join(map(repr, axes))}, "
-            "which cuts pieces of a row where ours are dispatched",
-            needed="a dim for pieces of a row",
+            "which shards the groups of a row in our dispatched tokens",
+            needed="a dim for the groups of a row",
         )
 
 
-def _text(tensor: Tagged, cuts: Cuts) -> str:
+def _text(tensor: AnnotatedTensor, dim_axes: DimAxes) -> str:
     names = (name or f"_{dim}" for name, dim in zip(tensor.names, tensor.dims, strict=True))
-    return " ".join("/".join((name, *cut)) for name, cut in zip(names, cuts, strict=True))
+    return " ".join("/".join((name, *axes)) for name, axes in zip(names, dim_axes, strict=True))

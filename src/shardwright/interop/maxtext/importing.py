@@ -1,4 +1,4 @@
-"""From files to an imported configuration: found, merged, sized, resolved for a model, and checked."""
+"""From files to an imported configuration: located, merged, sized, resolved for a model, and checked."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.pipeline import with_stages_first
 from shardwright.interop.maxtext.reading.reading import KINDS
 from shardwright.interop.maxtext.reading.sizes import Devices, sized
-from shardwright.interop.maxtext.reading.vocabulary import ALWAYS_ONE, AXES, FILLS, SIZE_WORDS
+from shardwright.interop.maxtext.reading.vocabulary import ALWAYS_ONE, AXES, FILLS, SIZE_KEY_NAMES
 from shardwright.interop.maxtext.resolution.annotations import EXPERT_NAMES, MoePath
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed, placed_under
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed, placed_under
 from shardwright.interop.maxtext.resolution.tensors import Step
 from shardwright.interop.maxtext.roles import layout_of
 from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
 
-NEARLY = 0.92
-"""How alike a key is to one that is read, from 0 to 1, before it is taken for that one misspelt: none of MaxText's own is."""
+SIMILARITY = 0.92
+"""The similarity to a key that is read, from 0 to 1, above which an unread key counts as misspelt. None of MaxText's own keys does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxTextImport:
-    """An imported configuration, what it amounts to in roles, every finding, and what was chosen because nobody said it.
+    """An imported configuration, the equivalent layout in roles, every finding, and the defaults that were chosen.
 
     ``comparison`` None: the mesh has one device.
     """
@@ -75,17 +75,17 @@ def _tensor(placed: Placed, imported: Imported) -> dict[str, object]:
         "shape": list(tensor.shape),
         "num": tensor.num,
         "spec": placed.notation,
-        "cuts": [list(cut) for cut in placed.cuts],
+        "cuts": [list(axes) for axes in placed.dim_axes],
         "bytes_per_device": round(placed.bytes_per_device(imported.mesh) / tensor.num),
     }
 
 
-def import_maxtext(asked: MaxTextRequest) -> MaxTextImport:
+def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
     """Read, merge, resolve and check.
 
     Raises InputError for files and values that cannot be read, and FindingsError (SW106) for sizes that give no mesh.
     """
-    imported, sizes, chosen = placed_for(asked)
+    imported, sizes, chosen = placed_for(request)
     findings = [
         *sizes,
         *_misspelt(imported.configuration),
@@ -94,105 +94,105 @@ def import_maxtext(asked: MaxTextRequest) -> MaxTextImport:
         *check(imported),
     ]
     comparison = None
-    layout = layout_of(imported, Path(asked.file).stem)
+    layout = layout_of(imported, Path(request.file).stem)
     if layout is not None:
-        places = {str(word.value): word.position for word in imported.configuration.mesh_axes}
-        comparison = compared(imported, same_layout(layout, asked.file, places))
+        places = {str(scalar.value): scalar.position for scalar in imported.configuration.mesh_axes}
+        comparison = compared(imported, same_layout(layout, request.file, places))
         if comparison.finding is not None:
             findings.append(comparison.finding)
     return MaxTextImport(imported=imported, comparison=comparison, findings=worst_first(findings), chosen=chosen)
 
 
-def placed_for(asked: MaxTextRequest) -> tuple[Imported, tuple[Finding, ...], dict[str, str]]:
-    """Where every tensor ends up, what is wrong with the sizes, and what was chosen because nobody said it."""
-    configuration = read_configuration(asked)
+def placed_for(request: MaxTextRequest) -> tuple[Imported, tuple[Finding, ...], dict[str, str]]:
+    """The placement of every tensor, findings on sizes and model, and the defaults that were chosen."""
+    configuration = read_configuration(request)
     chosen: dict[str, str] = {}
     if configuration.base is not None:
         chosen["--base"] = configuration.base
-    model = model_of(asked.model, asked.settings, configuration)
+    model = model_of(request.model, request.settings, configuration)
     if model.why is not None:
         chosen["--model"] = model.why
     table = model.table
     devices = Devices(
-        num=asked.devices, slices=asked.slices, natural=table.natural_mesh or None, sizes=asked.mesh_sizes
+        num=request.devices, slices=request.slices, natural=table.natural_mesh or None, sizes=request.mesh_sizes
     )
     sizing = sized(configuration, devices)
     chosen.update(sizing.chosen)
-    step = _step(asked, configuration, table, sizing.mesh.num_devices, chosen)
+    step = _step(request, configuration, table, sizing.mesh.num_devices, chosen)
     mesh = sizing.mesh
     step = replace(step, decodes_in_parallel=mesh.shape.get("context_autoregressive", 1) > 1)
     if mesh.shape.get("stage", 1) > 1:
         step = replace(step, pipelined=True)
         configuration, mesh = with_stages_first(configuration, mesh)
-    imported = placed_under(configuration, mesh, table, step, asked.dialect)
+    imported = placed_under(configuration, mesh, table, step, request.dialect)
     if "--batch" in chosen:
-        imported = _with_rows_for_all(imported, chosen)
+        imported = _with_divisible_rows(imported, chosen)
     return imported, (*sizing.findings, *model.findings), chosen
 
 
 def _misspelt(configuration: Configuration) -> Iterator[Finding]:
-    """Keys of the command line that are not read, and nearly one that is."""
-    axes = (SIZE_WORDS.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE)
+    """SW111: keys of the command line that are not read and are similar to one that is."""
+    axes = (SIZE_KEY_NAMES.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE)
     known = [*KINDS, *(f"{link}_{axis}_parallelism" for axis in axes for link in FILLS)]
     for key, place in configuration.not_read.items():
-        for meant in get_close_matches(key, known, n=1, cutoff=NEARLY):
+        for meant in get_close_matches(key, known, n=1, cutoff=SIMILARITY):
             yield Finding(
                 code="SW111",
                 severity="error",
                 where=f"'{key}'",
                 position=place,
-                found="a key that MaxText does not have, at which it ends with an error",
+                found="a key that MaxText does not have: it ends with an error",
                 needed=f"'{meant}', or another of its keys",
                 fix=f"Write '{meant}'.",
             )
 
 
 def _replaced(imported: Imported) -> Iterator[Finding]:
-    """Dimensions beside the name of a model, whose own file MaxText reads after them."""
+    """SW112: dimensions set next to the name of a model, whose own file MaxText reads later."""
     for key, (old, new) in imported.configuration.replaced.items():
         yield Finding(
             code="SW112",
             severity="warning",
-            where=f"'{key}' beside 'model_name'",
+            where=f"'{key}' next to 'model_name'",
             position=old.position,
             found=f"{shown(old.value)}, and {new.position.source}:{new.position.line}, which MaxText reads after this file, "
-            f"says {shown(new.value)}",
+            f"has {shown(new.value)}",
             needed=f"{shown(new.value)}, or '{key}' on the command line",
             fix=f"Take '{key}' out.",
         )
 
 
 def _left_out(imported: Imported) -> Iterator[Finding]:
-    """Layers of the model that our table has not; no weight of the table is another for them."""
-    word = imported.configuration.settings.get("mtp_num_layers")
-    if word is not None and int(word.value) > 0:
+    """SW123: layers of the model that our table omits; they change no weight of the table."""
+    scalar = imported.configuration.settings.get("mtp_num_layers")
+    if scalar is not None and int(scalar.value) > 0:
         yield Finding(
             code="SW123",
             severity="info",
             where="'mtp_num_layers'",
-            position=word.position,
-            found=f"{count(int(word.value), 'layer')} for predicting further tokens, which the table of {imported.table.name} leaves out",
-            needed="nothing: no weight of the table is another for it",
+            position=scalar.position,
+            found=f"{count(int(scalar.value), 'layer')} for multi-token prediction, which the table of {imported.table.name} omits",
+            needed="nothing: it changes no weight of the table",
         )
 
 
-def _with_rows_for_all(imported: Imported, chosen: dict[str, str]) -> Imported:
-    """With as many rows more as it takes for all that cut them, where nobody said how many there are."""
+def _with_divisible_rows(imported: Imported, chosen: dict[str, str]) -> Imported:
+    """The default number of rows, rounded up to a multiple of the shards of the batch."""
     stream = imported.activation("residual.stream")
     assert stream is not None
-    ways = imported.mesh.size(stream.of("batch"))
-    rows = -(-imported.step.batch // ways) * ways
+    shards = imported.mesh.size(stream.axes_of("batch"))
+    rows = -(-imported.step.batch // shards) * shards
     chosen["--batch"] = str(rows)
     step = replace(imported.step, batch=rows)
     return placed_under(imported.configuration, imported.mesh, imported.table, step, imported.dialect)
 
 
 def _step(
-    asked: MaxTextRequest, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]
+    request: MaxTextRequest, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]
 ) -> Step:
-    per_device, length = configuration.says("per_device_batch_size"), configuration.says("max_target_length")
-    batch = asked.batch or (max(1, int(float(per_device) * devices)) if per_device else None)
-    tokens = asked.length or (int(float(length)) if length else None)
+    per_device, length = configuration.value_of("per_device_batch_size"), configuration.value_of("max_target_length")
+    batch = request.batch or (max(1, int(float(per_device) * devices)) if per_device else None)
+    tokens = request.length or (int(float(length)) if length else None)
     if batch is None:
         batch = table.natural_batch or devices
         chosen["--batch"] = str(batch)
@@ -207,30 +207,30 @@ def _step(
         path=_path(configuration),
         capacity_factor=_capacity(configuration),
         pipeline_layers=_pipeline_layers(configuration),
-        scanned=configuration.says("scan_layers") is not False,
-        expert_names=next((key for key in EXPERT_NAMES if configuration.says(key) is True), None),
-        peel=configuration.says("moe_dispatch_no_expert_sharding") is True,
+        scanned=configuration.value_of("scan_layers") is not False,
+        expert_names=next((key for key in EXPERT_NAMES if configuration.value_of(key) is True), None),
+        peel=configuration.value_of("moe_dispatch_no_expert_sharding") is True,
     )
 
 
 def _pipeline_layers(configuration: Configuration) -> int | None:
-    said = configuration.says("pipeline_parallel_layers")
-    return None if said is None or int(said) < 1 else int(said)
+    layers = configuration.value_of("pipeline_parallel_layers")
+    return None if layers is None or int(layers) < 1 else int(layers)
 
 
 def _dtype(configuration: Configuration, key: str, default: str) -> str:
-    said = configuration.says(key)
-    return str(said) if said in DTYPE_BYTES else default
+    dtype = configuration.value_of(key)
+    return str(dtype) if dtype in DTYPE_BYTES else default
 
 
 def _capacity(configuration: Configuration) -> float | None:
-    factor = configuration.says("capacity_factor")
+    factor = configuration.value_of("capacity_factor")
     return float(factor) if factor is not None and float(factor) > 0 else None
 
 
 def _path(configuration: Configuration) -> MoePath | None:
-    """The way through the experts that the settings ask for; None where they are silent."""
-    sparse = configuration.says("sparse_matmul")
+    """The MoE path that the settings choose; None where they set none."""
+    sparse = configuration.value_of("sparse_matmul")
     if sparse is None:
         return None if _capacity(configuration) is None else "capacity"
     if sparse is True:

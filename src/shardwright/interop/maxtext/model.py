@@ -1,13 +1,13 @@
-"""Whose tensors a configuration has: a model of ours, a table of its own from the dimensions that the files give, or none.
+"""The model of a configuration: one of ours, a new table from the dimensions in the files, or none.
 
-| the files say | the model |
+| the files set | the model |
 |---|---|
-| nothing, and ``--model`` does | that one |
-| a decoder of ours and its dimensions | ours where all weights are the same, else a table of its own |
-| a ``model_name`` of MaxText's, whose file is not there | ours where that model has the same weights, else refused |
-| that, and other dimensions beside it | what MaxText makes of both, which has the file: refused, or a table of its own |
-| a decoder that is not ours, or what gives one other weights | refused, with what it has |
-| none of these | refused: nobody said it |
+| any, and ``--model`` is given | that of ``--model`` |
+| a decoder of ours and its dimensions | ours where all weights are the same, else a new table |
+| a ``model_name`` of MaxText's, whose file is missing | ours where that model has the same weights, else refused |
+| that, and other dimensions | what MaxText, which has the file, makes of both: refused, or a new table |
+| a decoder that is not ours, or an option that changes its weights | refused, with the difference |
+| none of these | refused: no model is given |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwright.core.findings.nearest import did_you_mean, nearest
 from shardwright.core.layout.faults import shown
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.maxtext.reading.merging import Configuration
-from shardwright.interop.maxtext.reading.model_files import BASE, FILES, meant
+from shardwright.interop.maxtext.reading.model_files import BASE, FILES, is_deliberate
 from shardwright.interop.maxtext.reading.model_vocabulary import (
     CHOICES,
     DECODERS,
@@ -36,9 +36,9 @@ from shardwright.interop.maxtext.reading.model_vocabulary import (
     READ_BY,
     UNREAD,
 )
-from shardwright.interop.maxtext.reading.reading import GIVEN, Word
+from shardwright.interop.maxtext.reading.reading import GIVEN, Scalar
 from shardwright.interop.maxtext.reading.vocabulary import MODELS
-from shardwright.interop.maxtext.sources import OVERRIDES, refuse_twice
+from shardwright.interop.maxtext.sources import OVERRIDES, refuse_conflict
 from shardwright.models import FAMILIES, build, names
 from shardwright.models.deepseek3.sizes import DeepSeek3Config
 from shardwright.models.llama3.sizes import Llama3Config
@@ -46,55 +46,55 @@ from shardwright.models.mixtral.sizes import MixtralConfig
 from shardwright.models.overrides import overridden
 from shardwright.models.parts.size import Natural, Size
 
-SAY = "--model NAME"
+MODEL_OPTION = "--model NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A table, and why it is this one where no ``--model`` said it."""
+    """A table, and why it was chosen where ``--model`` was not given."""
 
     table: ModelTable
     why: str | None = None
     findings: tuple[Finding, ...] = ()
 
 
-def model_of(asked: str | None, settings: Mapping[str, str], configuration: Configuration) -> Model:
+def model_of(requested: str | None, settings: Mapping[str, str], configuration: Configuration) -> Model:
     """The model of a configuration; ``settings`` replace dimensions of it.
 
-    Raises InputError, by name and with the reason, for a model that no table of ours can be.
+    Raises InputError, with name and reason, for a model that no table of ours can represent.
     """
-    if asked is not None:
-        return Model(table=build(asked, settings))
+    if requested is not None:
+        return Model(table=build(requested, settings))
     name = _named(configuration)
     known = {each: block for block, those in MODEL_NAMES.items() for each in those}
-    if configuration.says("student_overrides"):
+    if configuration.value_of("student_overrides"):
         _refuse(
             configuration,
             "student_overrides",
-            "a student and a teacher, each with a model of its own: import what each of them overrides as a file, or say "
-            f"whose tensors are looked at: {SAY}.",
+            "a student and a teacher, each with its own model: import the overrides of each as a file, or give the "
+            f"model: {MODEL_OPTION}.",
         )
     if configuration.model_file is None and name in known:
         return _by_name(configuration, name, known[name], settings)
-    if not configuration.says("decoder_block"):
+    if not configuration.value_of("decoder_block"):
         if name is not None:
             near = nearest(name, known)
             _refuse(
                 configuration,
                 "model_name",
-                f"MaxText has no model '{name}', and no 'decoder_block' with dimensions says what it is. "
-                + (f"Did you mean '{near}'?" if near else f"Say whose tensors are looked at: {SAY}."),
+                f"MaxText has no model '{name}', and the file has no 'decoder_block' with dimensions. "
+                + (f"Did you mean '{near}'?" if near else f"Give the model: {MODEL_OPTION}."),
             )
         raise InputError(
-            f"{configuration.sources[-1]}: nothing says whose tensors these rules are for: no 'model_name', and no "
-            f"'decoder_block' with dimensions. Say it: {SAY}."
+            f"{configuration.sources[-1]}: no model is given for these rules: no 'model_name', and no "
+            f"'decoder_block' with dimensions. Give it: {MODEL_OPTION}."
         )
     name = name or Path(configuration.subject).stem
     return _by_dimensions(configuration, name, settings, f"by the dimensions of {configuration.subject}")
 
 
-def _by_dimensions(configuration: Configuration, name: str, settings: Mapping[str, str], said: str) -> Model:
-    """A decoder of ours with its dimensions. ``said``: where they stand."""
+def _by_dimensions(configuration: Configuration, name: str, settings: Mapping[str, str], source: str) -> Model:
+    """A decoder of ours with its dimensions. ``source``: where these are from."""
     size = _size(configuration, name)
     family = _family(configuration)
     if settings:
@@ -103,34 +103,34 @@ def _by_dimensions(configuration: Configuration, name: str, settings: Mapping[st
     ours = next((each for each in _names_of(family) if _same(build(each), table)), None)
     if ours is not None:
         same = f"{ours}, which has the weights of {name}" if ours != name else ours
-        return Model(table=build(ours), why=f"{same}, {said}", findings=tuple(_without_effect(configuration)))
+        return Model(table=build(ours), why=f"{same}, {source}", findings=tuple(_without_effect(configuration)))
     if name in names():
-        # A model of theirs with the name of another of ours.
+        # MaxText's model has the name of a different model of ours.
         table = replace(table, name=f"maxtext-{name}")
-    why = f"{table.name}, a {family} {said}"
+    why = f"{table.name}, a {family} {source}"
     return Model(table=table, why=why, findings=tuple(_without_effect(configuration)))
 
 
 def _family(configuration: Configuration) -> str:
-    return DECODERS[str(configuration.says("decoder_block"))]
+    return DECODERS[str(configuration.value_of("decoder_block"))]
 
 
 def _named(configuration: Configuration) -> str | None:
-    said = configuration.says("model_name")
-    return None if said in (None, "", "default") else str(said).replace("-Instruct", "")
+    name = configuration.value_of("model_name")
+    return None if name in (None, "", "default") else str(name).replace("-Instruct", "")
 
 
 def _by_name(configuration: Configuration, name: str, block: str, settings: Mapping[str, str]) -> Model:
-    """A model of which only the name is there: MaxText has its dimensions in a file of that name."""
-    replaced = _is_given(configuration, "decoder_block") and configuration.says("decoder_block") in DECODERS
+    """A model given only by name: MaxText has its dimensions in a file of that name."""
+    replaced = _is_given(configuration, "decoder_block") and configuration.value_of("decoder_block") in DECODERS
     if block in OTHER_DECODERS and not replaced:
         _refuse(configuration, "model_name", _not_ours(name, block))
     if name not in MODELS:
         _refuse(
             configuration,
             "model_name",
-            f"the dimensions of {name} are in MaxText's models/{name}.yml, which lies neither beside this file nor in a "
-            "configs folder above it. Import that file, or lay it there.",
+            f"the dimensions of {name} are in MaxText's models/{name}.yml, which is neither next to this file nor in a "
+            "configs folder above it. Import that file, or copy it there.",
         )
     merged = _with_its_file(configuration, name)
     size = _size(merged, name)
@@ -141,45 +141,49 @@ def _by_name(configuration: Configuration, name: str, block: str, settings: Mapp
 
 
 def _with_its_file(configuration: Configuration, name: str) -> Configuration:
-    """The configuration with what MaxText's own file of a model says, as MaxText merges it: after all files.
+    """The configuration merged with MaxText's own file of a model, as MaxText merges it: after all files.
 
-    Raises InputError for a value of a file that it would replace, whose writer has not that file before them, and for one
-    of the command line, which MaxText takes only where it is told to.
+    Raises InputError for a value of a file that it would replace, since the user does not have that file; and for one of the
+    command line, which MaxText takes only with ``override_model_config``.
     """
-    said = configuration.settings
-    place = said["model_name"].position
-    settled = dict(said)
+    settings = configuration.settings
+    place = settings["model_name"].position
+    settled = dict(settings)
     for key, theirs in FILES[name].items():
-        word = said.get(key)
-        if word is None or word.value == theirs or not (_is_given(configuration, key) or meant(key, word.value, said)):
-            settled[key] = Word(value=theirs, position=place)
+        scalar = settings.get(key)
+        if (
+            scalar is None
+            or scalar.value == theirs
+            or not (_is_given(configuration, key) or is_deliberate(key, scalar.value, settings))
+        ):
+            settled[key] = Scalar(value=theirs, position=place)
         elif not _is_given(configuration, key):
             raise InputError(
-                f"{word.position}: '{key}' is {shown(word.value)}, and {name} has {shown(theirs)}: MaxText reads its "
-                f"models/{name}.yml after this file, and takes that. Leave '{key}' out, lay models/{name}.yml there, or "
-                f"have it on the command line: {GIVEN} {OVERRIDES}=true {key}={shown(word.value, quote=False)}."
+                f"{scalar.position}: '{key}' is {shown(scalar.value)}, and {name} has {shown(theirs)}: MaxText reads its "
+                f"models/{name}.yml after this file, and takes that. Leave '{key}' out, copy models/{name}.yml there, or "
+                f"set it on the command line: {GIVEN} {OVERRIDES}=true {key}={shown(scalar.value, quote=False)}."
             )
-        elif configuration.says(OVERRIDES) is not True:
-            refuse_twice(key, f"{shown(word.value, quote=False)}, and {name} has {shown(theirs, quote=False)}")
+        elif configuration.value_of(OVERRIDES) is not True:
+            refuse_conflict(key, f"{shown(scalar.value, quote=False)}, and {name} has {shown(theirs, quote=False)}")
     return replace(configuration, settings=settled)
 
 
 def _is_given(configuration: Configuration, key: str) -> bool:
-    """Whether the command line says it."""
-    word = configuration.settings.get(key)
-    return word is not None and word.position.source == GIVEN
+    """Whether the command line sets it."""
+    scalar = configuration.settings.get(key)
+    return scalar is not None and scalar.position.source == GIVEN
 
 
 def _without_effect(configuration: Configuration) -> Iterator[Finding]:
-    """What gives weights to other decoders, and is not read by this one."""
-    block, family = str(configuration.says("decoder_block")), _family(configuration)
+    """SW111: options that change the weights of other decoders and that this one does not read."""
+    block, family = str(configuration.value_of("decoder_block")), _family(configuration)
     of_others = {key: "a dimension of other decoders" for key in DIMS if key not in READ_BY[family]}
     plain = {**{key: DIMS[key] for key in of_others}, **{key: value for key, (_, value, _) in UNREAD.items()}}
     plain.update(dict.fromkeys(EXPERTS_ONLY, False))
     makes = {**of_others, **{key: what for key, (_, _, what) in UNREAD.items()}, **EXPERTS_ONLY}
     for key, value in plain.items():
-        word = configuration.settings.get(key)
-        if word is None or value is None or key == "mtp_num_layers" or word.value in (value, BASE.get(key, value)):
+        scalar = configuration.settings.get(key)
+        if scalar is None or value is None or key == "mtp_num_layers" or scalar.value in (value, BASE.get(key, value)):
             continue
         if family == "deepseek3" and key == "routed_bias":
             continue
@@ -187,9 +191,9 @@ def _without_effect(configuration: Configuration) -> Iterator[Finding]:
             code="SW111",
             severity="warning",
             where=f"'{key}'",
-            position=word.position,
-            found=f"{shown(word.value)} ({makes[key]}), which MaxText's decoder '{block}' does not read: no weight is another "
-            "for it",
+            position=scalar.position,
+            found=f"{shown(scalar.value)} ({makes[key]}), which MaxText's decoder '{block}' does not read: it changes no "
+            "weight",
             needed="a key that this decoder reads",
             fix=f"Take '{key}' out.",
         )
@@ -200,13 +204,13 @@ def _names_of(family: str) -> tuple[str, ...]:
 
 
 def _same(one: ModelTable, other: ModelTable) -> bool:
-    """Whether two have the same weights, and send a token to as many experts."""
+    """Whether two tables have the same weights and the same number of experts per token."""
     weights = ([(w.name, w.shape, w.num) for w in table.weights] for table in (one, other))
     return next(weights) == next(weights) and one.top_k == other.top_k
 
 
 def _size(configuration: Configuration, name: str) -> Size[Any]:
-    block = str(configuration.says("decoder_block"))
+    block = str(configuration.value_of("decoder_block"))
     if block not in DECODERS:
         if block not in OTHER_DECODERS:
             known = [*DECODERS, *OTHER_DECODERS]
@@ -214,14 +218,14 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
         _refuse(configuration, "decoder_block", _not_ours(name, block))
     family = DECODERS[block]
     for key, (_, plain, what) in PLAIN.items():
-        value = configuration.says(key)
+        value = configuration.value_of(key)
         if value is not None and value != plain and not (key == "trainable_position_size" and int(value) <= 0):
             _refuse(configuration, key, f"{name}: '{key}' is {shown(value)}: {what}, which no table of ours has.")
     for key, what in EXPERTS_ONLY.items():
         own = family == "llama3" or (family == "deepseek3" and key == "routed_bias")
-        if configuration.says(key) is True and not own:
+        if configuration.value_of(key) is True and not own:
             _refuse(configuration, key, f"{name}: '{key}' is true: {what}, which no {family} of ours has.")
-    latent = configuration.says("attention_type") == "mla"
+    latent = configuration.value_of("attention_type") == "mla"
     if latent != (family == "deepseek3"):
         kind = shown(_choice(configuration, "attention_type"))
         needed = "'mla'" if family == "deepseek3" else "another than 'mla'"
@@ -230,12 +234,12 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
             "attention_type",
             f"{name}: 'attention_type' is {kind}, where decoder '{block}' of ours has {needed}.",
         )
-    experts, dense = configuration.says("base_moe_mlp_dim"), configuration.says("base_mlp_dim")
+    experts, dense = configuration.value_of("base_moe_mlp_dim"), configuration.value_of("base_mlp_dim")
     if family == "llama3" and _dim(configuration, "num_experts") > 1:
         _refuse(
             configuration,
             "num_experts",
-            f"{name}: 'num_experts' is {configuration.says('num_experts')}, and decoder '{block}' has no experts. Leave it "
+            f"{name}: 'num_experts' is {configuration.value_of('num_experts')}, and decoder '{block}' has no experts. Leave it "
             "out, or name a decoder that has them, as mixtral.",
         )
     if family == "mixtral" and experts is not None and int(experts) > 0 and experts != dense:
@@ -249,7 +253,7 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
         _refuse(
             configuration,
             "logits_via_embedding",
-            f"{name}: 'logits_via_embedding' is true, and {family} has a head of its own.",
+            f"{name}: 'logits_via_embedding' is true, and {family} has a separate output head.",
         )
     try:
         config = {"llama3": _llama, "mixtral": _mixtral, "deepseek3": _deepseek}[family](configuration)
@@ -275,7 +279,7 @@ def _mixtral(configuration: Configuration) -> MixtralConfig:
 
 
 def _decoder(configuration: Configuration) -> dict[str, Any]:
-    """The dims of a decoder whose heads are all of one size, by our names."""
+    """The dims of a decoder whose heads all have the same size, by our names."""
     return {
         "num_layers": _dim(configuration, "base_num_decoder_layers"),
         "embed": _dim(configuration, "base_emb_dim"),
@@ -316,26 +320,26 @@ def _deepseek(configuration: Configuration) -> DeepSeek3Config:
 
 
 def _dim(configuration: Configuration, key: str) -> int:
-    said = configuration.says(key)
-    value = DIMS[key] if said is None else said
+    found = configuration.value_of(key)
+    value = DIMS[key] if found is None else found
     if value is None:
         raise InputError(f"no '{key}', which a model needs. Give the file that has it: --base base.yml.")
     return int(value)
 
 
 def _choice(configuration: Configuration, key: str) -> str | int | float | bool:
-    said = configuration.says(key)
-    return CHOICES[key][1] if said is None else said
+    found = configuration.value_of(key)
+    return CHOICES[key][1] if found is None else found
 
 
 def _refuse(configuration: Configuration, key: str, message: str) -> NoReturn:
-    word = configuration.settings.get(key)
-    raise InputError(f"{configuration.subject if word is None else word.position}: {message}")
+    scalar = configuration.settings.get(key)
+    raise InputError(f"{configuration.subject if scalar is None else scalar.position}: {message}")
 
 
 def _natural(configuration: Configuration, config: Any) -> Natural:
-    """Eight devices, a row each, or what the files say: `ep` over as many of them as divide the experts, or `fsdp`."""
-    length = int(configuration.says("max_target_length") or 4096)
+    """Eight devices with one row each: `ep` over gcd(8, experts) of them, or `fsdp` without experts."""
+    length = int(configuration.value_of("max_target_length") or 4096)
     experts = getattr(config, "num_experts", None)
     if not experts:
         return Natural(layout="fsdp", mesh={"fsdp": 8}, batch=8, length=length)

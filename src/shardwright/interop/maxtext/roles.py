@@ -1,22 +1,22 @@
-"""The layout in roles that a list of rules amounts to on one mesh, as near as the language of roles comes.
+"""The layout in roles that is nearest to a list of rules on one mesh.
 
-For each axis larger than 1 and each component, what the rules cut there says the role:
+For each axis larger than 1 and each component, the dims that it shards give the role:
 
 | activations | weights at rest | role |
 |---|---|---|
 | rows | some dim | fsdp |
-| rows | whole | data |
+| rows | replicated | data |
 | tokens of a row | any | context |
-| heads, hidden units or vocabulary | the same | tensor; with ``sequence_parallel`` where it cuts the stream's tokens |
+| heads, hidden units or vocabulary | the same | tensor; with ``sequence_parallel`` where it shards the tokens of the residual stream |
 | experts | experts | expert |
-| rows or tokens, in ``moe``, and nothing cuts experts there | experts | expert, and ``move: {moe: weights}`` |
+| rows or tokens, in ``moe``, where no axis shards experts | experts | expert, and ``move: {moe: weights}`` |
 | any | layers | stage |
-| nothing | whole | idle |
+| none | replicated | idle |
 
-Rows of components that have no weights to tell by, ``input`` and ``residual``, follow what the axis is elsewhere.
+The components ``input`` and ``residual`` have no weights that show a role; there an axis of rows has its role elsewhere.
 
-Where weights then rest otherwise than the rules say, rules of ours and storage dims are tried, as long as one brings more
-bytes to where they should be.
+Where weights are then not stored as the rules store them, layout rules and storage dims are added as long as one reduces the
+misplaced bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.resolution.resolve import resolve_weight
 from shardwright.interop.layout_text import entry_of
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 
 TENSOR_DIMS = ("heads", "kv_heads", "mlp", "vocab")
-TRIES = 12
-"""How many changes are made at most after the roles; each brings bytes to their place."""
+MAX_CHANGES = 12
+"""The most rules and storage dims that are added; each reduces the misplaced bytes."""
 
 
 def layout_of(imported: Imported, name: str) -> Layout | None:
@@ -45,25 +45,25 @@ def layout_of(imported: Imported, name: str) -> Layout | None:
     entries = {axis: _entry(imported, axis) for axis in mesh.names}
     layout = Layout(
         name=name,
-        about=f"What {Path(imported.configuration.sources[-1]).name} says for {imported.table.name}.",
+        about=f"The rules of {Path(imported.configuration.sources[-1]).name} for {imported.table.name}.",
         mesh={axis: MeshEntry(size=mesh.size(axis)) for axis in mesh.names},
         entries=entries,
-        move_moe="weights" if _weights_travel(imported) else "all-to-all",
+        move_moe="weights" if _weights_gathered(imported) else "all-to-all",
     )
     wanted = {placed.tensor.name: placed for placed in imported.weights}
-    lost = _misplaced(imported, layout, mesh, wanted)
-    for _ in range(TRIES):
+    misplaced = _misplaced(imported, layout, mesh, wanted)
+    for _ in range(MAX_CHANGES):
         found = min(
             (
                 (_misplaced(imported, each, mesh, wanted), number, each)
-                for number, each in enumerate(_nearby(imported, layout))
+                for number, each in enumerate(_with_one_change(imported, layout))
             ),
-            default=(lost, 0, layout),
+            default=(misplaced, 0, layout),
             key=lambda triple: triple[:2],
         )
-        if found[0] >= lost:
+        if found[0] >= misplaced:
             break
-        lost, _, layout = found
+        misplaced, _, layout = found
     return layout
 
 
@@ -73,21 +73,21 @@ def smaller_mesh(mesh: Mesh) -> Mesh | None:
     return Mesh(axes) if axes else None
 
 
-def _weights_travel(imported: Imported) -> bool:
-    """Whether experts are cut at rest, and none of them where they compute."""
+def _weights_gathered(imported: Imported) -> bool:
+    """Whether experts are sharded at rest and not in the computation."""
     hidden = imported.activation("moe.hidden")
-    held = any(placed.of("experts") for placed in imported.weights if placed.tensor.component == "moe")
-    return hidden is not None and held and not hidden.of("experts")
+    held = any(placed.axes_of("experts") for placed in imported.weights if placed.tensor.component == "moe")
+    return hidden is not None and held and not hidden.axes_of("experts")
 
 
 def _entry(imported: Imported, axis: str) -> RoleEntry:
     roles = {component: _role(imported, axis, component) for component in COMPONENTS}
     if "fsdp" in roles.values():
         roles.update((component, "fsdp") for component in ("input", "residual") if roles[component] == "data")
-    parallel = "tensor" in roles.values() and "length" in _cut_by(imported.activations, axis, "residual")
+    parallel = "tensor" in roles.values() and "length" in _dims_sharded_by(imported.activations, axis, "residual")
     if parallel:
         roles["residual"] = "tensor"
-    # Where the model has nothing, the axis does what it does in most of the others; a stage's is one in all of a layer.
+    # In components that the model lacks, the axis has its most frequent role; a stage axis has it in all components of a layer.
     present = {placed.tensor.component for placed in imported.placed}
     known = [roles[component] for component in COMPONENTS if component in present and roles[component] != "idle"]
     usual = "stage" if "stage" in known else max(dict.fromkeys(known), key=known.count, default="idle")
@@ -98,24 +98,26 @@ def _entry(imported: Imported, axis: str) -> RoleEntry:
 
 
 def _role(imported: Imported, axis: str, component: str) -> str:
-    weights = _cut_by(imported.weights, axis, component)
-    # Tokens reach experts as the router has them where nothing is asked of their layout inside.
+    weights = _dims_sharded_by(imported.weights, axis, component)
+    # Where no annotation constrains the tokens inside moe, they are sharded as in the router.
     tokens = component if _named_in(imported, component) else "router"
-    cuts = _cut_by(imported.activations, axis, tokens)
+    of_activations = _dims_sharded_by(imported.activations, axis, tokens)
     stages = "layers" in {dim for placed in imported.weights for dim in _dims_of(placed, axis)}
     if stages and component in ROLES["stage"].components:
         return "stage"
-    if component == "moe" and "experts" in weights and ("experts" in cuts or tokens != component):
+    if component == "moe" and "experts" in weights and ("experts" in of_activations or tokens != component):
         return "expert"
-    if component == "moe" and "experts" in weights and _weights_travel(imported):
+    if component == "moe" and "experts" in weights and _weights_gathered(imported):
         return "expert"
-    if set(TENSOR_DIMS) & set(cuts) or (set(TENSOR_DIMS) & set(weights) and not {"batch", "length"} & set(cuts)):
+    if set(TENSOR_DIMS) & set(of_activations) or (
+        set(TENSOR_DIMS) & set(weights) and not {"batch", "length"} & set(of_activations)
+    ):
         return "tensor" if component in ROLES["tensor"].components else "idle"
-    if "batch" in cuts:
+    if "batch" in of_activations:
         return "fsdp" if weights else "data"
-    if "length" in cuts:
+    if "length" in of_activations:
         return "context"
-    if component == "moe" and "length" in _cut_by(imported.activations, axis, "residual") and weights:
+    if component == "moe" and "length" in _dims_sharded_by(imported.activations, axis, "residual") and weights:
         return "context"
     return "idle"
 
@@ -124,8 +126,8 @@ def _named_in(imported: Imported, component: str) -> bool:
     return component != "moe" or imported.activation("moe.hidden") is not None
 
 
-def _cut_by(tensors: tuple[Placed, ...], axis: str, component: str) -> tuple[str, ...]:
-    """Our dims that an axis cuts among the tensors of a component; rows and tokens of keys are left out."""
+def _dims_sharded_by(tensors: tuple[Placed, ...], axis: str, component: str) -> tuple[str, ...]:
+    """Our dims that an axis shards in the tensors of a component, except gathered keys."""
     found = (
         dim
         for placed in tensors
@@ -136,31 +138,34 @@ def _cut_by(tensors: tuple[Placed, ...], axis: str, component: str) -> tuple[str
 
 
 def _dims_of(placed: Placed, axis: str) -> Iterator[str]:
-    for dim, cut in zip(placed.tensor.dims, placed.cuts, strict=True):
-        if axis in cut:
+    for dim, axes in zip(placed.tensor.dims, placed.dim_axes, strict=True):
+        if axis in axes:
             yield dim
 
 
 def _misplaced(imported: Imported, layout: Layout, mesh: Mesh, wanted: dict[str, Placed]) -> int:
-    """Bytes of the weights that rest otherwise than the rules say."""
-    lost = 0
+    """Bytes of the weights that are not stored as the rules store them."""
+    misplaced = 0
     for weight in imported.table.weights:
         placed = wanted[weight.name]
-        rests = resolve_weight(weight, layout, mesh, "jax").at_rest
-        if any(set(rests.axes_of(dim)) != set(cut) for dim, cut in zip(placed.tensor.dims, placed.cuts, strict=True)):
-            lost += placed.tensor.bytes
-    return lost
+        at_rest = resolve_weight(weight, layout, mesh, "jax").at_rest
+        if any(
+            set(at_rest.axes_of(dim)) != set(axes)
+            for dim, axes in zip(placed.tensor.dims, placed.dim_axes, strict=True)
+        ):
+            misplaced += placed.tensor.bytes
+    return misplaced
 
 
-def _nearby(imported: Imported, layout: Layout) -> Iterator[Layout]:
-    """The layout with one more rule, or another storage list for one axis."""
+def _with_one_change(imported: Imported, layout: Layout) -> Iterator[Layout]:
+    """The layout with one more rule, or with other storage dims for one axis."""
     ruled = {(rule.component, rule.logical_axis) for rule in layout.rules}
-    cuts: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    axes_by_dim: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     for placed in imported.weights:
-        for dim, cut in zip(placed.tensor.dims, placed.cuts, strict=True):
+        for dim, axes in zip(placed.tensor.dims, placed.dim_axes, strict=True):
             if dim not in ("layers", "norm"):
-                cuts.setdefault((placed.tensor.component, dim), set()).add(cut)
-    for (component, dim), found in cuts.items():
+                axes_by_dim.setdefault((placed.tensor.component, dim), set()).add(axes)
+    for (component, dim), found in axes_by_dim.items():
         if (component, dim) not in ruled:
             for axes in sorted(found):
                 rule = Rule(component=component, logical_axis=dim, axes=axes)

@@ -1,4 +1,4 @@
-"""Which files an import reads: a configuration, what it extends, and the presets that it or the command line names."""
+"""The files that an import reads: a configuration, those that it extends, and the presets that it or the command line names."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import NoReturn
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.interop.maxtext.reading.merging import Configuration, extended, merged
-from shardwright.interop.maxtext.reading.model_files import meant
+from shardwright.interop.maxtext.reading.model_files import is_deliberate
 from shardwright.interop.maxtext.reading.model_vocabulary import MODEL_KEYS
-from shardwright.interop.maxtext.reading.reading import RULES, RuleFile, Word, parse_given, read_rule_file
-from shardwright.interop.maxtext.resolution.placing import Dialect
+from shardwright.interop.maxtext.reading.reading import RULES, RuleFile, Scalar, parse_given, read_rule_file
+from shardwright.interop.maxtext.resolution.placement import Dialect
 
 PRESETS = "custom_mesh_and_rule"
-"""The folder of presets, beside the base configuration, and the key that names one."""
+"""The folder of presets, next to the base configuration; also the key that names one."""
 
 OVERRIDES = "override_model_config"
-"""Whether keys of the command line may replace those of the model's own file."""
+"""The key that lets the command line replace keys of the model's own file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxTextRequest:
-    """What to import. ``given``: KEY=VALUE texts of a command line. ``mesh_sizes`` stand in for the files' own.
+    """What to import. ``given``: KEY=VALUE texts of a command line. ``mesh_sizes`` replace those of the files.
 
-    ``model`` None: the one that the files say.
+    ``model`` None: the one that the files set.
     """
 
     file: str
@@ -45,62 +45,65 @@ class MaxTextRequest:
     dialect: Dialect = "linen"
 
 
-def read_configuration(asked: MaxTextRequest) -> Configuration:
+def read_configuration(request: MaxTextRequest) -> Configuration:
     """Every file that an import reads, merged as MaxText merges them.
 
-    A file that names a model is followed by that model's own, ``models/NAME.yml``, where it is there; that one comes after
-    ``base.yml``.
+    A file that names a model is followed by that model's own file, ``models/NAME.yml``, where it exists. A model's own file is
+    merged after ``base.yml``.
     """
-    file = _with_its_base(read_rule_file(asked.file), asked)
+    file = _with_its_base(read_rule_file(request.file), request)
     layers = [file]
-    base = _base_of(file, asked)
+    base = _base_of(file, request)
     if base is not None:
-        layers.insert(0, _with_its_base(read_rule_file(base), asked))
-    given = parse_given(asked.given)
-    model_file = asked.file if _is_a_models(asked.file) else None
-    replaced: dict[str, tuple[Word, Word]] = {}
+        layers.insert(0, _with_its_base(read_rule_file(base), request))
+    given = parse_given(request.given)
+    model_file = request.file if _is_a_models(request.file) else None
+    replaced: dict[str, tuple[Scalar, Scalar]] = {}
     if model_file is None:
-        model = _model_file(layers if not given.positions else [*layers, given], asked)
+        model = _model_file(layers if not given.positions else [*layers, given], request)
         if model is not None:
             model_file = model.source
             replaced = _replaced(layers, model, given)
             layers.append(model)
     if given.positions or given.not_read:
-        layers = [*(_beside(layer, layers, given) if layer.source == model_file else layer for layer in layers), given]
-    names = {key: word for layer in layers for key, word in layer.settings.items()}
-    preset = _preset(asked.preset, names.get(PRESETS), layers, asked)
-    eval_preset = _preset(asked.eval_preset, names.get(f"{PRESETS}_for_eval"), layers, asked)
+        layers = [
+            *(_checked_against(layer, layers, given) if layer.source == model_file else layer for layer in layers),
+            given,
+        ]
+    names = {key: scalar for layer in layers for key, scalar in layer.settings.items()}
+    preset = _preset(request.preset, names.get(PRESETS), layers, request)
+    eval_preset = _preset(request.eval_preset, names.get(f"{PRESETS}_for_eval"), layers, request)
     if preset is None and all(layer.rules is None for layer in layers):
-        raise InputError(f"{asked.file}: this is no file of MaxText's rules: it has no '{RULES}'.")
+        raise InputError(f"{request.file}: not a MaxText rule file: it has no '{RULES}'.")
     configuration = merged(layers, preset, eval_preset)
     if not configuration.mesh_axes:
         raise InputError(
-            f"{asked.file}: no 'mesh_axes'. Give the file that has them, with the rules that these are added to: "
+            f"{request.file}: no 'mesh_axes'. Give the file that has them, to which these rules are added: "
             "--base base.yml."
         )
     return replace(
         configuration,
-        subject=model_file or asked.file,
+        subject=model_file or request.file,
         model_file=model_file,
         replaced=replaced,
-        base=base if asked.base is None else None,
+        base=base if request.base is None else None,
     )
 
 
 def configs_folder(path: str | Path) -> Path | None:
-    """The folder of MaxText's that a file lies in, at any depth: the nearest above it that has a ``base.yml``."""
+    """MaxText's configs folder of a file: the nearest folder above it with a ``base.yml``."""
     return next((folder for folder in Path(path).resolve().parents if (folder / "base.yml").is_file()), None)
 
 
-def _folders(files: Iterable[str], asked: MaxTextRequest) -> list[Path]:
-    """Where MaxText looks for a file that another names: beside it, and in the configs folder."""
+def _folders(files: Iterable[str], request: MaxTextRequest) -> list[Path]:
+    """The folders where MaxText looks for a file that another names: that file's, and the configs folder."""
     near = [Path(file).parent for file in files]
-    above = (configs_folder(file) for file in (asked.file, *((asked.base,) if asked.base else ())))
+    above = (configs_folder(file) for file in (request.file, *((request.base,) if request.base else ())))
     return list(dict.fromkeys([*near, *(_as_given(folder) for folder in above if folder is not None)]))
 
 
 def _as_given(folder: Path) -> Path:
-    """A folder as a user would write it from where the command runs."""
+    """A folder relative to the current directory, where it is below it."""
     return Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
 
 
@@ -109,104 +112,106 @@ def _is_a_models(path: str) -> bool:
     return folder is not None and Path(path).resolve().parent == folder / "models"
 
 
-def _base_of(file: RuleFile, asked: MaxTextRequest) -> str | None:
-    """The file that this one is merged into: the one that was given, or for a model's own the ``base.yml`` above it."""
+def _base_of(file: RuleFile, request: MaxTextRequest) -> str | None:
+    """The file that this one is merged into: ``--base``, or for a model's own file the ``base.yml`` above it."""
     if "base_config" in file.settings:
         return None
-    if asked.base is not None:
-        return asked.base
-    folder = configs_folder(asked.file)
-    return str(_as_given(folder) / "base.yml") if folder is not None and _is_a_models(asked.file) else None
+    if request.base is not None:
+        return request.base
+    folder = configs_folder(request.file)
+    return str(_as_given(folder) / "base.yml") if folder is not None and _is_a_models(request.file) else None
 
 
-def _model_file(layers: Sequence[RuleFile], asked: MaxTextRequest) -> RuleFile | None:
-    """MaxText's file of the model that is named, where it is there."""
-    word = next((layer.settings["model_name"] for layer in reversed(layers) if "model_name" in layer.settings), None)
-    if word is None or word.value in ("", "default"):
+def _model_file(layers: Sequence[RuleFile], request: MaxTextRequest) -> RuleFile | None:
+    """MaxText's file of the named model, where it exists."""
+    scalar = next((layer.settings["model_name"] for layer in reversed(layers) if "model_name" in layer.settings), None)
+    if scalar is None or scalar.value in ("", "default"):
         return None
-    name = f"{str(word.value).replace('-Instruct', '')}.yml"
-    here = _folders([asked.file], asked)
+    name = f"{str(scalar.value).replace('-Instruct', '')}.yml"
+    here = _folders([request.file], request)
     for folder in (*here, *(folder.parent for folder in here)):
         if (folder / "models" / name).is_file():
             return read_rule_file(folder / "models" / name)
     return None
 
 
-def _replaced(layers: Sequence[RuleFile], model: RuleFile, given: RuleFile) -> dict[str, tuple[Word, Word]]:
-    """What a model's own file, which comes last, replaces of what files say of the model's weights; old and new."""
-    said = {key: word for layer in layers for key, word in layer.settings.items() if key in MODEL_KEYS}
+def _replaced(layers: Sequence[RuleFile], model: RuleFile, given: RuleFile) -> dict[str, tuple[Scalar, Scalar]]:
+    """Keys on the model's weights that the model's own file, which is merged last, replaces: old and new values."""
+    earlier = {key: scalar for layer in layers for key, scalar in layer.settings.items() if key in MODEL_KEYS}
     return {
-        key: (word, model.settings[key])
-        for key, word in said.items()
+        key: (scalar, model.settings[key])
+        for key, scalar in earlier.items()
         if key in model.settings
         and key not in given.settings
-        and word.value != model.settings[key].value
-        and meant(key, word.value, said)
+        and scalar.value != model.settings[key].value
+        and is_deliberate(key, scalar.value, earlier)
     }
 
 
-def _beside(model: RuleFile, layers: Sequence[RuleFile], given: RuleFile) -> RuleFile:
-    """A model's own file beside a command line: MaxText takes no key from both, unless it is told that the latter has it."""
+def _checked_against(model: RuleFile, layers: Sequence[RuleFile], given: RuleFile) -> RuleFile:
+    """A model's own file, checked against a command line: MaxText refuses a key that both set, unless OVERRIDES is true."""
     override = next((w.value for layer in (given, *reversed(layers)) if (w := layer.settings.get(OVERRIDES))), False)
     if override is True:
         return model if given.rules is None else replace(model, rules=None)
-    said = {**model.settings, **model.sizes}
-    for key, word in {**given.settings, **given.sizes}.items():
-        if key in said and said[key].value != word.value:
-            refuse_twice(key, f"{word.value}, and {said[key].position} says {said[key].value}")
+    own = {**model.settings, **model.sizes}
+    for key, scalar in {**given.settings, **given.sizes}.items():
+        if key in own and own[key].value != scalar.value:
+            refuse_conflict(key, f"{scalar.value}, and {own[key].position} has {own[key].value}")
     if (
         model.rules is not None
         and given.rules is not None
         and list(map(str, model.rules)) != list(map(str, given.rules))
     ):
-        refuse_twice(RULES, f"{len(given.rules)}, and {model.positions[RULES]} says others")
+        refuse_conflict(RULES, f"{len(given.rules)}, and {model.positions[RULES]} has others")
     return model
 
 
-def refuse_twice(key: str, found: str) -> NoReturn:
-    """Of a key that the command line and the model's own file have, with different values."""
+def refuse_conflict(key: str, found: str) -> NoReturn:
+    """Refuse a key that the command line and the model's own file set to different values."""
     raise InputError(
-        f"--given {key}: {found}: MaxText takes neither. Add {OVERRIDES}=true, which lets the command line have it, or "
+        f"--given {key}: {found}: MaxText refuses both. Add {OVERRIDES}=true, with which the command line wins, or "
         "take it out."
     )
 
 
-def _with_its_base(file: RuleFile, asked: MaxTextRequest, below: tuple[Path, ...] = ()) -> RuleFile:
-    """A file over the one that its ``base_config`` names, which lies beside it or in its configs folder, or is given."""
-    word = file.settings.get("base_config")
-    if word is None or not word.value:
+def _with_its_base(file: RuleFile, request: MaxTextRequest, below: tuple[Path, ...] = ()) -> RuleFile:
+    """A file merged over its ``base_config``, which is in the same folder, in its configs folder, or given by ``--base``."""
+    scalar = file.settings.get("base_config")
+    if scalar is None or not scalar.value:
         return file
     here = Path(file.source)
-    beside = (folder / str(word.value) for folder in _folders([file.source], replace(asked, file=file.source)))
-    path = next((each for each in beside if each.is_file()), None)
-    if path is None and asked.base is not None and not below:
-        path = Path(asked.base)
+    paths = (folder / str(scalar.value) for folder in _folders([file.source], replace(request, file=file.source)))
+    path = next((each for each in paths if each.is_file()), None)
+    if path is None and request.base is not None and not below:
+        path = Path(request.base)
     if path is None or not path.is_file():
         raise InputError(
-            f"{word.position}: base_config '{word.value}' lies neither beside this file nor in a configs folder above it. "
+            f"{scalar.position}: base_config '{scalar.value}' is neither next to this file nor in a configs folder above it. "
             "Give it: --base PATH."
         )
     if path.resolve() in (here.resolve(), *below):
-        raise InputError(f"{word.position}: base_config names this very file{', by way of others' if below else ''}.")
-    return extended(_with_its_base(read_rule_file(path), asked, (*below, here.resolve())), file)
+        raise InputError(f"{scalar.position}: base_config names this file{', through others' if below else ''}.")
+    return extended(_with_its_base(read_rule_file(path), request, (*below, here.resolve())), file)
 
 
-def _preset(path: str | None, word: Word | None, layers: list[RuleFile], asked: MaxTextRequest) -> RuleFile | None:
+def _preset(
+    path: str | None, scalar: Scalar | None, layers: list[RuleFile], request: MaxTextRequest
+) -> RuleFile | None:
     if path is None:
-        if word is None or not word.value:
+        if scalar is None or not scalar.value:
             return None
-        folders = [folder / PRESETS for folder in _folders([layer.source for layer in layers], asked)]
-        found = next((f / f"{word.value}.yml" for f in folders if (f / f"{word.value}.yml").is_file()), None)
+        folders = [folder / PRESETS for folder in _folders([layer.source for layer in layers], request)]
+        found = next((f / f"{scalar.value}.yml" for f in folders if (f / f"{scalar.value}.yml").is_file()), None)
         if found is None:
-            option = "--eval-preset" if word is layers[-1].settings.get(f"{PRESETS}_for_eval") else "--preset"
+            option = "--eval-preset" if scalar is layers[-1].settings.get(f"{PRESETS}_for_eval") else "--preset"
             known = sorted({p.stem for folder in folders if folder.is_dir() for p in folder.glob("*.yml")})
-            near = f" {did_you_mean(str(word.value), known)}" if known else ""
+            near = f" {did_you_mean(str(scalar.value), known)}" if known else ""
             raise InputError(
-                f"{word.position}: no file {PRESETS}/{word.value}.yml beside the configuration.{near} "
+                f"{scalar.position}: no file {PRESETS}/{scalar.value}.yml next to the configuration.{near} "
                 f"Give it: {option} PATH."
             )
         path = str(found)
     preset = read_rule_file(path)
     if preset.rules is None:
-        raise InputError(f"{path}: this is no preset of MaxText's: it has no '{RULES}'.")
+        raise InputError(f"{path}: not a MaxText preset: it has no '{RULES}'.")
     return preset

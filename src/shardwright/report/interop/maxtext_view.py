@@ -1,4 +1,4 @@
-"""An imported configuration of MaxText's as people look at it: the mesh, every tensor under its rules, and in roles."""
+"""Text view of an imported MaxText configuration: the mesh, every tensor under its rules, and the layout in roles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.text import Text
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.interop.maxtext.importing import MaxTextImport
 from shardwright.interop.maxtext.reading.rules import names_of
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 from shardwright.report.interop.import_views import findings_section, heading, layout_section
 from shardwright.report.text.columns import Column, Rows, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
 
-READERS = {"linen": "by Flax Linen", "nnx": "by MaxText's NNX", "flax-nnx": "by Flax NNX"}
+DIALECTS = {"linen": "by Flax Linen", "nnx": "by MaxText's NNX", "flax-nnx": "by Flax NNX"}
 
 
 def maxtext_view(found: MaxTextImport) -> View:
@@ -30,24 +30,26 @@ def maxtext_view(found: MaxTextImport) -> View:
             "model": imported.table.name,
             "mesh": _mesh(imported),
             "rules": f"{several(len(imported.rules), 'line')} for {several(len(names_of(imported.rules)), 'name')}, "
-            f"read {READERS[imported.dialect]}",
+            f"resolved {DIALECTS[imported.dialect]}",
             "step": f"{several(imported.step.batch, 'row')} of {several(imported.step.length, 'token')}",
         }
         if imported.configuration.not_read:
-            lines["not read"] = f"{', '.join(imported.configuration.not_read)}: no layout changes with them"
-        parts = [heading(" + ".join(imported.configuration.sources), lines, found.chosen)]
+            lines["not read"] = f"{', '.join(imported.configuration.not_read)}: they change no layout"
+        sections = [heading(" + ".join(imported.configuration.sources), lines, found.chosen)]
         for title, tensors, per in (
             ("weights", imported.weights, "all layers, per device"),
             ("activations", imported.activations, "per layer and device"),
         ):
-            parts.append(section(f"{title} under the rules, {per}", _table(imported, tensors, colors, width)))
+            sections.append(section(f"{title} under the rules, {per}", _table(imported, tensors, colors, width)))
         if comparison is not None:
-            parts += layout_section(comparison.layout)
+            sections += layout_section(comparison.layout)
             same = comparison.compared - len(comparison.differences)
-            turned = sum(1 for each in comparison.differences if each.order)
-            order = f", {turned} but for the order of axes on a dim" if turned else ""
-            parts.append(Text(f"{same} of {comparison.compared} tensors are cut as the rules say{order}.\n"))
-        return Group(*parts, *findings_section(found.findings, width))
+            reordered = sum(1 for each in comparison.differences if each.order)
+            order = f"; {reordered} differ only in the order of axes on a dim" if reordered else ""
+            sections.append(
+                Text(f"{same} of {comparison.compared} tensors are sharded as the rules shard them{order}.\n")
+            )
+        return Group(*sections, *findings_section(found.findings, width))
 
     return view
 
@@ -86,5 +88,5 @@ def _table(imported: Imported, tensors: Sequence[Placed], colors: AxisColors, wi
 
 
 def _short(placed: Placed) -> str:
-    """The name without the component that its group already says."""
+    """The name without its component, which is the heading of its group."""
     return placed.tensor.name.removeprefix(f"{placed.tensor.component}.")

@@ -1,6 +1,6 @@
-"""What a configuration of MaxText's decides in silence, as findings with file and line.
+"""What a MaxText configuration decides silently, as findings with file and line.
 
-Each check is a generator over one imported configuration; a fix has been resolved and checked before it is printed.
+Each check is a generator over one imported configuration. A fix is resolved and checked before it is printed.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from shardwright.core.findings.finding import Finding
+from shardwright.interop.maxtext.checks.axis_conflicts import axis_lost, axis_twice
 from shardwright.interop.maxtext.checks.dialect import dialects_differ
 from shardwright.interop.maxtext.checks.dispatch import dispatched_by_batch
+from shardwright.interop.maxtext.checks.divisibility import dims_indivisible, rows_indivisible
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
 from shardwright.interop.maxtext.checks.evaluation import evaluated_elsewhere
 from shardwright.interop.maxtext.checks.guard import guard_lets_through
@@ -17,9 +19,7 @@ from shardwright.interop.maxtext.checks.names import axes_absent, names_unknown,
 from shardwright.interop.maxtext.checks.order import free_axes_dropped, moved_when_restated, order_decides, unreachable
 from shardwright.interop.maxtext.checks.replicated import idle_in_experts, replicated_activations, replicated_weights
 from shardwright.interop.maxtext.checks.sources import context_axis_disagrees, rules_hidden, rules_overridden
-from shardwright.interop.maxtext.checks.two_dims import axis_lost, axis_twice
-from shardwright.interop.maxtext.checks.units import dims_indivisible, rows_indivisible
-from shardwright.interop.maxtext.resolution.placing import Imported
+from shardwright.interop.maxtext.resolution.placement import Imported
 
 CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
     names_unknown,
@@ -48,7 +48,7 @@ CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
 
 
 def check(imported: Imported) -> tuple[Finding, ...]:
-    """Every finding on a configuration."""
+    """All findings on a configuration."""
     drafts = _drafts(imported)
     known = {draft.key for draft in drafts if draft.finding.severity == "error"}
 

@@ -1,4 +1,4 @@
-"""SW113: weights that Flax's two dialects cut differently, where they are read by the one that MaxText does not use."""
+"""SW113: weights that Flax's two dialects shard differently, for ``--dialect flax-nnx``, which MaxText does not use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shardwright.core.mesh.spec import DimSpec
 from shardwright.interop.maxtext.checks.drafted import Drafted
 from shardwright.interop.maxtext.reading.rules import names_of
 from shardwright.interop.maxtext.resolution.flax_resolution import resolve_nnx
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed, larger, place
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed, larger, place
 
 
 def dialects_differ(imported: Imported) -> Iterator[Drafted]:
-    """Weights by what NNX does with them: an error for an unknown axis, an error for one twice, or another cut."""
+    """Weights by what NNX does with them: an error for an unknown axis, an error for a duplicate axis, or another sharding."""
     if imported.dialect != "flax-nnx":
         return
     ruled = names_of(imported.rules)
@@ -27,21 +27,22 @@ def dialects_differ(imported: Imported) -> Iterator[Drafted]:
         names = [n for n in each.tensor.names if n is not None and n not in ruled and n not in imported.mesh.shape]
         for name in names:
             strange.setdefault(name, []).append(linen)
-        axes = [axis for cut in resolve_nnx(each.tensor.names, imported.rules) for axis in cut]
-        cuts = tuple(larger(cut, imported.mesh) for cut in resolve_nnx(each.tensor.names, imported.rules))
-        double = next((axis for axis in axes if axes.count(axis) > 1 and axis in imported.mesh.shape), None)
+        by_nnx = resolve_nnx(each.tensor.names, imported.rules)
+        named = [axis for axes in by_nnx for axis in axes]
+        dim_axes = tuple(larger(axes, imported.mesh) for axes in by_nnx)
+        double = next((axis for axis in named if named.count(axis) > 1 and axis in imported.mesh.shape), None)
         if double is not None:
             twice.append((linen, double))
-        elif not names and cuts != linen.cuts:
-            other.append((linen, cuts))
+        elif not names and dim_axes != linen.dim_axes:
+            other.append((linen, dim_axes))
     if strange:
         tensors = [placed for group in strange.values() for placed in group]
         yield _draft(
             imported,
             max(tensors, key=lambda p: p.tensor.bytes),
             list(dict.fromkeys(p.tensor.name for p in tensors)),
-            f"{every(map(repr, strange))} {'have' if len(strange) > 1 else 'has'} no rule: Linen leaves the dim whole, NNX "
-            "takes the name for a mesh axis, and JAX ends with an error",
+            f"{every(map(repr, strange))} {'have' if len(strange) > 1 else 'has'} no rule: Linen leaves the dim unsharded; NNX "
+            "takes the name as a mesh axis, and JAX ends with an error",
         )
     if twice:
         placed, axis = max(twice, key=lambda pair: pair[0].tensor.bytes)
@@ -49,18 +50,18 @@ def dialects_differ(imported: Imported) -> Iterator[Drafted]:
             imported,
             placed,
             list(dict.fromkeys(p.tensor.name for p, _ in twice)),
-            f"Linen gives '{axis}' to one dim; NNX never asks whether an axis is taken, gives it to two, and JAX ends with "
-            "an error",
+            f"Linen gives '{axis}' to one dim; NNX does not check whether an axis is taken and gives it to two, and JAX ends "
+            "with an error",
         )
     if other:
-        placed, cuts = max(other, key=lambda pair: pair[0].tensor.bytes)
+        placed, dim_axes = max(other, key=lambda pair: pair[0].tensor.bytes)
         names = (name or f"_{dim}" for name, dim in zip(placed.tensor.names, placed.tensor.dims, strict=True))
-        nnx = " ".join(str(DimSpec(name, cut)) for name, cut in zip(names, cuts, strict=True))
+        nnx = " ".join(str(DimSpec(name, axes)) for name, axes in zip(names, dim_axes, strict=True))
         yield _draft(
             imported,
             placed,
             list(dict.fromkeys(p.tensor.name for p, _ in other)),
-            f"Linen obeys the first line that it can, NNX the last of a name: {nnx}",
+            f"Linen applies the first rule that it can, NNX the last of a name: {nnx}",
         )
 
 
@@ -75,6 +76,6 @@ def _draft(imported: Imported, placed: Placed, names: list[str], found: str) -> 
             notation=placed.notation,
             mark=(0, len(placed.notation)),
             found=found,
-            needed="rules that both dialects read alike: one line a name, a line for each name, no axis wanted twice",
+            needed="rules that both dialects resolve the same: exactly one rule for each name, and no axis for two dims",
         )
     )

@@ -1,6 +1,6 @@
-"""SW102 where it decides what crosses the links: the rows of dispatched tokens have the axis that the experts lie on.
+"""SW102 where it decides the communication: the rows of dispatched tokens have the axis that shards the experts.
 
-Experts' weights are cut over that axis and the tokens' rows are too, so that the dim of experts is whole: each device
+That axis shards the experts' weights and also the tokens' rows, so the experts' dim of the tokens is unsharded. Each device then
 gathers the weights of all experts, where it could have sent its tokens to them.
 """
 
@@ -15,29 +15,29 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import bytes_text, product
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
 from shardwright.interop.maxtext.reading.rules import Rule
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed, placed_under
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed, placed_under
 from shardwright.interop.maxtext.resolution.tensors import DTYPE_BYTES
 
 EXPERTS, ROWS = "activation_exp", "activation_batch_moe"
 
 
 def dispatched_by_batch(imported: Imported) -> Iterator[Drafted]:
-    """The axes of the experts' weights that cut the rows of the tensor that is dispatched to them."""
+    """The axes that shard the experts' weights and the rows of the tensor dispatched to them."""
     placed = imported.activation("moe.dispatched") or _as_if_with_capacity(imported)
     if placed is None:
         return
     weights = [each for each in imported.weights if each.tensor.component == "moe"]
-    held = dict.fromkeys(axis for each in weights for axis in each.of("experts"))
-    rows, experts = placed.of("batch"), placed.of("experts")
-    asked = {axis for line in imported.rules if line.name == EXPERTS for axis in line.axes}
-    # Where the experts' dim has axes, others of the weights' are those of storage, unless a line asks for them too.
-    lost = tuple(a for a in held if a in rows and a not in experts and (a in asked or not experts))
+    held = dict.fromkeys(axis for each in weights for axis in each.axes_of("experts"))
+    rows, experts = placed.axes_of("batch"), placed.axes_of("experts")
+    named = {axis for line in imported.rules if line.name == EXPERTS for axis in line.axes}
+    # Where the experts' dim has axes, the other axes of the weights are for storage, unless a rule gives them to it too.
+    lost = tuple(a for a in held if a in rows and a not in experts and (a in named or not experts))
     if lost:
         yield Draft(finding=_finding(imported, placed, weights, lost), candidates=(_flag(), *_reordered(imported)))
 
 
 def _as_if_with_capacity(imported: Imported) -> Placed | None:
-    """The dispatched tensor of a configuration that says it takes another way: its rules are no better for that."""
+    """The dispatched tensor of a configuration that sets another MoE path: its rules have the same fault."""
     if imported.table.top_k is None or imported.step.path is None:
         return None
     step = replace(imported.step, path="capacity")
@@ -47,18 +47,18 @@ def _as_if_with_capacity(imported: Imported) -> Placed | None:
 
 def _finding(imported: Imported, placed: Placed, weights: list[Placed], lost: tuple[str, ...]) -> Finding:
     mesh = imported.mesh
-    winner = placed.obeyed[1]
+    winner = placed.applied[1]
     assert winner is not None
     loser = next((line for line in imported.rules if line.name == EXPERTS and set(lost) & set(line.axes)), None)
     used = imported.step.path in (None, "capacity")
     gathered, sent = _gathered(imported, weights), _sent(imported, placed)
     axes = " and ".join(f"'{axis}'" for axis in lost)
     why = (
-        f"the line for '{EXPERTS}' ({loser.line}) comes later and does nothing"
+        f"the rule for '{EXPERTS}' ({loser.line}) is later and is skipped"
         if loser
-        else f"no line for '{EXPERTS}' asks for it"
+        else f"no rule for '{EXPERTS}' has it"
     )
-    unused = "" if used else f"; the file asks for the {imported.step.path} path, which has no such tensor"
+    unused = "" if used else f"; the file sets the {imported.step.path} path, which has no such tensor"
     cheaper = "weights" if gathered <= sent else "tokens"
     return Finding(
         code="SW102",
@@ -68,30 +68,30 @@ def _finding(imported: Imported, placed: Placed, weights: list[Placed], lost: tu
         position=winner.position,
         notation=placed.notation,
         mark=placed.mark(0),
-        found=f"'{winner.name}' ({winner.line}) gives {axes} to its rows, and {why}: the experts' dim is whole, "
-        f"where their weights are cut over {product(mesh, lost)}{unused}",
-        needed=f"{axes} on '{EXPERTS}', so that tokens travel to the experts",
-        cost=f"a layer and pass gathers {bytes_text(gathered)} of experts' weights on each device; its tokens, there and "
-        f"back, are {bytes_text(sent)} ({cheaper} are the fewer)",
+        found=f"'{winner.name}' ({winner.line}) gives {axes} to its rows, and {why}: the experts' dim is unsharded, "
+        f"where their weights are sharded over {product(mesh, lost)}{unused}",
+        needed=f"{axes} on '{EXPERTS}', so that tokens are sent to the experts",
+        cost=f"each layer and pass gathers {bytes_text(gathered)} of experts' weights on each device; sending its tokens to the "
+        f"experts and back is {bytes_text(sent)} ({cheaper} are fewer bytes)",
     )
 
 
 def _gathered(imported: Imported, weights: list[Placed]) -> float:
-    """Bytes of one layer's experts on a device once the axes of their experts are gathered, in the computation's dtype."""
+    """Bytes of one layer's experts on a device after the all-gather over the axes of their experts, in the compute dtype."""
     stack_of = {weight.name: weight.stack for weight in imported.table.weights}
     stack = stack_of[weights[0].tensor.name]
     itemsize = DTYPE_BYTES[imported.step.dtype]
     return sum(
-        prod(each.tensor.shape[1:]) * itemsize / imported.mesh.size(each.of("mlp"))
+        prod(each.tensor.shape[1:]) * itemsize / imported.mesh.size(each.axes_of("mlp"))
         for each in weights
         if stack_of[each.tensor.name] == stack
     )
 
 
 def _sent(imported: Imported, placed: Placed) -> float:
-    """Bytes of one layer's dispatched tokens that a device holds, to the experts and back."""
-    each_way = prod(placed.tensor.shape) * placed.tensor.itemsize / imported.mesh.size(placed.axes)
-    return 2 * each_way
+    """Bytes of one layer's dispatched tokens of a device, sent to the experts and back."""
+    one_way = prod(placed.tensor.shape) * placed.tensor.itemsize / imported.mesh.size(placed.axes)
+    return 2 * one_way
 
 
 def _flag() -> Remedy:
@@ -102,7 +102,7 @@ def _flag() -> Remedy:
 
 
 def _reordered(imported: Imported) -> Iterator[Remedy]:
-    """The experts' line first, and for the rows a second line without its axes: masks keep the first, dispatch falls back."""
+    """The experts' rule first, and a second rule for the rows without its axes. Masks use the first, dispatched tokens fall back to it."""
     experts = [line for line in imported.rules if line.name == EXPERTS]
     rows = [line for line in imported.rules if line.name == ROWS]
     if experts and rows:

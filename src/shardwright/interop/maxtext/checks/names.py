@@ -1,4 +1,4 @@
-"""SW111: names and axes in rules that nothing has, and names of tensors that no rule has."""
+"""SW111: names and axes in rules that do not exist, and names of tensors without a rule."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shardwright.core.layout.wording import count, either
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
 from shardwright.interop.maxtext.reading.rules import Rule, names_of
 from shardwright.interop.maxtext.reading.vocabulary import AXES, LOGICAL_NAMES, UNUSED
-from shardwright.interop.maxtext.resolution.placing import Imported
+from shardwright.interop.maxtext.resolution.placement import Imported
 
 
 def names_unknown(imported: Imported) -> Iterator[Drafted]:
-    """Rules for a name that no tensor of any model carries: Flax takes them, and they never fire."""
+    """Rules for a name that no tensor of any model has: Flax accepts them, and they never apply."""
     for name in names_of(imported.rules):
         if name in LOGICAL_NAMES:
             continue
@@ -26,10 +26,10 @@ def names_unknown(imported: Imported) -> Iterator[Drafted]:
             severity="error" if near else "warning",
             where=f"rule for '{name}'",
             position=line.position,
-            found=f"no tensor carries the name '{name}', so that its rule never fires and is never missed",
+            found=f"no tensor has the name '{name}': its rule never applies, and nothing reports it",
             needed=f"'{near}', or another of MaxText's {len(LOGICAL_NAMES)} names"
             if near
-            else "a name that tensors carry",
+            else "a name that tensors have",
         )
         remedies = (_renamed(name, near),) if near else ()
         yield Draft(finding=finding, candidates=remedies)
@@ -48,7 +48,7 @@ def _renamed(name: str, near: str) -> Remedy:
 
 
 def axes_absent(imported: Imported) -> Iterator[Drafted]:
-    """Axes that rules name and the mesh lacks: they count as axes of size 1, and still take part in clashes."""
+    """Axes in rules that the mesh lacks: they count as axes of size 1, and still conflict."""
     mesh = imported.mesh
     lines: dict[str, list[Rule]] = {}
     for line in imported.rules:
@@ -95,7 +95,7 @@ def _with_axes(line: Rule, axes: tuple[str, ...]) -> Rule:
 
 
 def names_without_a_rule(imported: Imported) -> Iterator[Drafted]:
-    """Names that tensors of this model carry and the list has no line for: their dims stay whole, unsaid."""
+    """Names of this model's tensors without a rule in the list: their dims silently stay unsharded."""
     ruled = set(names_of(imported.rules))
     carried: dict[str, list[str]] = {}
     for placed in imported.placed:
@@ -110,8 +110,8 @@ def names_without_a_rule(imported: Imported) -> Iterator[Drafted]:
                 severity="info",
                 where=f"names of {imported.table.name} without a rule",
                 position=imported.configuration.rules_from,
-                found=f"{count(len(carried), 'name')} that its tensors carry, whose dims stay whole\n{shown}",
-                needed="a line for each, if only '[name, []]', so that it is said",
+                found=f"{count(len(carried), 'name')} of its tensors, whose dims stay unsharded\n{shown}",
+                needed="a rule for each, at least '[name, []]', so that it is explicit",
             )
         )
 
@@ -122,37 +122,37 @@ def _some(tensors: list[str]) -> str:
 
 
 def rules_unused(imported: Imported) -> Iterator[Drafted]:
-    """Rules whose name this model's training has nowhere, in one line; and rules that are always passed over."""
+    """Rules whose name is in no tensor of this model's training, in one finding; and rules that are always skipped."""
     carried = {name for placed in imported.placed for name in placed.tensor.names if name is not None}
     names = names_of(imported.rules)
     idle = [name for name in names if name in LOGICAL_NAMES and name not in carried]
     if idle:
         dead = [name for name in idle if name in UNUSED]
-        told = f"; {', '.join(dead)}: no tensor of any model" if dead else ""
+        never = f"; {', '.join(dead)}: no tensor of any model" if dead else ""
         yield Draft(
             finding=Finding(
                 code="SW111",
                 severity="info",
                 where=f"rules that {imported.table.name} does not use",
                 position=imported.configuration.rules_from,
-                found=f"{count(len(idle), 'name')} that no tensor of its training carries: {', '.join(idle)}{told}",
+                found=f"{count(len(idle), 'name')} that no tensor of its training has: {', '.join(idle)}{never}",
                 needed="nothing: other models, decoding and evaluation may use them",
             )
         )
-    obeyed = {id(line) for placed in imported.placed for line in placed.obeyed if line is not None}
+    applied = {id(line) for placed in imported.placed for line in placed.applied if line is not None}
     for name in names:
         lines = [line for line in imported.rules if line.name == name]
-        refused = [no for placed in imported.placed for no in placed.refused if no.rule is lines[0]]
-        if name in carried and refused and not any(id(line) in obeyed for line in lines):
-            axes = list(dict.fromkeys(axis for no in refused for axis in no.taken))
+        skipped = [no for placed in imported.placed for no in placed.skipped if no.rule is lines[0]]
+        if name in carried and skipped and not any(id(line) in applied for line in lines):
+            axes = list(dict.fromkeys(axis for no in skipped for axis in no.taken))
             yield Draft(
                 finding=Finding(
                     code="SW111",
                     severity="warning",
                     where=f"rule for '{name}'",
                     position=lines[0].position,
-                    found=f"it never fires: wherever a tensor carries '{name}', an earlier line has taken "
+                    found=f"it never applies: in each tensor with '{name}' an earlier rule has taken "
                     f"{either(map(repr, axes))}",
-                    needed="a tensor that obeys it",
+                    needed="a tensor to which it applies",
                 )
             )

@@ -1,4 +1,4 @@
-"""SW101 and SW103: weights and activations that an axis of the mesh does not cut."""
+"""SW101 and SW103: weights and activations that an axis of the mesh does not shard."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardwright.core.layout.wording import bytes_text, every, others, percent, 
 from shardwright.interop.maxtext.checks.dispatch import EXPERTS
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
 from shardwright.interop.maxtext.reading.rules import Rule
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 
 TOKENS = ("batch", "length", "tokens")
-PARTS = ("heads", "kv_heads", "mlp", "vocab")
+TENSOR_DIMS = ("heads", "kv_heads", "mlp", "vocab")
 NEEDED = (
     f"less than {percent(REPLICATED_WARNING_SHARE.value)} of the bytes "
     f"(from {percent(REPLICATED_ERROR_SHARE.value)} on it is an error)"
@@ -22,7 +22,7 @@ NEEDED = (
 
 
 def replicated_weights(imported: Imported) -> Iterator[Drafted]:
-    """Weights that are whole over an axis which cuts others; an axis that cuts none is a replica's, and that is meant."""
+    """Weights replicated over an axis that shards other weights. An axis that shards none is for replicas, on purpose."""
     mesh = imported.mesh
     total = sum(placed.tensor.bytes for placed in imported.weights)
     stores = [axis for axis in mesh.larger_than_one(mesh.names) if any(axis in p.axes for p in imported.weights)]
@@ -33,15 +33,15 @@ def replicated_weights(imported: Imported) -> Iterator[Drafted]:
         missing = tuple(axis for axis in stores if axis not in placed.axes and axis != "stage")
         if missing:
             groups.setdefault((missing, not placed.axes), []).append(placed)
-    for (missing, uncut), group in groups.items():
+    for (missing, unsharded), group in groups.items():
         share = sum(placed.tensor.bytes for placed in group) / total
         if share >= REPLICATED_WARNING_SHARE.value:
-            severity = "error" if uncut and share >= REPLICATED_ERROR_SHARE.value else "warning"
-            yield Draft(finding=_weights(imported, missing, uncut, group, total, severity))
+            severity = "error" if unsharded and share >= REPLICATED_ERROR_SHARE.value else "warning"
+            yield Draft(finding=_weights(imported, missing, unsharded, group, total, severity))
 
 
 def _weights(
-    imported: Imported, missing: tuple[str, ...], uncut: bool, group: list[Placed], total: int, severity: Severity
+    imported: Imported, missing: tuple[str, ...], unsharded: bool, group: list[Placed], total: int, severity: Severity
 ) -> Finding:
     mesh = imported.mesh
     group = sorted(group, key=lambda placed: -placed.tensor.bytes)
@@ -55,25 +55,25 @@ def _weights(
         position=_line_of(imported, group[0]),
         notation=group[0].notation,
         mark=(0, len(group[0].notation)),
-        found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) whole over "
-        f"{product(mesh, missing)}, and {'no axis cuts them' if uncut else f'each part is on {mesh.size(missing)} devices'}"
+        found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) replicated over "
+        f"{product(mesh, missing)}, and {'no axis shards them' if unsharded else f'each shard is on {mesh.size(missing)} devices'}"
         f"\n{others([placed.tensor.name for placed in group], 'weight')}",
         needed=NEEDED,
-        cost=f"{bytes_text(saved)} a device more than if cut, before gradients and moments",
+        cost=f"{bytes_text(saved)} a device more than if sharded, before gradients and moments",
     )
 
 
 def _line_of(imported: Imported, placed: Placed):
-    """The first line that the tensor obeys; the list where it obeys none."""
-    line = next((line for line in placed.obeyed if line is not None), None)
+    """The position of the first rule that applies to the tensor; that of the list where none does."""
+    line = next((line for line in placed.applied if line is not None), None)
     return line.position if line is not None else imported.configuration.rules_from
 
 
 def replicated_activations(imported: Imported) -> Iterator[Drafted]:
-    """Tensors of tokens that are whole over an axis which cuts the tokens of the residual stream."""
+    """Tensors of tokens replicated over an axis that shards the tokens of the residual stream."""
     stream = imported.activation("residual.stream")
     assert stream is not None
-    cutting = {axis: dim for dim in TOKENS for axis in stream.of(dim)}
+    sharding = {axis: dim for dim in TOKENS for axis in stream.axes_of(dim)}
     total = sum(placed.tensor.bytes for placed in imported.activations)
     for placed in imported.activations:
         tensor = placed.tensor
@@ -81,7 +81,7 @@ def replicated_activations(imported: Imported) -> Iterator[Drafted]:
             continue
         missing = tuple(
             axis
-            for axis in cutting
+            for axis in sharding
             if axis not in placed.axes and not _shards_partial_sums(imported, axis, tensor.component)
         )
         if missing and set(TOKENS) & set(tensor.dims):
@@ -92,26 +92,29 @@ def replicated_activations(imported: Imported) -> Iterator[Drafted]:
 
 
 def _shards_partial_sums(imported: Imported, axis: str, component: str) -> bool:
-    """Whether an axis cuts heads, hidden units or vocabulary of a component, so that each device needs all of its tokens."""
+    """Whether an axis shards heads, hidden units or vocabulary of a component, so that each device needs all of its tokens."""
     here = ("router", "moe") if component in ("router", "moe") else (component,)
-    return any(axis in placed.of(dim) for placed in imported.placed if placed.tensor.component in here for dim in PARTS)
+    return any(
+        axis in placed.axes_of(dim)
+        for placed in imported.placed
+        if placed.tensor.component in here
+        for dim in TENSOR_DIMS
+    )
 
 
 def _activation(imported: Imported, placed: Placed, missing: tuple[str, ...], total: int) -> Finding:
     mesh, tensor = imported.mesh, placed.tensor
     share = tensor.bytes / total
     dims = [number for number, dim in enumerate(tensor.dims) if dim in TOKENS]
-    unruled = [name for n in dims if (name := tensor.names[n]) is not None and placed.obeyed[n] is None]
+    unruled = [name for n in dims if (name := tensor.names[n]) is not None and placed.applied[n] is None]
     why = f"{every(map(repr, unruled))} {'have' if len(unruled) > 1 else 'has'} no rule" if unruled else ""
     lines = [
-        f"'{line.name}' ({line.line}) leaves {every(map(repr, missing))} out"
-        for n in dims
-        if (line := placed.obeyed[n])
+        f"'{line.name}' ({line.line}) omits {every(map(repr, missing))}" for n in dims if (line := placed.applied[n])
     ]
-    # What experts are given is made from masks, so that a small share of them costs a gather of the tokens.
+    # The inputs of experts are computed from masks, so even small replicated masks cost an all-gather of the tokens.
     least = REPLICATED_WARNING_SHARE if tensor.path else REPLICATED_ERROR_SHARE
     tiled = tensor.name == "logits.tiled"
-    used = "; logits are made so where 'num_vocab_tiling' is above 1" if tiled else ""
+    used = "; logits are computed so where 'num_vocab_tiling' is above 1" if tiled else ""
     more = bytes_text(placed.bytes_per_device(mesh) / tensor.num * (1 - 1 / mesh.size(missing)))
     return Finding(
         code="SW101",
@@ -121,23 +124,23 @@ def _activation(imported: Imported, placed: Placed, missing: tuple[str, ...], to
         position=_line_of(imported, placed),
         notation=placed.notation,
         mark=placed.mark(dims[-1]),
-        found=f"{product(mesh, missing)} {_cut(missing)} the tokens of the residual stream and nothing here: "
+        found=f"{product(mesh, missing)} {_shard(missing)} the tokens of the residual stream and no dim here: "
         f"{'; '.join(filter(None, (why, *lines)))}{used}",
         needed=f"{every(map(repr, missing))} on a dim of {tensor.name}",
-        cost=f"made {mesh.size(missing)} times over, from what is gathered first: {percent(share)} of the activations' bytes, "
-        f"in a layer {more} a device more than if cut",
+        cost=f"computed {mesh.size(missing)} times, after an all-gather of its inputs: {percent(share)} of the activations' bytes, "
+        f"in a layer {more} a device more than if sharded",
     )
 
 
-def _cut(axes: tuple[str, ...]) -> str:
-    return "cuts" if len(axes) == 1 else "cut"
+def _shard(axes: tuple[str, ...]) -> str:
+    return "shards" if len(axes) == 1 else "shard"
 
 
 def _length_rule(imported: Imported, placed: Placed, missing: tuple[str, ...], stream: Placed) -> Iterator[Remedy]:
-    """A rule for the length, where it has none and the axes cut length outside; else wider rows, experts' line first."""
+    """A rule for the length, where the axes shard the length of the stream; else more axes for the rows, the experts' rule first."""
     names = dict(zip(placed.tensor.dims, placed.tensor.names, strict=True))
     length, rows = names.get("length"), names.get("batch") or names.get("tokens")
-    if length and set(missing) <= set(stream.of("length")):
+    if length and set(missing) <= set(stream.axes_of("length")):
         line = Rule(name=length, axes=missing)
         yield Candidate(text=f"Write '{line}'.", edit=lambda i: i.under(in_place(i.rules, str(line.name), line)))
     lines = [line for line in imported.rules if line.name == rows]
@@ -156,11 +159,11 @@ def _length_rule(imported: Imported, placed: Placed, missing: tuple[str, ...], s
 
 
 def idle_in_experts(imported: Imported) -> Iterator[Drafted]:
-    """Axes that cut the tokens of the residual stream and nothing of what experts compute: their products are repeated."""
+    """Axes that shard the tokens of the residual stream and nothing in the experts, whose products are then repeated."""
     stream, hidden = imported.activation("residual.stream"), imported.activation("moe.hidden")
     if stream is None or hidden is None:
         return
-    idle = tuple(axis for dim in TOKENS for axis in stream.of(dim) if axis not in hidden.axes)
+    idle = tuple(axis for dim in TOKENS for axis in stream.axes_of(dim) if axis not in hidden.axes)
     if idle:
         yield Draft(
             finding=Finding(
@@ -171,8 +174,8 @@ def idle_in_experts(imported: Imported) -> Iterator[Drafted]:
                 position=_line_of(imported, hidden),
                 notation=hidden.notation,
                 mark=(0, len(hidden.notation)),
-                found=f"{product(imported.mesh, idle)} {_cut(idle)} nothing of the tokens that experts compute on",
+                found=f"{product(imported.mesh, idle)} {_shard(idle)} no dim of the tokens that experts compute on",
                 needed=f"{every(map(repr, idle))} on a dim of {hidden.tensor.name}",
-                cost=f"each product of the experts is made {imported.mesh.size(idle)} times over",
+                cost=f"each product of the experts is computed {imported.mesh.size(idle)} times",
             )
         )

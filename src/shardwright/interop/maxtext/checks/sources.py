@@ -1,4 +1,4 @@
-"""SW112: what one source says and another replaces, unsaid."""
+"""SW112: values of one source that another silently replaces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import product
 from shardwright.interop.maxtext.checks.drafted import Drafted
 from shardwright.interop.maxtext.reading.merging import OVERRIDE
-from shardwright.interop.maxtext.resolution.placing import Imported, larger
+from shardwright.interop.maxtext.resolution.placement import Imported, larger
 
 
 def rules_hidden(imported: Imported) -> Iterator[Drafted]:
-    """Rules given together with a preset, which replaces the whole list."""
+    """Rules given together with a preset, which replaces the full list."""
     for hidden in imported.configuration.hidden:
         yield Draft(
             finding=Finding(
@@ -22,24 +22,24 @@ def rules_hidden(imported: Imported) -> Iterator[Drafted]:
                 where=f"rules given together with the preset {hidden.by.source}",
                 position=hidden.position,
                 found=f"{hidden.what} have no effect: the preset's list ({hidden.by.source}:{hidden.by.line}) "
-                "replaces all rules after every other source was read",
-                needed="either a preset or rules of one's own",
+                "replaces all rules after every other source is read",
+                needed="either a preset or your own rules",
                 fix="Add the rules to a copy of the preset's file.",
             )
         )
 
 
 def rules_overridden(imported: Imported) -> Iterator[Drafted]:
-    """An override that leaves no rule at all."""
-    word = imported.configuration.settings.get(OVERRIDE)
-    if word is not None and word.value is True and not imported.rules:
+    """An override that leaves no rule."""
+    scalar = imported.configuration.settings.get(OVERRIDE)
+    if scalar is not None and scalar.value is True and not imported.rules:
         yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="error",
                 where=f"'{OVERRIDE}'",
-                position=word.position,
-                found="every rule of the sources before it is thrown away, and none stands beside it: all tensors are whole",
+                position=scalar.position,
+                found="it removes every rule of the earlier sources, and its own source has none: all tensors are replicated",
                 needed="rules in the source that overrides",
                 fix=f"Take '{OVERRIDE}' out.",
             )
@@ -47,42 +47,42 @@ def rules_overridden(imported: Imported) -> Iterator[Drafted]:
 
 
 def context_axis_disagrees(imported: Imported) -> Iterator[Drafted]:
-    """An explicit ``context_sharding`` and the axis that the rules cut tokens by."""
+    """An explicit ``context_sharding`` that is not the axis with which the rules shard tokens."""
     configuration = imported.configuration
     line = next((line for line in imported.rules if line.name == "activation_length"), None)
     from_rules = line.axes[0] if line is not None and line.axes else None
     preset = configuration.preset
-    word = configuration.settings.get("context_sharding")
+    scalar = configuration.settings.get("context_sharding")
     if preset is not None and "context_sharding" in preset.settings:
-        word = preset.settings["context_sharding"]
-    if word is None or line is None:
+        scalar = preset.settings["context_sharding"]
+    if scalar is None or line is None:
         return
     if preset is not None:
-        if from_rules is not None and from_rules != word.value:
+        if from_rules is not None and from_rules != scalar.value:
             yield Draft(
                 finding=Finding(
                     code="SW112",
                     severity="error",
                     where="'context_sharding'",
-                    position=word.position,
-                    found=f"'{word.value}' is overwritten with '{from_rules}', the first axis that the preset's rule for "
+                    position=scalar.position,
+                    found=f"'{scalar.value}' is overwritten with '{from_rules}', the first axis that the preset's rule for "
                     f"'activation_length' ({line.position.source}:{line.position.line}) names",
                     needed="one of the two",
                     fix=f"Write 'context_sharding: {from_rules}'.",
                 )
             )
         return
-    cuts = larger(line.axes, imported.mesh)
-    if cuts and word.value not in cuts:
+    sharding = larger(line.axes, imported.mesh)
+    if sharding and scalar.value not in sharding:
         yield Draft(
             finding=Finding(
                 code="SW112",
                 severity="error",
                 where="'context_sharding'",
-                position=word.position,
-                found=f"rows are reordered and masked as if '{word.value}' cut them, and the rule for 'activation_length' "
-                f"({line.line}) cuts them over {product(imported.mesh, cuts)}",
-                needed="the axis that cuts tokens",
-                fix=f"Write 'context_sharding: {cuts[0]}'.",
+                position=scalar.position,
+                found=f"rows are reordered and masked as if '{scalar.value}' sharded them, and the rule for 'activation_length' "
+                f"({line.line}) shards them over {product(imported.mesh, sharding)}",
+                needed="the axis that shards tokens",
+                fix=f"Write 'context_sharding: {sharding[0]}'.",
             )
         )

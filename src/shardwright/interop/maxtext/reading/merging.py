@@ -1,10 +1,10 @@
-"""Several files into one configuration, as MaxText merges them, with a record of what that hides.
+"""Several files merged into one configuration as MaxText merges them, with a record of what the merge hides.
 
 | source | rules | other keys |
 |---|---|---|
-| ``base_config`` of a file | replaced as a whole | replaced |
-| base, then the file, then the model's own, then the command line | lines of a name that is stated again go, and the new ones are appended; all go where the later source says ``override_logical_axis_rules: true`` | replaced |
-| a preset (``custom_mesh_and_rule``), after all of these | replaced as a whole, with ``mesh_axes`` and ``data_sharding`` | kept |
+| ``base_config`` of a file | the full list is replaced | replaced |
+| base, then the file, then the model's own, then the command line | rules of a name that is stated again are deleted, and the new ones appended; all are deleted where the later source sets ``override_logical_axis_rules: true`` | replaced |
+| a preset (``custom_mesh_and_rule``), after all of these | the full list is replaced, with ``mesh_axes`` and ``data_sharding`` | kept |
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.core.findings.position import Position
-from shardwright.interop.maxtext.reading.reading import RULES, RuleFile, Word
+from shardwright.interop.maxtext.reading.reading import RULES, RuleFile, Scalar
 from shardwright.interop.maxtext.reading.rules import Rule, Rules, names_of
 
 OVERRIDE = "override_logical_axis_rules"
@@ -21,7 +21,7 @@ OVERRIDE = "override_logical_axis_rules"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restated:
-    """A name that a later source states again. ``kept``: the list, had its lines been put in place of the old ones."""
+    """A name whose rules a later source states again. ``kept``: the list if the new rules were in the place of the old ones."""
 
     name: str
     old: tuple[Rule, ...]
@@ -31,7 +31,7 @@ class Restated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """What an earlier source says and a later one replaces as a whole, unsaid."""
+    """A value of an earlier source that a later one silently replaces in full."""
 
     what: str
     position: Position
@@ -40,15 +40,15 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What holds in the end. ``rules_from``: where the key of the list that won stands."""
+    """The merged configuration. ``rules_from``: the position of the key whose list of rules applies."""
 
     sources: tuple[str, ...]
-    mesh_axes: tuple[Word, ...]
+    mesh_axes: tuple[Scalar, ...]
     rules: tuple[Rule, ...]
     eval_rules: tuple[Rule, ...] = ()
-    data_sharding: tuple[Word, ...] = ()
-    sizes: Mapping[str, Word] = field(default_factory=dict)
-    settings: Mapping[str, Word] = field(default_factory=dict)
+    data_sharding: tuple[Scalar, ...] = ()
+    sizes: Mapping[str, Scalar] = field(default_factory=dict)
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
     restated: tuple[Restated, ...] = ()
     hidden: tuple[Hidden, ...] = ()
     preset: RuleFile | None = None
@@ -56,22 +56,22 @@ class Configuration:
     not_read: Mapping[str, Position] = field(default_factory=dict)
     """Keys of the command line that change no layout."""
     subject: str = ""
-    """The file that says what the model is: the model's own, or the one that is imported."""
+    """The file that defines the model: the model's own, or the imported one."""
     model_file: str | None = None
-    """MaxText's own file of the model, where it is among the sources."""
-    replaced: Mapping[str, tuple[Word, Word]] = field(default_factory=dict)
-    """What files say of the model and the model's own file replaces, unsaid: by key, the old word and the new."""
+    """MaxText's own file of the model, where it is one of the sources."""
+    replaced: Mapping[str, tuple[Scalar, Scalar]] = field(default_factory=dict)
+    """Values on the model that the model's own file silently replaces: by key, the old value and the new."""
     base: str | None = None
-    """What this was merged into though nobody gave it: the ``base.yml`` of the configs folder."""
+    """The file that this was merged into by default: the ``base.yml`` of the configs folder."""
 
-    def says(self, key: str) -> str | int | float | bool | None:
+    def value_of(self, key: str) -> str | int | float | bool | None:
         """The value of a setting; None where no source has it."""
-        word = self.settings.get(key)
-        return None if word is None else word.value
+        scalar = self.settings.get(key)
+        return None if scalar is None else scalar.value
 
 
 def extended(base: RuleFile, file: RuleFile) -> RuleFile:
-    """A file over its ``base_config``: each key that it has replaces the base's, lists as a whole."""
+    """A file merged over its ``base_config``: each of its keys replaces that of the base; lists are replaced in full."""
     return RuleFile(
         source=file.source,
         mesh_axes=base.mesh_axes if file.mesh_axes is None else file.mesh_axes,
@@ -89,7 +89,7 @@ def merged(
 ) -> Configuration:
     """The configuration of base, file and command line, in that order, and then a preset's.
 
-    ``eval_preset``: whose rules stand in for evaluation; without one they are the training's.
+    ``eval_preset``: its rules are for evaluation; without one, evaluation uses those of training.
     """
     rules = layers[0].rules or ()
     for layer in layers[1:]:
@@ -101,7 +101,7 @@ def merged(
     data = _last(layers, "data_sharding")
     place = given[-1].positions[RULES] if given else None
     if preset is not None:
-        # A preset is made to replace the rules of a complete base, which has a mesh of its own; others meant theirs to hold.
+        # A preset is meant to replace the rules of a complete base, which has a mesh. Rules of other sources were meant to apply.
         for layer in given:
             if preset.rules is not None and (layer is not layers[0] or layer.mesh_axes is None):
                 hidden.append(_hidden(layer, preset))
@@ -116,8 +116,8 @@ def merged(
         rules=rules,
         eval_rules=own_eval if eval_preset is None else eval_preset.rules or (),
         data_sharding=data,
-        sizes={key: word for layer in layers for key, word in layer.sizes.items()},
-        settings={key: word for layer in layers for key, word in layer.settings.items()},
+        sizes={key: scalar for layer in layers for key, scalar in layer.sizes.items()},
+        settings={key: scalar for layer in layers for key, scalar in layer.settings.items()},
         restated=restated,
         hidden=tuple(hidden),
         preset=preset,
@@ -128,7 +128,7 @@ def merged(
 
 
 def _with(rules: tuple[Rule, ...], layer: RuleFile) -> tuple[Rule, ...]:
-    """The list after one more source, which may override all and then have none."""
+    """The list after merging one more source. One that overrides may leave it empty."""
     new = layer.rules or ()
     if _overrides(layer):
         return new
@@ -137,12 +137,12 @@ def _with(rules: tuple[Rule, ...], layer: RuleFile) -> tuple[Rule, ...]:
 
 
 def _overrides(layer: RuleFile) -> bool:
-    word = layer.settings.get(OVERRIDE)
-    return word is not None and word.value is True
+    scalar = layer.settings.get(OVERRIDE)
+    return scalar is not None and scalar.value is True
 
 
 def _restated(layers: Sequence[RuleFile]) -> tuple[Restated, ...]:
-    """Every name that was stated again, with the list that would have been, had that name's lines kept their place."""
+    """Every name that was stated again, with the list if its rules had kept their place."""
     found = []
     before: tuple[Rule, ...] = ()
     for number, layer in enumerate(layers):

@@ -1,7 +1,7 @@
-"""What MaxText's own files say of the models that have a table of ours: ``models/NAME.yml``, as far as weights ask for it.
+"""The contents of MaxText's own files, ``models/NAME.yml``, for the models that have a table of ours: the keys that set weights.
 
-Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb), for where such a file does not lie beside what is
-imported: MaxText has it in any case, and reads it after every other file.
+Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb), for imports without such a file: MaxText always has it,
+and reads it after every other file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODEL_OF_BASE: Mapping[str, Value] = {
     "base_mlp_dim": 7168,
     "vocab_size": 32_000,
 }
-"""What ``base.yml`` says of a model where nobody names one, and every complete file with it."""
+"""The model that ``base.yml``, and every complete file based on it, sets where none is named."""
 
 BASE: Mapping[str, Value] = {
     **{key: value for key, value in DIMS.items() if value is not None},
@@ -29,7 +29,7 @@ BASE: Mapping[str, Value] = {
     **{key: value for key, (_, value, _) in PLAIN.items()},
     **MODEL_OF_BASE,
 }
-"""The same, with all else that it says of weights."""
+"""The same, with its other keys on weights."""
 
 
 def _dense(layers: int, embed: int, heads: int, mlp: int, *, vocab: int = 128_256) -> dict[str, Value]:
@@ -111,12 +111,12 @@ FILES: Mapping[str, Mapping[str, Value]] = {
         "vocab_size": 129_280,
     },
 }
-"""By ``model_name``, as in ``words.MODELS``."""
+"""By ``model_name``, as in ``vocabulary.MODELS``."""
 
 
-def meant(key: str, value: Value, said: Mapping[str, object]) -> bool:
-    """Whether a value beside a named model was written for its own sake. ``said``: the keys that all files together have.
+def is_deliberate(key: str, value: Value, settings: Mapping[str, object]) -> bool:
+    """Whether a value next to a named model was set on purpose. ``settings``: the keys of all files.
 
-    The values of a complete ``base.yml`` were not: they are made to be replaced by any model's.
+    The values of a complete ``base.yml`` were not: any model's are meant to replace them.
     """
-    return value != BASE.get(key) or not all(each in said for each in MODEL_OF_BASE)
+    return value != BASE.get(key) or not all(each in settings for each in MODEL_OF_BASE)

@@ -1,7 +1,6 @@
-"""The words in which MaxText's files say what a model is: decoders, dimensions, and what adds weights to a decoder.
+"""The keys that define a model in MaxText's files: decoders, dimensions, and options that change a decoder's weights.
 
-Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb). A key that is in no file has the value of its
-``base.yml``.
+Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb). A key that is in no file has its value in ``base.yml``.
 """
 
 from __future__ import annotations
@@ -9,31 +8,31 @@ from __future__ import annotations
 from shardwright.interop.maxtext.reading.vocabulary import Kind
 
 DECODERS = {"llama2": "llama3", "mistral": "llama3", "mixtral": "mixtral", "deepseek": "deepseek3"}
-"""``decoder_block``, and our family whose layers have the same weights."""
+"""``decoder_block`` to our family whose layers have the same weights."""
 
 OTHER_DECODERS = {
-    "default": "a layer whose attention and feed-forward part stand side by side",
-    "gemma": "gelu, norms around 1 and scaled embeddings",
-    "gemma2": "norms behind attention and feed-forward layers",
-    "gemma3": "norms behind attention and feed-forward layers, and norms of queries and keys",
-    "gemma4": "norms behind attention and feed-forward layers, and norms of queries, keys and values",
+    "default": "a layer with parallel attention and feed-forward",
+    "gemma": "gelu, norm scales stored as offsets from 1 and scaled embeddings",
+    "gemma2": "norms after attention and feed-forward layers",
+    "gemma3": "norms after attention and feed-forward layers, and norms of queries and keys",
+    "gemma4": "norms after attention and feed-forward layers, and norms of queries, keys and values",
     "gemma4_small": "embeddings for each layer, and layers that share keys",
     "qwen2": "biases of queries, keys and values",
     "qwen3": "norms of queries and keys",
     "qwen3_moe": "norms of queries and keys",
-    "qwen3_custom_moe": "norms of queries and keys, and experts of another width than the stream",
+    "qwen3_custom_moe": "norms of queries and keys, and experts of another width than the residual stream",
     "qwen3_next": "gated delta networks in place of attention",
     "qwen3_5": "gated delta networks in place of attention",
     "gpt3": "layer norms with biases, learned positions, and queries, keys and values in one weight",
-    "gpt_oss": "biases, and sinks of attention",
-    "llama4": "shared experts beside grouped queries, and layers without positions",
-    "olmo3": "norms of queries and keys, and norms behind attention and feed-forward layers",
-    "deepseek4": "compressed attention, and several streams between layers",
-    "envy": "layers with and without experts in turn, and norms of queries and keys",
-    "simple": "one product a layer",
+    "gpt_oss": "biases, and attention sinks",
+    "llama4": "shared experts with grouped queries, and layers without positions",
+    "olmo3": "norms of queries and keys, and norms after attention and feed-forward layers",
+    "deepseek4": "compressed attention, and several residual streams",
+    "envy": "alternating layers with and without experts, and norms of queries and keys",
+    "simple": "one product per layer",
     "simple_mlp": "no attention",
 }
-"""The other decoders, and what they have that no family of ours has."""
+"""The other decoders, and what they have that our families lack."""
 
 MODEL_NAMES: dict[str, tuple[str, ...]] = {
     "deepseek": (
@@ -151,9 +150,9 @@ MODEL_NAMES: dict[str, tuple[str, ...]] = {
         "qwen3.5-397b-a17b",
     ),
 }
-"""What ``model_name`` may say, by decoder: each is a file of MaxText's, ``models/NAME.yml``, that it merges in by itself."""
+"""The values of ``model_name``, by decoder. Each is a file of MaxText's, ``models/NAME.yml``, that MaxText merges automatically."""
 
-WHOLE: Kind = "a whole number"
+INTEGER: Kind = "a whole number"
 FLAG: Kind = "true or false"
 
 DIMS: dict[str, int | None] = {
@@ -178,7 +177,7 @@ DIMS: dict[str, int | None] = {
     "v_head_dim": 128,
     "mtp_num_layers": 0,
 }
-"""Whole numbers, and what holds where no file says them; None: a model must say it."""
+"""Integers, with the default where no file sets them; None: a model must set it."""
 
 CHOICES: dict[str, tuple[Kind, str | bool]] = {
     "decoder_block": ("text", ""),
@@ -188,30 +187,30 @@ CHOICES: dict[str, tuple[Kind, str | bool]] = {
     "routed_bias": (FLAG, False),
     "norm_topk_prob": (FLAG, False),
 }
-"""What else chooses among the weights of a family."""
+"""Other keys that choose among the weights of a family."""
 
 PLAIN: dict[str, tuple[Kind, str | int | bool, str]] = {
-    "global_parameter_scale": (WHOLE, 1, "it multiplies the dimensions that the file gives"),
+    "global_parameter_scale": (INTEGER, 1, "it multiplies the dimensions of the file"),
     "mlp_activations": ("a list", "silu, linear", "our feed-forward layers are SwiGLU"),
-    "inhomogeneous_layer_cycle_interval": (WHOLE, 1, "layers of several kinds in turn"),
+    "inhomogeneous_layer_cycle_interval": (INTEGER, 1, "alternating kinds of layers"),
     "fused_qkv": (FLAG, False, "queries, keys and values in one weight"),
     "fused_mlp": (FLAG, False, "gate and up in one weight"),
     "prefuse_moe_weights": (FLAG, False, "gate and up of the experts in one weight"),
-    "attention_sink": (FLAG, False, "sinks of attention"),
-    "use_indexer": (FLAG, False, "an indexer, which chooses the keys of attention"),
-    "mhc_expansion_rate": (WHOLE, 1, "several streams between layers"),
+    "attention_sink": (FLAG, False, "attention sinks"),
+    "use_indexer": (FLAG, False, "an indexer, which selects the keys of attention"),
+    "mhc_expansion_rate": (INTEGER, 1, "several residual streams"),
     "engram_layers": ("a list", "", "layers with tables of n-grams"),
-    "trainable_position_size": (WHOLE, -1, "learned positions"),
-    "moe_expert_input_dim": (WHOLE, -1, "experts of another width than the stream"),
-    "padded_base_moe_mlp_dim": (WHOLE, -1, "padded experts"),
-    "use_multimodal": (FLAG, False, "an encoder of images"),
-    "use_audio": (FLAG, False, "an encoder of sound"),
-    "lora.enable_lora": (FLAG, False, "adapters beside the weights"),
+    "trainable_position_size": (INTEGER, -1, "learned positions"),
+    "moe_expert_input_dim": (INTEGER, -1, "experts of another width than the residual stream"),
+    "padded_base_moe_mlp_dim": (INTEGER, -1, "padded experts"),
+    "use_multimodal": (FLAG, False, "an image encoder"),
+    "use_audio": (FLAG, False, "an audio encoder"),
+    "lora.enable_lora": (FLAG, False, "adapters in addition to the weights"),
 }
-"""What gives a decoder of ours other weights than our family has, the value at which it does not, and what it makes."""
+"""Keys that give a decoder of ours other weights than our family has: kind, the value at which they do not, and their effect."""
 
-EXPERTS_ONLY: dict[str, str] = {"mlp_bias": "biases of the experts", "routed_bias": "a bias of the router"}
-"""What only a decoder with experts reads of flags that add weights; a DeepSeek router has its bias."""
+EXPERTS_ONLY: dict[str, str] = {"mlp_bias": "biases of the experts", "routed_bias": "a router bias"}
+"""Flags that add weights and that only decoders with experts read; a DeepSeek router has its bias."""
 
 READ_BY: dict[str, tuple[str, ...]] = {
     "llama3": ("head_dim",),
@@ -223,25 +222,25 @@ READ_BY: dict[str, tuple[str, ...]] = {
 UNREAD: dict[str, tuple[Kind, int | bool | str, str]] = {
     "attention_bias": (FLAG, False, "biases of queries, keys and values"),
     "use_qk_norm": (FLAG, False, "norms of queries and keys"),
-    "use_post_attn_norm": (FLAG, False, "norms behind attention"),
-    "use_post_ffw_norm": (FLAG, False, "norms behind feed-forward layers"),
+    "use_post_attn_norm": (FLAG, False, "norms after attention"),
+    "use_post_ffw_norm": (FLAG, False, "norms after feed-forward layers"),
     "share_kv_projections": (FLAG, False, "keys and values from one weight"),
-    "attention_output_dim": (WHOLE, -1, "attention of another width than the stream"),
-    "global_head_dim": (WHOLE, 0, "heads of two sizes"),
-    "global_num_kv_heads": (WHOLE, 0, "layers with other KV heads"),
-    "num_kv_shared_layers": (WHOLE, 0, "layers that share keys and values"),
+    "attention_output_dim": (INTEGER, -1, "attention of another width than the residual stream"),
+    "global_head_dim": (INTEGER, 0, "heads of two sizes"),
+    "global_num_kv_heads": (INTEGER, 0, "layers with other KV heads"),
+    "num_kv_shared_layers": (INTEGER, 0, "layers that share keys and values"),
     "use_double_wide_mlp": (FLAG, False, "feed-forward layers of two widths"),
-    "hidden_size_per_layer_input": (WHOLE, 0, "embeddings for each layer"),
-    "vocab_size_per_layer_input": (WHOLE, 0, "embeddings for each layer"),
-    "interleave_moe_layer_step": (WHOLE, 1, "layers with and without experts in turn"),
-    "first_num_hash_layers": (WHOLE, 0, "layers that choose experts by hash"),
-    "o_lora_rank": (WHOLE, 0, "attention's output through a lower rank"),
-    "o_groups": (WHOLE, 0, "attention's output in groups"),
+    "hidden_size_per_layer_input": (INTEGER, 0, "embeddings for each layer"),
+    "vocab_size_per_layer_input": (INTEGER, 0, "embeddings for each layer"),
+    "interleave_moe_layer_step": (INTEGER, 1, "alternating layers with and without experts"),
+    "first_num_hash_layers": (INTEGER, 0, "layers that route by hash"),
+    "o_lora_rank": (INTEGER, 0, "a low-rank attention output projection"),
+    "o_groups": (INTEGER, 0, "a grouped attention output projection"),
 }
-"""What gives weights to other decoders of MaxText's and is read by none of ours: ``base.yml``'s value, and what it makes."""
+"""Keys that add weights to other MaxText decoders and that ours do not read: kind, the value in ``base.yml``, and their effect."""
 
 MODEL_KEYS: dict[str, Kind] = {
-    **dict.fromkeys(DIMS, WHOLE),
+    **dict.fromkeys(DIMS, INTEGER),
     **{key: kind for key, (kind, _) in CHOICES.items()},
     **{key: kind for key, (kind, _, _) in PLAIN.items()},
     **{key: kind for key, (kind, _, _) in UNREAD.items()},

@@ -1,4 +1,4 @@
-"""What MaxText changes of a configuration once it has pipeline stages, whatever its files say."""
+"""Changes that MaxText makes to any configuration with pipeline stages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shardwright.interop.maxtext.reading.rules import Rule
 
 ROWS = "activation_embed_and_logits_batch"
 ROWS_AXES = ("stage", "data", "fsdp", "fsdp_transpose", "expert")
-"""What the first line for the rows of embedding and logits says then, whatever it said."""
+"""The axes that replace those of the first rule for the rows of embedding and logits."""
 
 
 def with_stages_first(configuration: Configuration, mesh: Mesh) -> tuple[Configuration, Mesh]:
-    """``stage`` and ``data`` change places where ``data`` is the earlier one, and the first line for ROWS is another."""
+    """``stage`` and ``data`` are swapped where ``data`` is first, and the first rule for ROWS is replaced."""
     names = list(mesh.names)
     if "data" in names and names.index("stage") > names.index("data"):
         data, stage = names.index("data"), names.index("stage")

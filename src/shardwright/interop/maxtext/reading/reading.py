@@ -1,7 +1,7 @@
-"""A MaxText configuration file, read: mesh axes, rules, sizes, what the model is, and how rules are used.
+"""A parsed MaxText configuration file: mesh axes, rules, sizes, the model, and settings that change the rules.
 
-The several hundred other keys of such a file are left alone. Whatever is wrong with those that are read is one
-``InputError`` with its place.
+The several hundred other keys of such a file are ignored. A fault in a key that is read raises one ``InputError`` with its
+position.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shardwright.interop.maxtext.reading.rules import Rule
 from shardwright.interop.maxtext.reading.vocabulary import SETTINGS, Kind
 
 RULES, EVAL_RULES, MESH, DATA = "logical_axis_rules", "logical_axis_rules_for_eval", "mesh_axes", "data_sharding"
-SIZE_KEY = re.compile(r"(?P<link>ici|dcn)_(?P<word>\w+)_parallelism")
+SIZE_KEY = re.compile(r"(?P<link>ici|dcn)_(?P<axis>\w+)_parallelism")
 GROUPED = re.compile(r"[-+]?[0-9]+(_[0-9]+)+")
-"""Digits in groups, as ``32_000``: a number to MaxText's reader of YAML."""
+"""Grouped digits, as ``32_000``: a number to MaxText's YAML parser."""
 GIVEN = "--given"
-"""The source of what a command line says."""
+"""The source name of command-line values."""
 RULE_FORM = "a rule is [name, axis], [name, [axis, axis]] or [name, []]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
-    """A name or a number, and where it stands."""
+class Scalar:
+    """A YAML scalar and its position."""
 
     value: str | int | float | bool
     position: Position
@@ -41,26 +41,26 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFile:
-    """What one file, or the command line, says. None: it does not say."""
+    """The contents of one file or of the command line. None: not set."""
 
     source: str
-    mesh_axes: tuple[Word, ...] | None = None
+    mesh_axes: tuple[Scalar, ...] | None = None
     rules: tuple[Rule, ...] | None = None
     eval_rules: tuple[Rule, ...] | None = None
-    data_sharding: tuple[Word, ...] | None = None
-    sizes: Mapping[str, Word] = field(default_factory=dict)
-    """By key, as ``ici_fsdp_parallelism``; -1 stands for what is left."""
-    settings: Mapping[str, Word] = field(default_factory=dict)
+    data_sharding: tuple[Scalar, ...] | None = None
+    sizes: Mapping[str, Scalar] = field(default_factory=dict)
+    """By key, as ``ici_fsdp_parallelism``; -1 means the remaining devices."""
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
     positions: Mapping[str, Position] = field(default_factory=dict)
-    """Where each key stands."""
+    """The position of each key."""
     not_read: Mapping[str, Position] = field(default_factory=dict)
-    """Keys of a command line that change no layout, and where each stands."""
+    """Keys of a command line that change no layout, with their positions."""
 
 
 def read_rule_file(path: str | Path) -> RuleFile:
-    """One file of MaxText's, whatever part of a configuration it holds.
+    """One MaxText file, with any part of a configuration.
 
-    Raises InputError for a file that cannot be read, is not YAML, or has values that are no mesh, rules or sizes.
+    Raises InputError for a file that cannot be read, is not YAML, or has invalid values for mesh, rules or sizes.
     """
     return parse_rule_file(read_text(path), str(path))
 
@@ -76,10 +76,10 @@ def parse_rule_file(text: str, source: str) -> RuleFile:
 
 
 def parse_given(texts: tuple[str, ...]) -> RuleFile:
-    """What a command line says, as ``KEY=VALUE``; values that are read are YAML, as in a file.
+    """The values of a command line of ``KEY=VALUE`` texts; values that are read are YAML, as in a file.
 
-    Any key of MaxText's may stand here: those that change no layout are only named. A text's line is its place among all.
-    Raises InputError for a text that is no KEY=VALUE, for a key that stands twice, and for values as a file would.
+    Any MaxText key is allowed: those that change no layout are only listed. The line of a text is its index, from 1.
+    Raises InputError for a text that is not KEY=VALUE, for a duplicate key, and for invalid values as in a file.
     """
     lines: dict[str, str] = {}
     not_read: dict[str, Position] = {}
@@ -88,7 +88,7 @@ def parse_given(texts: tuple[str, ...]) -> RuleFile:
         if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise InputError(f"--given '{text}' is not KEY=VALUE, as in ici_expert_parallelism=8.")
         if key in lines:
-            raise InputError(f"--given {key}: it stands twice. Keep one.")
+            raise InputError(f"--given {key}: duplicate. Keep one.")
         lines[key] = f"{key}: {value}" if _is_read(key) else ""
         if not lines[key]:
             not_read[key] = Position(source=GIVEN, line=number, column=1)
@@ -97,11 +97,11 @@ def parse_given(texts: tuple[str, ...]) -> RuleFile:
 
 
 KINDS: Mapping[str, Kind] = {**SETTINGS, **MODEL_KEYS}
-"""The keys that are read beside mesh, rules and sizes, and what their values are."""
+"""The keys that are read in addition to mesh, rules and sizes, and the kinds of their values."""
 
 
 def _flat(values: Mapping[str, Located]) -> dict[str, Located]:
-    """Keys and those of their blocks, as a command line has them: ``lora.enable_lora``."""
+    """Keys, and those of nested blocks with dots, as on a command line: ``lora.enable_lora``."""
     inside = {
         f"{key}.{inner}": value
         for key, node in values.items()
@@ -116,7 +116,7 @@ def _is_read(key: str) -> bool:
 
 
 class _Reading:
-    """One reading of a text, which its errors show."""
+    """Reads one text, which its errors quote."""
 
     def __init__(self, text: str, source: str) -> None:
         self.text, self.source = text, source
@@ -136,7 +136,7 @@ class _Reading:
             settings={
                 key: self.setting(key, value)
                 for key, value in given.items()
-                if key in KINDS and not self.unsaid(key, value)
+                if key in KINDS and not self.is_unset(key, value)
             },
             positions={key: top.key_position(key) for key in given},
         )
@@ -145,19 +145,19 @@ class _Reading:
         length = len(str(node.value)) if isinstance(node.value, str | int | float) else 1
         raise error_at(message, self.text, node.position, length)
 
-    def names(self, node: Located, what: str) -> tuple[Word, ...]:
+    def names(self, node: Located, what: str) -> tuple[Scalar, ...]:
         if not isinstance(node.value, tuple):
             self.refuse(node, f"'{what}' is a list of names; found {shown(node.value)}.")
         words = tuple(self.name(item, what) for item in node.value)
-        for number, word in enumerate(words):
-            if word.value in [earlier.value for earlier in words[:number]]:
-                self.refuse(node.value[number], f"'{word.value}' stands twice in '{what}'. Keep one.")
+        for number, scalar in enumerate(words):
+            if scalar.value in [earlier.value for earlier in words[:number]]:
+                self.refuse(node.value[number], f"'{scalar.value}' is twice in '{what}'. Keep one.")
         return words
 
-    def name(self, node: Located, what: str) -> Word:
+    def name(self, node: Located, what: str) -> Scalar:
         if not isinstance(node.value, str) or not node.value:
             self.refuse(node, f"'{what}' holds names; found {shown(node.value)}.")
-        return Word(value=node.value, position=node.position)
+        return Scalar(value=node.value, position=node.position)
 
     def rules(self, node: Located, what: str) -> tuple[Rule, ...]:
         if not isinstance(node.value, tuple):
@@ -174,46 +174,48 @@ class _Reading:
         name = self.name(items[0], what)
         axes = items[1].value
         if axes is None:
-            cuts: tuple[str, ...] = ()
+            named: tuple[str, ...] = ()
         elif isinstance(axes, tuple):
-            cuts = tuple(str(self.name(item, f"{what}: {name.value}").value) for item in axes)
+            named = tuple(str(self.name(item, f"{what}: {name.value}").value) for item in axes)
         else:
-            cuts = (str(self.name(items[1], f"{what}: {name.value}").value),)
-        return Rule(name=str(name.value), axes=cuts, position=node.position)
+            named = (str(self.name(items[1], f"{what}: {name.value}").value),)
+        return Rule(name=str(name.value), axes=named, position=node.position)
 
-    def flat(self, node: Located) -> tuple[Word, ...]:
-        """The axes of the data: a list of lists of axes, of which MaxText uses all."""
+    def flat(self, node: Located) -> tuple[Scalar, ...]:
+        """The axes of the data: a list of lists of axes. MaxText uses all of them."""
         if isinstance(node.value, str):
             return (self.name(node, DATA),)
         if not isinstance(node.value, tuple):
             self.refuse(node, f"'{DATA}' is a list of axes, or of lists of them; found {shown(node.value)}.")
-        return tuple(word for item in node.value for word in self.flat(item))
+        return tuple(scalar for item in node.value for scalar in self.flat(item))
 
-    def size(self, key: str, node: Located) -> Word:
+    def size(self, key: str, node: Located) -> Scalar:
         value = node.value
         if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and value != -1):
-            self.refuse(node, f"'{key}' is a whole number of at least 1, or -1 for what is left; found {shown(value)}.")
+            self.refuse(
+                node, f"'{key}' is a whole number of at least 1, or -1 for the remaining devices; found {shown(value)}."
+            )
         self.bounded(key, node, value, "devices")
-        return Word(value=value, position=node.position)
+        return Scalar(value=value, position=node.position)
 
     def bounded(self, key: str, node: Located, value: int, counted: str) -> None:
-        """Refuse a number above what is taken, here, where its place is known."""
+        """Refuse a number above the bound, here, where its position is known."""
         bound = BOUNDS[counted]
         if value > bound.most:
             self.refuse(node, f"'{key}' is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
 
-    def unsaid(self, key: str, node: Located) -> bool:
-        """Whether a dimension is left open, as MaxText does where it works it out by itself."""
+    def is_unset(self, key: str, node: Located) -> bool:
+        """Whether a dimension is unset; MaxText then computes it."""
         return key in MODEL_KEYS and (node.value is None or str(node.value).lower() == "none")
 
-    def setting(self, key: str, node: Located) -> Word:
+    def setting(self, key: str, node: Located) -> Scalar:
         value, kind = node.value, KINDS[key]
         if kind == "text" and value is None:
-            return Word(value="", position=node.position)
+            return Scalar(value="", position=node.position)
         if kind == "a mapping" and isinstance(value, Mapping):
-            return Word(value=", ".join(value), position=node.position)
+            return Scalar(value=", ".join(value), position=node.position)
         if kind == "a list" and isinstance(value, tuple):
-            return Word(value=", ".join(str(item.value) for item in value), position=node.position)
+            return Scalar(value=", ".join(str(item.value) for item in value), position=node.position)
         if isinstance(value, str) and kind in ("a number", "a whole number") and GROUPED.fullmatch(value):
             value = int(value.replace("_", ""))
         fits = {
@@ -228,4 +230,4 @@ class _Reading:
             self.refuse(node, f"'{key}' is {'a ' if kind == 'text' else ''}{kind}; found {shown(value)}.")
         if key in DIMS and is_integer(value):
             self.bounded(key, node, value, "layers" if key.endswith("layers") else "elements")
-        return Word(value=value, position=node.position)
+        return Scalar(value=value, position=node.position)

@@ -1,4 +1,4 @@
-"""One line of a list of rules: a logical name, and the mesh axes that would cut a dim of that name."""
+"""One rule of a list: a logical name, and the mesh axes that shard a dim of that name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOWHERE = Position(source="<python>", line=1, column=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """``name`` is cut by all of ``axes`` or, where one of them is taken, by none; no axes: it stays whole.
+    """All of ``axes`` shard ``name``, or none of them where one is taken. No axes: the dim stays unsharded.
 
     >>> print(rule("embed", "fsdp", "expert"))
     [embed, [fsdp, expert]]
@@ -27,19 +27,19 @@ class Rule:
 
     @property
     def line(self) -> str:
-        """How a finding points at it."""
+        """The line number, as findings refer to it."""
         return f"line {self.position.line}"
 
 
 Rules = Sequence[Rule]
-"""In order of priority: the first line that can be obeyed is."""
+"""In order of priority: the first rule that can apply does."""
 
 
 def rule(name: str, *axes: str) -> Rule:
-    """A rule that stands in no file."""
+    """A rule that is in no file."""
     return Rule(name=name, axes=axes)
 
 
 def names_of(rules: Rules) -> tuple[str, ...]:
-    """Each name once, in the order of the first line that has it."""
+    """Each name once, in the order of the first rule that has it."""
     return tuple(dict.fromkeys(each.name for each in rules))

@@ -1,7 +1,7 @@
-"""Sizes of the mesh axes: one key an axis within a slice (``ici_``) and one between slices (``dcn_``), -1 for what is left.
+"""Sizes of the mesh axes: for each axis a key within a slice (``ici_``) and one between slices (``dcn_``); -1: the remaining devices.
 
-MaxText multiplies what it finds for the axes that the mesh has, and never looks at the others: a size for an axis that
-the mesh lacks is dropped, and the axis with -1 takes its devices.
+MaxText multiplies the sizes of the axes that the mesh has and ignores the others: a size for an axis that the mesh lacks is
+dropped, and the axis with -1 takes its devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwright.core.layout.wording import count
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.reading import SIZE_KEY
-from shardwright.interop.maxtext.reading.vocabulary import ALWAYS_ONE, AXES, FILLS, SIZE_WORDS
+from shardwright.interop.maxtext.reading.vocabulary import ALWAYS_ONE, AXES, FILLS, SIZE_KEY_NAMES
 
 LINKS = {"dcn": "between slices", "ici": "within a slice"}
 UNITS = {"dcn": "slice", "ici": "device"}
@@ -27,8 +27,8 @@ UNITS = {"dcn": "slice", "ici": "device"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """How many there are. ``num`` None: as many as the sizes multiply to; where one is -1, those of ``natural``, which
-    also stands in where no file has a size. ``sizes``: what a user gave for whole axes, in place of any file's."""
+    """The number of devices. ``num`` None: the product of the sizes; where one is -1, the devices of ``natural``, which is
+    also used where no file has a size. ``sizes``: the user's total sizes of axes, which replace those of files."""
 
     num: int | None = None
     slices: int = 1
@@ -38,7 +38,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The mesh, what is wrong with the sizes, and what was chosen because nobody said it (``--devices`` to ``8``)."""
+    """The mesh, findings on the sizes, and the defaults that were chosen (``--devices``: ``8``)."""
 
     mesh: Mesh
     findings: tuple[Finding, ...]
@@ -50,16 +50,16 @@ def size_key(link: str, axis: str) -> str:
     >>> size_key("ici", "stage")
     'ici_pipeline_parallelism'
     """
-    return f"{link}_{SIZE_WORDS.get(axis, axis)}_parallelism"
+    return f"{link}_{SIZE_KEY_NAMES.get(axis, axis)}_parallelism"
 
 
 def sized(configuration: Configuration, devices: Devices) -> Sizing:
     """The mesh of a configuration.
 
-    Raises FindingsError (SW106) where the sizes give none, and InputError for a size of the user's for an axis that the
+    Raises FindingsError (SW106) where the sizes give no mesh, and InputError for a size of the user's for an axis that the
     mesh lacks.
     """
-    axes = tuple(str(word.value) for word in configuration.mesh_axes)
+    axes = tuple(str(scalar.value) for scalar in configuration.mesh_axes)
     given = devices.sizes or {}
     for axis in given:
         if axis not in axes:
@@ -73,8 +73,8 @@ def sized(configuration: Configuration, devices: Devices) -> Sizing:
         return Sizing(mesh=_mesh(axes, sizes), findings=notes, chosen={"--mesh": text})
     chosen: dict[str, str] = {}
     faults: list[Finding] = []
-    between = {axis: 1 if axis in given else _asked(configuration, "dcn", axis) for axis in axes}
-    within = {axis: given.get(axis) or _asked(configuration, "ici", axis) for axis in axes}
+    between = {axis: 1 if axis in given else _size_of(configuration, "dcn", axis) for axis in axes}
+    within = {axis: given.get(axis) or _size_of(configuration, "ici", axis) for axis in axes}
     num = devices.num
     if num is None and -1 in within.values():
         num = _natural_devices(devices, within)
@@ -95,7 +95,7 @@ def _mesh(axes: tuple[str, ...], sizes: Mapping[str, int]) -> Mesh:
 
 
 def _natural(axes: tuple[str, ...], natural: Mapping[str, int]) -> dict[str, int]:
-    """The model's natural sizes for the axes that there are; the devices of the others go to ``fsdp``."""
+    """The model's natural sizes for the axes of the mesh; the devices of other axes go to ``fsdp``."""
     sizes = {axis: natural.get(axis, 1) for axis in axes}
     fills = next((axis for axis in ("fsdp", *axes) if axis in axes), None)
     if fills is not None:
@@ -108,23 +108,23 @@ def _natural_devices(devices: Devices, within: Mapping[str, int]) -> int:
     return max(1, prod((devices.natural or {}).values()) // known) * known
 
 
-def _asked(configuration: Configuration, link: str, axis: str) -> int:
+def _size_of(configuration: Configuration, link: str, axis: str) -> int:
     if axis in ALWAYS_ONE:
         return 1
-    word = configuration.sizes.get(size_key(link, axis))
-    if word is not None:
-        return int(word.value)
+    scalar = configuration.sizes.get(size_key(link, axis))
+    if scalar is not None:
+        return int(scalar.value)
     return -1 if axis == FILLS[link] else 1
 
 
 def _filled(
-    configuration: Configuration, link: str, asked: Mapping[str, int], available: int | None, faults: list[Finding]
+    configuration: Configuration, link: str, given: Mapping[str, int], available: int | None, faults: list[Finding]
 ) -> dict[str, int]:
-    """The sizes with -1 replaced; ``available`` None: whatever they multiply to."""
-    open_axes = [axis for axis, size in asked.items() if size == -1]
-    known = prod(size for size in asked.values() if size != -1)
-    sizes = {axis: max(size, 1) for axis, size in asked.items()}
-    large = [f"{axis} {size}" for axis, size in asked.items() if size > 1] or ["no axis above 1"]
+    """The sizes with -1 replaced; ``available`` None: any product."""
+    open_axes = [axis for axis, size in given.items() if size == -1]
+    known = prod(size for size in given.values() if size != -1)
+    sizes = {axis: max(size, 1) for axis, size in given.items()}
+    large = [f"{axis} {size}" for axis, size in given.items() if size > 1] or ["no axis above 1"]
     product = " x ".join(large) + (f" = {known}" if len(large) > 1 else "")
     place = next((w.position for k, w in configuration.sizes.items() if k.startswith(link) and w.value != 1), None)
     if len(open_axes) > 1:
@@ -137,13 +137,13 @@ def _filled(
         sizes[open_axes[0]] = available // known
     elif available is not None and (open_axes or known != available):
         needed = f"a product that divides {available}" if open_axes else count(available, UNITS[link])
-        more = "" if open_axes or link == "ici" else "; --slices says how many there are"
+        more = "" if open_axes or link == "ici" else "; --slices gives their number"
         faults.append(_fault(place, f"sizes {LINKS[link]}", product, needed + more))
     return sizes
 
 
 def _too_many(configuration: Configuration, sizes: Mapping[str, int], given: Mapping[str, int]) -> Iterator[Finding]:
-    """Sizes that each may be, and not all together: nothing is worked out on such a mesh, which would take all memory."""
+    """Sizes that are allowed alone but whose product is too large. Nothing is computed on such a mesh: that would take all memory."""
     most = BOUNDS["devices"].most
     if prod(sizes.values()) > most:
         own = None if given else next((w.position for w in configuration.sizes.values() if int(w.value) > 1), None)
@@ -157,64 +157,64 @@ def _fault(place: Position | None, where: str, found: str, needed: str, fix: str
 
 
 def _dropped(configuration: Configuration, axes: tuple[str, ...]) -> Iterator[Finding]:
-    """Sizes of axes that the mesh does not have: MaxText reads them and does nothing with them."""
-    for key, word in configuration.sizes.items():
+    """Sizes of axes that the mesh does not have: MaxText reads and ignores them."""
+    for key, scalar in configuration.sizes.items():
         own = _axes_of(key)
-        if not own or set(own) & set(axes) or word.value in (1, -1):
+        if not own or set(own) & set(axes) or scalar.value in (1, -1):
             continue
         axis = own[0]
         link = key[:3]
-        fills = next((a for a in axes if _asked(configuration, link, a) == -1), None)
+        fills = next((a for a in axes if _size_of(configuration, link, a) == -1), None)
         taken = f", and '{fills}' takes the devices" if fills else ""
         yield Finding(
             code="SW106",
             severity="error",
             where=f"'{key}'",
-            position=word.position,
-            found=f"size {word.value} for '{axis}', which the mesh ({', '.join(axes)}) does not have: MaxText drops it "
-            f"without a word{taken}",
+            position=scalar.position,
+            found=f"size {scalar.value} for '{axis}', which the mesh ({', '.join(axes)}) does not have: MaxText drops it "
+            f"silently{taken}",
             needed=f"a size for an axis of the mesh, or '{axis}' among 'mesh_axes'",
             fix=f"Take '{key}' out.",
-            cost=f"what was to be cut in {word.value} over '{axis}' is not",
+            cost=f"dims meant to be sharded {scalar.value} ways over '{axis}' are not",
         )
 
 
 def _axes_of(key: str) -> tuple[str, ...]:
-    """The axes whose size a key is; ``ici_tensor_parallelism`` is that of ``tensor``, and of a mesh's ``model`` too."""
+    """The axes whose size a key sets; ``ici_tensor_parallelism`` sets that of ``tensor``, and also of ``model``."""
     match = SIZE_KEY.fullmatch(key)
     assert match is not None, key
-    return tuple(a for a in AXES if a not in ALWAYS_ONE and SIZE_WORDS.get(a, a) == match["word"])
+    return tuple(a for a in AXES if a not in ALWAYS_ONE and SIZE_KEY_NAMES.get(a, a) == match["axis"])
 
 
 def _unknown_keys(configuration: Configuration) -> Iterator[Finding]:
-    words = [SIZE_WORDS.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE]
-    for key, word in configuration.sizes.items():
+    known = [SIZE_KEY_NAMES.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE]
+    for key, scalar in configuration.sizes.items():
         if not _axes_of(key):
             match = SIZE_KEY.fullmatch(key)
             assert match is not None
-            near = nearest(match["word"], words)
+            near = nearest(match["axis"], known)
             yield Finding(
                 code="SW111",
                 severity="error",
                 where=f"'{key}'",
-                position=word.position,
-                found=f"a size for '{match['word']}', and MaxText knows no such axis",
-                needed=f"one of {', '.join(dict.fromkeys(words))}",
+                position=scalar.position,
+                found=f"a size for '{match['axis']}', and MaxText has no such axis",
+                needed=f"one of {', '.join(dict.fromkeys(known))}",
                 fix=f"Write '{match['link']}_{near}_parallelism'." if near else "",
             )
 
 
 def _unknown_axes(configuration: Configuration) -> Iterator[Finding]:
-    for word in configuration.mesh_axes:
-        axis = str(word.value)
+    for scalar in configuration.mesh_axes:
+        axis = str(scalar.value)
         if axis not in AXES:
             near = nearest(axis, AXES)
             yield Finding(
                 code="SW111",
                 severity="error",
                 where=f"mesh axis '{axis}'",
-                position=word.position,
-                found=f"MaxText has no size for '{axis}', and ends with a KeyError",
+                position=scalar.position,
+                found=f"MaxText has no size for '{axis}': it ends with a KeyError",
                 needed=f"one of {', '.join(AXES)}",
                 fix=f"Write '{near}'." if near else "",
             )

@@ -1,7 +1,7 @@
-"""The words that MaxText's files may use: mesh axes, logical names, and the settings that say how rules are read.
+"""The vocabulary of MaxText's files: mesh axes, logical names, and the settings that change how rules apply.
 
-Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb). Whoever has added names of their own gets a
-warning for each, and an error where one is nearly a known one.
+Taken from MaxText of August 2026 (AI-Hypercomputer/maxtext e591f30cb). A name that a user has added gets a warning, and an
+error where it is similar to a known one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ AXES = (
     "attn_dp",
     "attn_dp_expert",
 )
-"""Mesh axes that have a size: a mesh with any other cannot be built."""
+"""Mesh axes that have a size. A mesh with any other axis cannot be built."""
 
 ALWAYS_ONE = ("attn_dp", "attn_dp_expert")
-"""Axes of size 1 whatever a file says: they have no key, and a server of vLLM's sets them as it starts."""
+"""Axes of size 1 in any file: they have no key, and a vLLM server sets them at start."""
 
-SIZE_WORDS = {"stage": "pipeline", "model": "tensor"}
-"""What the key of a size says in place of the axis: ``ici_pipeline_parallelism`` is the size of ``stage``."""
+SIZE_KEY_NAMES = {"stage": "pipeline", "model": "tensor"}
+"""Names in size keys that differ from the axis: ``ici_pipeline_parallelism`` is the size of ``stage``."""
 
 FILLS = {"ici": "fsdp", "dcn": "data"}
-"""The axis that takes what is left of the devices of a slice, or of the slices, where no file says a size."""
+"""The axis that takes the remaining devices of a slice, or the remaining slices, where no file sets its size."""
 
 GUARDED = (
     "fsdp",
@@ -49,7 +49,7 @@ GUARDED = (
     "stage",
     "expert",
 )
-"""The axes that the guard against replicated parameters asks about."""
+"""The axes that MaxText's guard against replicated parameters checks."""
 
 GUARD_TOLERANCE = 0.02
 
@@ -78,7 +78,7 @@ SETTINGS: dict[str, Kind] = {
     "use_batch_split_schedule": "true or false",
     "student_overrides": "a mapping",
 }
-"""The other keys that change what rules do, and what their values are. All the rest of a file is left alone."""
+"""The other keys that change how rules apply, and the kinds of their values. All other keys of a file are ignored."""
 
 MODELS = {
     "llama3.1-8b": "llama3-8b",
@@ -92,7 +92,7 @@ MODELS = {
     "deepseek2-16b": "deepseek3-16b",
     "deepseek3-671b": "deepseek3-671b",
 }
-"""``model_name`` of MaxText, and the table of ours with the same weights, for where MaxText's file of it is not there."""
+"""MaxText's ``model_name`` to our table with the same weights, for use where MaxText's file of the model is missing."""
 
 TRAINED = (
     "activation_embed_and_logits_batch",
@@ -154,7 +154,7 @@ TRAINED = (
     "expert_only",
     "layers_per_stage",
 )
-"""Logical names that tensors of a training step carry, in some model."""
+"""Logical names of tensors in a training step of some model."""
 
 SERVED = (
     "prefill_activation_length",
@@ -181,7 +181,7 @@ SERVED = (
 """Logical names of prefill, decoding and their caches."""
 
 NEVER_RULED = ("indexer_q", "indexer_weights", "o_groups", "o_lora_up_proj", "num_activations")
-"""Names that tensors carry and that no list of MaxText's own has a line for."""
+"""Names of tensors for which no list of MaxText's own has a rule."""
 
 UNUSED = (
     "activation_mlp_moe",
@@ -192,6 +192,6 @@ UNUSED = (
     "embed_no_exp",
     "embed_no_exp_moe",
 )
-"""Names that lists have lines for and that no tensor carries."""
+"""Names that have rules in MaxText's own lists and that no tensor has."""
 
 LOGICAL_NAMES = (*dict.fromkeys((*TRAINED, *SERVED, *NEVER_RULED, *UNUSED)),)

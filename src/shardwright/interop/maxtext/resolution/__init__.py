@@ -1,7 +1,7 @@
-"""What MaxText makes of its rules.
+"""Resolution of MaxText's rules.
 
 annotations.py      the logical names of each tensor's dims
-tensors.py          the tensors of a step, as it tags them
-flax_resolution.py  what rules make of one tensor, in Flax's two dialects
-placing.py          where each tensor ends up
+tensors.py          the annotated tensors of a step
+flax_resolution.py  the rules applied to one tensor, in Flax's two dialects
+placement.py        the axes of each tensor's dims
 """

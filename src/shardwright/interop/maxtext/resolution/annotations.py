@@ -1,6 +1,6 @@
-"""Where MaxText names dims: the logical names of each weight, and of each activation whose layout it asks for.
+"""MaxText's sharding annotations: the logical names of each weight and of each constrained activation.
 
-Read off AI-Hypercomputer/maxtext e591f30cb (August 2026): llama, mixtral and deepseek decoders, trained.
+Taken from AI-Hypercomputer/maxtext e591f30cb (August 2026): llama, mixtral and deepseek decoders, in training.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MoePath = Literal["capacity", "dropless", "sparse"]
-"""How tokens come to experts: with a capacity, without one by dense products, or by the sparse kernels."""
+"""The MoE path: with a capacity, dropless by dense matmuls, or by the sparse kernels."""
 
 WEIGHTS: dict[str, tuple[str | None, ...]] = {
     "embedding.tokens": ("vocab", "embed_vocab"),
@@ -39,10 +39,10 @@ WEIGHTS: dict[str, tuple[str | None, ...]] = {
     "moe.up": ("exp", "embed_moe", "mlp_moe"),
     "moe.down": ("exp", "mlp_moe", "embed_moe"),
 }
-"""By the name of a weight of ours without its stack. Stacked layers have their stack's name in front: ``layers``."""
+"""By our name of a weight without its stack. Stacked layers have the name of the stack as first dim: ``layers``."""
 
 WITH_SHARED_EXPERTS: dict[str, tuple[str | None, ...]] = {"router.kernel": ("embed_moe", None)}
-"""What carries other names in the layers of DeepSeek, whose routed and shared experts are one block."""
+"""Weights with other names in the layers of DeepSeek, whose routed and shared experts are one block."""
 
 ExpertNames = Literal["shard_exp_on_fsdp", "use_2d_fsdp_sharding", "use_batch_split_schedule"]
 
@@ -59,15 +59,15 @@ EXPERT_NAMES: dict[ExpertNames, dict[str, tuple[str | None, ...]]] = {
         "moe.down": ("expert_only", None, "embed_moe"),
     },
 }
-"""Settings that give the dims of the experts' weights other names; where several are on, the first of them does."""
+"""Settings that give the dims of the experts' weights other names; of several that are on, the first applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A place where an activation's layout is asked for. ``dims``: our logical axes, one for each name.
+class Annotation:
+    """A sharding constraint on an activation. ``dims``: our logical axes, one for each name.
 
-    ``ours``: the activation of our table that it is. ``path``: the way through the experts that it belongs to.
-    ``attention``: the kind of attention that has it. ``keys``: gathered along its length on purpose.
+    ``ours``: the same activation in our table. ``path``: the MoE path that has it. ``attention``: the kind of attention that
+    has it. ``keys``: it is gathered along its length on purpose.
     """
 
     name: str
@@ -84,67 +84,67 @@ HEADS = ("batch", "length", "heads", "head_dim")
 ATTENDED = ("batch", "heads", "kv_length", "head_dim")
 IN_MOE = ("activation_exp", "activation_batch_moe", None)
 
-SITES = (
-    Site(
+ANNOTATIONS = (
+    Annotation(
         name="input.tokens",
         names=("activation_embed_and_logits_batch", "activation_norm_length"),
         dims=("batch", "length"),
         ours="input.tokens",
     ),
-    Site(
+    Annotation(
         name="embedding.output",
         names=("activation_embed_and_logits_batch", "activation_length", "activation_embed"),
         dims=STREAM,
         ours="embedding.output",
     ),
-    Site(
+    Annotation(
         name="residual.stream",
         names=("activation_batch", "activation_norm_length", "activation_embed"),
         dims=STREAM,
         ours="residual.stream",
     ),
-    Site(
+    Annotation(
         name="attention.input",
         names=("activation_batch_attn", "activation_input_length_attn", "activation_embed_attn"),
         dims=STREAM,
         ours="attention.input",
         attention="grouped",
     ),
-    Site(
+    Annotation(
         name="attention.input",
         names=("activation_batch_attn", "activation_length", "activation_embed"),
         dims=STREAM,
         ours="attention.input",
         attention="latent",
     ),
-    Site(
+    Annotation(
         name="attention.queries",
         names=("activation_kv_batch", "activation_length_attn", "activation_kv_heads", "activation_kv_head_dim"),
         dims=HEADS,
         ours="attention.queries",
         attention="grouped",
     ),
-    Site(
+    Annotation(
         name="attention.queries",
         names=("activation_kv_batch", "activation_length", "activation_kv_heads", "activation_kv_head_dim"),
         dims=HEADS,
         ours="attention.queries",
         attention="latent",
     ),
-    Site(
+    Annotation(
         name="attention.keys",
         names=("activation_kv_batch", "activation_length_attn", "activation_kv_heads", "activation_kv_head_dim"),
         dims=("batch", "length", "kv_heads", "head_dim"),
         ours="attention.keys",
         attention="grouped",
     ),
-    Site(
+    Annotation(
         name="attention.keys",
         names=("activation_kv_batch", "activation_length", "activation_kv_heads", "activation_kv_head_dim"),
         dims=HEADS,
         attention="latent",
     ),
-    Site(
+    Annotation(
         name="attention.keys_attended",
         names=("activation_batch_attn", "activation_heads", "activation_kv_length", "activation_kv"),
         dims=("batch", "kv_heads", "kv_length", "head_dim"),
@@ -152,7 +152,7 @@ SITES = (
         attention="grouped",
         keys=True,
     ),
-    Site(
+    Annotation(
         name="attention.keys_attended",
         names=("activation_batch_attn", "activation_heads", "activation_kv_length", "activation_kv"),
         dims=ATTENDED,
@@ -160,103 +160,103 @@ SITES = (
         attention="latent",
         keys=True,
     ),
-    Site(
+    Annotation(
         name="attention.output",
         names=("activation_batch_attn", "activation_length_attn", "activation_heads", "activation_kv"),
         dims=HEADS,
         ours="attention.output",
         attention="grouped",
     ),
-    Site(
+    Annotation(
         name="attention.output",
         names=("activation_batch_attn", "activation_length", "activation_heads", "activation_kv"),
         dims=HEADS,
         ours="attention.output",
         attention="latent",
     ),
-    Site(
+    Annotation(
         name="mlp.hidden",
         names=("activation_batch", "activation_length", "activation_mlp"),
         dims=("batch", "length", "mlp"),
         ours="mlp.hidden",
     ),
-    Site(
+    Annotation(
         name="shared.hidden",
         names=("activation_batch", "activation_length", "activation_mlp"),
         dims=("batch", "length", "mlp"),
         ours="shared.hidden",
     ),
-    Site(
+    Annotation(
         name="router.scores",
         names=("activation_batch_moe", "activation_length_moe", None),
         dims=("batch", "length", "scores"),
         ours="router.scores",
         path="capacity",
     ),
-    Site(
+    Annotation(
         name="router.scores",
         names=("activation_batch", "activation_norm_length", None),
         dims=("batch", "length", "scores"),
         ours="router.scores",
         path="sparse",
     ),
-    Site(
+    Annotation(
         name="moe.masks",
         names=("activation_batch_moe", "activation_norm_length_moe", None, None),
         dims=("batch", "length", "experts", "slots"),
         path="capacity",
     ),
-    Site(
+    Annotation(
         name="moe.dispatched",
         names=(*IN_MOE, "activation_embed_moe"),
         dims=("experts", "batch", "slots", "embed"),
         ours="moe.dispatched",
         path="capacity",
     ),
-    Site(
+    Annotation(
         name="moe.hidden",
         names=(*IN_MOE, "activation_mlp"),
         dims=("experts", "batch", "slots", "mlp"),
         ours="moe.hidden",
         path="capacity",
     ),
-    Site(
+    Annotation(
         name="moe.output",
         names=(*IN_MOE, "activation_embed_moe"),
         dims=("experts", "batch", "slots", "embed"),
         ours="moe.output",
         path="capacity",
     ),
-    Site(
+    Annotation(
         name="router.input",
         names=("activation_batch_moe", "activation_norm_length_moe", "activation_embed_moe"),
         dims=STREAM,
         ours="router.input",
         path="dropless",
     ),
-    Site(
+    Annotation(
         name="router.input",
         names=("activation_batch", "activation_norm_length", None),
         dims=STREAM,
         ours="router.input",
         path="sparse",
     ),
-    Site(
+    Annotation(
         name="logits.input",
         names=("activation_batch", "activation_length", "activation_embed"),
         dims=STREAM,
         ours="logits.input",
     ),
-    Site(
+    Annotation(
         name="logits.scores",
         names=("activation_embed_and_logits_batch", "activation_length", "activation_vocab"),
         dims=("batch", "length", "vocab"),
         ours="logits.scores",
     ),
-    Site(
+    Annotation(
         name="logits.tiled",
         names=("activation_embed_and_logits_batch_sequence", "activation_vocab"),
         dims=("tokens", "vocab"),
     ),
 )
-"""In the order of the forward pass. ``logits.tiled`` is how logits are made in pieces: rows and tokens as one dim."""
+"""In the order of the forward pass. ``logits.tiled``: logits computed in tiles, with rows and tokens as one dim."""

@@ -1,4 +1,4 @@
-"""Where a configuration puts every tensor of a step: held against Flax, and against what MaxText was seen to do."""
+"""The placement of every tensor of a step under a configuration, compared with Flax and with recorded MaxText output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.interop.maxtext.reading.merging import merged
 from shardwright.interop.maxtext.reading.reading import parse_given, parse_rule_file
 from shardwright.interop.maxtext.reading.rules import Rule, rule
 from shardwright.interop.maxtext.reading.vocabulary import LOGICAL_NAMES
-from shardwright.interop.maxtext.resolution.placing import placed_under
+from shardwright.interop.maxtext.resolution.placement import placed_under
 from shardwright.interop.maxtext.resolution.tensors import Step, tensors_of
 from shardwright.models import build, names
 from tests.interop.rule_files import CLEAN
@@ -31,25 +31,27 @@ def tensor_of(rules: list[Rule], sizes: dict[str, int], name: str, step: Step = 
 
 
 @pytest.mark.parametrize("model", ["llama3-test", "mixtral-test", "deepseek3-test"])
-def test_every_tensor_is_where_flax_and_the_sizes_put_it(model):
-    """Flax resolves the names of a tensor, then MaxText takes the axes of size 1 off."""
-    chance = random.Random(5)
+def test_every_tensor_is_placed_as_by_flax(model):
+    """Flax resolves the names of a tensor, then MaxText removes the axes of size 1."""
+    rng = random.Random(5)
     configuration = merged([parse_rule_file(CLEAN, "clean.yml")])
     compared = 0
     for _ in range(60):
-        sizes = {axis: chance.choice((1, 2, 4)) for axis in AXES}
-        rules = [rule(name, *chance.sample(AXES, chance.randrange(4))) for name in chance.choices(LOGICAL_NAMES, k=90)]
+        sizes = {axis: rng.choice((1, 2, 4)) for axis in AXES}
+        rules = [rule(name, *rng.sample(AXES, rng.randrange(4))) for name in rng.choices(LOGICAL_NAMES, k=90)]
         for dialect in ("nnx", "flax-nnx"):
             imported = placed_under(configuration, Mesh.of(**sizes), build(model), STEP, dialect).under(rules)
             for placed in imported.placed:
-                tagged = placed.tensor.names
+                annotated = placed.tensor.names
                 as_flax = tuple((line.name, line.axes) for line in rules)
-                linen = logical_to_mesh_axes(tagged, as_flax) or ()
+                linen = logical_to_mesh_axes(annotated, as_flax) or ()
                 spec = (
-                    apply_rules(tagged, as_flax) if dialect == "flax-nnx" and placed.tensor.kind == "weight" else linen
+                    apply_rules(annotated, as_flax)
+                    if dialect == "flax-nnx" and placed.tensor.kind == "weight"
+                    else linen
                 )
-                cuts = [(cut,) if isinstance(cut, str) else cut or () for cut in spec]
-                assert placed.cuts == tuple(tuple(a for a in cut if sizes.get(a, 1) > 1) for cut in cuts)
+                shardings = [(axes,) if isinstance(axes, str) else axes or () for axes in spec]
+                assert placed.dim_axes == tuple(tuple(a for a in axes if sizes.get(a, 1) > 1) for axes in shardings)
                 compared += 1
     assert compared > 2000
 
@@ -67,34 +69,34 @@ def test_rows_that_come_first_take_the_axis_from_the_experts():
     sizes = {"data": 2, "fsdp": 2, "fsdp_transpose": 2, "expert": 2, "tensor": 2}
     lines = [rule(*each) for each in EXPERTS]
     last = [*lines, rule("activation_embed_moe", "tensor")]
-    assert tensor_of(last, sizes, "moe.dispatched").cuts == (
+    assert tensor_of(last, sizes, "moe.dispatched").dim_axes == (
         (),
         ("data", "fsdp", "fsdp_transpose", "expert"),
         (),
         ("tensor",),
     )
-    turned = [last[1], last[2], last[0]]
-    assert tensor_of(turned, sizes, "moe.dispatched").cuts == (("expert",), (), (), ("tensor",))
+    reordered = [last[1], last[2], last[0]]
+    assert tensor_of(reordered, sizes, "moe.dispatched").dim_axes == (("expert",), (), (), ("tensor",))
 
 
 def test_with_the_flag_each_dim_is_resolved_alone_and_rows_lose_the_experts_axis():
     sizes = {"data": 2, "fsdp": 2, "fsdp_transpose": 2, "expert": 2}
     lines = [rule(*each) for each in EXPERTS]
     step = Step(batch=8, length=32, path="capacity", peel=True)
-    assert tensor_of(lines, sizes, "moe.dispatched", step).cuts == (
+    assert tensor_of(lines, sizes, "moe.dispatched", step).dim_axes == (
         ("expert",),
         ("data", "fsdp", "fsdp_transpose"),
         (),
         (),
     )
-    # The masks, which the flag does not mean, keep the axis on their rows.
-    assert tensor_of(lines, sizes, "moe.masks", step).cuts[0] == ("data", "fsdp", "fsdp_transpose", "expert")
+    # The flag does not change the masks, which keep the axis on their rows.
+    assert tensor_of(lines, sizes, "moe.masks", step).dim_axes[0] == ("data", "fsdp", "fsdp_transpose", "expert")
 
 
-def test_a_clash_over_an_axis_of_size_1_is_a_clash():
+def test_a_conflict_over_an_axis_of_size_1_is_a_conflict():
     lines = [rule("embed", "context", "fsdp"), rule("q_heads", "context", "tensor")]
     found = tensor_of(lines, {"fsdp": 2, "tensor": 2, "context": 1}, "layers.attention.q")
-    assert found.cuts == ((), ("fsdp",), (), ())
+    assert found.dim_axes == ((), ("fsdp",), (), ())
 
 
 BASE = """\

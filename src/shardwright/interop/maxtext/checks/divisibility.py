@@ -1,4 +1,4 @@
-"""SW107 and SW108: dims that their axes do not divide. MaxText drops axes until the rest divide, or ends late."""
+"""SW107 and SW108: dims that their axes do not divide. MaxText drops axes until the others divide, or fails late."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.roles import UNIT_NAMES
 from shardwright.core.layout.wording import count, others, product
 from shardwright.interop.maxtext.checks.drafted import Drafted
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 
 
 def dims_indivisible(imported: Imported) -> Iterator[Drafted]:
-    """Dims of weights, once for each name and size."""
+    """SW107: dims of weights, once for each name and size."""
     mesh = imported.mesh
     groups: dict[tuple[str, int, tuple[str, ...]], list[tuple[Placed, int]]] = {}
     for placed in imported.weights:
-        for number, (size, cut) in enumerate(zip(placed.tensor.shape, placed.cuts, strict=True)):
-            if size % mesh.size(cut):
-                key = (str(placed.tensor.names[number]), size, cut)
+        for number, (size, axes) in enumerate(zip(placed.tensor.shape, placed.dim_axes, strict=True)):
+            if size % mesh.size(axes):
+                key = (str(placed.tensor.names[number]), size, axes)
                 groups.setdefault(key, []).append((placed, number))
-    for (name, size, cut), cases in groups.items():
+    for (name, size, axes), cases in groups.items():
         placed, number = cases[0]
-        line = placed.obeyed[number]
-        kept = kept_by_maxtext(size, cut, imported)
+        line = placed.applied[number]
+        kept = kept_by_maxtext(size, axes, imported)
         unit = UNIT_NAMES.get(placed.tensor.dims[number], "element")
-        left = f"over {product(mesh, kept)} alone" if kept else "over nothing"
+        left = f"over {product(mesh, kept)} only" if kept else "over no axis"
         yield Draft(
             finding=Finding(
                 code="SW107",
@@ -36,35 +36,37 @@ def dims_indivisible(imported: Imported) -> Iterator[Drafted]:
                 position=line.position if line else imported.configuration.rules_from,
                 notation=placed.notation,
                 mark=placed.mark(number),
-                found=f"{count(size, unit)} over {product(mesh, cut)}: MaxText cuts an NNX variable {left}, without a word, "
-                "and ends with an error for any other",
+                found=f"{count(size, unit)} over {product(mesh, axes)}: MaxText silently shards an NNX variable {left} "
+                "and ends with an error for any other variable",
                 needed=f"axes whose product divides {size}",
-                cost=f"{mesh.size(cut) // mesh.size(kept)} times the bytes of {placed.tensor.name} that the rule asks for",
+                cost=f"{mesh.size(axes) // mesh.size(kept)} times the bytes of {placed.tensor.name} that the rule asks for",
             )
         )
 
 
-def kept_by_maxtext(size: int, cut: tuple[str, ...], imported: Imported) -> tuple[str, ...]:
-    """The axes that it keeps on a dim: each that still divides with those before it."""
+def kept_by_maxtext(size: int, axes: tuple[str, ...], imported: Imported) -> tuple[str, ...]:
+    """The axes that MaxText keeps on a dim: each whose product with the kept ones before it divides the size."""
     kept: list[str] = []
-    for axis in cut:
+    for axis in axes:
         if size % imported.mesh.size((*kept, axis)) == 0:
             kept.append(axis)
     return tuple(kept)
 
 
 def rows_indivisible(imported: Imported) -> Iterator[Drafted]:
-    """Rows and tokens of the stream; rows of the experts' inputs are whole in silence where no axis holds experts."""
+    """SW108: rows and tokens of the stream. Without an axis ``expert`` MaxText silently replicates the rows of the experts' inputs."""
     stream = imported.activation("residual.stream")
     assert stream is not None
     mesh = imported.mesh
-    for number, (dim, size, cut) in enumerate(zip(stream.tensor.dims, stream.tensor.shape, stream.cuts, strict=True)):
-        if dim not in ("batch", "length") or size % mesh.size(cut) == 0:
+    for number, (dim, size, axes) in enumerate(
+        zip(stream.tensor.dims, stream.tensor.shape, stream.dim_axes, strict=True)
+    ):
+        if dim not in ("batch", "length") or size % mesh.size(axes) == 0:
             continue
-        line = stream.obeyed[number]
+        line = stream.applied[number]
         alone = imported.table.top_k is not None and mesh.shape.get("expert", 1) == 1 and dim == "batch"
         silent = (
-            "; with 'expert' of size 1 MaxText gives every device all rows of the experts' inputs, without a word"
+            "; with 'expert' of size 1 MaxText silently gives every device all rows of the experts' inputs"
             if alone
             else ""
         )
@@ -77,8 +79,8 @@ def rows_indivisible(imported: Imported) -> Iterator[Drafted]:
                 position=line.position if line else None,
                 notation=stream.notation,
                 mark=stream.mark(number),
-                found=f"{count(size, UNIT_NAMES[dim])} over {product(mesh, cut)}{silent}",
-                needed=f"a multiple of {mesh.size(cut)}",
-                cost=f"each product of the experts is made {mesh.size(cut)} times over" if alone else "",
+                found=f"{count(size, UNIT_NAMES[dim])} over {product(mesh, axes)}{silent}",
+                needed=f"a multiple of {mesh.size(axes)}",
+                cost=f"each product of the experts is computed {mesh.size(axes)} times" if alone else "",
             )
         )

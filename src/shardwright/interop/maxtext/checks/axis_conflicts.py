@@ -1,4 +1,4 @@
-"""SW102: an axis that two dims of one tensor want. The line that stands first has it; the other dim loses all of its axes."""
+"""SW102: an axis that the rules give to two dims of one tensor. The first rule gets it; the other dim loses all of its axes."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import bytes_text, others, product
 from shardwright.interop.maxtext.checks.drafted import Drafted
 from shardwright.interop.maxtext.reading.rules import Rule
-from shardwright.interop.maxtext.resolution.flax_resolution import Refused
-from shardwright.interop.maxtext.resolution.placing import Imported, Placed, larger
+from shardwright.interop.maxtext.resolution.flax_resolution import SkippedRule
+from shardwright.interop.maxtext.resolution.placement import Imported, Placed, larger
 
 DISPATCHED = ("moe.dispatched", "moe.hidden", "moe.output")
-"""Tensors whose lost axis decides what crosses the links; ``dispatch`` speaks of them."""
+"""Tensors whose lost axis decides the communication; ``dispatch`` reports them."""
 
 
 def axis_lost(imported: Imported) -> Iterator[Drafted]:
-    """Each pair of lines that want one axis larger than 1 in one tensor, once, with the largest tensor that shows it."""
-    groups: dict[tuple[str, int, int], list[tuple[Placed, Refused]]] = {}
+    """Each pair of rules that conflict over one axis larger than 1 in some tensor, once, with the largest such tensor."""
+    groups: dict[tuple[str, int, int], list[tuple[Placed, SkippedRule]]] = {}
     for placed in imported.placed:
-        for no in placed.refused:
+        for no in placed.skipped:
             for axis in larger(no.taken, imported.mesh):
-                winner = placed.obeyed[no.taken[axis]]
+                winner = placed.applied[no.taken[axis]]
                 assert winner is not None
-                if not left_free(placed, no, imported) and not _spoken_of(placed, axis):
+                if not left_free(placed, no, imported) and not _is_dispatched(placed, axis):
                     groups.setdefault((axis, id(winner), id(no.rule)), []).append((placed, no))
     for (axis, _, _), cases in groups.items():
         yield Draft(finding=_lost(imported, axis, cases))
 
 
-def left_free(placed: Placed, no: Refused, imported: Imported) -> tuple[str, ...]:
-    """The axes larger than 1 of a line that was passed over which cut nothing of the tensor in the end."""
+def left_free(placed: Placed, no: SkippedRule, imported: Imported) -> tuple[str, ...]:
+    """The axes larger than 1 of a skipped rule that shard no dim of the tensor in the result."""
     return tuple(axis for axis in larger(no.rule.axes, imported.mesh) if axis not in placed.axes)
 
 
-def _spoken_of(placed: Placed, axis: str) -> bool:
-    return placed.tensor.name in DISPATCHED and axis in placed.of("batch")
+def _is_dispatched(placed: Placed, axis: str) -> bool:
+    return placed.tensor.name in DISPATCHED and axis in placed.axes_of("batch")
 
 
-def _lost(imported: Imported, axis: str, cases: list[tuple[Placed, Refused]]) -> Finding:
+def _lost(imported: Imported, axis: str, cases: list[tuple[Placed, SkippedRule]]) -> Finding:
     placed, no = max(cases, key=lambda case: case[0].bytes_per_device(imported.mesh))
-    winner, fallback = placed.obeyed[no.taken[axis]], placed.obeyed[no.dim]
+    winner, fallback = placed.applied[no.taken[axis]], placed.applied[no.dim]
     assert winner is not None
     names = list(dict.fromkeys(each.tensor.name for each, _ in cases))
-    got = placed.cuts[no.dim]
-    stays = f"a later line gives it {product(imported.mesh, got)}" if got else "it stays whole"
+    got = placed.dim_axes[no.dim]
+    result = f"a later rule gives it {product(imported.mesh, got)}" if got else "it stays unsharded"
     now = placed.bytes_per_device(imported.mesh) / placed.tensor.num
     return Finding(
         code="SW102",
@@ -55,15 +55,15 @@ def _lost(imported: Imported, axis: str, cases: list[tuple[Placed, Refused]]) ->
         position=no.rule.position,
         notation=placed.notation,
         mark=placed.mark(no.dim),
-        found=f"'{winner.name}' ({winner.line}) has '{axis}', so that the line for '{no.rule.name}' "
-        f"({no.rule.line}) does nothing: {stays}",
+        found=f"'{winner.name}' ({winner.line}) has '{axis}', so that the rule for '{no.rule.name}' "
+        f"({no.rule.line}) is skipped: {result}",
         needed=f"one dim for {product(imported.mesh, [axis])}: '{winner.name}' or '{no.rule.name}'",
-        cost=f"{bytes_text(now)} of {placed.tensor.name} on each device, whichever has it; the order of two lines says which",
+        cost=f"{bytes_text(now)} of {placed.tensor.name} on each device, whichever has it; the order of the two rules decides which",
     )
 
 
 def axis_twice(imported: Imported) -> Iterator[Drafted]:
-    """A line that names an axis twice: Flax takes it, and JAX ends with an error at the first tensor."""
+    """A rule that names an axis twice: Flax accepts it, and JAX ends with an error at the first tensor."""
     for line in imported.rules:
         twice = next((axis for axis in line.axes if line.axes.count(axis) > 1), None)
         if twice is not None:

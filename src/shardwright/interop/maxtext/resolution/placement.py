@@ -1,4 +1,4 @@
-"""Where each tensor of a step ends up under a configuration: the axes larger than 1 of each dim, and the lines behind them."""
+"""The placement of each tensor of a step under a configuration: the axes larger than 1 of each dim, and the rules that gave them."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from shardwright.core.mesh.spec import DimSpec
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.rules import Rule, Rules
-from shardwright.interop.maxtext.resolution.flax_resolution import Refused, Resolution, resolve, resolve_nnx
-from shardwright.interop.maxtext.resolution.tensors import Step, Tagged, tensors_of
+from shardwright.interop.maxtext.resolution.flax_resolution import Resolution, SkippedRule, resolve, resolve_nnx
+from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, Step, tensors_of
 
 Dialect = Literal["linen", "nnx", "flax-nnx"]
-"""How weights read rules: as MaxText's Linen path does, as its NNX path does (the same way since MaxText #4205), or as Flax
-NNX does by itself, and MaxText's path did until then."""
+"""How rules of weights are resolved: as on MaxText's Linen path, as on its NNX path (the same since MaxText #4205), or as by Flax
+NNX alone, which MaxText's NNX path used until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A tensor under the rules. ``cuts``: for each dim the axes larger than 1 that cut it, major first."""
+    """A tensor under the rules. ``dim_axes``: for each dim the axes larger than 1 that shard it, major first."""
 
-    tensor: Tagged
-    cuts: tuple[tuple[str, ...], ...]
-    obeyed: tuple[Rule | None, ...]
-    refused: tuple[Refused, ...] = ()
+    tensor: AnnotatedTensor
+    dim_axes: tuple[tuple[str, ...], ...]
+    applied: tuple[Rule | None, ...]
+    skipped: tuple[SkippedRule, ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return tuple(axis for cut in self.cuts for axis in cut)
+        return tuple(axis for axes in self.dim_axes for axis in axes)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Each dim as the notation has it, under MaxText's names; ours for a dim that it does not name."""
+        """Each dim in notation, under MaxText's names; under ours, with an underscore, for a dim that MaxText does not name."""
         names = (name or f"_{dim}" for name, dim in zip(self.tensor.names, self.tensor.dims, strict=True))
-        return tuple(str(DimSpec(name, cut)) for name, cut in zip(names, self.cuts, strict=True))
+        return tuple(str(DimSpec(name, axes)) for name, axes in zip(names, self.dim_axes, strict=True))
 
     @property
     def notation(self) -> str:
         return " ".join(self.words)
 
     def mark(self, dim: int) -> tuple[int, int]:
-        """Where a dim stands in ``notation``."""
-        start = sum(len(word) + 1 for word in self.words[:dim])
+        """The start and end of a dim in ``notation``."""
+        start = sum(len(scalar) + 1 for scalar in self.words[:dim])
         return start, start + len(self.words[dim])
 
     def dim_of(self, axis: str) -> int | None:
-        return next((number for number, cut in enumerate(self.cuts) if axis in cut), None)
+        return next((number for number, axes in enumerate(self.dim_axes) if axis in axes), None)
 
-    def of(self, dim: str) -> tuple[str, ...]:
-        """The axes of the dim with our logical axis; none where there is no such dim."""
-        return next((cut for name, cut in zip(self.tensor.dims, self.cuts, strict=True) if name == dim), ())
+    def axes_of(self, dim: str) -> tuple[str, ...]:
+        """The axes of the dim with our logical axis ``dim``; none where there is no such dim."""
+        return next((axes for name, axes in zip(self.tensor.dims, self.dim_axes, strict=True) if name == dim), ())
 
     def bytes_per_device(self, mesh: Mesh) -> float:
-        """Of all its layers, as if every dim divided."""
+        """Bytes of all its layers on one device, as if the axes divided every dim."""
         return self.tensor.bytes / mesh.size(dict.fromkeys(self.axes))
 
 
-def place(tensor: Tagged, rules: Rules, mesh: Mesh, dialect: Dialect = "linen") -> Placed:
-    """One tensor under a list of rules; axes of size 1 and axes that the mesh lacks are left out, once all is decided."""
+def place(tensor: AnnotatedTensor, rules: Rules, mesh: Mesh, dialect: Dialect = "linen") -> Placed:
+    """One tensor under a list of rules. Axes of size 1 and axes that the mesh lacks are removed after the resolution."""
     if tensor.alone is not None:
         return _alone(tensor, rules, mesh, tensor.alone)
     found = resolve(tensor.names, rules)
@@ -68,22 +68,22 @@ def place(tensor: Tagged, rules: Rules, mesh: Mesh, dialect: Dialect = "linen") 
     return _placed(tensor, found, axes, mesh)
 
 
-def _alone(tensor: Tagged, rules: Rules, mesh: Mesh, peeled: tuple[str, int]) -> Placed:
-    """Each dim by itself, as if no other took its axes; then one axis is taken off one dim."""
-    obeyed, axes = [], []
+def _alone(tensor: AnnotatedTensor, rules: Rules, mesh: Mesh, peeled: tuple[str, int]) -> Placed:
+    """Each dim resolved alone, as if no other took its axes; then one axis is removed from one dim."""
+    applied, axes = [], []
     for number, name in enumerate(tensor.names):
         found = resolve([name], rules)
-        obeyed.append(found.obeyed[0])
+        applied.append(found.applied[0])
         axes.append(tuple(a for a in found.axes[0] if (a, number) != peeled))
-    return _placed(tensor, Resolution(names=tensor.names, obeyed=tuple(obeyed)), tuple(axes), mesh)
+    return _placed(tensor, Resolution(names=tensor.names, applied=tuple(applied)), tuple(axes), mesh)
 
 
-def _placed(tensor: Tagged, found: Resolution, axes: Iterable[tuple[str, ...]], mesh: Mesh) -> Placed:
+def _placed(tensor: AnnotatedTensor, found: Resolution, axes: Iterable[tuple[str, ...]], mesh: Mesh) -> Placed:
     return Placed(
         tensor=tensor,
-        cuts=tuple(larger(cut, mesh) for cut in axes),
-        obeyed=found.obeyed,
-        refused=found.refused,
+        dim_axes=tuple(larger(each, mesh) for each in axes),
+        applied=found.applied,
+        skipped=found.skipped,
     )
 
 
@@ -94,7 +94,7 @@ def larger(axes: Iterable[str], mesh: Mesh) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A configuration on a mesh, and where it puts the tensors of a model's step."""
+    """A configuration on a mesh, and the placement of the tensors of a model's step."""
 
     configuration: Configuration
     mesh: Mesh
@@ -116,7 +116,7 @@ class Imported:
         return tuple(placed for placed in self.placed if placed.tensor.kind == "activation")
 
     def activation(self, name: str) -> Placed | None:
-        """The first site of a name, where the model and the configuration have it."""
+        """The first activation of a name; None where the model or the configuration lacks it."""
         return next((placed for placed in self.activations if placed.tensor.name == name), None)
 
     def under(self, rules: Rules) -> Imported:
