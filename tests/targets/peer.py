@@ -1,4 +1,4 @@
-"""docs/beside-maxtext.md: what MaxText's own programs move, measured, beside the kept rows of the same steps here."""
+"""docs/beside-maxtext.md: the bytes that MaxText's own programs move, compared with the kept rows of the same steps here."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ PEER: tuple[Beside, ...] = (
         peer_says="no all-to-all at all",
     ),
     Beside(
-        step="the same with the flag that has tokens exchanged, its best",
+        step="the same with the flag that exchanges tokens, its best",
         peer={"moved": 20.7, "temporaries": 15.1},
         peer_says="8.05 GB of it all-to-all",
         aim={"moved": 18, "temporaries": 14},
         case="mixtral-8x7b ep expert8 v5p:2x2x2 moe-all-to-all capacity_factor-1.25",
         why={
-            "temporaries": "The gradients of the experts' weights are there whole, in bfloat16, until the optimizer has them: "
-            "one chip has one expert of each layer. What is beside them is one layer's."
+            "temporaries": "The gradients of all experts' weights are kept in bfloat16 until the optimizer uses them: "
+            "one chip has one expert of each layer. The other temporaries are one layer's."
         },
     ),
     Beside(
@@ -56,45 +56,45 @@ PEER: tuple[Beside, ...] = (
         aim={"moved": 690, "temporaries": 55, "seconds": 150},
         case="deepseek3-671b ep fsdp16,expert8 v5p:4x4x8 moe-ring",
         why={
-            "moved": "With fsdp 16 each chip gathers its 32 experts of every layer forward and again backward, and scatters "
-            "their gradients: two thirds of all bytes are fixed by the layout and by recomputing. The ring of experts "
-            "gathers every token of eight chips and scatters the outputs, forward and backward, and the tokens once more "
-            "for the recomputation; only keeping them for every layer, for which there is no room, would move less. The minor hops "
-            "over the slice come on top as buffers, and halve what is on the links.",
+            "moved": "With fsdp 16 each chip gathers its 32 experts of every layer forward and again backward, and reduce-scatters "
+            "their gradients: the layout and recomputation fix two thirds of all bytes. The ring of experts "
+            "gathers every token of eight chips and reduce-scatters the outputs, forward and backward, and the tokens once more "
+            "for the recomputation. Only keeping them for every layer would move less, and memory does not allow it. The minor "
+            "hops over the slice add bytes as buffers, and halve the bytes on the links.",
             "temporaries": "The largest is a copy of all layers' down-projections at rest, made before the loop over layers, "
-            "which reads them in another order of dims than they rest in.",
+            "which reads them in another order of dims than they are stored in.",
         },
     ),
     Beside(
-        step="the same with room for four times the even share of tokens",
+        step="the same with a buffer capacity of four times the even share of tokens",
         aim={"temporaries": 55, "seconds": 150},
         case="deepseek3-671b ep fsdp16,expert8 v5p:4x4x8 moe-ring buffer 4",
     ),
     Beside(
-        step="the step before under `ep-as-cp`, with room for all",
+        step="the previous step under `ep-as-cp`, with capacity for all tokens",
         peer={"moved": 1244, "temporaries": 63.9, "seconds": 110},
         peer_says="467 GB of it MLA's keys and values, decompressed",
         aim={"moved": 750, "temporaries": 55, "seconds": 110},
         case="deepseek3-671b ep-as-cp fsdp16,expert8 v5p:4x4x8 moe-ring",
         why={
-            "temporaries": "The ring's buffers have room for all tokens of eight chips, with or without the sequence over "
-            "`expert`. What comes on top of `ep` is attention's: a row lies over eight chips, each of which decompresses the "
-            "keys and values of the whole row, eight times those of its own tokens, and holds them with their gradients. "
-            "Keys that go around a ring, the step below, take most of that away.",
+            "temporaries": "The ring's buffers have capacity for all tokens of eight chips, with or without the sequence over "
+            "`expert`. Attention adds the rest compared with `ep`: a row is sharded over eight chips. Each of them decompresses the "
+            "keys and values of the full row, eight times those of its own tokens, and holds them with their gradients. "
+            "Ring attention, the step below, removes most of that.",
         },
     ),
     Beside(
-        step="the same with keys that go around a ring",
+        step="the same with ring attention",
         aim={"moved": 750, "temporaries": 55, "seconds": 110},
         case="deepseek3-671b ep-as-cp fsdp16,expert8 v5p:4x4x8 moe-ring attention-ring",
         why={
-            "temporaries": "That copy of the down-projections, as under `ep`, is alone larger than what is missed.",
-            "seconds": "Each of the eight turns of the ring has its own kernels of attention, forward and backward. The time is "
+            "temporaries": "That copy of the down-projections, as under `ep`, is alone larger than the excess.",
+            "seconds": "Each of the eight steps of the ring has its own attention kernels, forward and backward. The time is "
             "that of a machine with other work.",
         },
     ),
     Beside(
-        step="the same model, chips and rows under the best layout found: two experts a chip",
+        step="the same model, chips and rows under the best layout found: two experts per chip",
         aim={"moved": 400},
         case="deepseek3-671b ep fsdp1,expert128 v5p:4x4x8 buffer 1.5",
     ),
@@ -104,23 +104,23 @@ PEER: tuple[Beside, ...] = (
 Bytes of all collectives of one device and step as buffer sizes, loops multiplied out; measured by compiling its own step.
 """
 
-HEAD = """# Beside MaxText
+HEAD = """# Compared with MaxText
 
-The same steps compiled by the same compiler (JAX 0.10.2, libtpu 0.0.42): MaxText's own, at its head of August 2026, and
-shardwright's. One row a chip; weights, moments and computation in bfloat16. *moved*: bytes of all collectives of one
-device in one step, as buffer sizes, loops multiplied out. *temporaries*: what the compiler sets aside for a step beside
-its arguments. *aim*: what was set before ours were compiled. A program that does not fit its chip is refused by the
-compiler; all of these were compiled.
+The same steps compiled by the same compiler (JAX 0.10.2, libtpu 0.0.42): MaxText's, at its head of August 2026, and
+shardwright's. One row per chip; weights, moments and computation in bfloat16. *moved*: bytes of all collectives of one
+device in one step, as buffer sizes, with loops multiplied out. *temporaries*: memory that the compiler allocates for a step in
+addition to its arguments. *aim*: the target that was set before ours were compiled. The compiler refuses a program that does not
+fit its chip; it compiled all of these.
 
 MaxText's figures are measurements of its programs, kept in `tests/targets/peer.py`; ours are the kept rows of
-[compiled.md](compiled.md). `python -m tests.targets.table --peer` prints this page from what is kept and compiles nothing;
-`python -m tests.targets.table --large` compiles all of it again.
+[compiled.md](compiled.md). `python -m tests.targets.table --peer` prints this page from kept data and compiles nothing;
+`python -m tests.targets.table --large` compiles everything again.
 
 """
 
 
 def peer_page(rows: Mapping[str, Row], movements: Mapping[str, Movements]) -> str:
-    """The whole page, of what was compiled."""
+    """The full page, from the compiled rows."""
     table = [
         "| step | | moved | temporaries | compiled in | |",
         "|---|---|---:|---:|---:|---|",
@@ -128,17 +128,17 @@ def peer_page(rows: Mapping[str, Row], movements: Mapping[str, Movements]) -> st
     ]
     compiled = [(one, rows[one.case]) for one in PEER if one.case is not None and one.case in rows]
     missed = [text for one, row in compiled for text in _missed(one, row, movements.get(row.case))]
-    told = "\n## Where an aim is missed\n\n" + "\n\n".join(missed) + "\n" if missed else ""
-    return HEAD + "\n".join(table) + "\n" + told + _buffers(rows)
+    section = "\n## Where an aim is missed\n\n" + "\n\n".join(missed) + "\n" if missed else ""
+    return HEAD + "\n".join(table) + "\n" + section + _buffers(rows)
 
 
 def figures_of(row: Row) -> dict[Measure, float]:
-    """What is compared of a kept row."""
+    """The compared figures of a kept row."""
     return {"moved": row.compiled_bytes / GB, "temporaries": row.temporaries / GB, "seconds": round(row.seconds)}
 
 
 def missed_aims(one: Beside, row: Row) -> tuple[Measure, ...]:
-    """Those of a step's aims that its row does not meet."""
+    """The aims of a step that its row does not meet."""
     ours = figures_of(row)
     return tuple(measure for measure, most in one.aim.items() if ours[measure] > most)
 
@@ -150,7 +150,7 @@ def _lines(one: Beside, rows: Mapping[str, Row]) -> Iterator[str]:
     if one.aim:
         yield _line(next(heads), "aim, at most", one.aim, "")
     if one.case is None:
-        yield _line(next(heads), "ours", {}, "none: no layout here moves tokens so")
+        yield _line(next(heads), "ours", {}, "none: no layout here moves tokens this way")
     elif one.case in rows:
         missed = missed_aims(one, rows[one.case])
         yield _line(
@@ -166,7 +166,7 @@ def _line(step: str, whose: str, figures: Figures, note: str) -> str:
 
 
 def _number(value: float) -> str:
-    """With as many figures as it is worth.
+    """A number as text: no decimals from 100 on, else at most two.
 
     >>> _number(1244), _number(20.7), _number(8.05), _number(17.975), _number(55)
     ('1,244', '20.7', '8.05', '17.98', '55')
@@ -192,7 +192,7 @@ def _in_use(row: Row) -> str:
     gradients = kept()[row.case]["memory gradients_bytes"]
     in_use = row.peak - row.arguments
     return (
-        f"Of the {row.temporaries / GB:.1f} GB set aside {in_use / GB:.1f} are in use at the peak, and {gradients / GB:.1f} "
+        f"Of the {row.temporaries / GB:.1f} GB allocated {in_use / GB:.1f} are in use at the peak, and {gradients / GB:.1f} "
         "are the gradients of all weights."
     )
 
@@ -208,13 +208,13 @@ def _movement(line: Movement, row: Row) -> str:
 
 
 def _held(held: Held) -> str:
-    what = " ".join(part for part in (held.component and f"`{held.component}`", held.phase, held.op) if part)
+    what = " ".join(word for word in (held.component and f"`{held.component}`", held.phase, held.op) if word)
     times = f", {held.num_values} such" if held.num_values > 1 else ""
     return f"{held.bytes_per_device / GB:.2f} GB {held.dtype} {list(held.shape)} of {what}{times}"
 
 
 def _buffers(rows: Mapping[str, Row]) -> str:
-    """What the best layout moves by how much room its buffers have, and what having less of it means."""
+    """Bytes moved under the best layout by buffer capacity, and the meaning of a smaller capacity."""
     cases = [case for case in (*CASES, *LARGE) if case.mesh == TWO_A_CHIP and case.name in rows]
     if not cases:
         return ""
@@ -236,12 +236,12 @@ def _buffer_line(case: Case, row: Row) -> str:
 BUFFERS = """
 ## What the buffer means
 
-With two experts a chip no weight of an expert is gathered; tokens travel to their experts by a ragged all-to-all over all
-chips. Dropless, all tokens of all chips could choose the two experts of one chip. A buffer for that would hold 32 times
-the even share, which by the plan's estimate no v5p has room for. So this layout needs `--expert-buffer`: room for that many
-even shares of tokens on each chip. A run whose routing sends more to a chip **stops with a message**: no token is dropped,
-the step is not saved, and the run goes on from its last checkpoint with a larger buffer or without one. Whether a router stays
-below is for the training run to show; nothing here measures it. What travels are the tokens, whatever the room, but as
-buffers, which is how all figures here count, the room counts.
+With two experts per chip no weight of an expert is gathered: a ragged all-to-all over all chips sends tokens to their experts.
+In a dropless run all tokens of all chips could be assigned to the two experts of one chip. A buffer for that would hold 32 times
+the even share, which by the plan's estimate exceeds the memory of a v5p. So this layout needs `--expert-buffer`: a capacity of that
+many even shares of tokens on each chip. A run whose routing sends more to a chip **stops with a message**: no token is dropped,
+the step is not saved, and the run resumes from its last checkpoint with a larger buffer or without one. Only the training run shows
+whether a router stays below; nothing here measures it. The collectives send only the tokens, whatever the capacity. But all
+figures here count buffers, so they include the capacity.
 
 """
