@@ -38,7 +38,7 @@ DimAxes = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlannedTensor:
     """A tensor with MaxText's names, and the plan's axes of each dim. ``lost``: axes of the plan for which it has no dim."""
 
     tensor: AnnotatedTensor
@@ -74,17 +74,17 @@ def export_maxtext(plan: Plan) -> Export:
     Raises InputError for a mesh axis that MaxText has no size for, and for a model with a weight that MaxText lacks.
     """
     _axes_are_known(plan)
-    wanted = _wanted(plan)
-    rules = _rules(wanted, tuple(_also(plan)))
+    planned = _planned_tensors(plan)
+    rules = _rules(planned, tuple(_also(plan)))
     differences = [
-        (each, found) for each in wanted if (found := resolve(each.tensor.names, rules).axes) != each.dim_axes
+        (each, found) for each in planned if (found := resolve(each.tensor.names, rules).axes) != each.dim_axes
     ]
     return Export(
         plan=plan,
         rules=rules,
         text=rules_text(plan, rules),
-        compared=len(wanted),
-        findings=tuple(_findings(plan, wanted, differences)),
+        compared=len(planned),
+        findings=tuple(_findings(plan, planned, differences)),
     )
 
 
@@ -115,7 +115,7 @@ def _axes_are_known(plan: Plan) -> None:
             raise InputError(f"MaxText has no mesh axis '{axis}'. Known: {', '.join(AXES)}.{hint}")
 
 
-def _wanted(plan: Plan) -> list[Wanted]:
+def _planned_tensors(plan: Plan) -> list[PlannedTensor]:
     request = plan.request
     stages = any(plan.mesh.size(a) > 1 for a in request.layout.axes_with("stage", "attention"))
     step = Step(batch=request.batch, length=request.length, path="capacity", pipelined=stages)
@@ -126,7 +126,7 @@ def _wanted(plan: Plan) -> list[Wanted]:
             dim_axes = tuple(planned.get(dim, ()) for dim in tensor.dims)
             expressed = {axis for axes in dim_axes for axis in axes}
             lost = tuple(axis for axes in planned.values() for axis in axes if axis not in expressed)
-            found.append(Wanted(tensor=tensor, dim_axes=dim_axes, lost=plan.mesh.larger_than_one(lost)))
+            found.append(PlannedTensor(tensor=tensor, dim_axes=dim_axes, lost=plan.mesh.larger_than_one(lost)))
     return found
 
 
@@ -146,19 +146,19 @@ def _as_planned(plan: Plan, tensor: AnnotatedTensor) -> Mapping[str, tuple[str, 
     return planned
 
 
-def _rules(wanted: Sequence[Wanted], also: Sequence[Rule]) -> tuple[Rule, ...]:
+def _rules(planned: Sequence[PlannedTensor], also: Sequence[Rule]) -> tuple[Rule, ...]:
     """Names that all tensors shard the same, in any order; then the others, each in the order of rules that misplaces the fewest bytes."""
-    wants: dict[str, list[tuple[str, ...]]] = {}
-    for each in wanted:
+    shardings: dict[str, list[tuple[str, ...]]] = {}
+    for each in planned:
         for name, axes in zip(each.tensor.names, each.dim_axes, strict=True):
-            if name is not None and axes not in wants.setdefault(name, []):
-                wants[name].append(axes)
-    rules = [rule(name, *variants[0]) for name, variants in wants.items() if len(variants) == 1]
-    for name, variants in wants.items():
+            if name is not None and axes not in shardings.setdefault(name, []):
+                shardings[name].append(axes)
+    rules = [rule(name, *variants[0]) for name, variants in shardings.items() if len(variants) == 1]
+    for name, variants in shardings.items():
         if len(variants) > 1:
             orders = permutations(variants) if len(variants) <= MAX_LINES else [tuple(variants)]
             candidates = [[*rules, *(rule(name, *axes) for axes in order)] for order in orders]
-            losses = [_lost(wanted, name, lines) for lines in candidates]
+            losses = [_misplaced_bytes(planned, name, lines) for lines in candidates]
             rules = candidates[losses.index(min(losses))]
     return tuple(_without_unreached([*rules, *also]))
 
@@ -175,10 +175,10 @@ def _also(plan: Plan) -> Iterator[Rule]:
         yield rule("activation_stage", *stages)
 
 
-def _lost(wanted: Sequence[Wanted], name: str, rules: Sequence[Rule]) -> tuple[int, int]:
+def _misplaced_bytes(planned: Sequence[PlannedTensor], name: str, rules: Sequence[Rule]) -> tuple[int, int]:
     """Bytes of weights, then of activations, whose dim of this name is not sharded as in the plan."""
     lost = {"weight": 0, "activation": 0}
-    for each in wanted:
+    for each in planned:
         if name in each.tensor.names:
             dim = each.tensor.names.index(name)
             if resolve(each.tensor.names, rules).axes[dim] != each.dim_axes[dim]:
@@ -194,7 +194,9 @@ def _without_unreached(rules: Sequence[Rule]) -> Iterator[Rule]:
             yield line
 
 
-def _findings(plan: Plan, wanted: Sequence[Wanted], differences: Sequence[tuple[Wanted, DimAxes]]) -> Iterator[Finding]:
+def _findings(
+    plan: Plan, planned: Sequence[PlannedTensor], differences: Sequence[tuple[PlannedTensor, DimAxes]]
+) -> Iterator[Finding]:
     layout = plan.request.layout
     severities: dict[str, Severity] = {"weight": "error", "activation": "info"}
     for kind, severity in severities.items():
@@ -213,7 +215,7 @@ def _findings(plan: Plan, wanted: Sequence[Wanted], differences: Sequence[tuple[
                 f"({others([each.tensor.name for each, _ in those], kind)})\n{lines}",
                 needed="names that all tensors shard the same, or differently where another dim takes an axis of the first rule",
             )
-    lost = [each for each in wanted if each.lost]
+    lost = [each for each in planned if each.lost]
     if lost:
         axes = dict.fromkeys(axis for each in lost for axis in each.lost)
         yield Finding(

@@ -50,12 +50,12 @@ def layout_of(imported: Imported, name: str) -> Layout | None:
         entries=entries,
         move_moe="weights" if _weights_gathered(imported) else "all-to-all",
     )
-    wanted = {placed.tensor.name: placed for placed in imported.weights}
-    misplaced = _misplaced(imported, layout, mesh, wanted)
+    placed_by_name = {placed.tensor.name: placed for placed in imported.weights}
+    misplaced = _misplaced(imported, layout, mesh, placed_by_name)
     for _ in range(MAX_CHANGES):
         found = min(
             (
-                (_misplaced(imported, each, mesh, wanted), number, each)
+                (_misplaced(imported, each, mesh, placed_by_name), number, each)
                 for number, each in enumerate(_with_one_change(imported, layout))
             ),
             default=(misplaced, 0, layout),
@@ -143,11 +143,11 @@ def _dims_of(placed: Placed, axis: str) -> Iterator[str]:
             yield dim
 
 
-def _misplaced(imported: Imported, layout: Layout, mesh: Mesh, wanted: dict[str, Placed]) -> int:
+def _misplaced(imported: Imported, layout: Layout, mesh: Mesh, placed_by_name: dict[str, Placed]) -> int:
     """Bytes of the weights that are not stored as the rules store them."""
     misplaced = 0
     for weight in imported.table.weights:
-        placed = wanted[weight.name]
+        placed = placed_by_name[weight.name]
         at_rest = resolve_weight(weight, layout, mesh, "jax").at_rest
         if any(
             set(at_rest.axes_of(dim)) != set(axes)

@@ -39,7 +39,7 @@ def dims_indivisible(imported: Imported) -> Iterator[Drafted]:
                 found=f"{count(size, unit)} over {product(mesh, axes)}: MaxText silently shards an NNX variable {left} "
                 "and ends with an error for any other variable",
                 needed=f"axes whose product divides {size}",
-                cost=f"{mesh.size(axes) // mesh.size(kept)} times the bytes of {placed.tensor.name} that the rule asks for",
+                cost=f"{mesh.size(axes) // mesh.size(kept)} times the bytes of {placed.tensor.name} that the rule gives",
             )
         )
 

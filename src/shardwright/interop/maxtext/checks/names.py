@@ -97,20 +97,20 @@ def _with_axes(line: Rule, axes: tuple[str, ...]) -> Rule:
 def names_without_a_rule(imported: Imported) -> Iterator[Drafted]:
     """Names of this model's tensors without a rule in the list: their dims silently stay unsharded."""
     ruled = set(names_of(imported.rules))
-    carried: dict[str, list[str]] = {}
+    used: dict[str, list[str]] = {}
     for placed in imported.placed:
         for name in placed.tensor.names:
             if name is not None and name not in ruled:
-                carried.setdefault(name, []).append(placed.tensor.name)
-    if carried:
-        shown = "\n".join(f"{name}: {_some(tensors)}" for name, tensors in carried.items())
+                used.setdefault(name, []).append(placed.tensor.name)
+    if used:
+        shown = "\n".join(f"{name}: {_some(tensors)}" for name, tensors in used.items())
         yield Draft(
             finding=Finding(
                 code="SW111",
                 severity="info",
                 where=f"names of {imported.table.name} without a rule",
                 position=imported.configuration.rules_from,
-                found=f"{count(len(carried), 'name')} of its tensors, whose dims stay unsharded\n{shown}",
+                found=f"{count(len(used), 'name')} of its tensors, whose dims stay unsharded\n{shown}",
                 needed="a rule for each, at least '[name, []]', so that it is explicit",
             )
         )
@@ -123,9 +123,9 @@ def _some(tensors: list[str]) -> str:
 
 def rules_unused(imported: Imported) -> Iterator[Drafted]:
     """Rules whose name is in no tensor of this model's training, in one finding; and rules that are always skipped."""
-    carried = {name for placed in imported.placed for name in placed.tensor.names if name is not None}
+    used = {name for placed in imported.placed for name in placed.tensor.names if name is not None}
     names = names_of(imported.rules)
-    idle = [name for name in names if name in LOGICAL_NAMES and name not in carried]
+    idle = [name for name in names if name in LOGICAL_NAMES and name not in used]
     if idle:
         dead = [name for name in idle if name in UNUSED]
         never = f"; {', '.join(dead)}: no tensor of any model" if dead else ""
@@ -143,7 +143,7 @@ def rules_unused(imported: Imported) -> Iterator[Drafted]:
     for name in names:
         lines = [line for line in imported.rules if line.name == name]
         skipped = [no for placed in imported.placed for no in placed.skipped if no.rule is lines[0]]
-        if name in carried and skipped and not any(id(line) in applied for line in lines):
+        if name in used and skipped and not any(id(line) in applied for line in lines):
             axes = list(dict.fromkeys(axis for no in skipped for axis in no.taken))
             yield Draft(
                 finding=Finding(
