@@ -1,9 +1,9 @@
-"""What MaxText itself says, kept as data: its files' dimensions, and the spec that it resolves for each weight.
+"""Recorded MaxText output: the dimensions of its files, and the spec that it resolves for each weight.
 
 ``maxtext_facts.json`` was made by running MaxText at the commit that it names, on 64 simulated devices: each configuration
-was read by its ``pyconfig``, the model was built abstractly, and the ``NamedSharding`` of every parameter was written down as
-``name/axis/axis`` for each dim, with the axes larger than 1. Rules are there for the names that these weights carry, files
-with the keys that are read here.
+was read by its ``pyconfig``, the model was built abstractly, and the ``NamedSharding`` of every parameter was recorded as
+``name/axis/axis`` for each dim, with the axes larger than 1. It has the rules for the names of these weights, and of each file the
+keys that are read here.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ WEIGHTS = {
     "MoeBlock_0/wi_1": "moe.up",
     "MoeBlock_0/wo": "moe.down",
 }
-"""By the end of a parameter's path in MaxText: the weight of ours, without its stack."""
+"""The end of a parameter's path in MaxText to our weight, without its stack."""
 
 
 def weight_of(path: str, case: str) -> str:
-    """The weight of ours that a path of a case is, with its stack; one that is outside of the pipeline says so."""
+    """Our weight for a path of a case, with its stack, and "(outside)" where it is outside of the pipeline."""
     end = next(end for end in WEIGHTS if path.endswith(end))
-    part = WEIGHTS[end]
-    if part in ("embedding.tokens", "logits.kernel", "residual.final_norm"):
-        return part
+    name = WEIGHTS[end]
+    if name in ("embedding.tokens", "logits.kernel", "residual.final_norm"):
+        return name
     stack = "dense_layers" if "dense_layers" in path else "moe_layers" if case.startswith("deepseek") else "layers"
-    return f"{stack}.{part}{' (outside)' if 'outside_pipeline' in path else ''}"
+    return f"{stack}.{name}{' (outside)' if 'outside_pipeline' in path else ''}"
 
 
 def specs_of(case: str) -> dict[str, str]:
-    """By our weight, the spec that MaxText resolves."""
+    """The spec that MaxText resolves, by our weight."""
     return {weight_of(path, case): spec for path, spec in FACTS["cases"][case]["weights"].items()}
 
 
 def write_configs(folder: Path) -> Path:
-    """MaxText's configs folder as far as the facts have it: every file, with the keys that are read and rules of weights."""
+    """MaxText's configs folder from the recorded data: every file, with the keys that are read and the rules of weights."""
     for name, keys in FACTS["files"].items():
         if not name.startswith("custom_mesh_and_rule/"):
             _write(folder / name, {key: value for key, value in keys.items() if key != "parameters"})
@@ -76,7 +76,7 @@ def _write(path: Path, keys: dict[str, Any]) -> None:
     rules = keys.get("rules")
     lines = [f"{key}: {json.dumps(value)}" for key, value in keys.items() if key != "rules"]
     if isinstance(rules, int):
-        # Only that it has rules matters to what is asked of this file.
+        # The tests of this file only need that it has rules.
         rules = [["norm"]]
     if rules is not None:
         lines.append(f"logical_axis_rules: {json.dumps([[name, axes] for name, *axes in rules])}")

@@ -72,11 +72,11 @@ logical_axis_rules:
   - [embed, [fsdp, expert]]
   - [embed_vocab, [fsdp, expert]]
 """
-"""A preset that calls the experts' axis context outside the experts."""
+"""A preset whose experts' axis is for context parallelism outside the experts."""
 
 
 def edited(text: str, *edits: tuple[str, str]) -> str:
-    """The text with each first string replaced, which must stand in it once."""
+    """The text with each first string, which must be in it once, replaced by the second."""
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

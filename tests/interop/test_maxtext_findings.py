@@ -35,8 +35,8 @@ def test_the_full_text_is_the_golden_one(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_the_neighbour_has_no_such_finding(case: Case, tmp_path: Path) -> None:
     wrong = {key(finding) for finding in meant(case, findings(case, tmp_path))}
-    beside = {key(finding) for finding in findings(case.neighbour(), tmp_path)}
-    assert not wrong & beside
+    neighbour = {key(finding) for finding in findings(case.neighbour(), tmp_path)}
+    assert not wrong & neighbour
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)

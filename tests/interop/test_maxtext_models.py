@@ -42,11 +42,11 @@ def found_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 @pytest.mark.parametrize("name", FACTS["files"])
 def test_a_file_is_the_model_that_it_is_or_none(name: str, found_of: dict[str, Outcome]) -> None:
     """It has as many parameters as in MaxText; a refusal names what we lack."""
-    said, found = found_of[name]
+    result, found = found_of[name]
     decoder = FACTS["files"][name].get("decoder_block")
     if found is None:
-        assert said.startswith("refused: ")
-        assert name == "post_train/rl.yml" or decoder not in DECODERS or "which no table of ours has" in said
+        assert result.startswith("refused: ")
+        assert name == "post_train/rl.yml" or decoder not in DECODERS or "which no table of ours has" in result
     else:
         # MaxText has a file of this model but no longer accepts its name.
         like = "models/llama3.1-405b.yml" if name == "models/llama3-405b.yml" else name

@@ -52,13 +52,13 @@ def typed(text: str, fix: str, line: int) -> str:
 
 def _once(lines: list[str], rule: str) -> list[str]:
     """The lines with only the first of those that hold a rule."""
-    seen = False
+    found = False
     kept = []
     for each in lines:
         same = each.strip() == f"- {rule}"
-        if not (same and seen):
+        if not (same and found):
             kept.append(each)
-        seen = seen or same
+        found = found or same
     return kept
 
 

@@ -64,7 +64,7 @@ class HuggingFaceImport:
 
 
 def import_hugging_face(request: HuggingFaceRequest) -> HuggingFaceImport:
-    """Read a ``config.json``, or a plan alone.
+    """Read a ``config.json``, or only a plan.
 
     Raises InputError for a file that is neither, for a model of no family here, and for a plan without a model.
     """

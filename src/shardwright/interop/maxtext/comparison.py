@@ -36,7 +36,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The plan of a layout, how many tensors were compared, and which differ."""
+    """The plan of a layout, the number of compared tensors, and those that differ."""
 
     layout: Layout
     plan: Plan

@@ -1,4 +1,4 @@
-"""From degrees to a layout in roles, on a mesh whose devices are TorchTitan's ranks in its order.
+"""From degrees to a layout in roles, on a mesh whose devices are TorchTitan's ranks, in the same order.
 
 | axis | role | in ``moe`` |
 |---|---|---|

@@ -217,7 +217,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "mixtral": ("head_dim", "base_moe_mlp_dim", "num_experts", "num_experts_per_tok"),
     "deepseek3": tuple(key for key in DIMS if key != "head_dim"),
 }
-"""The dimensions with a default that MaxText's decoders of a family read; those without one are read by all."""
+"""The dimensions with a default that MaxText's decoders of a family read. All decoders read those without one."""
 
 UNREAD: dict[str, tuple[Kind, int | bool | str, str]] = {
     "attention_bias": (FLAG, False, "biases of queries, keys and values"),

@@ -35,7 +35,7 @@ class SkippedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """For each dim the line it obeys, or None; and every line that was passed over for an axis."""
+    """For each dim the rule that applies to it, or None; and every rule that was skipped for a taken axis."""
 
     names: tuple[str | None, ...]
     applied: tuple[Rule | None, ...]
@@ -43,7 +43,7 @@ class Resolution:
 
     @property
     def axes(self) -> tuple[tuple[str, ...], ...]:
-        """The axes of each dim, major first, those of size 1 among them."""
+        """The axes of each dim, major first, including those of size 1."""
         return tuple(line.axes if line else () for line in self.applied)
 
 

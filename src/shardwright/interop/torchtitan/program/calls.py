@@ -185,7 +185,7 @@ ODD = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await)
 
 
 def _make(cls: Class, given: list[Any], named: Mapping[str, Any], node: ast.AST, scope: Scope, state: State) -> Any:
-    """An object of a class of the file, with the defaults that the file gives, after its ``__post_init__``."""
+    """An object of a class of the file, with the defaults of its fields, after its ``__post_init__``."""
     made = Record(cls.node.name, cls)
     line = list(cls.ancestry())
     plain_class = all(
