@@ -66,7 +66,7 @@ def test_no_file_where_rules_cannot_say_the_layout(here, capsys):
     code = main(["export", "maxtext", "fsdp-as-dp-for-attn", "--model", "llama3-test", "--out", "rules.yml"])
     said = capsys.readouterr()
     assert (code, said.out, list(here.iterdir())) == (1, "", [])
-    assert said.err.startswith("error SW123: What is carried over to another language")
+    assert said.err.startswith("error SW123: What is translated to another language")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_maxtext(here, capsys):
         "rules.yml\n"
         "  model       mixtral-test\n"
         "  mesh        fsdp 2 x expert 4 = 8 devices; of size 1: data, context, tensor\n"
-        "  rules       38 lines for 37 names, read by Flax Linen\n"
+        "  rules       38 lines for 37 names, resolved by Flax Linen\n"
         "  step        8 rows of 128 tokens\n"
         "  by default  --batch 8 --length 128"
     )
@@ -56,7 +56,7 @@ def test_maxtext(here, capsys):
     assert (
         "in roles\n"
         "  name: rules\n"
-        "  about: 'What rules.yml says for mixtral-test.'\n"
+        "  about: 'The rules of rules.yml for mixtral-test.'\n"
         "  mesh: {fsdp: 2, expert: 4}\n"
         "  roles:\n"
         "    fsdp:   fsdp\n"
