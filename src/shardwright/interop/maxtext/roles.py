@@ -13,7 +13,8 @@ For each axis larger than 1 and each component, the dims that it shards give the
 | any | layers | stage |
 | none | replicated | idle |
 
-The components ``input`` and ``residual`` have no weights that show a role; there an axis of rows has its role elsewhere.
+The components ``input`` and ``residual`` have no weights that show a role; there an axis that shards rows has the role that it has
+in other components.
 
 Where weights are then not stored as the rules store them, layout rules and storage dims are added as long as one reduces the
 misplaced bytes.

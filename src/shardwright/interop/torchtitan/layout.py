@@ -6,7 +6,7 @@
 | dp_replicate | data | data |
 | dp_shard | fsdp | expert where ep borrows it, else fsdp |
 | cp | context | expert where ep borrows it, else context |
-| tp | tensor, with sequence parallelism unless that is off | expert where ep borrows it; context where ep borrows it only partly, else tensor |
+| tp | tensor, with sequence parallelism unless that is off | expert where ep borrows it; context on a factor of tp that ep does not borrow; else tensor |
 
 An axis that ep borrows only partly becomes two: ``tp_mod_ep`` and ``tp_in_ep``. Where tp shards experts, each rank routes its
 own tokens, and the router's weights are replicated over tp.
@@ -26,7 +26,7 @@ from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.interop.layout_text import entry_of
 from shardwright.interop.torchtitan.degrees import Degrees
 
-OUTSIDE = {"pp": "stage", "dp_replicate": "data", "dp_shard": "fsdp", "cp": "context", "tp": "tensor"}
+ROLES_OUTSIDE_MOE = {"pp": "stage", "dp_replicate": "data", "dp_shard": "fsdp", "cp": "context", "tp": "tensor"}
 BORROWED_FROM = ("tp", "cp", "dp_shard")
 """The axes that experts borrow from, the fastest first."""
 
@@ -92,7 +92,7 @@ def _router_rules(axes: tuple[MeshAxis, ...]) -> tuple[Rule, ...]:
 
 
 def _entry(axis: MeshAxis, degrees: Degrees, tp_has_experts: bool) -> RoleEntry:
-    outside = OUTSIDE[axis.degree]
+    outside = ROLES_OUTSIDE_MOE[axis.degree]
     parallel = axis.degree == "tp" and degrees.sequence_parallel
     can = components_of(outside, sequence_parallel=parallel)
     roles = {component: outside if component in can else "idle" for component in COMPONENTS}
@@ -111,7 +111,7 @@ def mesh_of(axes: tuple[MeshAxis, ...]) -> Mesh:
 
 def rank_groups(mesh: Mesh, axes: tuple[MeshAxis, ...], rank: int = 0) -> Mapping[str, tuple[int, ...]]:
     """The ranks of each of TorchTitan's process groups that contains ``rank``."""
-    groups = {degree: [axis.name for axis in axes if axis.degree == degree] for degree in OUTSIDE}
+    groups = {degree: [axis.name for axis in axes if axis.degree == degree] for degree in ROLES_OUTSIDE_MOE}
     groups["batch"] = [*groups["dp_replicate"], *groups["dp_shard"]]
     groups["loss"] = [*groups["batch"], *groups["cp"]]
     groups["ep"] = [axis.name for axis in axes if axis.has_experts]
