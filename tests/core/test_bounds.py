@@ -232,7 +232,7 @@ def test_sizes_that_together_are_too_many_devices() -> None:
             {"fsdp": 10**30},
             "size above 10^20",
             "at most 1,048,576",
-            "Write 'fsdp: auto' for what is left of the devices, or a smaller size.",
+            "Write 'fsdp: auto' for the remaining devices, or a smaller size.",
         ),
         (
             {f"a{number}": 1 for number in range(33)},

@@ -160,7 +160,7 @@ FAULTS = [
     ),
     (
         HEAD + "  expert: {elsewhere: stage, embedding: stage}\n",
-        [("SW119", "6:41", "role 'stage', which has nothing to cut in 'embedding'", "Write 'embedding: idle'.")],
+        [("SW119", "6:41", "role 'stage', which has nothing to shard in 'embedding'", "Write 'embedding: idle'.")],
     ),
     (
         HEAD + "  expert: {elsewhere: fsdp, attention: stage}\n",
@@ -175,7 +175,7 @@ FAULTS = [
     ),
     (
         HEAD + "  expert: {elsewhere: data, weights: whole}\n",
-        [("SW119", "6:29", "option 'weights' on an axis that never stores weights cut", "Take 'weights' out.")],
+        [("SW119", "6:29", "option 'weights' on an axis that does not shard weights at rest", "Take 'weights' out.")],
     ),
     (
         HEAD + "  expert: {elsewhere: tensor, residual: idle, sequence_parallel: true}\n",
@@ -202,7 +202,7 @@ FAULTS = [
     *(
         (
             HEAD + f"  expert: {{elsewhere: fsdp, {word}: 1}}\n",
-            [("SW111", "6:29", f"option '{word}', a word kept for later", f"Take '{word}' out.")],
+            [("SW111", "6:29", f"option '{word}', which is reserved", f"Take '{word}' out.")],
         )
         for word in ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
     ),

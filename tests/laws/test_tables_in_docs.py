@@ -18,7 +18,7 @@ def rows_of(document: str, header: str) -> list[list[str]]:
 
 
 def test_the_role_table() -> None:
-    shown = rows_of("rules.md", "| role | activations: cuts | weights at rest: cuts | stores | where |")
+    shown = rows_of("rules.md", "| role | activations: shards | weights at rest: shards | stores | where |")
     assert shown == [
         [
             role.name,

@@ -1,4 +1,4 @@
-"""What a layout declares, as plain data: each role spelled out, no comment. And what of it is no longer as it was."""
+"""What a layout declares, as plain data: every role written out, no comments. And the changes since an earlier one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shardwright.core.layout.layout import Layout, MeshEntry, RoleEntry, Rule
 from shardwright.core.layout.wording import every
 
 OPTIONS = ("weights", "sequence_parallel")
-"""Of an axis, beside its roles."""
+"""The options of an axis, in addition to its roles."""
 
 MOVED = ("attention", "moe")
-"""What a layout says the movement of."""
+"""The keys of ``move`` in a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredChange:
-    """One statement that is not what it was. ``position``: where it stands now, None where it no longer does."""
+    """One statement that has changed. ``position``: its place now; None if it is no longer there."""
 
     where: str
     before: str
@@ -35,7 +35,7 @@ class DeclaredChange:
 
 
 def declaration(layout: Layout) -> dict[str, Any]:
-    """The layout as JSON holds it. Read as a layout file is read, it places every tensor as the layout does."""
+    """The layout as JSON. If it is read as a layout file, it gives every tensor the same placement as the layout."""
     return {
         "name": layout.name,
         "mesh": {axis: _size(entry) for axis, entry in layout.mesh.items()},
@@ -46,7 +46,7 @@ def declaration(layout: Layout) -> dict[str, Any]:
 
 
 def declared_changes(before: Mapping[str, Any], layout: Layout) -> tuple[DeclaredChange, ...]:
-    """The statements of ``before``, which is a declaration, that are others in a layout. A name says nothing."""
+    """The statements of the declaration ``before`` that differ in a layout. Names are not compared."""
     now = declaration(layout)
     return (
         *_mesh_changes(before["mesh"], now["mesh"], layout),
@@ -70,7 +70,7 @@ def _size(entry: MeshEntry) -> object:
 
 
 def _roles(entry: RoleEntry) -> dict[str, object]:
-    """Every component with its role, then the options that were taken."""
+    """Every component with its role, then the options that are set."""
     weights = list(entry.weights) if isinstance(entry.weights, tuple) else entry.weights
     options: dict[str, object] = {} if weights is None else {"weights": weights}
     if entry.sequence_parallel:
@@ -103,7 +103,7 @@ def _mesh_changes(before: Mapping[str, Any], now: Mapping[str, Any], layout: Lay
 
 
 def _role_changes(before: Mapping[str, Any], now: Mapping[str, Any], layout: Layout) -> Iterator[DeclaredChange]:
-    """Components that change in the same way are one statement. Axes that are only on one side, the mesh has told of."""
+    """Components that change in the same way are one statement. Axes that are on one side only are changes of the mesh."""
     sides = (before["roles"], now["roles"])
     for axis in dict.fromkeys((*now["roles"], *before["roles"])):
         if (axis in before["mesh"]) != (axis in now["mesh"]):

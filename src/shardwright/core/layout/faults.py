@@ -1,4 +1,4 @@
-"""Faults of a layout's text, collected while it is read, and the readings that can have one."""
+"""Faults of a layout's text, collected while it is read, and readers of values that can have one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.core.findings.position import Located, Position
 
 
 class Faults:
-    """Collects faults, so that one reading tells them all; each value that cannot be read gets a stand-in."""
+    """Collects faults, so that one reading reports them all; a value that cannot be read gets a placeholder."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -42,7 +42,7 @@ class Faults:
         )
 
     def mapping(self, node: Located, where: str, keys: tuple[str, ...] | None) -> Mapping[str, Located]:
-        """The values of a mapping whose keys are known; any key where ``keys`` is None."""
+        """The values of a mapping under known keys; under all keys if ``keys`` is None."""
         if not isinstance(node.value, Mapping):
             self.fault("SW120", node.position, where, shown(node.value), "a mapping of names to values")
             return {}
@@ -55,7 +55,7 @@ class Faults:
         return known
 
     def choice(self, values: Mapping[str, Located], key: str, options: tuple[str, ...], default: Any) -> Any:
-        """One of the options, or the default where nothing is given."""
+        """One of the options, or the default if the key is absent."""
         node = values.get(key)
         if node is None:
             return default
@@ -74,7 +74,7 @@ class Faults:
 
 
 def shown(value: object, *, quote: bool = True) -> str:
-    """A value as a user wrote it, near enough for a message."""
+    """A value approximately as the user wrote it, for a message."""
     if isinstance(value, str):
         return f"'{value}'" if quote else value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""A layout: each mesh axis with exactly one role in each component, and how tokens, keys and weights meet."""
+"""A layout: each mesh axis with exactly one role in each component, and the movement of tokens, keys and weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOE_MOVES = ("all-to-all", "ring", "weights", "auto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshEntry:
-    """One axis as the layout declares it: a size, or ``auto`` for what is left of the devices."""
+    """One axis as the layout declares it: a size, or ``auto`` for the remaining devices."""
 
     size: int | Auto
     link: str | None = None
@@ -29,10 +29,10 @@ class MeshEntry:
 class RoleEntry:
     """The roles of one axis, one per component, and its options.
 
-    ``roles`` is complete: `elsewhere` is spread over the components that are not named, and where its role
-    has nothing to cut the axis is ``idle``. ``declared`` holds the components the user named.
-    ``weights``: ``whole`` makes a storing role a replica; a tuple names the logical axes to try before the
-    table's own; None takes the table's.
+    ``roles`` is complete: components that are not named have the role of `elsewhere`, or ``idle`` where that role
+    has nothing to shard. ``declared``: the components that the user named.
+    ``weights``: ``whole`` makes an axis of a storing role replicate the weights; a tuple gives the logical axes to try
+    before the table's own; None uses the table's.
     """
 
     roles: Mapping[str, str]
@@ -45,7 +45,7 @@ class RoleEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A user's own cut: the exact axes of one logical axis of the weights of one component."""
+    """A user's own sharding: the exact axes of one logical axis of the weights of one component."""
 
     component: str
     logical_axis: str
@@ -66,7 +66,7 @@ class Layout:
     rules: tuple[Rule, ...] = ()
     source: str = "<python>"
     pays: str = ""
-    """When this layout is worth having, in one sentence."""
+    """When this layout pays, in one sentence."""
     positions: Mapping[str, Position] = field(default_factory=dict)
 
     def role(self, axis: str, component: str) -> str:
@@ -78,43 +78,44 @@ class Layout:
         return tuple(axis for axis in self.entries if self.role(axis, component) == role)
 
     def dims_sharded_by(self, axis: str, component: str) -> tuple[str, ...]:
-        """The logical axes of activations that ``axis`` cuts in ``component``, whichever of them a tensor has.
+        """The logical axes of activations that ``axis`` shards in ``component``, whichever of them a tensor has.
 
-        Where the experts' weights travel, tokens stay: ``moe`` is then cut as the router is, and tokens that are whole
-        there are shared out.
+        Under ``move: {moe: weights}`` tokens do not move: ``moe`` is then sharded as the router is, and where the axis
+        shards nothing there, it shards ``groups``.
         """
         role = self.role(axis, component)
         if role == "expert" and self.move_moe == "weights":
             return self.dims_sharded_by(axis, "router") or ("groups",)
-        cuts = ROLES[role].activations
+        dims = ROLES[role].activations
         if role == "tensor" and self.entries[axis].sequence_parallel and component == SEQUENCE_PARALLEL[0]:
-            return (*cuts, SEQUENCE_PARALLEL[1])
-        return cuts
+            return (*dims, SEQUENCE_PARALLEL[1])
+        return dims
 
     def dim_sharded_by(self, axis: str, component: str, logical_axes: Sequence[str]) -> str | None:
-        """The dim that ``axis`` cuts of an activation with these logical axes, if any.
+        """The dim that ``axis`` shards of an activation with these logical axes, if any.
 
-        Two things are asked beyond ``dims_sharded_by``. KV heads are whole on an axis that a rule leaves out of the KV weights'.
-        And under ``ulysses`` the axes of role ``context`` exchange the tokens of what is attended for its heads: for
-        its KV heads too, unless these are whole on an axis that cuts the heads, and would no longer meet their queries.
+        There are two additions to ``dims_sharded_by``. An axis does not shard KV heads if a rule omits it from the KV
+        weights. And under ``ulysses`` the axes of role ``context`` shard heads in place of tokens inside attention.
+        They shard KV heads too, unless a rule omits an axis that shards heads from the KV weights: queries and their
+        KV heads would then be on different devices.
         """
-        cuts = self.dims_sharded_by(axis, component)
+        dims = self.dims_sharded_by(axis, component)
         attended = component == "attention" and "length" not in logical_axes
         if attended and self.role(axis, component) == "context" and self.move_attention == "ulysses":
-            cuts = EXCHANGED_FOR_HEADS
-        name = next((name for name in cuts if name in logical_axes), None)
+            dims = EXCHANGED_FOR_HEADS
+        name = next((name for name in dims if name in logical_axes), None)
         if name == "kv_heads":
             with_heads = (axis, *self.axes_sharding("heads", component)) if attended else (axis,)
-            if any(self._left_out(other, component, name) for other in with_heads):
+            if any(self._omitted(other, component, name) for other in with_heads):
                 return None
         return name
 
-    def _left_out(self, axis: str, component: str, logical_axis: str) -> bool:
-        """Whether a rule leaves an axis out that would cut a logical axis of the weights by its role."""
-        would = logical_axis in ROLES[self.role(axis, component)].weights
+    def _omitted(self, axis: str, component: str, logical_axis: str) -> bool:
+        """Whether a rule omits an axis that shards a logical axis of the weights by its role."""
+        by_role = logical_axis in ROLES[self.role(axis, component)].weights
         ruled = [r for r in self.rules if (r.component, r.logical_axis) == (component, logical_axis)]
-        return would and any(axis not in rule.axes for rule in ruled)
+        return by_role and any(axis not in rule.axes for rule in ruled)
 
     def axes_sharding(self, logical_axis: str, component: str) -> tuple[str, ...]:
-        """The axes that cut a logical axis of activations in a component, in mesh order."""
+        """The axes that shard a logical axis of activations in a component, in mesh order."""
         return tuple(axis for axis in self.entries if logical_axis in self.dims_sharded_by(axis, component))

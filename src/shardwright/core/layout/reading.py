@@ -1,4 +1,4 @@
-"""From located values, as a file or a program gives them, to a Layout; every fault is a finding with its place."""
+"""Reads a Layout from located values of a file or a program; every fault is a finding with its place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESH_KEYS = ("size", "link")
 
 
 def read_layout(source: Located, *, name: str | None = None) -> Layout:
-    """The layout that the values declare. ``name`` stands in where they give none.
+    """The layout that the values declare. ``name`` is used if they give none.
 
     Raises FindingsError with every fault found (SW102, SW106, SW111, SW119, SW120), each at its place.
     """
@@ -78,9 +78,9 @@ def _mesh(faults: Faults, node: Located | None, position: Position) -> dict[str,
         link = None
         size_node = value
         if isinstance(value.value, Mapping):
-            parts = faults.mapping(value, f"mesh axis '{axis}'", MESH_KEYS)
-            link = faults.choice(parts, "link", LINKS, None)
-            size_node = parts.get("size", value)
+            fields = faults.mapping(value, f"mesh axis '{axis}'", MESH_KEYS)
+            link = faults.choice(fields, "link", LINKS, None)
+            size_node = fields.get("size", value)
         size = _size(faults, axis, size_node)
         mesh[axis] = MeshEntry(size=size, link=link, position=node.key_position(axis))
     return mesh
@@ -102,7 +102,7 @@ def _size(faults: Faults, axis: str, node: Located) -> int | Auto:
             f"mesh axis '{axis}'",
             f"size {number_text(node.value)}",
             f"at most {most:,}",
-            f"Write '{axis}: auto' for what is left of the devices, or a smaller size.",
+            f"Write '{axis}: auto' for the remaining devices, or a smaller size.",
         )
         return 1
     if is_integer(node.value) and node.value >= 1:
@@ -135,15 +135,15 @@ def _rules(faults: Faults, node: Located | None, axes: tuple[str, ...]) -> tuple
 
 def _ruled_axes(faults: Faults, where: str, node: Located, axes: tuple[str, ...]) -> tuple[str, ...]:
     items = node.value if isinstance(node.value, tuple) else (node,)
-    cuts: list[str] = []
+    ruled: list[str] = []
     for item in items:
         axis = shown(item.value, quote=False)
         if axis not in axes:
             faults.unknown(axis, item.position, where, axes, "mesh axis")
-        elif axis in cuts:
+        elif axis in ruled:
             faults.fault(
                 "SW102", item.position, where, f"axis '{axis}' twice", "each axis once", f"Write '{axis}' once."
             )
         else:
-            cuts.append(axis)
-    return tuple(cuts)
+            ruled.append(axis)
+    return tuple(ruled)

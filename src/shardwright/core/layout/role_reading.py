@@ -12,8 +12,8 @@ from shardwright.core.layout.layout import MeshEntry, RoleEntry
 from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES, SEQUENCE_PARALLEL
 
 ENTRY_OPTIONS = ("elsewhere", "weights", "sequence_parallel")
-KEPT_OPTIONS = ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
-"""Options of an entry that have a meaning, and that nothing obeys yet."""
+RESERVED_OPTIONS = ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
+"""Option names of an entry that are reserved and not implemented yet."""
 
 Weights = Literal["whole"] | tuple[str, ...] | None
 
@@ -21,7 +21,7 @@ Weights = Literal["whole"] | tuple[str, ...] | None
 def read_roles(
     faults: Faults, node: Located | None, position: Position, mesh: Mapping[str, MeshEntry]
 ) -> dict[str, RoleEntry]:
-    """An entry for each mesh axis; ``position`` is where the layout stands."""
+    """An entry for each mesh axis; ``position`` is that of the layout."""
     if node is None:
         faults.fault("SW120", position, "the layout", "no roles", "a role for each mesh axis", "Add 'roles:'.")
         return {}
@@ -52,7 +52,7 @@ def read_roles(
 
 
 def roles_everywhere(named: Mapping[str, str], elsewhere: str | None, *, sequence_parallel: bool) -> dict[str, str]:
-    """Each component's role: the named one, else ``elsewhere``; idle where that has nothing to cut.
+    """Each component's role: the named one, else ``elsewhere``; idle where that has nothing to shard.
 
     >>> roles = roles_everywhere({"moe": "expert"}, "tensor", sequence_parallel=False)
     >>> roles["moe"], roles["mlp"], roles["residual"]
@@ -66,7 +66,7 @@ def roles_everywhere(named: Mapping[str, str], elsewhere: str | None, *, sequenc
 
 
 def components_of(role: str, *, sequence_parallel: bool) -> tuple[str, ...]:
-    """Where a role has something to cut; ``tensor`` cuts the residual too when its entry is sequence-parallel."""
+    """Where a role has something to shard; ``tensor`` shards the residual too if its entry is sequence-parallel."""
     can = ROLES[role].components
     if role == "tensor" and sequence_parallel:
         return tuple(c for c in COMPONENTS if c in can or c == SEQUENCE_PARALLEL[0])
@@ -115,16 +115,16 @@ def _entry(faults: Faults, axis: str, node: Located, position: Position) -> Role
 
 
 def _named_roles(faults: Faults, where: str, node: Located) -> dict[str, tuple[str, Position]]:
-    """The components named in an entry; faults for keys that are none, and for options kept for later."""
+    """The roles of the components named in an entry; faults for other keys, and for reserved options."""
     assert isinstance(node.value, Mapping)
     named: dict[str, tuple[str, Position]] = {}
     for key, value in node.value.items():
-        if key in KEPT_OPTIONS:
+        if key in RESERVED_OPTIONS:
             faults.fault(
                 "SW111",
                 node.key_position(key),
                 where,
-                f"option '{key}', a word kept for later",
+                f"option '{key}', which is reserved",
                 f"one of {', '.join(ENTRY_OPTIONS)}",
                 f"Take '{key}' out.",
             )
@@ -153,8 +153,8 @@ def _spread(
                 "SW119",
                 place,
                 f"roles of '{axis}' in '{component}'",
-                f"role '{role}', which has nothing to cut in '{component}'",
-                f"a role that has; '{role}' stands in {', '.join(can)}",
+                f"role '{role}', which has nothing to shard in '{component}'",
+                f"a role that has; '{role}' is allowed in {', '.join(can)}",
                 f"Write '{component}: idle'.",
             )
     return RoleEntry(
@@ -178,7 +178,7 @@ def _expert_stays_inside(faults: Faults, axis: str, elsewhere: str | None, posit
             position,
             f"roles of '{axis}'",
             "role 'expert' outside 'moe'",
-            "a role that has something to cut outside 'moe'",
+            "a role that has something to shard outside 'moe'",
             f"Write '{axis}: {{elsewhere: fsdp, moe: expert}}'.",
         )
 
@@ -190,7 +190,7 @@ def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleE
             "SW119",
             node.key_position("weights"),
             where,
-            "option 'weights' on an axis that never stores weights cut",
+            "option 'weights' on an axis that does not shard weights at rest",
             "role fsdp or context in some component",
             "Take 'weights' out.",
         )
@@ -201,7 +201,7 @@ def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleE
             node.key_position("sequence_parallel"),
             where,
             f"option 'sequence_parallel' on an axis that is '{entry.roles[component]}' in '{component}'",
-            f"role tensor in '{component}', whose length the option cuts",
+            f"role tensor in '{component}', whose length the option shards",
             f"Write '{component}: tensor', or take 'sequence_parallel' out.",
         )
     if entry.sequence_parallel and "tensor" not in entry.roles.values():
@@ -216,7 +216,7 @@ def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleE
 
 
 def _stages_hold_whole_layers(faults: Faults, axis: str, where: str, entry: RoleEntry) -> None:
-    """A stage that has a layer's attention and not its feed-forward layer could not be run."""
+    """A stage with a layer's attention and without its feed-forward layer cannot be run."""
     assert entry.position is not None
     outside = [c for c in ROLES["stage"].components if entry.roles[c] != "stage"]
     if "stage" in entry.roles.values() and outside:

@@ -1,4 +1,4 @@
-"""Numbers and lists as findings write them."""
+"""Text of numbers and lists in findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def bytes_text(number: float, like: float | None = None) -> str:
-    """Bytes in the largest binary unit that leaves at least 1, or in that of ``like``, so that two compare.
+    """Bytes in the largest binary unit in which they are at least 1, or in the unit of ``like``, to compare the two.
 
     >>> bytes_text(1 << 30), bytes_text(1 << 20, like=1 << 30), bytes_text(600)
     ('1.00 GiB', '0.000977 GiB', '600 B')
@@ -24,7 +24,7 @@ def bytes_text(number: float, like: float | None = None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage of three digits at most.
+    """A fraction as a percentage, three digits below 100%.
 
     >>> percent(0.04183), percent(1)
     ('4.18%', '100%')
@@ -33,7 +33,7 @@ def percent(share: float) -> str:
 
 
 def product(mesh: Mesh, axes: Iterable[str]) -> str:
-    """The axes larger than 1 with their sizes, and the product where there are several.
+    """The axes larger than 1 with their sizes, and the product if there are several.
 
     >>> product(Mesh.of(data=1, fsdp=256, expert=8), ["data", "fsdp", "expert"])
     'fsdp 256 x expert 8 = 2048'
@@ -46,7 +46,7 @@ def product(mesh: Mesh, axes: Iterable[str]) -> str:
 
 
 def either(items: Iterable[object]) -> str:
-    """A list of which one is meant.
+    """A list joined by "or".
 
     >>> either([1, 2, 4])
     '1, 2 or 4'
@@ -55,7 +55,7 @@ def either(items: Iterable[object]) -> str:
 
 
 def every(items: Iterable[object]) -> str:
-    """A list of which all are meant.
+    """A list joined by "and".
 
     >>> every(["input", "router"])
     'input and router'
@@ -64,7 +64,7 @@ def every(items: Iterable[object]) -> str:
 
 
 def count(number: float, noun: str) -> str:
-    """A number with its noun in the right form.
+    """A number with its noun, singular or plural.
 
     >>> count(1, "row"), count(12, "row"), count(8, "vocabulary entry")
     ('1 row', '12 rows', '8 vocabulary entries')
@@ -73,7 +73,7 @@ def count(number: float, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """More than one of them.
+    """The plural of a noun.
 
     >>> plural("row"), plural("vocabulary entry")
     ('rows', 'vocabulary entries')
@@ -91,7 +91,7 @@ def counted(size: int, logical_axis: str) -> str:
 
 
 def others(names: Sequence[str], noun: str) -> str:
-    """The first of some names, and how many there are beside it.
+    """The first of some names, and how many more there are.
 
     >>> others(["q", "k", "v"], "weight"), others(["q"], "weight")
     ('q and 2 more weights', 'q')

@@ -1,6 +1,6 @@
-"""What a model is to the planner.
+"""What the planner reads of a model.
 
-table.py       weights, activations, and the moves between them
-capacity.py    how many tokens an expert takes
-precision.py   which dtype something is computed, kept, sent and summed in
+table.py       weights, activations, and moves between activations
+capacity.py    capacity of experts and of dispatch buffers
+precision.py   dtypes of computations, stored results, transfers and sums
 """

@@ -1,7 +1,7 @@
-"""How many tokens an expert takes, and how many may come to a device: the same numbers for the plan and the engines.
+"""The capacity of an expert, and the most assignments that a device can receive: the same numbers for plan and engines.
 
-The first is the model's and the same on every layout. The second is what a buffer must hold that has a place for
-whatever may come.
+The first is a property of the model and the same on every layout. The second is the capacity of a buffer that never
+overflows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from math import ceil
 
 
 def row_capacity(factor: float | None, *, top_k: int, experts: int, length: int) -> int | None:
-    """Tokens of one row that one expert of a layer takes at most: its even share times the factor, rounded up.
+    """The most tokens of one row that one expert of a layer takes: its even share times the factor, rounded up.
 
-    Never more than the row has. None where there is no factor: then no token is dropped.
+    At most the tokens of the row. None without a factor: then no token is dropped.
 
     >>> row_capacity(1.25, top_k=2, experts=8, length=64), row_capacity(None, top_k=2, experts=8, length=64)
     (20, None)
@@ -25,16 +25,16 @@ def row_capacity(factor: float | None, *, top_k: int, experts: int, length: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one device sends to experts in one microbatch, and what may come to it.
+    """The token-expert assignments that one device sends in one microbatch, and the most that it can receive.
 
-    ``devices`` share the experts between them, ``experts`` each; one alone has all of them, or gathers their weights.
-    Each has ``tokens`` tokens of each of its ``rows`` rows, and a row lies on ``sharing`` of these devices. A token has
-    ``top_k`` choices, an expert takes ``capacity`` tokens of a row, or all.
+    The experts are sharded over ``devices``, with ``experts`` on each; a single device has all of them, or gathers
+    their weights. Each device has ``tokens`` tokens of each of its ``rows`` rows; a row is sharded over ``row_shards``
+    of these devices. A token has ``top_k`` assignments; an expert takes ``capacity`` tokens of a row, or all if None.
 
-    >>> even = Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=None)
+    >>> even = Traffic(devices=4, experts=2, rows=2, tokens=64, row_shards=1, top_k=2, capacity=None)
     >>> even.assignments, even.most, even.buffer_rows(None), even.buffer_rows(1.5), even.buffer_rows(1e308)
     (256, 1024, 1024, 384, 1024)
-    >>> Traffic(devices=4, experts=2, rows=2, tokens=64, sharing=1, top_k=2, capacity=20).most
+    >>> Traffic(devices=4, experts=2, rows=2, tokens=64, row_shards=1, top_k=2, capacity=20).most
     320
     """
 
@@ -42,35 +42,35 @@ class Traffic:
     experts: int
     rows: int
     tokens: int
-    sharing: int
+    row_shards: int
     top_k: int
     capacity: int | None
 
     @property
     def assignments(self) -> int:
-        """Choices of one device's tokens; as many come to it where all experts are chosen alike."""
+        """Assignments of one device's tokens; it receives the same number if the load of the experts is even."""
         return self.rows * self.tokens * self.top_k
 
     @property
     def most(self) -> int:
-        """Choices that come to one device where all the tokens of the group choose its experts."""
+        """The most assignments that one device can receive: all tokens of the group are routed to its experts."""
         if self.capacity is None:
             return self.devices * self.to_one
-        rows = self.devices * self.rows // self.sharing
+        rows = self.devices * self.rows // self.row_shards
         taken = self.experts * self.capacity * rows
         return min(self.devices * self.to_one, taken)
 
     @property
     def to_one(self) -> int:
-        """Choices that one device sends to one other at most."""
+        """The most assignments that one device sends to one other."""
         most = self.rows * self.tokens * min(self.top_k, self.experts)
         if self.capacity is None:
             return most
         return min(most, self.experts * self.capacity * self.rows)
 
     def buffer_rows(self, factor: float | None) -> int:
-        """Rows of a device's buffer: the choices of its even share times the factor, and never more than may come.
+        """The capacity of a device's buffer: its even share of assignments times the factor, at most ``most``.
 
-        Without a factor: as many as may come.
+        Without a factor: ``most``.
         """
         return self.most if factor is None else ceil(min(self.most, factor * self.assignments))

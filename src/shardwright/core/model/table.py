@@ -1,6 +1,6 @@
-"""What a model is to the planner: a table of weights, activations and the moves between them.
+"""A model as the planner reads it: a table of weights, activations and moves between activations.
 
-``models`` builds such tables for the families we know, ``own_model`` for a user's own program.
+``models`` builds the tables of known model families, ``own_model`` that of a user's own program.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Literal
 from shardwright.core.findings.bounds import within
 
 Contraction = tuple[str, str]
-"""A (component, logical axis) pair that is summed over."""
+"""A contracted dim, as a (component, logical axis) pair."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "bool": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initializer:
-    """How a weight starts: ``normal`` with a standard deviation (cut off at 3), ``ones`` or ``zeros``."""
+    """How a weight is initialized: ``normal`` with a standard deviation (truncated at 3), ``ones`` or ``zeros``."""
 
     kind: Literal["normal", "ones", "zeros"]
     stddev: float = 0.0
@@ -28,21 +28,21 @@ class Initializer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One parameter, or one row of parameters that ``num`` layers share.
+    """One parameter, or one row of the table for the same parameter of ``num`` layers.
 
-    ``shape`` and ``logical_axes`` describe one layer. ``stack``: the layers that follow each other and share the row
-    (``layers``, ``moe_layers``), which an engine may keep together; None for a weight that exists once.
-    ``storage``: the logical axes that may carry the cut at rest, in the order in which they are tried; none:
-    the weight rests whole.
-    ``contracted``: what is summed over in making its gradient, as (component, logical axis) pairs.
-    ``unit``: for a logical axis that counts elements, how many make one unit that may not be split.
+    ``shape`` and ``logical_axes`` describe one layer. ``stack``: the consecutive layers that share the row
+    (``layers``, ``moe_layers``), which an engine may store stacked; None for a weight that exists once.
+    ``storage``: the logical axes that may be the storage dim, in the order in which they are tried; none: the weight
+    is unsharded at rest.
+    ``contracted``: the dims contracted in its gradient, as (component, logical axis) pairs.
+    ``unit``: for a logical axis that counts elements, the number of elements of a unit that may not be split.
     ``torch_dims``: the dims as PyTorch stores them, each a tuple of logical axes merged major first.
     ``frozen``: not trained by gradients (the routing bias); saved all the same.
-    ``hugging_face``: published name, with ``{layer}`` and ``{expert}`` where they count.
-    ``first_layer``: number of the first of the ``num`` layers in the whole model.
-    ``in_use_dtype``: a dtype of its own in use (the router's float32); None: the computation's.
+    ``hugging_face``: published name, with ``{layer}`` and ``{expert}`` for their numbers.
+    ``first_layer``: number of the first of the ``num`` layers in the model.
+    ``in_use_dtype``: its own dtype in use (the router's float32); None: the computation's.
     ``uses``: further components that use the same weight (tied embeddings: ``logits``).
-    ``ends_layer``: its product only leaves the layer, so that a recomputation of the layer need not make it.
+    ``ends_layer``: its product is only an output of the layer, so recomputing the layer can omit it.
     """
 
     name: str
@@ -72,17 +72,17 @@ class Weight:
         return self.shape[self.logical_axes.index(logical_axis)]
 
     def units_of(self, logical_axis: str) -> int:
-        """How many pieces the named dim may be cut into at most."""
+        """The most shards of the named dim: its number of units."""
         return self.size(logical_axis) // (self.unit or {}).get(logical_axis, 1)
 
     @property
     def name_in_layer(self) -> str:
-        """The name that it has in each layer of its stack; its own where it exists once."""
+        """Its name in each layer of its stack; ``name`` if it exists once."""
         return name_in_layer(self.name, self.stack)
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all ``num`` layers together."""
+        """Elements of all ``num`` layers."""
         return prod(self.shape) * self.num
 
 
@@ -97,7 +97,7 @@ class Activation:
     dtype: str | None = None
     """A dtype of its own; None: the computation's."""
     sizes: Mapping[str, int] | None = None
-    """Elements along logical axes where they differ from the table's (hidden units of a shared expert)."""
+    """Sizes along logical axes that differ from the table's (hidden units of a shared expert)."""
     stacks: tuple[str, ...] = ()
     """The stacks whose layers have it; none: every layer's, or no layer's."""
 
@@ -107,11 +107,11 @@ MoveKind = Literal["stream", "queries", "keys", "dispatch", "combine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A step of the forward pass at which a tensor changes owner: from ``source``'s layout to ``target``'s.
+    """A resharding in the forward pass, from the spec of ``source`` to that of ``target``.
 
-    ``summed``: what was contracted in making the source: it is partial over the axes that cut those.
-    ``feeds``: what the target is contracted with next: its gradient is partial over the axes that cut those.
-    ``renamed``: logical axes that change name on the way (``length`` becomes ``kv_length``).
+    ``summed``: the dims contracted in computing the source: it is partial over the axes that shard those.
+    ``feeds``: the dims contracted in computing the target's cotangent: it is partial over the axes that shard those.
+    ``renamed``: logical axes that change name in the move (``length`` becomes ``kv_length``).
     ``kind``: ``queries`` and ``keys`` obey ``move.attention``, ``dispatch`` and ``combine`` obey ``move.moe``.
     """
 
@@ -125,21 +125,21 @@ class Move:
 
 
 Program = Literal["ours", "users"]
-"""Whose mathematics a table is for: that of the engines, which lists all activations, or that of a user's own program,
-which lists weights, and of activations those alone whose layout is asked for."""
+"""The program that a table describes: the engines', with all activations; or a user's own, with its weights and only
+those activations whose sharding it asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTable:
     """A model as data.
 
-    ``sizes``: elements along each logical axis of activations, but for batch, length, groups and slots, which
-    the request and the layout give; an activation's own ``sizes`` come first. ``top_k`` experts per token, None
-    without experts; ``capacity_factor`` None: no token is dropped.
-    ``dtype``: what its computation runs in unless the request says otherwise.
-    ``architecture``: what the mathematics of ``program`` needs beyond shapes; None where it is the user's.
+    ``sizes``: elements along each logical axis of activations, except batch, length, groups and slots, which the
+    request and the layout give; an activation's own ``sizes`` take precedence. ``top_k``: experts per token, None
+    without experts. ``capacity_factor`` None: no token is dropped.
+    ``dtype``: that of the computation unless the request gives another.
+    ``architecture``: what the engines need beyond shapes; None for a user's own program.
 
-    Raises InputError for more layers or a longer dim than are taken (``core/findings/bounds.py``).
+    Raises InputError for more layers or a longer dim than the bounds allow (``core/findings/bounds.py``).
     """
 
     family: str
@@ -178,11 +178,11 @@ class ModelTable:
         return frozenset(row.component for row in (*self.weights, *self.activations))
 
     def size(self, activation: Activation, logical_axis: str) -> int:
-        """Elements of an activation along a logical axis that the model gives (KeyError: the request gives it)."""
+        """Elements of an activation along a logical axis; KeyError for an axis whose size the request gives."""
         return {**self.sizes, **(activation.sizes or {})}[logical_axis]
 
     def names_in(self, stack: str) -> Mapping[str, str]:
-        """The names that the weights of a stack have in each of its layers, by the table's."""
+        """The name of each weight of a stack inside a layer, by its name in the table."""
         return {weight.name: weight.name_in_layer for weight in self.weights if weight.stack == stack}
 
     def weight(self, name: str) -> Weight:
@@ -201,10 +201,10 @@ def name_in_layer(name: str, stack: str | None) -> str:
 
 
 def as_torch_stores(weight: Weight) -> Weight:
-    """The same weight with the dims that PyTorch stores: heads and head_dim are one dim, outputs come first.
+    """The same weight with the dims that PyTorch stores: heads and head_dim are merged, outputs come first.
 
-    A frozen weight that rests whole is a buffer there, which ``fully_shard`` leaves on every rank. A weight without a dim
-    0 that may be cut rests whole too.
+    A frozen weight without a storage dim is a buffer in PyTorch, which ``fully_shard`` leaves on every rank. A weight
+    whose dim 0 may not be sharded is unsharded at rest too.
 
     >>> w = Weight(name="q", component="attention", logical_axes=("embed", "heads", "head_dim"), shape=(64, 4, 16),
     ...            initializer=Initializer(kind="normal", stddev=0.1), contracted=(), storage=("embed",),
@@ -216,7 +216,7 @@ def as_torch_stores(weight: Weight) -> Weight:
     dims = weight.torch_dims or tuple((name,) for name in weight.logical_axes)
     assert sorted(name for dim in dims for name in dim) == sorted(weight.logical_axes), weight.name
     unit = {dim[0]: prod(weight.size(name) for name in dim[1:]) for dim in dims if len(dim) > 1}
-    # A user's own weight may have no dim, or one in front that nothing may cut.
+    # A user's own weight may have no dim, or a first dim that may not be sharded.
     may_shard_at_rest = bool(dims) and not dims[0][0].startswith("_")
     return replace(
         weight,

@@ -255,7 +255,7 @@ def traffic_of(request: Request, mesh: Mesh) -> Traffic:
         experts=ceil(table.sizes["experts"] / devices),
         rows=ceil(rows),
         tokens=ceil(request.length / mesh.size(row)),
-        sharing=mesh.size(axis for axis in axes if axis in row),
+        row_shards=mesh.size(axis for axis in axes if axis in row),
         top_k=table.top_k or table.sizes["experts"],
         capacity=capacity_of(table, request.length),
     )
