@@ -1,4 +1,4 @@
-"""The largest numbers that are taken, and what a plan of the largest costs: as much work as one of 8 devices."""
+"""The largest numbers that are accepted, and the work of planning for them: no more than for 8 devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardwright.training.options import RunOptions
 
 
 def ringed(devices: int, engine: Engine, *, balanced: bool = True) -> Request:
-    """A plan in which keys and tokens go around rings of so many devices."""
+    """A plan in which keys and tokens are sent around rings of so many devices."""
     return Request(
         layout=replace(load_layout("ep-as-cp"), move_attention="ring", move_moe="ring"),
         table=build("deepseek3-test"),
@@ -194,7 +194,7 @@ def test_every_bound_refuses_something() -> None:
 
 
 @pytest.mark.parametrize("counted", BOUNDS)
-def test_a_bound_itself_is_taken(counted) -> None:
+def test_a_bound_itself_is_accepted(counted) -> None:
     within("this", BOUNDS[counted].most, counted)
     with pytest.raises(InputError):
         within("this", BOUNDS[counted].most + (1 << 10), counted)
@@ -202,13 +202,13 @@ def test_a_bound_itself_is_taken(counted) -> None:
 
 @pytest.mark.parametrize("value", [True, 2.0, "8", None, float("nan")])
 @pytest.mark.parametrize("name", ["batch", "length", "microbatches"])
-def test_what_is_no_whole_number(name, value) -> None:
+def test_values_that_are_not_integers(name, value) -> None:
     with pytest.raises(InputError, match=f"^{name} is .*, and must be a whole number of at least 1[.]$"):
         request_with(**{name: value})
 
 
 @pytest.mark.parametrize("value", [True, "8", float("nan"), float("inf"), 0, -1.5])
-def test_what_is_no_share(value) -> None:
+def test_values_that_are_not_fractions(value) -> None:
     with pytest.raises(InputError, match=r"^expert_buffer is .*, and must be a finite number above 0[.]$"):
         request_with(expert_buffer=value)
 

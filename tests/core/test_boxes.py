@@ -1,4 +1,4 @@
-"""Boxes against a definition that lists every row, and the order of axes on a dim against what it is for."""
+"""Boxes against a definition that lists every row, and the order of axes on a dim against its purpose."""
 
 from itertools import product
 from math import prod
@@ -25,7 +25,7 @@ RULES = ("padded", "nested")
 
 
 def chunk(rows: list[int], number: int) -> list[list[int]]:
-    """What torch.chunk gives, filled up with empty parts."""
+    """The result of torch.chunk, filled up with empty chunks."""
     part = max(1, -(-len(rows) // number))
     return [rows[i * part : (i + 1) * part] for i in range(number)]
 
@@ -59,14 +59,14 @@ def random_case(random: Random) -> tuple[Spec, Mesh, tuple[int, ...]]:
     """1 to 4 axes, each on some dim or on none, in any order; 0 to 4 dims, about half of them divided by their axes."""
     mesh = Mesh(tuple(Axis(name=name, size=random.randint(1, 4)) for name in "abcd"[: random.randint(1, 4)]))
     axes = random.sample(mesh.names, len(mesh.names))
-    cuts: list[list[str]] = [[] for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))]
+    dims: list[list[str]] = [[] for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))]
     for axis in axes:
-        if cuts and random.random() < 0.8:
-            random.choice(cuts).append(axis)
+        if dims and random.random() < 0.8:
+            random.choice(dims).append(axis)
     shape = tuple(
-        mesh.size(cut) * random.randint(1, 3) if random.random() < 0.5 else random.randint(1, 30) for cut in cuts
+        mesh.size(axes) * random.randint(1, 3) if random.random() < 0.5 else random.randint(1, 30) for axes in dims
     )
-    return Spec(tuple(DimSpec(f"dim{n}", tuple(cut)) for n, cut in enumerate(cuts))), mesh, shape
+    return Spec(tuple(DimSpec(f"dim{n}", tuple(axes)) for n, axes in enumerate(dims))), mesh, shape
 
 
 def random_cases(count: int, seed: int) -> list[tuple[Spec, Mesh, tuple[int, ...]]]:
@@ -104,7 +104,7 @@ def test_boxes_of_random_specs_are_those_of_the_definition() -> None:
     assert sum(() in owned_boxes(*case) for case in cases) > 100
 
 
-def test_the_two_rules_are_one_where_the_axes_divide() -> None:
+def test_the_two_rules_agree_if_the_axes_divide() -> None:
     differ = 0
     for case in random_cases(2000, seed=2):
         padded, nested = (owned_boxes(*case, uneven) for uneven in RULES)
@@ -126,7 +126,7 @@ def test_a_scalar_is_one_box_on_every_device() -> None:
     assert owned_boxes(Spec(()), Mesh.of(data=3), ()) == ((Box((), ()),),) * 3
 
 
-def test_a_spec_of_another_rank_is_our_own_mistake() -> None:
+def test_a_spec_of_another_rank_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         shard_box(Spec.of(embed=[]), Mesh.of(data=2), (4, 4), 0)
 
@@ -150,7 +150,7 @@ def cells_of(owned: Owned) -> list[set[tuple[int, ...]]]:
     return [set().union(*map(cells, boxes)) for boxes in owned]
 
 
-def test_pieces_are_each_wanted_index_once_from_where_it_is_stored() -> None:
+def test_intersections_are_each_requested_index_once_from_the_box_that_stores_it() -> None:
     random = Random(4)
     compared = 0
     while compared < 200:
@@ -169,7 +169,7 @@ def test_pieces_are_each_wanted_index_once_from_where_it_is_stored() -> None:
         compared += 1
 
 
-def test_received_is_what_is_needed_and_not_there_and_every_holder_has_it() -> None:
+def test_received_is_what_is_needed_and_not_held_and_every_holder_has_it() -> None:
     random = Random(5)
     compared = 0
     while compared < 200:
@@ -200,45 +200,45 @@ MESHES = (Mesh.of(fsdp=2, expert=4), Mesh.of(expert=4, fsdp=2))
 @pytest.mark.parametrize(
     ("right", "wrong", "after"),
     [
-        # A gather: the batch of `residual`, cut by both, is needed whole along `expert`.
+        # An all-gather over `expert`: the batch of `residual` is sharded by both axes.
         ({"batch": ["fsdp", "expert"]}, {"batch": ["expert", "fsdp"]}, {"batch": ["fsdp"]}),
-        # A change of component: `expert` leaves the batch for the experts (all-to-all).
+        # A change of component: `expert` shards the batch, then the experts (all-to-all).
         ({"batch": ["fsdp", "expert"]}, {"batch": ["expert", "fsdp"]}, {"batch": ["fsdp"], "experts": ["expert"]}),
-        # A weight at rest: `expert` stays on its dim in use, `fsdp` is gathered away.
+        # A weight at rest: `expert` is persistent, `fsdp` is gathered.
         ({"experts": ["expert", "fsdp"]}, {"experts": ["fsdp", "expert"]}, {"experts": ["expert"]}),
     ],
     ids=["gather", "all-to-all", "weight"],
 )
-def test_axes_that_stay_stand_before_axes_that_leave(
+def test_persistent_axes_come_before_gathered_axes(
     mesh: Mesh, right: dict[str, list[str]], wrong: dict[str, list[str]], after: dict[str, list[str]]
 ) -> None:
-    """In the right order nobody is fed from outside the group of the leaving axis; in the wrong one all 8 are."""
+    """In the right order no device receives data from outside the gathered axis's group; in the wrong one all 8 do."""
     dims, shape = ("batch", "experts", "embed"), (16, 16, 8)
     (name,) = right
-    leaving = [axis for axis in right[name] if axis not in after[name]]
-    boxes = {key: owned_boxes(Spec.build(dims, cuts), mesh, shape) for key, cuts in
+    gathered = [axis for axis in right[name] if axis not in after[name]]
+    boxes = {key: owned_boxes(Spec.build(dims, axes), mesh, shape) for key, axes in
              {"right": right, "wrong": wrong, "after": after}.items()}  # fmt: skip
-    assert receiving_from_outside(boxes["right"], boxes["after"], mesh, leaving) == ()
-    assert receiving_from_outside(boxes["wrong"], boxes["after"], mesh, leaving) == tuple(range(8))
-    # Said again without the function under test, from the rows themselves.
+    assert receiving_from_outside(boxes["right"], boxes["after"], mesh, gathered) == ()
+    assert receiving_from_outside(boxes["wrong"], boxes["after"], mesh, gathered) == tuple(range(8))
+    # The same without the function under test, from the rows themselves.
     have, need = cells_of(boxes["wrong"]), cells_of(boxes["after"])
     for device in range(8):
-        group = mesh.group(device, leaving)
+        group = mesh.group(device, gathered)
         assert need[device] - set().union(*(have[member] for member in group))
 
 
 def test_gathers_over_the_last_axes_never_leave_their_group() -> None:
-    """On random specs and meshes: any tail of the axes of each dim may leave, the dims divided or chunked."""
+    """On random specs and meshes: any last axes of each dim are gathered, on dims that are divided or chunked."""
     random = Random(6)
     for spec, mesh, shape in random_cases(500, seed=7):
         kept = Spec(tuple(DimSpec(d.logical_axis, d.axes[: random.randint(0, len(d.axes))]) for d in spec.dims))
-        leaving = set(spec.axes) - set(kept.axes)
+        gathered = set(spec.axes) - set(kept.axes)
         uneven = "padded" if divides(spec, mesh, shape) else "nested"
         before, after = (owned_boxes(one, mesh, shape, uneven) for one in (spec, kept))
-        assert receiving_from_outside(before, after, mesh, leaving) == (), (str(spec), str(kept), str(mesh), shape)
+        assert receiving_from_outside(before, after, mesh, gathered) == (), (str(spec), str(kept), str(mesh), shape)
 
 
-def test_padded_boxes_of_an_uneven_dim_cross_the_border_of_the_group() -> None:
+def test_padded_boxes_of_an_uneven_dim_overlap_two_groups() -> None:
     mesh = MESHES[0]
     before, after = (owned_boxes(Spec.of(batch=axes), mesh, (9,)) for axes in (["fsdp", "expert"], ["fsdp"]))
     assert receiving_from_outside(before, after, mesh, ["expert"]) == (4, 5, 6, 7)

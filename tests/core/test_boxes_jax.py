@@ -16,19 +16,19 @@ NUM_CASES = 2500
 
 
 def random_case(random: Random) -> tuple[Spec, Mesh, tuple[int, ...]]:
-    """Any order of the axes over 1 to 4 dims; every dim is divided by its axes, as JAX wants it."""
+    """Any order of the axes over 1 to 4 dims; the axes divide every dim, as JAX requires."""
     sizes = random.choice(MESH_SIZES)
     mesh = Mesh(tuple(Axis(name=name, size=size) for name, size in zip("abcd", sizes, strict=False)))
-    cuts: list[list[str]] = [[] for _ in range(random.randint(1, 4))]
+    dims: list[list[str]] = [[] for _ in range(random.randint(1, 4))]
     for axis in random.sample(mesh.names, len(mesh.names)):
         if random.random() < 0.85:
-            random.choice(cuts).append(axis)
-    shape = tuple(mesh.size(cut) * random.randint(1, 5) for cut in cuts)
-    return Spec(tuple(DimSpec(f"dim{n}", tuple(cut)) for n, cut in enumerate(cuts))), mesh, shape
+            random.choice(dims).append(axis)
+    shape = tuple(mesh.size(axes) * random.randint(1, 5) for axes in dims)
+    return Spec(tuple(DimSpec(f"dim{n}", tuple(axes)) for n, axes in enumerate(dims))), mesh, shape
 
 
 def boxes_of_jax(spec: Spec, mesh: Mesh, shape: tuple[int, ...]) -> dict[int, Box]:
-    """What JAX says each device owns, by its number in the mesh."""
+    """The box of each device according to JAX, by its number in the mesh."""
     devices = np.array(jax.devices()[: mesh.num_devices])
     jax_mesh = jax.sharding.Mesh(devices.reshape([axis.size for axis in mesh.axes]), mesh.names)
     sharding = NamedSharding(jax_mesh, PartitionSpec(*(dim.axes or None for dim in spec.dims)))

@@ -22,10 +22,10 @@ def random_box(random: Random, shape: tuple[int, ...]) -> Box:
     return Box(tuple(a for a, _ in corners), tuple(b for _, b in corners))
 
 
-def random_partition(random: Random, box: Box, cuts: int) -> list[Box]:
-    """``box`` cut in two again and again, at any place along any dim."""
+def random_partition(random: Random, box: Box, splits: int) -> list[Box]:
+    """``box`` split in two repeatedly, at random indices along random dims."""
     parts = [box]
-    for _ in range(cuts):
+    for _ in range(splits):
         part = parts.pop(random.randrange(len(parts)))
         dim = random.randrange(len(part.start))
         at = random.randint(part.start[dim], part.stop[dim])
@@ -55,7 +55,7 @@ def test_ragged_partitions_are_exact_and_a_lost_or_doubled_box_is_named() -> Non
     random = Random(1)
     for _ in range(200):
         shape = tuple(random.randint(4, 40) for _ in range(random.randint(1, 4)))
-        boxes = [box for box in random_partition(random, Box.whole(shape), cuts=30) if box.size]
+        boxes = [box for box in random_partition(random, Box.whole(shape), splits=30) if box.size]
         random.shuffle(boxes)
         assert coverage(boxes, shape).exact
         lost, *rest = boxes
@@ -64,7 +64,7 @@ def test_ragged_partitions_are_exact_and_a_lost_or_doubled_box_is_named() -> Non
         assert doubled.problems() == (f"boxes 0, {len(boxes)} all hold {lost}",)
 
 
-def test_a_box_that_leaves_the_shape_is_named_and_its_inner_part_counts() -> None:
+def test_a_box_that_exceeds_the_shape_is_named_and_its_part_inside_counts() -> None:
     found = coverage([Box((0, 0), (4, 9)), Box((4, 0), (6, 8)), Box((7, 7), (9, 9))], (6, 8))
     assert (found.holes, found.overlaps, found.outside, found.exact) == ((), (), (0, 2), False)
     assert found.problems() == ("box 0 exceeds the shape", "box 2 exceeds the shape")
@@ -96,7 +96,7 @@ def test_thousands_of_boxes_of_a_large_tensor() -> None:
     }
 
 
-def test_the_search_stops_at_its_limit_and_says_so() -> None:
+def test_the_search_stops_at_its_limit_and_reports_it() -> None:
     concentric = [Box((i, i), (4000 - i, 4000 - i)) for i in range(1500)]
     found = coverage(concentric, (4000, 4000))
     assert 1 <= len(found.overlaps) <= 100
@@ -112,9 +112,9 @@ def test_joining_keeps_the_indices() -> None:
     random = Random(3)
     for _ in range(200):
         shape = tuple(random.randint(1, 9) for _ in range(random.randint(1, 3)))
-        parts = [box for box in random_partition(random, Box.whole(shape), cuts=8) if box.size]
+        parts = [box for box in random_partition(random, Box.whole(shape), splits=8) if box.size]
         kept = random.sample(parts, random.randint(0, len(parts)))
         joined = join(kept)
         assert np.array_equal(counts(list(joined), shape), counts(kept, shape))
         assert len(joined) <= len(kept)
-    assert join(random_partition(random, Box.whole((9,)), cuts=8)) == (Box.whole((9,)),)
+    assert join(random_partition(random, Box.whole((9,)), splits=8)) == (Box.whole((9,)),)

@@ -1,4 +1,4 @@
-"""A declaration places every tensor as its layout does, and a change of it is told statement by statement."""
+"""A declaration gives every tensor the placement of its layout, and changes are listed statement by statement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def layout(text: str):
     return read_layout(parse_yaml(text, "mine.yaml"))
 
 
-def told(old: str, new: str) -> list[str]:
+def changes(old: str, new: str) -> list[str]:
     text = BASE.replace(old, new)
     assert text != BASE
     before = json.loads(json.dumps(declaration(layout(BASE))))
@@ -58,7 +58,7 @@ def test_options_and_rules_are_in_it():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ("name: mine", "name: other\nabout: In other words.", []),
         ("fsdp: 2", "fsdp: auto", ["mine.yaml:2:17: mesh axis 'fsdp' is 'auto', and was 2"]),
@@ -91,11 +91,11 @@ def test_options_and_rules_are_in_it():
         ("rules:\n  attention: {q_lora: [fsdp]}\n", "", ["None: the rule for 'q_lora' in 'attention' is not there, and was [fsdp]"]),
     ],
 )  # fmt: skip
-def test_changes(old, new, said):
-    assert told(old, new) == said
+def test_changes(old, new, expected):
+    assert changes(old, new) == expected
 
 
-def test_an_axis_that_came_and_one_that_went():
+def test_an_axis_that_was_added_and_one_that_was_removed():
     new = BASE.replace("data: 1, ", "").replace("  data:   data\n", "")
     before = declaration(layout(BASE))
     (change,) = declared_changes(before, layout(new))

@@ -1,4 +1,4 @@
-"""Every code has a page, and what the page shows is what the command says."""
+"""Every code has a page, and the page shows the output of the command."""
 
 from __future__ import annotations
 

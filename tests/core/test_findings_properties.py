@@ -94,7 +94,7 @@ def test_heads_and_experts_are_refused_exactly_where_a_device_would_get_a_part_o
 
 
 def place_on_dim(plan: Plan, axes: tuple[str, ...], device: int) -> int:
-    """The number of the part of a dim that a device holds, the first axis major."""
+    """The index of the shard of a dim that a device holds, the first axis major."""
     number = 0
     for axis in axes:
         number = number * plan.mesh.size(axis) + plan.mesh.coordinates(device)[axis]
@@ -126,7 +126,7 @@ def test_a_mesh_order_is_strided_exactly_where_rows_of_neighbours_do_not_follow_
     for tensor in plan.activations:
         for dim in tensor.in_use.dims:
             starts = [place_on_dim(plan, dim.axes, device) for device in range(devices)]
-            # Where another axis lies between, a part comes again; parts must not come in another order than the mesh's.
+            # An axis in between repeats shards; the order of the shards must be that of the mesh.
             if list(dict.fromkeys(starts)) != sorted(set(starts)):
                 strided.add(dim.logical_axis)
     assert found == strided

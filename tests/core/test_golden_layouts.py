@@ -31,7 +31,7 @@ def plan_of(preset: str, model: str) -> Plan:
 
 
 def row_spec(tensor: TensorPlan) -> Spec:
-    """The spec of one layer: without the stack of layers that pipeline stages cut."""
+    """The spec of one layer: without the stack of layers that pipeline stages divide."""
     dims = tensor.spec.dims
     return Spec(dims[len(dims) - len(tensor.shape) :])
 
@@ -65,15 +65,15 @@ def test_every_axis_asked_for_is_granted_or_the_reason_is_recorded(preset, model
     plan = plan_of(preset, model)
     layout = plan.request.layout
     for tensor in plan.weights:
-        asked = {one.axis: one for one in tensor.axis_requests}
+        requests = {one.axis: one for one in tensor.axis_requests}
         for axis in plan.mesh.names:
             role = ROLES[layout.role(axis, tensor.component)]
-            cuts = [n for n in role.weights if n in tensor.in_use.logical_axes or (n == "layers" and tensor.stack)]
-            if not cuts and not role.stores:
-                assert axis not in asked, (tensor.name, axis)
+            dims = [n for n in role.weights if n in tensor.in_use.logical_axes or (n == "layers" and tensor.stack)]
+            if not dims and not role.stores:
+                assert axis not in requests, (tensor.name, axis)
                 assert axis not in tensor.spec.axes, (tensor.name, axis)
                 continue
-            one = asked[axis]
+            one = requests[axis]
             if one.granted is None:
                 assert one.refused in get_args(Refusal), (tensor.name, axis)
                 assert axis not in tensor.spec.axes, (tensor.name, axis)
@@ -84,9 +84,9 @@ def test_every_axis_asked_for_is_granted_or_the_reason_is_recorded(preset, model
 @pytest.mark.parametrize("preset", ["cp", "ep", "ep-as-cp", "fsdp", "hsdp"])
 def test_every_weight_that_no_dim_can_hold_is_counted_by_a_finding(preset):
     """In the matrix every weight can be stored; five devices divide next to nothing."""
-    asked = request(preset, "deepseek3-test")
-    sizes = {axis: 5 if axis == "fsdp" else 1 for axis in asked.layout.mesh}
-    plan = make_plan(replace(asked, mesh_sizes=sizes, devices=5, batch=10))
+    requests = request(preset, "deepseek3-test")
+    sizes = {axis: 5 if axis == "fsdp" else 1 for axis in requests.layout.mesh}
+    plan = make_plan(replace(requests, mesh_sizes=sizes, devices=5, batch=10))
     whole = [
         tensor.name for tensor in plan.weights if any(one.refused == "none-divides" for one in tensor.axis_requests)
     ]
@@ -124,10 +124,10 @@ def test_resting_weights_of_a_device_add_up(preset, model):
 @pytest.mark.parametrize("preset", preset_names())
 def test_layout_of_the_largest_model_resolves_in_time(preset):
     """Checks included, on the 128 devices of its natural mesh. Time of this process alone, the best of three."""
-    asked = replace(request(preset, "deepseek3-671b"), mesh_sizes={}, devices=128)
+    requests = replace(request(preset, "deepseek3-671b"), mesh_sizes={}, devices=128)
     times = []
     for _ in range(3):
         start = process_time()
-        make_plan(asked)
+        make_plan(requests)
         times.append(process_time() - start)
     assert min(times) * 1000 < MILLISECONDS

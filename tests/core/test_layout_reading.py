@@ -1,4 +1,4 @@
-"""From the text of a layout to roles, sizes and rules; and every fault of a text, at its place, with what mends it."""
+"""Roles, sizes and rules read from the text of a layout; and every fault of a text, at its place, with its fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEAD = "name: mine\nmesh: {data: 1, fsdp: auto, expert: 4}\nroles:\n  data: data
 
 
 @pytest.mark.parametrize("preset", preset_names())
-def test_presets_are_read_and_say_what_they_are_for(preset):
+def test_presets_are_read_and_have_a_description(preset):
     layout = load_layout(preset)
     assert layout.name == preset
     assert layout.about.endswith(".")
@@ -51,7 +51,7 @@ def test_an_entry_gives_one_role_in_each_component():
     assert layout.role("expert", "router") == "context"
 
 
-def test_elsewhere_leaves_an_axis_idle_where_its_role_has_nothing_to_cut():
+def test_elsewhere_leaves_an_axis_idle_where_its_role_has_nothing_to_shard():
     text = "name: m\nmesh: {tensor: 2, stage: 2}\nroles: {tensor: tensor, stage: {elsewhere: stage}}"
     layout = read(text)
     assert [c for c in COMPONENTS if layout.role("tensor", c) == "idle"] == ["input", "residual", "router"]
@@ -60,7 +60,7 @@ def test_elsewhere_leaves_an_axis_idle_where_its_role_has_nothing_to_cut():
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("role", ROLES)
-def test_roles_stand_where_the_role_table_lets_them(role, parallel):
+def test_roles_are_allowed_where_the_role_table_has_them(role, parallel):
     spread = roles_everywhere({}, role, sequence_parallel=parallel)
     can = components_of(role, sequence_parallel=parallel)
     assert {c for c, r in spread.items() if r == role} == set(can)
@@ -95,7 +95,7 @@ def test_a_layout_may_be_a_dict_of_a_program_and_take_its_name_from_outside():
     assert layout.source == "<python>"
 
 
-def test_entries_stand_in_the_order_of_the_mesh():
+def test_entries_are_in_mesh_order():
     layout = read("name: m\nmesh: {a: 2, b: 2}\nroles: {b: fsdp, a: data}")
     assert tuple(layout.entries) == tuple(layout.mesh) == ("a", "b")
 
@@ -227,14 +227,14 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("text", "expected"), FAULTS, ids=[text.split("\n")[-2 if "\n" in text else 0] for text, _ in FAULTS]
 )
-def test_every_fault_is_told_at_its_place_with_what_mends_it(text, expected):
+def test_every_fault_is_reported_at_its_place_with_its_fix(text, expected):
     found = faults(text)
     assert sorted((f.code, f"{f.position.line}:{f.position.column}", f.found, f.fix) for f in found) == sorted(expected)
     assert all(f.severity == "error" and f.needed for f in found)
 
 
 @pytest.mark.parametrize("text", [text for text, _ in FAULTS])
-def test_a_word_that_is_offered_mends_the_fault_where_it_stands(text):
+def test_a_suggested_word_fixes_the_fault_at_its_place(text):
     for finding in faults(text):
         offered = re.fullmatch(r"Write '(\w+)'\.", finding.fix)
         if offered is None:
@@ -250,6 +250,6 @@ def test_a_word_that_is_offered_mends_the_fault_where_it_stands(text):
         assert finding.found not in [f.found for f in left]
 
 
-def test_faults_of_several_parts_are_told_together():
+def test_all_faults_are_reported_at_once():
     codes = [f.code for f in faults("mesh: {a: two}\nroles: {b: data}\nmove: {moe: x}\n")]
     assert sorted(codes) == ["SW106", "SW111", "SW111", "SW120", "SW120"]

@@ -1,4 +1,4 @@
-"""Sizes of the mesh axes: whatever is asked for, there is a mesh of as many devices, or a fix that mends its fault."""
+"""Sizes of the mesh axes: every request gives a mesh of as many devices, or a fault with a fix that removes it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def request(declared: Mapping[str, object], asked: dict[str, int], devices: int 
 
 
 def fixes(given: Request) -> dict[str, str]:
-    """What is wrong, and what is said to mend it."""
-    with pytest.raises(FindingsError) as told:
+    """The faults of a request, and their fixes."""
+    with pytest.raises(FindingsError) as raised:
         resolve_mesh(given)
-    return {finding.found: finding.fix for finding in told.value.findings}
+    return {finding.found: finding.fix for finding in raised.value.findings}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def fixes(given: Request) -> dict[str, str]:
         ({"a": 2, "b": 2}, {"a": -1}, None, {"size -1": "--mesh a=1"}),
         # 3 times whatever are not 4.
         ({"a": 3, "b": 2}, {"b": 0}, 4, {"size 0": ""}),
-        # Both are told, and each fix mends one of them.
+        # Both are reported, and each fix removes one of them.
         ({"a": 2, "b": 2}, {"a": 0, "b": -2}, 8, {"size 0": "--mesh a=1", "size -2": "--mesh b=1"}),
         ({"a": 2, "b": 2}, {}, 6, {"a 2 x b 2 = 4": "--mesh a=3"}),
     ],
@@ -66,7 +66,7 @@ def typed(given: Request, fix: str) -> Request:
 
 
 def faults(given: Request) -> list[tuple[str, str]]:
-    """Where something is wrong."""
+    """The places of the faults."""
     try:
         resolve_mesh(given)
     except FindingsError as error:
@@ -90,9 +90,9 @@ def test_random_sizes_give_a_mesh_of_as_many_devices_or_fixes_that_mend() -> Non
             assert given.devices in (None, prod(mesh.size(axis) for axis in axes))
             meshes += 1
             continue
-        with pytest.raises(FindingsError) as told:
+        with pytest.raises(FindingsError) as raised:
             resolve_mesh(given)
-        for finding in told.value.findings:
+        for finding in raised.value.findings:
             if finding.fix:
                 after = faults(typed(given, finding.fix))
                 assert (finding.code, finding.where) not in after, (declared, asked, given.devices, finding)

@@ -24,13 +24,13 @@ MESH = Mesh.of(x=2, y=3, z=4)
 
 
 def every_order(mesh: Mesh) -> list[Spec]:
-    """Every order of every choice of axes, split over two dims at every place."""
+    """Every order of every subset of axes, divided between two dims in every way."""
     orders = [order for n in range(len(mesh.axes) + 1) for order in permutations(mesh.names, n)]
     return [Spec.of(heads=order[:n], embed=order[n:]) for order in orders for n in range(len(order) + 1)]
 
 
 def chunk(rows: list[int], number: int) -> list[list[int]]:
-    """What torch.chunk gives, filled up with empty parts."""
+    """The result of torch.chunk, filled up with empty chunks."""
     part = max(1, -(-len(rows) // number))
     return [rows[i * part : (i + 1) * part] for i in range(number)]
 
@@ -64,7 +64,7 @@ def test_there_are_49_orders_of_three_axes_over_two_dims() -> None:
 
 
 @pytest.mark.parametrize("mesh_order", list(permutations(MESH.axes)), ids=lambda axes: "-".join(a.name for a in axes))
-def test_predicted_placements_name_the_boxes_of_the_spec(mesh_order: tuple[Axis, ...]) -> None:
+def test_predicted_placements_give_the_boxes_of_the_spec(mesh_order: tuple[Axis, ...]) -> None:
     """All orders of the axes on the dims, on all orders of the mesh: one box for each device, that of the spec."""
     mesh, shape = Mesh(mesh_order), (48, 24)
     for spec in every_order(mesh):
@@ -92,8 +92,8 @@ def test_an_axis_of_size_one_makes_nothing_strided() -> None:
     assert placements_of(Spec.of(heads=["tensor", "fsdp"]), mesh) == (Shard(0), Shard(0))
 
 
-def test_any_placements_mean_the_rows_of_the_definition() -> None:
-    """Any split factors on any sizes: rows with gaps, uneven parts and empty ones, too."""
+def test_any_placements_give_the_rows_of_the_definition() -> None:
+    """Any split factors on any sizes: also rows with gaps, uneven shards and empty ones."""
     random = Random(0)
     gaps = empty = 0
     for _ in range(1000):
@@ -142,7 +142,7 @@ def test_71_of_1024_uneven_layouts_are_misnamed() -> None:
 
 
 def test_misnamed_dims_are_those_whose_rows_differ() -> None:
-    """The shortcut by dims says what comparing the boxes of all devices says, on three axes at once."""
+    """The shortcut by dims agrees with a comparison of the boxes of all devices, on three axes."""
     differ = 0
     for order, size in product(permutations(MESH.names), range(1, 50)):
         spec = Spec.of(embed=[], heads=order)

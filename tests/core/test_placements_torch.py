@@ -47,7 +47,7 @@ def numbered(shape: tuple[int, int]) -> torch.Tensor:
 
 
 def local(shape: tuple[int, int], mesh: DeviceMesh, placements: list[TorchPlacement]) -> torch.Tensor:
-    # Without a source rank each rank cuts its own copy: no communication, which a fake group could not do.
+    # Without a source rank each rank shards its own copy: no communication, which a fake group cannot do.
     placed = distribute_tensor(numbered(shape), mesh, placements, src_data_rank=None)
     assert isinstance(placed, DTensor)
     return placed.to_local()

@@ -1,4 +1,4 @@
-"""The table of dtypes: whole, and what the plan's bytes follow from."""
+"""The table of dtypes: complete, and the plan's bytes follow from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.core.model.precision import PRECISION, Word, dtype_of, own_dtyp
 from shardwright.core.model.table import DTYPE_BYTES
 
 DEVICE_SIDE = ("loss", "clipping")
-"""What is sent and summed beside the plan: single numbers, and two for each token."""
+"""Rows that are sent and summed and not in the plan: single numbers, and two for each token."""
 
 
 def plan_of(engine: str, **options: str) -> Plan:
@@ -57,7 +57,7 @@ def test_nothing_that_decides_the_loss_is_narrow() -> None:
 @pytest.mark.parametrize(
     ("row", "column", "word", "tensor", "phase", "share"),
     [
-        # A weight that is gathered as it rests takes twice the bytes; a gradient that is summed narrow, half.
+        # A weight that is gathered in its dtype at rest is twice the bytes; a gradient that is summed narrow, half.
         ("weight", "sent", "at rest", "layers.moe.gate", "forward", 2.0),
         ("gradient", "summed", "in use", "layers.moe.gate", "backward", 0.5),
     ],
@@ -96,6 +96,6 @@ def test_every_word_has_a_dtype() -> None:
             assert word is None or dtype_of(word, **known) in DTYPE_BYTES
 
 
-def test_a_word_whose_dtype_is_not_known_is_our_fault() -> None:
+def test_a_word_whose_dtype_is_not_known_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         dtype_of("at rest", computation="bfloat16")

@@ -112,7 +112,7 @@ UNIT_NAMES = {
 
 LOGICAL_AXES = {
     "batch": "rows of the global batch",
-    "length": "tokens of a row, as queries, keys and values are made",
+    "length": "tokens of a row, as queries, keys and values are computed",
     "q_length": "tokens of a row, as queries attend",
     "kv_length": "tokens of a row, as keys and values are attended to: never sharded",
     "embed": "the width of the residual stream",
