@@ -55,7 +55,7 @@ REFUSED = {
     ),
     "chips": (
         [*SMALL, "--chips", "h100:8", "--devices", "4"],
-        "shardwright: --chips h100:8 has 8 devices, and --devices says 4. Leave one out.\n",
+        "shardwright: --chips h100:8 has 8 devices, and --devices is 4. Leave one out.\n",
     ),
 }
 
@@ -165,7 +165,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(options, user_environment)
 
 FULL = (
     "shardwright: the output cannot be written: {}. The command ended there, and the files that it wrote before stay. Send "
-    "its output to a place that takes it.\n"
+    "its output to a place that can be written.\n"
 )
 NO_SPACE, BAD = FULL.format("No space left on device"), FULL.format("Bad file descriptor")
 STREAMS = {

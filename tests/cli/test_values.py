@@ -36,12 +36,12 @@ REFUSED = [
     (mesh_sizes, "fsdp=2,expert=", f"--mesh: 'expert=' has no value.\n    fsdp=2,expert=\n           ^^^^^^^\n{SIZES}"),
     (mesh_sizes, "fsdp=2,", f"--mesh: something is missing here.\n    fsdp=2,\n           ^\n{SIZES}"),
     (mesh_sizes, "", f"--mesh: something is missing here.\n    \n    ^\n{SIZES}"),
-    (mesh_sizes, "fsdp=2,fsdp=4", f"--mesh: 'fsdp' stands twice.\n    fsdp=2,fsdp=4\n           ^^^^\n{SIZES}"),
+    (mesh_sizes, "fsdp=2,fsdp=4", f"--mesh: 'fsdp' occurs twice.\n    fsdp=2,fsdp=4\n           ^^^^\n{SIZES}"),
     (mesh_sizes, "fsdp=two", f"--mesh: 'two' is not a whole number.\n    fsdp=two\n         ^^^\n{SIZES}"),
     (
         mesh_sizes,
         "fsdp=auto,expert=4",
-        "--mesh: 'auto' is not a whole number. 'auto' stands in a layout's own mesh: leave the axis out here, and give "
+        "--mesh: 'auto' is not a whole number. 'auto' is for a layout's own mesh: leave the axis out here, and give "
         f"--devices.\n    fsdp=auto,expert=4\n         ^^^^\n{SIZES}",
     ),
     (

@@ -74,7 +74,7 @@ def test_a_batch_script_of_slurm_runs_by_itself_and_it_is_said() -> None:
     environment = {name: value for name, value in SLURM.items() if "STEP" not in name}
     assert find_processes(CommandLine(), environment, never) == (
         None,
-        "Slurm: this job has 4 tasks, and this one was not started by srun: it runs by itself",
+        "Slurm: this job has 4 tasks, and this one was not started by srun: it runs as a single process",
     )
 
 
@@ -124,26 +124,26 @@ REFUSED = {
         {"JAX_COORDINATOR_ADDRESS": "a:1"},
         "one of several processes: found --processes (2), JAX_COORDINATOR_ADDRESS (a:1), and neither an option nor the "
         "environment says --process. Give --coordinator HOST:PORT, --processes N and --process I to each of them, or "
-        "--processes 1 for a run by itself.",
+        "--processes 1 for a single-process run.",
     ),
     "a coordinator alone": (
         CommandLine(),
         {"JAX_COORDINATOR_ADDRESS": "a:1"},
-        "one of several processes: found JAX_COORDINATOR_ADDRESS (a:1), and neither an option nor the environment says "
+        "one of several processes: found JAX_COORDINATOR_ADDRESS (a:1), and neither an option nor the environment gives "
         "--processes and --process. Give --coordinator HOST:PORT, --processes N and --process I to each of them, or "
-        "--processes 1 for a run by itself.",
+        "--processes 1 for a single-process run.",
     ),
     "another count than Slurm's": (
         CommandLine(count=2),
         SLURM,
-        "--processes is 2, and Slurm says 4 (SLURM_NTASKS=4). Leave --processes out, or give --coordinator, "
-        "--processes and --process, which together stand for themselves.",
+        "--processes is 2, and Slurm sets 4 (SLURM_NTASKS=4). Leave --processes out, or give --coordinator, "
+        "--processes and --process, which together override it.",
     ),
     "half of Slurm": (
         CommandLine(),
         {name: value for name, value in SLURM.items() if name != "SLURM_PROCID"},
-        "Slurm: other variables of it are set and SLURM_PROCID is not. Start the processes with Slurm's own launcher, "
-        "or give --coordinator, --processes and --process, or --processes 1 for a run by itself.",
+        "Slurm: other variables of it are set, but not SLURM_PROCID. Start the processes with Slurm's own launcher, "
+        "or give --coordinator, --processes and --process, or --processes 1 for a single-process run.",
     ),
     "not a number": (
         CommandLine(),
@@ -153,47 +153,47 @@ REFUSED = {
     "pods without a count": (
         CommandLine(),
         POD,
-        "Kubernetes: this is process 1 (JOB_COMPLETION_INDEX=1), and nothing says of how many. "
-        "Give --processes N, or --processes 1 for a run by itself.",
+        "Kubernetes: this is process 1 (JOB_COMPLETION_INDEX=1), and the number of processes is not given. "
+        "Give --processes N, or --processes 1 for a single-process run.",
     ),
     "mpirun without a place": (
         CommandLine(),
         OPEN_MPI,
-        "Open MPI: this is process 2 of 4 (OMPI_COMM_WORLD_RANK=2, OMPI_COMM_WORLD_SIZE=4), and nothing says where "
-        "process 0 listens. Give --coordinator HOST:PORT, its host and a free port there.",
+        "Open MPI: this is process 2 of 4 (OMPI_COMM_WORLD_RANK=2, OMPI_COMM_WORLD_SIZE=4), and the "
+        "address of process 0 is not given. Give --coordinator HOST:PORT, its host and a free port there.",
     ),
     "an index that cannot be": (
         CommandLine(coordinator="a:1", count=2, index=2),
         {},
-        "process 2 of 2 (told by options): processes count from 0, so the last one is 1.",
+        "process 2 of 2 (from options): processes count from 0, so the last one is 1.",
     ),
     "no port": (
         CommandLine(coordinator="a", count=2, index=1),
         {},
-        "the coordinator is 'a' (told by options), and must be HOST:PORT with a port from 1 to 65535, as node0:12345.",
+        "the coordinator is 'a' (from options), and must be HOST:PORT with a port from 1 to 65535, as node0:12345.",
     ),
     "nothing between two dots": (
         CommandLine(coordinator="node..0:1234", count=2, index=1),
         {},
-        "the coordinator is 'node..0:1234' (told by options), and its host has a dot in its name with nothing before it. "
+        "the coordinator is 'node..0:1234' (from options), and its host has a dot in its name with nothing before it. "
         "Give HOST:PORT with the host's name, as node0:12345.",
     ),
     "a dot at the start": (
         CommandLine(coordinator=".node:1234", count=2, index=1),
         {},
-        "the coordinator is '.node:1234' (told by options), and its host has a dot in its name with nothing before it. "
+        "the coordinator is '.node:1234' (from options), and its host has a dot in its name with nothing before it. "
         "Give HOST:PORT with the host's name, as node0:12345.",
     ),
     "a long host": (
         CommandLine(count=2, index=1),
         {"JAX_COORDINATOR_ADDRESS": f"a.{'b' * 70}.c:1"},
-        f"the coordinator is 'a.{'b' * 70}.c:1' (told by options), and its host has 70 characters between two dots of its "
+        f"the coordinator is 'a.{'b' * 70}.c:1' (from options), and its host has 70 characters between two dots of its "
         f"name, and may have 63. Give HOST:PORT with the host's name, as node0:12345.",
     ),
     "a host that is not UTF-8": (
         CommandLine(coordinator="\udcff:1", count=2, index=1),
         {},
-        "the coordinator is '\udcff:1' (told by options), and its host has a name that cannot be looked up. "
+        "the coordinator is '\udcff:1' (from options), and its host has a name that cannot be looked up. "
         "Give HOST:PORT with the host's name, as node0:12345.",
     ),
     "alone with an index": (

@@ -190,7 +190,7 @@ def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(one: Path
     with_signal = {**environment, "SIGNAL": "5 1 SIGTERM"}
     first, second = pair(tmp_path, with_signal, out, [*TWO, "--steps", "40", "--resume"])
     (damaged,) = (out / "checkpoints").glob("step-00000006.damaged-*")
-    assert f"kept beside, not whole: {damaged}" in first.out
+    assert f"kept under another name, damaged: {damaged}" in first.out
     shutil.rmtree(damaged)
     assert [(first.code, first.err), (second.code, second.err)] == [(0, "")] * 2
     last = len(metrics(out))
@@ -264,7 +264,7 @@ def test_another_text_in_one_is_refused_by_both(tmp_path: Path, environment) -> 
     for process in ended:
         assert process.code == 2
         assert process.err.startswith(
-            "shardwright: before the first step: the 2 processes of this run were not told the same:\n  corpus: '"
+            "shardwright: before the first step: the 2 processes of this run do not agree:\n  corpus: '"
         )
         assert process.err.endswith("Give all of them the same command, text and files. Nothing was started.\n")
         assert len(process.err.splitlines()) == 3
@@ -280,7 +280,7 @@ def test_devices_are_counted_over_all_processes(tmp_path: Path, capsys) -> None:
         == 2
     )
     assert capsys.readouterr().err == (
-        "shardwright: --devices is 7, and must be a multiple of the number of processes, which is 2 (told by options): "
+        "shardwright: --devices is 7, and must be a multiple of the number of processes, which is 2 (from options): "
         "each has as many.\n"
     )
 

@@ -130,7 +130,7 @@ def test_another_run_is_not_resumed(option, value, said, dense: Path, capsys) ->
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert train(LLAMA3, out, *FSDP, *STEPS, "--resume", option, value) == 2
     assert capsys.readouterr().err == (
-        f"shardwright: {directory_of(out, 10)} was saved by a run told otherwise; going on would be another run:\n"
+        f"shardwright: {directory_of(out, 10)} was saved by a run with other options or text; going on would be another run:\n"
         f"{said}"
         "Give the same options, or another --out. The layout and the mesh may change.\n"
     )
@@ -163,10 +163,10 @@ def test_a_flipped_bit_in_the_newest_checkpoint_costs_only_that_checkpoint(dense
     flip(directory_of(out, 20))
     assert train(LLAMA3, out, *FSDP, *STEPS, "--resume", "--json") == 0
     said = json.loads(capsys.readouterr().out)["run"]["said"]
-    assert said[1].startswith(f"passed over a checkpoint that is not whole: {directory_of(out, 20)}/boxes-")
+    assert said[1].startswith(f"skipped a damaged checkpoint: {directory_of(out, 20)}/boxes-")
     assert said[2] == f"resumed from {directory_of(out, 10)} (layout fsdp)"
     (aside,) = (out / "checkpoints").glob("step-00000020.damaged-*")
-    assert said[3:] == [f"kept beside, not whole: {aside}"]
+    assert said[3:] == [f"kept under another name, damaged: {aside}"]
     assert results(out) == results(dense / "straight")
     assert_same_bits(saved(out, 20), saved(dense / "straight", 20))
 

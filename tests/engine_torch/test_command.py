@@ -56,7 +56,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
     done = run([*arguments, "--steps", "1000", "--resume", "--stop-after", str(before + 1)])
     assert done.returncode == 0, done.stderr
     assert len(losses(out)) == before + 1
-    assert f"kept beside, not whole: {newest}.damaged-" in done.stdout
+    assert f"kept under another name, damaged: {newest}.damaged-" in done.stdout
 
 
 def test_a_stopped_rank_is_named_and_ends_with_the_run(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_rewrite_has_a_letter_and_its_reason():
 
 def test_nothing_moves_on_one_device():
     plan = planned("llama3-test", "ddp", devices=1, batch=8)
-    assert "  none: nothing crosses a link, as predicted\n" in drawn(plan, as_planned(plan, "cpu:1"))
+    assert "  none: the step has no collectives, as predicted\n" in drawn(plan, as_planned(plan, "cpu:1"))
 
 
 def test_ten_temporaries_the_largest_first():

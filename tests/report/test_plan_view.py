@@ -147,7 +147,7 @@ def test_collectives_add_up():
 
 def test_a_layout_on_one_device_has_no_collectives():
     plan = make_plan(replace(request("ddp", "llama3-test"), devices=1))
-    assert "  none: nothing crosses a link\n" in drawn(plan)
+    assert "  none: the step has no collectives\n" in drawn(plan)
 
 
 def test_choices_and_times_are_shown_when_there_are_any():

@@ -51,7 +51,7 @@ def test_a_line_is_damaged_whose_step_is_not_between_those_around_it(
     good = [step for place, step in enumerate(steps, 1) if place not in damaged]
     assert sorted_lines.kept == [line(step) for step in good if step is not None and step <= first_step]
     assert sorted_lines.later == [line(step) for step in good if step is not None and step > first_step]
-    assert sorted_lines.cut_off == b""
+    assert sorted_lines.incomplete == b""
 
 
 @given(data=st.data())

@@ -61,7 +61,7 @@ def goes_on(told: RunOptions, **changes) -> list[str]:
     assert losses(told.out) == sums(told, 6)
     assert sorted(path.name for path in (told.out / "checkpoints").glob("step-????????"))[-1] == "step-00000006"
     assert verify(step(told, 6))["ok"]
-    return shown.said
+    return shown.messages
 
 
 def beside(told: RunOptions, why: str) -> list[str]:
@@ -76,12 +76,12 @@ def test_a_flipped_bit_in_the_newest_step_is_told_and_set_aside_and_the_one_befo
     said = goes_on(told)
     (aside,) = (told.out / "checkpoints").glob("*.damaged-*")
     assert said[1:] == [
-        f"passed over a checkpoint that is not whole: {path}: tensor 'sums', box [3:4,0:2]: "
+        f"skipped a damaged checkpoint: {path}: tensor 'sums', box [3:4,0:2]: "
         + re.findall(r"bytes \d+ to \d+", said[1])[0]
         + " do not match their digest: the file was damaged after it was written. Restore it from a copy, or resume from "
         "another checkpoint.",
         f"resumed from {step(told, 4)} (layout fsdp)",
-        f"kept beside, not whole: {aside}",
+        f"kept under another name, damaged: {aside}",
     ]
     assert (aside / path.name).read_bytes() == damaged
     assert aside.name.startswith("step-00000005.damaged-")
@@ -95,9 +95,9 @@ def test_damage_to_several_in_several_ways(told: RunOptions) -> None:
     next(step(told, 2).glob("*.safetensors")).unlink()
     said = goes_on(told)
     assert [line.split(": ")[0] for line in said[1:]] == [
-        *["passed over a checkpoint that is not whole"] * 4,
+        *["skipped a damaged checkpoint"] * 4,
         f"resumed from {step(told, 1)} (layout fsdp)",
-        *["kept beside, not whole"] * 4,
+        *["kept under another name, damaged"] * 4,
     ]
     assert beside(told, "damaged") == [f"step-0000000{number}.damaged" for number in (2, 3, 4, 5)]
 
@@ -110,7 +110,7 @@ def test_where_all_are_damaged_nothing_is_changed(told: RunOptions) -> None:
         goes_on(told)
     first, *rest = str(error.value).splitlines()
     assert first == (
-        f"--resume: there is no whole checkpoint under {told.out}, and nothing was changed. Restore one from a copy, or "
+        f"--resume: there is no complete checkpoint under {told.out}, and nothing was changed. Restore one from a copy, or "
         f"begin anew with another --out."
     )
     assert len(rest) == 5
@@ -153,7 +153,7 @@ def test_a_newest_one_that_is_not_proven_damaged_is_not_passed_over(change, said
         goes_on(told)
     assert str(error.value).startswith(f"--resume: {manifest}: ")
     assert str(error.value).endswith(
-        f"{said} Nothing proves that it is damaged, so it was not passed over. See why, or give the step to go on from with "
+        f"{said} Nothing proves that it is damaged, so it was not skipped. See why, or give the step to go on from with "
         f"--resume-from."
     )
     assert contents(told.out) == before
@@ -170,7 +170,7 @@ def test_a_step_that_is_asked_for_is_taken_and_what_is_later_is_kept_beside(told
     assert beside(told, "set-aside") == ["step-00000004.set-aside", "step-00000005.set-aside"]
     for number, before in later.items():
         (aside,) = (told.out / "checkpoints").glob(f"step-0000000{number}.set-aside-*")
-        assert f"kept beside, of a later step than 3: {aside}" in said
+        assert f"kept under another name, later than step 3: {aside}" in said
         assert sorted(contents(aside).values()) == sorted(before.values())
         assert verify(aside)["ok"]
     (rest,) = told.out.glob("metrics.jsonl.set-aside-*")
@@ -219,7 +219,7 @@ def test_a_step_that_is_asked_for_and_is_damaged_is_not_replaced_by_another(at: 
         goes_on(told, resume_from=3)
     assert str(error.value).startswith(f"--resume-from 3: {path}: ")
     assert str(error.value).endswith(
-        "Nothing was changed. Give --resume instead, which takes the newest whole one, or another step."
+        "Nothing was changed. Give --resume instead, which takes the newest complete one, or another step."
     )
     assert contents(told.out) == before
 
@@ -249,8 +249,8 @@ def test_what_one_of_two_processes_finds_damaged_both_pass_over(reader: int, tol
     assert taken == [5, 4, 3]
     assert beside(told, "damaged") == ["step-00000004.damaged", "step-00000005.damaged"]
     for one in shown:
-        assert [line.split(":")[0] for line in one.said if line.startswith(("passed", "resumed"))] == [
-            *["passed over a checkpoint that is not whole"] * 2,
+        assert [line.split(":")[0] for line in one.messages if line.startswith(("skipped", "resumed"))] == [
+            *["skipped a damaged checkpoint"] * 2,
             f"resumed from {step(told, 3)} (layout fsdp)",
         ]
 
@@ -297,6 +297,6 @@ def test_a_disk_without_room_ends_a_run_that_goes_on_when_there_is_some(told: Ru
     assert contents(told.out / "checkpoints") == before
     said = goes_on(told)
     assert (
-        f"{told.out}/metrics.jsonl: the last line was cut off, as a killed run leaves it; its step is done again"
+        f"{told.out}/metrics.jsonl: the last line is incomplete, as a killed run leaves it; its step is done again"
         in said
     )

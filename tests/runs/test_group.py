@@ -22,7 +22,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.runs import saving
 from shardwright.runs.processes.channel import Channel
-from shardwright.runs.processes.group import Alone, Ending, Held, Several, must_agree
+from shardwright.runs.processes.group import Alone, Ending, ExchangedValue, Several, must_agree
 from shardwright.runs.processes.meeting import meet
 from shardwright.training.cluster import Processes
 from shardwright.training.options import Silent
@@ -102,8 +102,8 @@ def test_all_get_the_same_values_and_who_had_each_first() -> None:
     with together(4) as groups:
         for name in ("one", "two"):
             values = each(groups, lambda group, name=name: group.exchange(name, [name, group.index // 2]))
-            assert values == [[Held([name, 0], 0), Held([name, 1], 2)]] * 4
-    assert Alone().exchange("one", 5) == [Held(5, 0)]
+            assert values == [[ExchangedValue([name, 0], 0), ExchangedValue([name, 1], 2)]] * 4
+    assert Alone().exchange("one", 5) == [ExchangedValue(5, 0)]
 
 
 def test_what_differs_is_named_to_all() -> None:
@@ -114,7 +114,7 @@ def test_what_differs_is_named_to_all() -> None:
         for error in each(groups, lambda group: must_agree(group, told[group.index], "before the first step")):
             assert isinstance(error, InputError)
             assert str(error) == (
-                "before the first step: the 3 processes of this run were not told the same:\n"
+                "before the first step: the 3 processes of this run do not agree:\n"
                 "  corpus: 'ab' in process 0, 'cd' in process 2\n"
                 "  keep: None in process 0, 2 in process 2\n"
                 "Give all of them the same command, text and files. Nothing was started."
@@ -186,7 +186,7 @@ def test_an_error_of_one_is_told_by_the_others(ended: list[tuple[str, int]], cap
     assert ended == [("shardwright group", 2)]
     assert (
         f"shardwright: process 0 of 2: process 1 of 2 ({socket.gethostname()}, 127.0.0.1) ended with an error, so this "
-        f"one ends too. It said:\nthe disk is full\n"
+        f"one ends too. Its error:\nthe disk is full\n"
     ) == capsys.readouterr().err
     groups[1]._channel.close()
 
@@ -237,18 +237,18 @@ def test_the_port_is_another_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "said"),
+    ("who", "message"),
     [
-        ([(0, 3), (1, 3), (1, 3)], "two processes were told that they are process 1; one is on "),
+        ([(0, 3), (1, 3), (1, 3)], "two processes have the index 1; one is on "),
         ([(0, 2), (0, 2)], "cannot listen at port "),
-        ([(0, 2), (1, 3)], "was told of 3 processes, process 0 of 2. Give each an index of its own (--process)"),
+        ([(0, 2), (1, 3)], "expects 3 processes, process 0 expects 2. Give each an index of its own (--process)"),
     ],
     ids=["one index twice", "two that are the first", "another number of processes"],
 )
-def test_processes_that_were_told_what_cannot_be(who: list[tuple[int, int]], said: str) -> None:
+def test_processes_with_contradictory_options(who: list[tuple[int, int]], message: str) -> None:
     port = free_port()
     errors = meet_all([one_of(index, count, port, 2) for index, count in who])
-    assert any(said in str(error) for error in errors)
+    assert any(message in str(error) for error in errors)
     assert sum(isinstance(error, InputError) for error in errors) >= len(who) - 1
     for error in errors:
         if isinstance(error, Several):
@@ -278,7 +278,7 @@ def test_a_stranger_at_the_port_is_no_process() -> None:
     stopped.set()
     stranger.join()
     groups.sort(key=lambda group: group.index)
-    assert each(groups, lambda group: group.exchange("a", 1)) == [[Held(1, 0)]] * 2
+    assert each(groups, lambda group: group.exchange("a", 1)) == [[ExchangedValue(1, 0)]] * 2
     for group in reversed(groups):
         group.leave()
 
@@ -315,7 +315,7 @@ def test_a_checkpoint_that_one_cannot_write_is_none(failing: int, tmp_path: Path
     monkeypatch.setattr(saving, "write_part", write_part)
     with together(2) as groups:
         errors = each(groups, lambda group: save(group, tmp_path, [(0, 2), (2, 4)]))
-    told = f"the checkpoint of step 7, write: process {failing} of 2 could not do it. It said: the disk is full"
+    told = f"the checkpoint of step 7, write: process {failing} of 2 could not do it. Its error: the disk is full"
     assert [str(error) for error in errors] == ["the disk is full" if i == failing else told for i in range(2)]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]
 

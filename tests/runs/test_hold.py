@@ -28,7 +28,7 @@ from tests.runs.test_run import contents, losses
 OWN = (
     f"process {os.getpid()} on {re.escape(socket.gethostname())}, since " + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: \S.*"
 )
-ADVICE = "Nothing was touched. Wait until that run ends, or end it; or give this one a folder of its own with --out."
+ADVICE = "Nothing was changed. Wait until that run ends, or end it; or give this one a folder of its own with --out."
 
 
 class During(Counting):
@@ -143,15 +143,15 @@ def test_a_file_system_without_locks_is_said_and_the_file_itself_keeps_others_aw
     go(during(lambda: said.append(refusal(told, resume=True))), told, checkpoint_every=2)
     assert losses(told.out) == sums(told, 6)
     assert re.fullmatch(
-        f"{re.escape(str(told.out))} is held by another run, as {re.escape(str(lock))} says: {OWN}\\. Nothing was touched. The "
-        f"file system has no locks, which would tell whether that run is still there: if it is not, delete "
-        f"{re.escape(str(lock))}; if it is, wait until it ends, or give this one a folder of its own with --out\\.",
+        f"{re.escape(str(told.out))} is held by another run, according to {re.escape(str(lock))}: {OWN}\\. Nothing was changed. The "
+        f"file system has no file locks, so it is unknown whether that run still exists: if not, delete "
+        f"{re.escape(str(lock))}; if it does, wait until it ends, or give this one a folder of its own with --out\\.",
         said[0],
     )
     with held(told.out, shown):
-        assert shown.said == [
-            f"the file system of {told.out} has no locks: another run is kept away by the file {lock} alone, and where this "
-            f"one is killed, that file has to be deleted by hand"
+        assert shown.messages == [
+            f"the file system of {told.out} has no file locks: only the file {lock} keeps other runs away. If this run is "
+            f"killed, delete that file by hand"
         ]
     assert not lock.exists()
 

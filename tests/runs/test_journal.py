@@ -64,7 +64,7 @@ def test_a_line_that_was_cut_off_is_dropped_and_said(broken: str, tmp_path: Path
         file.write(broken.encode("latin-1"))
     said = write(tmp_path, 4, 6)
     assert said == [
-        f"{tmp_path}/metrics.jsonl: the last line was cut off, as a killed run leaves it; its step is done again"
+        f"{tmp_path}/metrics.jsonl: the last line is incomplete, as a killed run leaves it; its step is done again"
     ]
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
@@ -93,7 +93,7 @@ def test_every_good_line_stays_beside_a_damaged_one(damaged: bytes, tmp_path: Pa
     said = write(tmp_path, 6, 7)
     (beside,) = tmp_path.glob("metrics.jsonl.damaged-*")
     assert beside.read_bytes() == damaged
-    assert said == [f"{path}: line 2 is damaged; what was there is kept in {beside}, and every other line stays"]
+    assert said == [f"{path}: line 2 is damaged; the damaged text is kept in {beside}, and every other line stays"]
     assert steps(tmp_path) == [1, 3, 4, 5, 6, 7]
     assert path.read_bytes().splitlines(keepends=True)[:5] == [lines[0], *lines[2:6]]
     assert write(tmp_path, 7, 8) == []
@@ -111,7 +111,7 @@ def test_a_last_line_is_kept_that_lacks_its_end_alone_and_beside_where_its_step_
     path.write_bytes(whole[:-9])
     (said,) = write(tmp_path, 4, 5)
     (beside,) = tmp_path.glob("metrics.jsonl.damaged-*")
-    assert said == f"{path}: line 4 is damaged; what was there is kept in {beside}, and every other line stays"
+    assert said == f"{path}: line 4 is damaged; the damaged text is kept in {beside}, and every other line stays"
     assert steps(tmp_path) == [1, 2, 3, 5]
 
 

@@ -17,13 +17,13 @@ from tests.runs.counting import plan_of
 OPTIONS = RunOptions(steps=3, out=Path("out"), lr=0.5, warmup=1)
 
 
-def test_a_step_whose_choices_found_no_room_is_refused() -> None:
+def test_a_step_whose_assignments_exceeded_a_buffer_is_refused() -> None:
     metrics = StepMetrics(loss=7.5, grad_norm=1.0, tokens=96, dropped=0, overflow=1234)
     plan = make_plan(replace(plan_of().request, expert_buffer=0.5))
     with pytest.raises(RunError) as error:
         require_sound(2, metrics, OPTIONS, plan)
     assert str(error.value) == (
-        "step 2: 1,234 choices of an expert found no room where its device keeps what comes to it, so this step was not "
+        "step 2: 1,234 token-expert assignments exceeded the capacity of a device's expert buffer, so this step was not "
         "the model's. It was not saved. Go on with --resume from the newest checkpoint, with a larger --expert-buffer "
         "(now 0.5) or without it."
     )

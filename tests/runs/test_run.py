@@ -143,7 +143,7 @@ def test_two_processes_with_different_versions_do_not_begin(tmp_path: Path) -> N
     with together(2) as groups:
         errors = each(groups, lambda group: _run(told, plan_of(), Silent(), group, made(engines[group.index])))
     assert [str(error) for error in errors] == [
-        "before the first step: the 2 processes of this run were not told the same:\n"
+        "before the first step: the 2 processes of this run do not agree:\n"
         "  counting: '1' in process 0, '2' in process 1\n"
         "Give all of them the same command, text and files. Nothing was started."
     ] * 2

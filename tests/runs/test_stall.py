@@ -20,7 +20,7 @@ ENDS = r"So all end\. Start all of them again, with --resume\."
 
 
 @pytest.mark.parametrize(
-    ("case", "told", "silent", "why"),
+    ("case", "message", "silent", "why"),
     [
         (
             "another stops",
@@ -38,7 +38,7 @@ ENDS = r"So all end\. Start all of them again, with --resume\."
             "a collective gives up",
             f"process 1 of 3 {HERE}: no answer for \\d+ s, since step 3: stopped, or the machine hangs.",
             1,
-            r"An operation between the processes has failed for it\.",
+            r"An operation between the processes has failed because of it\.",
         ),
         (
             "one hangs",
@@ -49,17 +49,15 @@ ENDS = r"So all end\. Start all of them again, with --resume\."
         ),
     ],
 )
-def test_who_stops_is_named_and_all_end(
-    case: str, stall_message: str, silent: int | None, why: str, tmp_path: Path
-) -> None:
+def test_who_stops_is_named_and_all_end(case: str, message: str, silent: int | None, why: str, tmp_path: Path) -> None:
     ended, took_s = several(tmp_path, case)
     assert took_s < 30
     for index, process in enumerate(ended):
         assert process.code == 1
-        said = "\n".join(process.said)
-        # Whoever wakes up is told too, or finds all others gone.
+        text = "\n".join(process.said)
+        # A process that wakes up gets the message too, or finds all others gone.
         if index != silent:
-            assert re.fullmatch(f"shardwright: process {index} of 3: {stall_message} {why} {ENDS}", said), said
+            assert re.fullmatch(f"shardwright: process {index} of 3: {message} {why} {ENDS}", text), text
     out = tmp_path / "out"
     assert len(losses(out)) == 3
     found = latest(out)

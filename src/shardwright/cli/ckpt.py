@@ -11,7 +11,7 @@ from shardwright.cli.typed.output import write_json, write_view
 
 
 def run_show(verb: ShowVerb) -> int:
-    """Print what a checkpoint holds. 1 where one beside it cannot be read."""
+    """Print what a checkpoint holds. Returns 1 if another checkpoint in the folder cannot be read."""
     with needing_extra("jax", "reading checkpoints"):
         checkpoint = import_module("shardwright.checkpoint")
     shown = checkpoint.describe(verb.directory)
@@ -25,7 +25,7 @@ def run_show(verb: ShowVerb) -> int:
 
 
 def run_verify(verb: VerifyVerb) -> int:
-    """Check a checkpoint, byte by byte. 1 where it is not whole."""
+    """Check every byte of a checkpoint. Returns 1 if it is damaged."""
     with needing_extra("jax", "reading checkpoints"):
         checkpoint = import_module("shardwright.checkpoint")
     checked = checkpoint.verify(verb.directory)

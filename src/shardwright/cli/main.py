@@ -1,7 +1,7 @@
-"""The entry point: which verb, and how it ends.
+"""The entry point: it runs a verb, and turns errors into messages and exit codes.
 
-Exit codes: 0 done; 1 findings of severity error; 2 bad usage or input, or no room for the output; 130 interrupted; 141 nobody
-reads the output. Any other exception is a fault of ours and keeps its traceback.
+Exit codes: 0 done; 1 findings of severity error; 2 bad usage or input, or the output cannot be written; 130 interrupted;
+141 the reader of the output is gone. Any other exception is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -36,46 +36,46 @@ from shardwright.core.findings.errors import (
 )
 
 ABOUT = (
-    "Where every tensor of a large model lives and what crosses the links: declared once, checked, costed, and run "
+    "A layout language for distributed training: tensor placements and collectives, declared once, checked, costed, and run "
     "unchanged. `shardwright --version` prints the version."
 )
 
 FORMER_OPTIONS: Mapping[str, str] = {"--micro-steps": "--microbatches"}
-"""Options that are still read under the name that they had."""
+"""Former names of options, which still work."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (None: that of this process) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _open_what_is_closed()
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal cannot show must not end the program.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        code = _answer(arguments)
+        code = _exit_code(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        _last_words("interrupted")
+        _end_with("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        _let_go_of_output()
+        _discard_output()
         return NOBODY_READS
     except OSError as error:
         if not is_about_output(error):
             raise
-        _last_words(
+        _end_with(
             f"the output cannot be written: {error.strerror}. The command ended there, and the files that it wrote before "
-            f"stay. Send its output to a place that takes it."
+            f"stay. Send its output to a place that can be written."
         )
         return ShardwrightError.exit_code
 
 
-def _open_what_is_closed() -> None:
-    """Let a standard stream that was closed be one that nobody reads.
+def _open_closed_streams() -> None:
+    """Redirect a standard stream that is closed to the null device.
 
-    Its number too: the next file that is opened would have it, and get what libraries print.
+    Its file descriptor too: otherwise the next file to be opened would get the number, and what libraries print.
     """
     for number in range(3):
         try:
@@ -87,14 +87,14 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
 
 
-def _last_words(text: str) -> None:
+def _end_with(text: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"shardwright: {text}\n")
-    _let_go_of_output()
+    _discard_output()
 
 
-def _let_go_of_output() -> None:
-    """Python flushes both streams once more when it ends: give what takes nothing a place that takes it."""
+def _discard_output() -> None:
+    """Redirect a stream that cannot be written to the null device: Python flushes both streams once more at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -103,7 +103,7 @@ def _let_go_of_output() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _answer(arguments: list[str]) -> int:
+def _exit_code(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         from importlib.metadata import version
 
@@ -120,20 +120,20 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _refuse_nul(arguments: Sequence[str]) -> None:
-    """No shell passes one on, but a program that calls ``main`` may: each path would have to be asked where it is opened."""
+    """Refuse NUL characters. No shell passes one on, but a program that calls ``main`` may. Checked here once for all paths."""
     for number, argument in enumerate(arguments, 1):
         if "\0" in argument:
             raise InputError(f"argument {number} is {argument!r}, and may have no NUL character. Leave it out.")
 
 
 def _read(arguments: list[str], as_json: bool) -> EveryVerb:
-    """The verb that the arguments mean. tyro has explained itself on stderr before its SystemExit leaves here."""
-    said = io.StringIO()
+    """The verb and its options. tyro's own message is on stderr before its SystemExit leaves this function."""
+    message = io.StringIO()
     if arguments[:2] == ["import", "hf"]:
         arguments = ["import", "huggingface", *arguments[2:]]
     arguments = [_as_named_now(argument) for argument in arguments]
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(message):
             return tyro.cli(
                 EveryVerb,  # pyright: ignore[reportArgumentType]
                 args=arguments,
@@ -142,9 +142,9 @@ def _read(arguments: list[str], as_json: bool) -> EveryVerb:
                 config=(tyro.conf.OmitSubcommandPrefixes,),
             )
     except SystemExit:
-        sys.stderr.write(said.getvalue())
-        if as_json and said.getvalue():
-            lines = (line.strip("╭╮╰╯│─|+- ") for line in said.getvalue().splitlines())
+        sys.stderr.write(message.getvalue())
+        if as_json and message.getvalue():
+            lines = (line.strip("╭╮╰╯│─|+- ") for line in message.getvalue().splitlines())
             write_json({"error": {"exit_code": 2, "message": "\n".join(line for line in lines if line)}})
         raise
 
@@ -160,7 +160,7 @@ def _as_named_now(argument: str) -> str:
 
 
 def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
-    # Each verb is loaded when it is asked for: `plan` must not wait for what `train` needs.
+    # Each verb is imported only when it runs: `plan` must not wait for the imports of `train`.
     match verb:
         case PlanVerb():
             from shardwright.cli.plan import run_plan
@@ -201,15 +201,15 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
 
 
 def _refuse(error: ShardwrightError, as_json: bool) -> int:
-    """Say what a user can mend: on stderr, and with --json as an object on stdout too."""
+    """Report an error that a user can fix: on stderr, and with --json as an object on stdout too."""
     if isinstance(error, FindingsError):
         from shardwright.report.plan.findings_view import findings_list
 
         write_view(lambda width: findings_list(error.findings, width), sys.stderr)
-        said: dict[str, object] = {"findings": [finding.to_json() for finding in error.findings]}
+        value: dict[str, object] = {"findings": [finding.to_json() for finding in error.findings]}
     else:
         sys.stderr.write(f"shardwright: {error}\n")
-        said = {"error": {"exit_code": error.exit_code, "message": str(error)}}
+        value = {"error": {"exit_code": error.exit_code, "message": str(error)}}
     if as_json:
-        write_json(said)
+        write_json(value)
     return error.exit_code

@@ -10,7 +10,7 @@ from shardwright.cli.typed.request import planned, typed_request
 
 
 def run_plan(verb: PlanVerb) -> int:
-    """Print the plan. 1 where it has a finding of severity error."""
+    """Print the plan. Returns 1 if it has a finding of severity error."""
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if verb.plan.json:

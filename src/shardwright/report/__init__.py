@@ -1,10 +1,10 @@
-"""How plans, differences, findings and checkpoints look to people. Text in, text out; nothing is decided here.
+"""Views for people of plans, differences, findings, checkpoints and runs. They only draw: nothing is decided here.
 
-text/               words, columns and colours
-plan/               a plan: plan_view.py has its parts one under another
-compile/            what a compiler made of a plan
-review/             what moved between two plans
+text/               columns, numbers, colours and widths
+plan/               a plan: plan_view.py puts its sections together
+compile/            a compiled program, compared with its plan
+review/             the differences between two plans
 interop/            files of other programs
-checkpoint_view.py  what a checkpoint holds
+checkpoint_view.py  the contents of a checkpoint
 run_progress.py     a run: a bar with loss, speed and time left
 """

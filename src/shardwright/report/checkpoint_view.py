@@ -1,4 +1,4 @@
-"""What checkpoints hold, and whether they are whole, as people look at it."""
+"""The views of checkpoints: what they hold, and whether they are damaged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.report.text.units import pretty_bytes, several
 
 
 def checkpoint_view(shown: Mapping[str, Any]) -> View:
-    """Draws what ``checkpoint.describe`` found: the newest step with its tensors, the others in a line each."""
+    """Draws the result of ``checkpoint.describe``: the newest step with its tensors, the others in a line each."""
 
     def view(width: int) -> RenderableType:
         checkpoints = shown["checkpoints"]
@@ -33,7 +33,7 @@ def checkpoint_view(shown: Mapping[str, Any]) -> View:
 
 
 def verified_view(checked: Mapping[str, Any]) -> View:
-    """Draws what ``checkpoint.verify`` found, a line for each checkpoint and its problems below it."""
+    """Draws the result of ``checkpoint.verify``: a line for each checkpoint, with its problems below it."""
 
     def view(_: int) -> RenderableType:
         parts: list[RenderableType] = []

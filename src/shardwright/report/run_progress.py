@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar with loss, tokens/s and time left; a line now and then where there is no terminal."""
+"""The progress of a run: on a terminal a bar with loss, tokens/s and time left; elsewhere some lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shardwright.training.options import Listener, StepRecord, write_why
 
 LINES = 10
-"""Without a terminal, so many lines over a run."""
+"""The number of lines over a run, without a terminal."""
 
 
 class Bar:

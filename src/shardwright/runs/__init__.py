@@ -1,9 +1,9 @@
-"""A run's surroundings: text in, metrics, checkpoints and a progress bar out, processes that meet; on whatever engine.
+"""A training run on any engine: it reads text, writes metrics and checkpoints, and joins its processes.
 
-    run(options, plan, shown, connection=..., make_engine=...)      the whole of it
+    run(options, plan, shown, connection=..., make_engine=...)      the entry point
 
-An engine gives an ``Engine``, which makes the steps, and a ``Connection`` of its processes. What is told of a run is in
-``shardwright.training.options``.
+An engine supplies an ``Engine``, which trains the steps, and a ``Connection`` of its processes. The options and the
+progress of a run are in ``shardwright.training.options``.
 """
 
 from shardwright.runs.engine import Engine, StepMetrics

@@ -1,4 +1,4 @@
-"""The lines of ``metrics.jsonl`` that an earlier run wrote: which stay when a run goes on, and what is wrong with any."""
+"""The lines of ``metrics.jsonl`` from an earlier run: which of them a resumed run keeps, and which are damaged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What a file holds for a run that goes on after some step, in bytes as they are there.
+    """The lines of a file, for a run that goes on after some step, as unchanged bytes.
 
     ``kept``: the lines of the steps until then. ``later``: those of steps that are done again. ``damaged``: lines that are
-    no record of a step, or of a step that is not between those around it, by their number from 1. ``cut_off``: a last
+    not the record of a step, or whose step is not between those around it, by their number from 1. ``incomplete``: a last
     line that was not written to its end, as a killed run leaves it; its step is done again.
     """
 
     kept: Sequence[bytes]
     later: Sequence[bytes]
     damaged: Sequence[tuple[int, bytes]]
-    cut_off: bytes
+    incomplete: bytes
 
 
 def earlier_lines(data: bytes, first_step: int) -> Earlier:
@@ -30,12 +30,12 @@ def earlier_lines(data: bytes, first_step: int) -> Earlier:
     >>> found = earlier_lines(data, 3)
     >>> found.kept, found.later
     ([b'{"step": 1}\\n', b'{"step": 3}\\n'], [b'{"step": 4}\\n'])
-    >>> found.damaged, found.cut_off
+    >>> found.damaged, found.incomplete
     ([(2, b'{"stxp": 2}\\n')], b'{"st')
     """
     *lines, last = data.split(b"\n")
     steps = [_step_of(line) for line in lines]
-    # A last line that only lacks its end is as good as any; any other one is of a step after the line before it.
+    # A last line that lacks only its newline is valid. Any other last line is of a step after the line before it.
     if (step := _step_of(last)) is not None and step <= first_step:
         lines, steps, last = [*lines, last], [*steps, step], b""
     steps = _ascending(steps)
@@ -49,27 +49,27 @@ def earlier_lines(data: bytes, first_step: int) -> Earlier:
         kept=[line for line, step in zip(whole[:until], steps[:until], strict=True) if step is not None],
         later=[line for line, step in zip(whole[until:], steps[until:], strict=True) if step is not None],
         damaged=[(place, line) for place, (line, step) in enumerate(zip(whole, steps, strict=True), 1) if step is None],
-        cut_off=last,
+        incomplete=last,
     )
 
 
 def _ascending(steps: Sequence[int | None]) -> list[int | None]:
-    """The steps with None in place of as few of them as leave each above the one before it.
+    """The longest ascending subsequence of the steps, with None in place of the others.
 
-    Where two choices leave as many, that one is taken in which more steps are as far from the one before as their lines
-    are: a run writes a line for every step, so of two lines of one step that one is right which stands where it belongs.
+    Among subsequences of equal length, it takes the one in which more steps differ from the one before by as much as their
+    line numbers. A run writes a line for every step, so of two lines of one step the one at its expected place is right.
 
     >>> _ascending([1, 2, 1, 4, 5]), _ascending([1, 2, 4, 4, 5])
     ([1, 2, None, 4, 5], [1, 2, None, 4, 5])
     """
-    # Before all lines, what a run begins after.
+    # Before all lines: step 0, after which a run begins.
     found = [(0, 0), *((place, step) for place, step in enumerate(steps, 1) if step is not None)]
     if all(before[1] < after[1] for before, after in pairwise(found)):
         return list(steps)
     heights = {step: height for height, step in enumerate(sorted({step for _, step in found}))}
     lowest = _Best(len(heights))
-    # For each line the best row of lines that ends with it: how many, how many of them as far apart as their lines are,
-    # and the number of the last one before it.
+    # For each line the best subsequence that ends with it: its length, how many of its steps are at their expected
+    # distance, and the number of the line before it.
     rows: list[_Row] = []
     at_distance: dict[int, _Row] = {}
     for number, (place, step) in enumerate(found):
@@ -97,7 +97,7 @@ def _longer(row: _Row, as_far: int) -> _Row:
 
 
 class _Best:
-    """The largest row of those that were put at a lower height, in logarithmic time (a Fenwick tree of maxima)."""
+    """The largest row among those at a lower height, in logarithmic time (a Fenwick tree of maxima)."""
 
     def __init__(self, heights: int) -> None:
         self._rows = [_NONE] * (heights + 1)
@@ -117,7 +117,7 @@ class _Best:
 
 
 def _read_wrong(steps: Sequence[int | None], until: int, first_step: int) -> int | None:
-    """The place of a last line that reads as of a later step, and stands where that of one of the first steps belongs."""
+    """The place of a single line that has a later step, but is where the line of one of the first steps belongs."""
     later = [(place, step) for place, step in enumerate(steps[until:], until + 1) if step is not None]
     if len(later) != 1:
         return None
@@ -127,7 +127,7 @@ def _read_wrong(steps: Sequence[int | None], until: int, first_step: int) -> int
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step that a line is the record of; None for what is no record."""
+    """The step whose record a line is; None if the line is no record."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a run asks of an engine, and what an engine tells of a step."""
+"""The interface of an engine to a run, and the metrics of a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardwright.data import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """Of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens.
+    """The metrics of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens.
 
-    ``dropped``: choices of an expert that its capacity had no place for. ``overflow``: choices that a buffer of the
-    layout's had no room for, in all layers; where it is not 0, the step is not that of the model. All are of the whole
-    step, the same in every process.
+    ``dropped``: token-expert assignments beyond the capacity of an expert. ``overflow``: assignments beyond the capacity of
+    a buffer of the layout, in all layers; where it is not 0, the step is not the model's. All are of the global step, and
+    equal in every process.
     """
 
     loss: float
@@ -29,14 +29,14 @@ class StepMetrics:
 class Engine(Protocol):
     """One plan, trained by one framework on the devices of this process; it holds the state of the run.
 
-    Made before anything is read or allocated, by a function that raises InputError for a plan which the engine does not run
-    and for devices that are not there. Then ``begin``, ``prepare`` and the steps are called in this order, each once, but for
-    ``begin`` where a checkpoint turns out to be damaged, in any process; ``tensors`` and ``boxes`` between two steps.
+    It is made before anything is read or allocated, by a function that raises InputError for a plan that the engine does not
+    run and for missing devices. Then ``begin``, ``prepare`` and the steps are called in this order. ``begin`` is called again
+    where any process finds a checkpoint damaged. ``tensors`` and ``boxes`` are called between two steps.
     """
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Those of the framework, which must be the same in all processes: ``{"jax": "0.10.2"}``."""
+        """Versions of the framework, which must be the same in all processes: ``{"jax": "0.10.2"}``."""
         ...
 
     @property
@@ -45,14 +45,14 @@ class Engine(Protocol):
         ...
 
     def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
-        """Make the initial values that ``seed`` gives, or read the state of a checkpoint; the number of steps done.
+        """Make the initial values of ``seed``, or read the state of a checkpoint. Returns the number of steps done.
 
         Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
         """
         ...
 
     def prepare(self) -> None:
-        """Compile the step, where there is something to compile."""
+        """Compile the step, where the framework compiles one."""
         ...
 
     def step(self, batch: Batch) -> StepMetrics:
@@ -60,9 +60,9 @@ class Engine(Protocol):
         ...
 
     def tensors(self) -> Sequence[TensorInfo]:
-        """Every tensor of the state as a checkpoint names it; the same in all processes."""
+        """Every tensor of the state by its name in checkpoints; the same in all processes."""
         ...
 
     def boxes(self) -> Iterator[OwnedBox]:
-        """This process's own boxes of these tensors: over all processes each distinct box once."""
+        """The boxes of these tensors that this process writes. Over all processes, each distinct box occurs once."""
         ...

@@ -1,4 +1,4 @@
-"""What a run was told: what makes it the same run when it goes on, and what its processes must agree on."""
+"""Fingerprints of a run: the options that a resumed run must keep, and those on which its processes must agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.training.options import RunOptions
 
 
 def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
-    """What must be the same for a run to go on as if it had not stopped, whatever its layout and its engine."""
+    """The values that a resumed run must keep to go on as if it had not stopped. Layout and engine are not among them."""
     request = plan.request
     return {
         "model": request.table.name,
@@ -38,7 +38,7 @@ def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str
 def shared_by_processes(
     options: RunOptions, plan: Plan, goes_on_from: int | None, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What may change from one run to the next, and must be the same for all processes of one."""
+    """The values that may change when a run is resumed, and must be the same in all processes of one run."""
     return {
         "layout": plan.request.layout.name,
         "mesh": str(plan.mesh),
@@ -52,7 +52,7 @@ def shared_by_processes(
 
 
 def _described(name: str, value: Any) -> dict[str, Any]:
-    """A value that JSON can hold under one name, or the fields of a dict, theirs too, under its name and theirs."""
+    """A value as JSON under ``name``; a dict is flattened, with its keys joined by dots."""
     if isinstance(value, dict):
-        return {key: held for field in value for key, held in _described(f"{name}.{field}", value[field]).items()}
+        return {key: leaf for field in value for key, leaf in _described(f"{name}.{field}", value[field]).items()}
     return {name: json.loads(json.dumps(value))}

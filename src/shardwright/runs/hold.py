@@ -1,4 +1,4 @@
-"""A run holds its folder from start to end, and whoever comes second is refused before anything is touched."""
+"""A run locks its folder from start to end. A second run in the same folder is refused before it changes anything."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ COMMAND_CHARACTERS = 500
 
 @contextmanager
 def held(out: Path, shown: Listener) -> Iterator[None]:
-    """Hold ``out``, which is made where it is not there, and deleted again where the run leaves nothing in it.
+    """Lock the folder ``out``. It is made if it is missing, and deleted again if the run leaves nothing in it.
 
-    ``OUT/.lock`` says who holds it, while it is held: the lock itself is the kernel's and goes with the process, however
-    that ends. Raises InputError where another run holds it, and where it cannot be made or written.
+    ``OUT/.lock`` names the run that holds the folder. The lock itself is the kernel's: it ends with the process, however
+    that ends. Raises InputError where another run holds the folder, and where it cannot be made or written.
     """
     require_folder(out)
     path = out / FILE_NAME
@@ -39,18 +39,18 @@ def held(out: Path, shown: Listener) -> Iterator[None]:
             f"{error.filename or path} cannot be written: {error.strerror or error}. Give a folder that can be written with --out."
         ) from None
     try:
-        # For people alone: that the disk has no room for it is said where something is lost by it.
+        # For people only: a full disk is reported later, where it loses something.
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _note().encode(), 0)
         if not has_locks(descriptor):
             shown.say(
-                f"the file system of {out} has no locks: another run is kept away by the file {path} alone, and where this "
-                f"one is killed, that file has to be deleted by hand"
+                f"the file system of {out} has no file locks: only the file {path} keeps other runs away. If this run is "
+                f"killed, delete that file by hand"
             )
         yield
     finally:
-        # First the name, then the lock: who waits for neither finds no name, or one of its own.
+        # First the name, then the lock: a run that starts in between finds no file, or makes its own.
         with suppress(OSError):
             path.unlink()
         release(descriptor)
@@ -58,7 +58,7 @@ def held(out: Path, shown: Listener) -> Iterator[None]:
 
 
 def _taken(out: Path, path: Path, made: list[Path]) -> int:
-    """The lock of the folder, which may be deleted between being made and being locked, by a run that was refused."""
+    """The lock of the folder. A refused run may delete the folder after it was made and before it is locked: then try again."""
     while True:
         missing = [folder for folder in (out, *out.parents) if not folder.exists()]
         made += [folder for folder in missing if folder not in made]
@@ -82,7 +82,7 @@ def _note() -> str:
 
 
 def _command() -> str:
-    """What this process was started with, as a person would type it."""
+    """The command line of this process, as a person would type it."""
     name = Path(sys.argv[0]).name
     text = shlex.join(["shardwright" if name in ("", "-c", "__main__.py") else name, *sys.argv[1:]])
     return text if len(text) <= COMMAND_CHARACTERS else f"{text[:COMMAND_CHARACTERS]} ..."
@@ -91,11 +91,11 @@ def _command() -> str:
 def _refusal(out: Path, path: Path, error: LockHeldError) -> str:
     if error.by_lock:
         return (
-            f"{out} is held by another run: {error.note}. Nothing was touched. Wait until that run ends, or end it; "
+            f"{out} is held by another run: {error.note}. Nothing was changed. Wait until that run ends, or end it; "
             f"or give this one a folder of its own with --out."
         )
     return (
-        f"{out} is held by another run, as {path} says: {error.note}. Nothing was touched. The file system has no locks, "
-        f"which would tell whether that run is still there: if it is not, delete {path}; if it is, wait until it ends, or "
+        f"{out} is held by another run, according to {path}: {error.note}. Nothing was changed. The file system has no file "
+        f"locks, so it is unknown whether that run still exists: if not, delete {path}; if it does, wait until it ends, or "
         f"give this one a folder of its own with --out."
     )

@@ -1,4 +1,4 @@
-"""What a run writes of itself: ``metrics.jsonl``, one object a step, and TensorBoard where it is asked for."""
+"""The metrics that a run writes: ``metrics.jsonl``, one object per step, and TensorBoard with --tensorboard."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from shardwright.runs.earlier import earlier_lines
 from shardwright.training.options import METRICS_FILE, StepRecord
 
 Say = Callable[[str], None]
-"""Tells a person a line that stays."""
+"""Shows a line that stays."""
 
 
 class Board(Protocol):
-    """What is used of tensorboardX's ``SummaryWriter``."""
+    """The methods of tensorboardX's ``SummaryWriter`` that are used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
     def close(self) -> Any: ...
 
 
 class BoardWriter(Protocol):
-    """Makes a ``Board`` that writes to ``logdir`` and drops what it holds from ``purge_step`` on."""
+    """Makes a ``Board`` that writes to ``logdir`` and drops its events from ``purge_step`` on."""
 
     def __call__(self, logdir: str, *, purge_step: int) -> Board: ...
 
 
 class Journal:
-    """Where records go. Made by ``journal``."""
+    """Writes the records of steps. Made by ``journal``."""
 
     def __init__(self, file: FileIO, board: Board | None) -> None:
         self._file, self._board = file, board
@@ -53,7 +53,7 @@ class Journal:
 
 
 def require_folder(out: Path) -> None:
-    """Raises InputError where no files can be made in ``out``, which need not be there. Makes nothing."""
+    """Raises InputError where no files can be made in ``out``, which need not exist. Makes nothing."""
     there = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
         raise InputError(f"--out {out}: {there} is not a folder. Give a folder, or a name that is free.")
@@ -62,7 +62,7 @@ def require_folder(out: Path) -> None:
 
 
 def board_writer() -> BoardWriter:
-    """TensorBoard's. Raises InputError where it is not installed."""
+    """TensorBoard's writer. Raises InputError where tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
@@ -73,30 +73,30 @@ def board_writer() -> BoardWriter:
 
 
 def keep_later_lines(out: Path, first_step: int, say: Say) -> None:
-    """Copy the lines of the steps after ``first_step`` to a file beside, where a person asked to go back to that step.
+    """Copy the lines of the steps after ``first_step`` to another file in the same folder, for --resume-from.
 
-    Before anything else is changed: a run that is killed from there on goes on, and may drop them. Raises InputError where
-    it cannot be written.
+    This comes before any other change: if the run is killed later, the run that resumes it may drop these lines. Raises
+    InputError where the file cannot be written.
     """
     path = out / METRICS_FILE
     with _explained(path):
         later = earlier_lines(path.read_bytes() if path.exists() else b"", first_step).later
         if later:
-            say(f"{path}: the lines of the steps after {first_step} are kept in {_beside(path, 'set-aside', later)}")
+            say(f"{path}: the lines of the steps after {first_step} are kept in {_copy(path, 'set-aside', later)}")
 
 
 @contextmanager
 def journal(out: Path, *, first_step: int, writer: BoardWriter | None, say: Say) -> Iterator[Journal]:
     """The journal of a run under ``out`` that goes on after ``first_step`` steps.
 
-    Lines of later steps, which a run wrote after its last checkpoint, are dropped: those steps are done again. Damaged ones
-    are kept beside. Whatever does not stay is told to ``say``. Raises InputError where ``out`` cannot be made or written.
+    Lines of later steps, which a run wrote after its last checkpoint, are dropped: those steps are done again. Damaged lines
+    are kept in another file. ``say`` gets a line for what does not stay. Raises InputError where ``out`` cannot be written.
     """
     path = out / METRICS_FILE
     with _explained(path):
         out.mkdir(parents=True, exist_ok=True)
         _restore(path, first_step, say)
-        # Without a buffer: a line is there when it is written, and a full disk is met here and not when it is closed.
+        # Without a buffer: each line is in the file at once, and a full disk raises here and not at close.
         file = path.open("ab", buffering=0)
     board = None if writer is None else writer(str(out / "tensorboard"), purge_step=first_step + 1)
     with file:
@@ -108,29 +108,29 @@ def journal(out: Path, *, first_step: int, writer: BoardWriter | None, say: Say)
 
 
 def _restore(path: Path, first_step: int, say: Say) -> None:
-    """Leave the file with the lines of the first steps alone; nothing else of it is lost but steps that are done again."""
+    """Reduce the file to the lines of the first steps. Only lines of steps that are done again are lost."""
     data = path.read_bytes() if path.exists() else b""
     found = earlier_lines(data, first_step)
     if found.damaged:
-        beside = _beside(path, "damaged", [line for _, line in found.damaged])
+        copy = _copy(path, "damaged", [line for _, line in found.damaged])
         numbers = ", ".join(str(number) for number, _ in found.damaged)
         which = f"line {numbers} is" if len(found.damaged) == 1 else f"lines {numbers} are"
-        say(f"{path}: {which} damaged; what was there is kept in {beside}, and every other line stays")
-    if found.cut_off:
-        say(f"{path}: the last line was cut off, as a killed run leaves it; its step is done again")
+        say(f"{path}: {which} damaged; the damaged text is kept in {copy}, and every other line stays")
+    if found.incomplete:
+        say(f"{path}: the last line is incomplete, as a killed run leaves it; its step is done again")
     kept = b"".join(found.kept)
     if not data.startswith(kept):
         _replace(path, kept)
     elif kept != data:
-        # In place, where that is enough: it takes no room on a disk that may have none.
+        # Truncating in place needs no free disk space.
         os.truncate(path, len(kept))
 
 
-def _beside(path: Path, why: str, lines: Sequence[bytes]) -> Path:
-    """A new file beside the metrics with these lines, made durable."""
-    beside = path.with_name(f"{path.name}.{why}-{secrets.token_hex(4)}")
-    _write(beside, b"".join(lines))
-    return beside
+def _copy(path: Path, why: str, lines: Sequence[bytes]) -> Path:
+    """A new file with these lines, in the folder of the metrics, made durable."""
+    copy = path.with_name(f"{path.name}.{why}-{secrets.token_hex(4)}")
+    _write(copy, b"".join(lines))
+    return copy
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -142,7 +142,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """A new file with ``data``, durable; none where it cannot be written whole."""
+    """Write a new file with ``data``, durably. Where that fails, no file is left."""
     try:
         with path.open("xb") as file:
             file.write(data)
@@ -156,7 +156,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """An operating system's error as one message about the file or folder it was about."""
+    """Turns an error of the operating system into one message about its file or folder."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The steps of a run, one after the other: each recorded, saved when it is due, ended where all processes end."""
+"""The loop over the steps of a run: record each step, save when due, end after the same step in all processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.runs.journal import BoardWriter, Journal, journal, keep_later_l
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.records import record_of, require_sound
-from shardwright.runs.resuming import clear_the_way
+from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.saving import save
 from shardwright.runs.source import Source, batches
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions, RunOutcome
@@ -25,9 +25,9 @@ from shardwright.training.options import METRICS_FILE, Listener, RunOptions, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """All that the steps need. ``fingerprint``: what makes this the same run when it goes on; saved with it.
+    """All that the steps need. ``fingerprint``: the values that a resumed run must keep; saved in each checkpoint.
 
-    ``passed_over``: the checkpoints that are proven damaged, and by what.
+    ``skipped``: the checkpoints that are proven damaged, and how.
     """
 
     options: RunOptions
@@ -35,13 +35,13 @@ class Loop:
     engine: Engine
     source: Source
     fingerprint: Mapping[str, Any]
-    passed_over: Mapping[Path, str]
+    skipped: Mapping[Path, str]
     shown: Listener
     writer: BoardWriter | None
     group: Group
 
     def go(self, first: int, next_row: int, saved: Path | None) -> RunOutcome:
-        """The steps after the ``first`` ones, which read from row ``next_row`` on; ``saved``: where those were saved."""
+        """Train the steps after the first ``first`` ones, from row ``next_row`` on. ``saved``: the checkpoint of step ``first``."""
         last = self.options.last_step
         metrics_path = self.options.out / METRICS_FILE
         if first >= last:
@@ -52,7 +52,7 @@ class Loop:
         with stop_on_signal() as stop:
             self.shown.doing("compiling the step")
             self.engine.prepare()
-            # Gloo waits 30 s for its partners and no longer; one may compile for longer than another.
+            # Gloo waits only 30 s for its peers, and the compile times of two processes may differ by more.
             self.group.exchange("the step is compiled", None)
             loss, ending = math.nan, Ending(last)
             with (
@@ -67,7 +67,7 @@ class Loop:
                         metrics = self.engine.step(batch)
                     self._record(number, metrics, time.perf_counter() - started, records)
                     loss = metrics.loss
-                    # Asked once: a signal that came between two questions would end the run without saving it.
+                    # Read the signal only once: one that came between two reads would end the run without saving it.
                     ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
                     if self._is_due(number) or number == ending.last:
                         saved = self._save(number, batch.next_row)
@@ -84,12 +84,12 @@ class Loop:
             )
 
     def _journal(self, first: int) -> AbstractContextManager[Journal | None]:
-        """The journal, and the checkpoints in its way set aside: by process 0 alone, which holds the folder."""
+        """The journal. Process 0 alone writes it, and renames checkpoints that the run would meet: it holds the folder."""
         if self.group.index != 0:
             return nullcontext()
         if self.options.resume_from is not None:
             keep_later_lines(self.options.out, first, self.shown.say)
-        clear_the_way(self.options, first, self.passed_over, self.shown)
+        rename_conflicting(self.options, first, self.skipped, self.shown)
         return journal(self.options.out, first_step=first, writer=self.writer, say=self.shown.say)
 
     def _record(self, number: int, metrics: StepMetrics, step_s: float, records: Journal | None) -> None:

@@ -1,4 +1,4 @@
-"""What is written down of a step, and which steps are none to go on from."""
+"""The record of a step, and the check that a run may go on after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.training.options import RunOptions, StepRecord
 
 
 class RunError(ShardwrightError):
-    """A run that had begun and cannot go on."""
+    """A run that has begun and cannot go on."""
 
     exit_code = 1
 
@@ -30,11 +30,11 @@ def record_of(number: int, metrics: StepMetrics, step_s: float) -> StepRecord:
 
 
 def require_sound(number: int, metrics: StepMetrics, options: RunOptions, plan: Plan) -> None:
-    """Raises RunError for a step that was not the model's, or whose numbers are not finite, with what to do."""
+    """Raises RunError for a step that was not the model's, or whose numbers are not finite. The message says what to do."""
     if metrics.overflow:
         raise RunError(
-            f"step {number}: {metrics.overflow:,} choices of an expert found no room where its device keeps what comes to "
-            f"it, so this step was not the model's. It was not saved. Go on with --resume from the newest checkpoint, with "
+            f"step {number}: {metrics.overflow:,} token-expert assignments exceeded the capacity of a device's expert buffer, "
+            f"so this step was not the model's. It was not saved. Go on with --resume from the newest checkpoint, with "
             f"a larger --expert-buffer (now {plan.request.expert_buffer}) or without it."
         )
     if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):

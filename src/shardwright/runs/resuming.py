@@ -1,4 +1,4 @@
-"""Whether a run begins or goes on, and from which checkpoint."""
+"""Where a run begins: at step 0, or at which checkpoint."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from shardwright.training.options import METRICS_FILE, Listener, RunOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """The checkpoint to go on from, or None for a run that begins; the newer ones that are proven damaged, and by what."""
+    """The checkpoint to resume from, or None for a new run. ``skipped``: newer ones that are proven damaged, and how."""
 
     checkpoint: Checkpoint | None
-    passed_over: Mapping[Path, str]
+    skipped: Mapping[Path, str]
 
     @property
     def step(self) -> int | None:
@@ -34,14 +34,14 @@ class Beginning:
 
 
 def beginning(options: RunOptions, fingerprint: Mapping[str, Any], shown: Listener) -> Beginning:
-    """Where a run begins. Looks at no element of a checkpoint, and changes nothing. Raises InputError where it cannot."""
+    """Where a run begins. Reads no element of a checkpoint, and changes nothing. Raises InputError where it may not begin."""
     if options.resume_from is not None:
-        found = Beginning(checkpoint=_of_step(options.out, options.resume_from), passed_over={})
+        found = Beginning(checkpoint=_of_step(options.out, options.resume_from), skipped={})
     elif options.resume:
         found = _newest(options, {}, shown)
     else:
         _require_no_run(options.out)
-        return Beginning(checkpoint=None, passed_over={})
+        return Beginning(checkpoint=None, skipped={})
     if found.checkpoint is not None:
         _require_same_run(found.checkpoint, fingerprint)
     return found
@@ -50,66 +50,66 @@ def beginning(options: RunOptions, fingerprint: Mapping[str, Any], shown: Listen
 def older(
     options: RunOptions, before: Beginning, damage: str, fingerprint: Mapping[str, Any], shown: Listener
 ) -> Beginning:
-    """The next older checkpoint, where elements of the one before are damaged. Raises InputError where there is none."""
+    """The next older checkpoint, after damaged elements were found in ``before``. Raises InputError where there is none."""
     assert before.checkpoint is not None
     if options.resume_from is not None:
         raise InputError(
             f"--resume-from {options.resume_from}: {damage} Nothing was changed. Give --resume instead, which takes the "
-            f"newest whole one, or another step."
+            f"newest complete one, or another step."
         )
     directory = before.checkpoint.directory
-    shown.say(f"passed over a checkpoint that is not whole: {damage}")
-    found = _newest(options, {**before.passed_over, directory: damage}, shown)
+    shown.say(f"skipped a damaged checkpoint: {damage}")
+    found = _newest(options, {**before.skipped, directory: damage}, shown)
     assert found.checkpoint is not None
     _require_same_run(found.checkpoint, fingerprint)
     return found
 
 
-def clear_the_way(options: RunOptions, first: int, passed_over: Mapping[Path, str], shown: Listener) -> None:
-    """Give other names to what a run that goes on after ``first`` steps would meet when it saves: nothing is lost.
+def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Path, str], shown: Listener) -> None:
+    """Rename the checkpoints that a run would meet when it saves steps after ``first``. Nothing is deleted.
 
-    That is what is proven damaged; and, only where a person asked to go back to a step, what was saved after it. By the
-    process that holds the folder. Raises CheckpointError where something cannot be renamed.
+    These are the ones proven damaged; and, only with --resume-from, those of later steps. Called by the process that holds
+    the folder. Raises CheckpointError where one cannot be renamed.
     """
-    for directory in passed_over:
-        shown.say(f"kept beside, not whole: {set_aside(directory, 'damaged')}")
+    for directory in skipped:
+        shown.say(f"kept under another name, damaged: {set_aside(directory, 'damaged')}")
     if options.resume_from is None:
         return
     for directory in committed(options.out):
         if (step := step_of(directory)) is not None and step > first:
-            shown.say(f"kept beside, of a later step than {first}: {set_aside(directory, 'set-aside')}")
+            shown.say(f"kept under another name, later than step {first}: {set_aside(directory, 'set-aside')}")
 
 
-def _newest(options: RunOptions, passed_over: Mapping[Path, str], shown: Listener) -> Beginning:
-    """The newest checkpoint that opens as a whole one; None for a run that was ended before it saved any."""
-    damaged = dict(passed_over)
+def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -> Beginning:
+    """The newest checkpoint that opens without damage; None for a run that ended before it saved any."""
+    damaged = dict(skipped)
     for directory in committed(options.out):
         if directory in damaged:
             continue
         try:
-            return Beginning(checkpoint=open_checkpoint(directory), passed_over=damaged)
+            return Beginning(checkpoint=open_checkpoint(directory), skipped=damaged)
         except DamagedError as error:
             damaged[directory] = str(error)
-            shown.say(f"passed over a checkpoint that is not whole: {error}")
+            shown.say(f"skipped a damaged checkpoint: {error}")
         except CheckpointError as error:
             raise InputError(
-                f"--resume: {error} Nothing proves that it is damaged, so it was not passed over. See why, or give the "
+                f"--resume: {error} Nothing proves that it is damaged, so it was not skipped. See why, or give the "
                 f"step to go on from with --resume-from."
             ) from None
     if damaged:
         lines = "".join(f"\n  {error}" for error in damaged.values())
         raise InputError(
-            f"--resume: there is no whole checkpoint under {options.out}, and nothing was changed. Restore one from a copy, or "
+            f"--resume: there is no complete checkpoint under {options.out}, and nothing was changed. Restore one from a copy, or "
             f"begin anew with another --out.{lines}"
         )
     if not (options.out / METRICS_FILE).exists():
         raise InputError(
-            f"--resume: there is no whole checkpoint under {options.out}. "
+            f"--resume: there is no complete checkpoint under {options.out}. "
             f"Give the --out of the run to go on with, or leave --resume out."
         )
-    # So that a job that is started again with one command goes on, however early it was ended.
+    # A job that always starts with --resume must also work if it ended before its first checkpoint.
     shown.say(f"the run in {options.out} saved nothing: it begins again")
-    return Beginning(checkpoint=None, passed_over={})
+    return Beginning(checkpoint=None, skipped={})
 
 
 def _of_step(out: Path, step: int) -> Checkpoint:
@@ -123,7 +123,7 @@ def _of_step(out: Path, step: int) -> Checkpoint:
         return open_checkpoint(there[step])
     except CheckpointError as error:
         raise InputError(
-            f"--resume-from {step}: {error} Nothing was changed. Give --resume instead, which takes the newest whole one, "
+            f"--resume-from {step}: {error} Nothing was changed. Give --resume instead, which takes the newest complete one, "
             f"or another step."
         ) from None
 
@@ -133,7 +133,7 @@ def _require_no_run(out: Path) -> None:
     if found.checkpoint is not None:
         raise InputError(f"{out} already holds a run. Give --resume to go on with it, or another --out for a new one.")
     if found.passed_over:
-        raise InputError(f"{out} already holds a run, without a whole checkpoint to go on from. Give another --out.")
+        raise InputError(f"{out} already holds a run, without a complete checkpoint to go on from. Give another --out.")
     if (out / METRICS_FILE).exists():
         raise InputError(
             f"{out} already holds a run, which saved nothing. Give --resume to begin it again, or another --out."
@@ -142,14 +142,14 @@ def _require_no_run(out: Path) -> None:
 
 def _require_same_run(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
     before = checkpoint.point.metadata
-    moved = [
+    changed = [
         f"  {name}: was {before.get(name)!r}, is {value!r}"
         for name, value in fingerprint.items()
-        if before.get(name) != value and name != "tokenizer"  # a path; what it made of the text is in "corpus"
+        if before.get(name) != value and name != "tokenizer"  # a path; its effect on the text is in "corpus"
     ]
-    if moved:
+    if changed:
         raise InputError(
-            f"{checkpoint.directory} was saved by a run told otherwise; going on would be another run:\n"
-            + "\n".join(moved)
+            f"{checkpoint.directory} was saved by a run with other options or text; going on would be another run:\n"
+            + "\n".join(changed)
             + "\nGive the same options, or another --out. The layout and the mesh may change."
         )

@@ -1,4 +1,4 @@
-"""A training run: text in; metrics, checkpoints and a progress bar out; stopped and resumed exactly, on any engine."""
+"""A training run, on any engine: it reads text and writes metrics and checkpoints, and can be stopped and resumed exactly."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from shardwright.runs.source import open_source
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 
 MakeEngine = Callable[[RunOptions, Plan], Engine]
-"""Raises InputError for a plan which the engine does not run and for devices that are not there. Allocates nothing."""
+"""Raises InputError for a plan that the engine does not run and for missing devices. Allocates nothing."""
 
 
 def run(
     options: RunOptions, plan: Plan, shown: Listener | None, *, connection: Connection, make_engine: MakeEngine
 ) -> RunOutcome:
-    """Train as the plan says, from the start or from the newest checkpoint under ``options.out``, which it holds meanwhile.
+    """Train by the plan, from the start or from a checkpoint under ``options.out``. The folder is locked meanwhile.
 
-    Where it is one of several processes, it meets the others first; only process 0 holds the folder, tells ``shown`` and
-    writes metrics.
+    One of several processes joins the others first. Only process 0 locks the folder, reports to ``shown`` and writes
+    metrics.
 
     Raises InputError, before anything is allocated or written, for text that cannot be used, too few devices, a folder
-    that another run holds or that has one, a checkpoint that this run cannot continue, or processes that were not told the
-    same; RunError for a loss that is not finite.
+    that another run holds or that already has a run, a checkpoint that this run cannot continue, or processes with
+    different options; RunError for a loss that is not finite.
     """
     processes = options.processes
     if shown is None or (processes is not None and processes.index != 0):
@@ -77,7 +77,7 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
         engine=engine,
         source=source,
         fingerprint=same,
-        passed_over=start.passed_over,
+        skipped=start.skipped,
         shown=shown,
         writer=writer,
         group=group,
@@ -90,9 +90,9 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
 def _begun(
     engine: Engine, options: RunOptions, start: Beginning, same: Mapping[str, Any], group: Group, shown: Listener
 ) -> tuple[int, Beginning]:
-    """The steps that are done, and where the run really begins: before what any process finds damaged when it reads it.
+    """The number of steps done, and where the run really begins: at a checkpoint that no process finds damaged.
 
-    Every element is held against its digest when it is read, by whichever process needs it; nothing is read for that alone.
+    Each process verifies the elements that it needs against their digests as it reads them. It reads no others.
     """
     for attempt in count(1):
         if start.checkpoint is None:
@@ -105,7 +105,7 @@ def _begun(
         except DamagedError as error:
             damage = str(error)
         found = group.exchange(f"reading a checkpoint, try {attempt}", damage)
-        damage = next((held.value for held in found if held.value is not None), None)
+        damage = next((one.value for one in found if one.value is not None), None)
         if damage is None:
             point = start.checkpoint.point
             shown.say(f"resumed from {start.checkpoint.directory} (layout {point.layout_name})")

@@ -1,4 +1,4 @@
-"""Saving a run: by one process, or by several that all have taken one step before any takes the next."""
+"""Saving a run, by one process or by several. Several finish each phase of the save before any begins the next."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def save(
     *,
     keep: int | None,
 ) -> Path:
-    """Write a state as the checkpoint of its step, each distinct box once, its elements asked for when its turn comes.
+    """Write a state as the checkpoint of its step. Each distinct box is written once, and its elements are read only then.
 
-    Each process of the group writes the boxes that are its own; process 0 commits when all are there. Raises
-    CheckpointError in all processes, with nothing half-written left, where one of them cannot write.
+    Each process of the group writes its own boxes; process 0 commits when all are written. Raises CheckpointError in all
+    processes, with no incomplete checkpoint left, where one of them cannot write.
     """
     if group.count == 1:
         return save_checkpoint(out, point, infos, boxes, keep=keep)
@@ -44,12 +44,12 @@ def save(
 def _save_together(
     out: Path, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox], group: Group, keep: int | None
 ) -> Path:
-    """The three steps of a save by several processes, each taken when all have taken the one before."""
+    """The three phases of a save by several processes. Each begins when all processes have finished the one before."""
     name, first = f"the checkpoint of step {point.step}", group.index == 0
-    # Process 0 leaves the save, which deletes what is not committed, when all have been told.
-    with ExitStack() as held:
+    # Process 0 leaves the save only after all processes have the result: leaving deletes what is not committed.
+    with ExitStack() as stack:
         begun = all_or_none(
-            group, f"{name}, begin", lambda: held.enter_context(saving(out, point.step)) if first else None
+            group, f"{name}, begin", lambda: stack.enter_context(saving(out, point.step)) if first else None
         )
         all_or_none(
             group,
@@ -71,19 +71,19 @@ Result = TypeVar("Result")
 
 
 def all_or_none(group: Group, name: str, do: Callable[[], Result]) -> Result:
-    """What ``do`` returns, when it has succeeded in every process.
+    """The result of ``do``, once it has succeeded in every process.
 
-    Raises its own CheckpointError where it failed here, and one that names the process where it failed elsewhere.
+    Raises the CheckpointError of ``do`` if it failed here; if it failed in another process, one that names that process.
     """
     result, error = None, None
     try:
         result = do()
     except CheckpointError as raised:
         error = raised
-    held = group.exchange(name, None if error is None else str(error))
+    errors = group.exchange(name, None if error is None else str(error))
     if error is not None:
         raise error
-    for value, process in held:
+    for value, process in errors:
         if value is not None:
-            raise CheckpointError(f"{name}: process {process} of {group.count} could not do it. It said: {value}")
+            raise CheckpointError(f"{name}: process {process} of {group.count} could not do it. Its error: {value}")
     return cast(Result, result)

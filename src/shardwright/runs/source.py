@@ -1,4 +1,4 @@
-"""The rows that a run reads: its text, opened once, and the steps of it read ahead."""
+"""The rows that a run reads: its text, opened once, and its batches, read ahead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.training.options import RunOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The rows that a run reads, and what tells them from any other."""
+    """The rows that a run reads, with their corpus and its digest."""
 
     rows: Rows
     corpus: Corpus
@@ -30,9 +30,9 @@ def open_source(options: RunOptions, plan: Plan) -> Source:
 def batches(
     source: Source, plan: Plan, offsets: Sequence[int], seed: int, next_row: int
 ) -> AbstractContextManager[Iterator[Batch]]:
-    """An endless iterator over this process's part of the steps from global row ``next_row`` on, read ahead.
+    """An endless iterator over this process's rows of each step, from global row ``next_row`` on, read ahead.
 
-    ``offsets``: which rows of a step are this process's, counted from the step's first row, ascending.
+    ``offsets``: the rows of a step that this process reads, counted from the step's first row, ascending.
     """
     batch = plan.request.batch
     steps = Batches(rows=source.rows, batch=batch, seed=seed, start_row=next_row, chunks=plan.row_chunks)

@@ -1,6 +1,6 @@
-"""What a run is told and trains by, the same for both engines. Standard library only.
+"""The options, the optimizer and the processes of a run, the same for both engines. Standard library only.
 
 options.py     the options of a run, its progress and its outcome
-optimizer.py   AdamW's constants, the schedule, which weights they are for
-cluster.py     which processes run together: torchrun, Slurm, Open MPI, or said by hand
+optimizer.py   AdamW's constants, the learning rate, and the weights that are decayed or frozen
+cluster.py     the processes of a run: from options, torchrun, Slurm, Open MPI, TPU hosts or Kubernetes
 """

@@ -1,4 +1,4 @@
-"""Which processes run together: what a person said of them, and what a cluster's variables say.
+"""The processes of a run, from command-line options and from a cluster's environment variables.
 
 | where | index | count | coordinator |
 |---|---|---|---|
@@ -9,7 +9,7 @@
 | TPU on Kubernetes | TPU_WORKER_ID, MEGASCALE_SLICE_ID | TPU_WORKER_HOSTNAMES x MEGASCALE_NUM_SLICES | the first host, or MEGASCALE_COORDINATOR_ADDRESS |
 | Kubernetes (Indexed Job, JobSet) | JOB_COMPLETION_INDEX | to be given | pod 0, from this pod's own name |
 
-The variables but for torchrun's are those that JAX itself reads. A row is taken where its process is there; the first one wins.
+Except for torchrun's, these are the variables that JAX itself reads. The first row whose index is set is used.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.layout import Engine
 
 KUBERNETES_PORT = 55527
-"""JAX's own choice for pods."""
+"""JAX's port for pods."""
 TPU_PORT = 8482
-"""JAX's own choice for TPU hosts."""
+"""JAX's port for TPU hosts."""
 
 JOIN_TIMEOUT_S = 300
 STALL_TIMEOUT_S = 300
 
 TORCHRUN = "torchrun"
-"""The launcher whose coordinator is a store and no place to meet."""
+"""The launcher whose coordinator is a key-value store, where process 0 publishes its own address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """One of ``count`` processes that run together; all meet at ``coordinator``, HOST:PORT, where process 0 listens.
+    """One of ``count`` processes of a run. All join at ``coordinator``, HOST:PORT, where process 0 listens.
 
-    ``found``: where all of it comes from, for a person to read. ``launcher``: where several processes share a host and
-    all its devices, so that each must take those of its own number; what JAX calls the launcher that numbers them.
-    ``stall_timeout_s``: beyond the longest step seen, so long one may be silent, or all be without a step done.
+    ``found``: where these values come from, for a person to read. ``launcher``: set where several processes share a host
+    and all its devices, so that each must take those of its local index: JAX's name of the launcher that numbers them.
+    ``stall_timeout_s``: how much longer than the longest step a process may be silent, or all may be without progress.
     """
 
     count: int
@@ -62,7 +62,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """What a person said: any part of it, or nothing."""
+    """The command-line options about processes. None: not given."""
 
     coordinator: str | None = None
     count: int | None = None
@@ -73,7 +73,7 @@ class CommandLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cluster:
-    """What the variables of one cluster say. ``count`` or ``coordinator`` is None where they do not."""
+    """The values of one cluster's variables. ``count`` or ``coordinator`` is None where they do not set it."""
 
     name: str
     index: int
@@ -86,27 +86,27 @@ class _Cluster:
 
 
 def find_processes(
-    said: CommandLine, environment: Mapping[str, str], full_host_name: Callable[[], str], engine: Engine = "jax"
+    options: CommandLine, environment: Mapping[str, str], full_host_name: Callable[[], str], engine: Engine = "jax"
 ) -> tuple[Processes | None, str | None]:
-    """The processes that this one runs with, or None for a run by itself; and what was found, where that is not plain.
+    """The processes of this run, or None for a single process; and a note for the user where the result may surprise.
 
-    ``full_host_name`` gives this machine's name with its domain; it is asked only where pods need it.
-    Raises InputError for what contradicts itself, cannot be read, or says only a part.
+    ``full_host_name`` returns this machine's name with its domain; it is called only for pods.
+    Raises InputError for values that contradict each other, cannot be read, or are incomplete.
     """
-    _check(said)
-    if said.count == 1:
-        if said.index not in (None, 0):
-            raise InputError(f"--process is {said.index}, and must be 0: --processes is 1. Processes count from 0.")
+    _check(options)
+    if options.count == 1:
+        if options.index not in (None, 0):
+            raise InputError(f"--process is {options.index}, and must be 0: --processes is 1. Processes count from 0.")
         return None, None
-    address, address_from = _address(said, environment)
-    if said.count is not None and said.index is not None and address is not None:
-        return _checked(said.count, said.index, address, "told by options", None, said), None
+    address, address_from = _address(options, environment)
+    if options.count is not None and options.index is not None and address is not None:
+        return _checked(options.count, options.index, address, "from options", None, options), None
     cluster = _torchrun(environment) if engine == "torch" else None
     cluster = cluster or _cluster(environment, full_host_name)
     if cluster is None:
         given = {
-            "--processes": said.count,
-            "--process": said.index,
+            "--processes": options.count,
+            "--process": options.index,
             address_from or "--coordinator": address,
         }
         if all(value is None for value in given.values()):
@@ -114,30 +114,30 @@ def find_processes(
         found = ", ".join(f"{name} ({value})" for name, value in given.items() if value is not None)
         missing = " and ".join(name for name, value in given.items() if value is None)
         raise InputError(
-            f"one of several processes: found {found}, and neither an option nor the environment says {missing}. "
-            f"Give --coordinator HOST:PORT, --processes N and --process I to each of them, or --processes 1 for a run by itself."
+            f"one of several processes: found {found}, and neither an option nor the environment gives {missing}. "
+            f"Give --coordinator HOST:PORT, --processes N and --process I to each of them, or --processes 1 for a single-process run."
         )
-    return _filled(cluster, said, address, address_from)
+    return _filled(cluster, options, address, address_from)
 
 
 def _filled(
-    cluster: _Cluster, said: CommandLine, address: str | None, address_from: str
+    cluster: _Cluster, options: CommandLine, address: str | None, address_from: str
 ) -> tuple[Processes | None, str | None]:
-    """The cluster's values where nothing was said. Raises InputError for a contradiction and for what nobody says."""
+    """The options, completed with the cluster's values. Raises InputError for a contradiction and for a missing value."""
     for option, ours, theirs, theirs_from in (
-        ("--processes", said.count, cluster.count, cluster.count_from),
-        ("--process", said.index, cluster.index, cluster.index_from),
+        ("--processes", options.count, cluster.count, cluster.count_from),
+        ("--process", options.index, cluster.index, cluster.index_from),
     ):
         if ours is not None and theirs is not None and ours != theirs:
             raise InputError(
-                f"{option} is {ours}, and {cluster.name} says {theirs} ({theirs_from}). "
-                f"Leave {option} out, or give --coordinator, --processes and --process, which together stand for themselves."
+                f"{option} is {ours}, and {cluster.name} sets {theirs} ({theirs_from}). "
+                f"Leave {option} out, or give --coordinator, --processes and --process, which together override it."
             )
-    count = said.count if said.count is not None else cluster.count
+    count = options.count if options.count is not None else cluster.count
     if count is None:
         raise InputError(
-            f"{cluster.name}: this is process {cluster.index} ({cluster.index_from}), and nothing says of how many. "
-            f"Give --processes N, or --processes 1 for a run by itself."
+            f"{cluster.name}: this is process {cluster.index} ({cluster.index_from}), and the number of processes is not given. "
+            f"Give --processes N, or --processes 1 for a single-process run."
         )
     if count == 1:
         return None, None
@@ -147,15 +147,15 @@ def _filled(
     if address is None:
         raise InputError(
             f"{cluster.name}: this is process {cluster.index} of {count} ({cluster.index_from}, {cluster.count_from}), "
-            f"and nothing says where process 0 listens. Give --coordinator HOST:PORT, its host and a free port there."
+            f"and the address of process 0 is not given. Give --coordinator HOST:PORT, its host and a free port there."
         )
-    index = said.index if said.index is not None else cluster.index
+    index = options.index if options.index is not None else cluster.index
     count_from = "--processes" if cluster.count is None else cluster.count_from
     found = f"{cluster.name}: {cluster.index_from}, {count_from}, {address_from}"
-    return _checked(count, index, address, found, cluster.launcher, said), None
+    return _checked(count, index, address, found, cluster.launcher, options), None
 
 
-def _checked(count: int, index: int, address: str, found: str, launcher: str | None, said: CommandLine) -> Processes:
+def _checked(count: int, index: int, address: str, found: str, launcher: str | None, options: CommandLine) -> Processes:
     if not 0 <= index < count:
         raise InputError(
             f"process {index} of {count} ({found}): processes count from 0, so the last one is {count - 1}."
@@ -172,21 +172,21 @@ def _checked(count: int, index: int, address: str, found: str, launcher: str | N
             f"node0:12345."
         )
     processes = Processes(count=count, index=index, coordinator=address, found=found, launcher=launcher)
-    return replace(processes, join_timeout_s=said.join_timeout_s, stall_timeout_s=said.stall_timeout_s)
+    return replace(processes, join_timeout_s=options.join_timeout_s, stall_timeout_s=options.stall_timeout_s)
 
 
 LABEL_CHARACTERS = 63
-"""What a part of a host's name has at most (RFC 1035)."""
+"""The longest label of a host name (RFC 1035)."""
 
 
 def _host_fault(host: str) -> str | None:
-    """Why a name cannot even be looked up. Python raises no OSError for it, as for a host that is not there."""
+    """Why a name cannot even be looked up. Python raises another error for it than OSError, as for an unknown host."""
     try:
         host.encode("idna")
     except UnicodeError:
-        parts = host.removesuffix(".").split(".")
-        longest = max(len(part) for part in parts)
-        if "" in parts:
+        labels = host.removesuffix(".").split(".")
+        longest = max(len(label) for label in labels)
+        if "" in labels:
             return "has a dot in its name with nothing before it"
         if longest > LABEL_CHARACTERS:
             return f"has {longest} characters between two dots of its name, and may have {LABEL_CHARACTERS}"
@@ -194,12 +194,12 @@ def _host_fault(host: str) -> str | None:
     return None
 
 
-def _check(said: CommandLine) -> None:
+def _check(options: CommandLine) -> None:
     for option, number, least, counted in (
-        ("--processes", said.count, 1, "processes"),
-        ("--process", said.index, 0, "processes"),
-        ("--join-timeout", said.join_timeout_s, 1, "seconds"),
-        ("--stall-timeout", said.stall_timeout_s, 1, "seconds"),
+        ("--processes", options.count, 1, "processes"),
+        ("--process", options.index, 0, "processes"),
+        ("--join-timeout", options.join_timeout_s, 1, "seconds"),
+        ("--stall-timeout", options.stall_timeout_s, 1, "seconds"),
     ):
         if number is not None and number < least:
             raise InputError(f"{option} is {number_text(number)}, and must be at least {least}.")
@@ -207,10 +207,10 @@ def _check(said: CommandLine) -> None:
             within(option, number, counted)
 
 
-def _address(said: CommandLine, environment: Mapping[str, str]) -> tuple[str | None, str]:
-    """HOST:PORT of the coordinator where a person or JAX's own variables say it, and which of them does."""
-    if said.coordinator is not None:
-        return said.coordinator, "--coordinator"
+def _address(options: CommandLine, environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """HOST:PORT of the coordinator from the option or JAX's own variables, and the name of its source."""
+    if options.coordinator is not None:
+        return options.coordinator, "--coordinator"
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     if not address:
         return None, ""
@@ -272,7 +272,7 @@ def _open_mpi(environment: Mapping[str, str]) -> _Cluster | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> _Cluster | None:
-    """A task of a step. What runs in a job's script or shell, outside any step, runs alone."""
+    """A task of a job step. A process in a job's script or shell, outside any step, runs alone."""
     nodes = environment.get("SLURM_STEP_NODELIST")
     if nodes is None or environment.get("SLURM_STEP_NUM_TASKS") == "1":
         return None
@@ -280,7 +280,7 @@ def _slurm(environment: Mapping[str, str]) -> _Cluster | None:
     job = _number(environment, "SLURM_JOB_ID", "Slurm")
     step = environment.get("SLURM_STEP_ID", "0")
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
-    # One of 4,096 ports above 61,439, as JAX takes them, but another for each step: two steps may share a host.
+    # One of 4,096 ports above 61,439, as in JAX, but a different one for each step: two steps may share a host.
     port = 61440 + (job + (int(step) if step.isdecimal() else 0)) % 4096
     port_from = environment.get("JAX_COORDINATOR_PORT", str(port))
     return _Cluster(
@@ -303,7 +303,7 @@ def first_host(nodes: str) -> str:
     """
     match = re.match(r"([^,\[]*)(?:\[([^],-]+)[^]]*])?([^,\[]*)", nodes)
     assert match is not None
-    return "".join(part or "" for part in match.groups())
+    return "".join(group or "" for group in match.groups())
 
 
 def _tpu(environment: Mapping[str, str]) -> _Cluster | None:
@@ -347,7 +347,7 @@ def _kubernetes(environment: Mapping[str, str], full_host_name: Callable[[], str
 
 
 def _sees_all(environment: Mapping[str, str]) -> bool:
-    """Whether a process sees every GPU of its host: a launcher that binds each to one shows it that one only."""
+    """Whether a process sees every GPU of its host. A launcher that binds each process to one GPU shows it only that one."""
     return len(environment.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) > 1
 
 
@@ -355,8 +355,8 @@ def _number(environment: Mapping[str, str], name: str, cluster: str) -> int:
     value = environment.get(name)
     if value is None:
         raise InputError(
-            f"{cluster}: other variables of it are set and {name} is not. Start the processes with {cluster}'s own "
-            f"launcher, or give --coordinator, --processes and --process, or --processes 1 for a run by itself."
+            f"{cluster}: other variables of it are set, but not {name}. Start the processes with {cluster}'s own "
+            f"launcher, or give --coordinator, --processes and --process, or --processes 1 for a single-process run."
         )
     if not value.isdecimal():
         raise InputError(f"{cluster}: {name} is '{value}', and must be a whole number of at least 0.")
@@ -364,8 +364,8 @@ def _number(environment: Mapping[str, str], name: str, cluster: str) -> int:
 
 
 def _note(environment: Mapping[str, str]) -> str | None:
-    """What to say of a run by itself where more might have been meant."""
+    """The note on a single-process run where several processes might have been intended."""
     tasks = environment.get("SLURM_NTASKS", "1")
     if "SLURM_JOB_ID" in environment and tasks != "1":
-        return f"Slurm: this job has {tasks} tasks, and this one was not started by srun: it runs by itself"
+        return f"Slurm: this job has {tasks} tasks, and this one was not started by srun: it runs as a single process"
     return None

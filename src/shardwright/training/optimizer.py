@@ -1,4 +1,4 @@
-"""What every engine trains by: AdamW's constants, the schedule's, and which weights they are for."""
+"""The optimizer for every engine: AdamW's constants, the learning rate, and the weights that are decayed or frozen."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FINAL_LR_SHARE = 0.1
 """The cosine ends at a tenth of the peak (arXiv:2302.13971, section 2.3)."""
 
 BIAS_RATE = 1e-3
-"""How far a routing bias moves in a step (DeepSeek-V3, arXiv:2412.19437, section 4.2)."""
+"""The change of a routing bias in a step (DeepSeek-V3, arXiv:2412.19437, section 4.2)."""
 
 FIRST, SECOND = "moments.first/", "moments.second/"
-"""What a checkpoint puts before the name of a weight to name its moments."""
+"""The prefixes of a weight's name that name its moments in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class OptimizerOptions:
 
 
 def optimizer_options(options: RunOptions) -> OptimizerOptions:
-    """Those of a run."""
+    """The optimizer options of a run."""
     return OptimizerOptions(
         lr=options.lr,
         warmup=options.warmup,
@@ -47,7 +47,7 @@ def optimizer_options(options: RunOptions) -> OptimizerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """What a formula needs of the numbers that it is given: an engine's arrays have functions of their own."""
+    """The functions that a formula needs, for one type of numbers. An engine's arrays have their own."""
 
     cos: Callable[[Any], Any]
     least: Callable[[Any, Any], Any]
@@ -55,13 +55,13 @@ class Arithmetic:
 
 
 PLAIN = Arithmetic(cos=math.cos, least=min, most=max)
-"""Of Python's numbers."""
+"""For Python's numbers."""
 
 
 def learning_rate(options: OptimizerOptions, step: Any, arithmetic: Arithmetic = PLAIN) -> Any:
-    """The rate of the step that follows ``step`` done ones: linear over ``warmup``, then a cosine to a tenth at ``steps``.
+    """The learning rate after ``step`` steps: linear over ``warmup``, then a cosine to a tenth at ``steps``.
 
-    With a warm-up the first step has its first rate: at learning rate 0 it would train nothing.
+    With a warm-up the first step already has a rate above 0: at learning rate 0 it would train nothing.
 
     >>> options = OptimizerOptions(lr=1.0, warmup=2, steps=4, weight_decay=0.1, clip=1.0)
     >>> [round(learning_rate(options, step), 4) for step in range(5)]
@@ -71,15 +71,15 @@ def learning_rate(options: OptimizerOptions, step: Any, arithmetic: Arithmetic =
     span = max(options.steps - options.warmup, 1)
     share = arithmetic.least(arithmetic.most((count - options.warmup) / span, 0.0), 1.0)
     cosine = FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * (1 + arithmetic.cos(math.pi * share)) / 2
-    # The cosine is at its top until the warm-up ends.
+    # The cosine stays at its maximum until the warm-up ends.
     return options.lr * (arithmetic.least(count / options.warmup, cosine) if options.warmup else cosine)
 
 
 def frozen_names(plan: Plan) -> frozenset[str]:
-    """The weights that no gradient trains."""
+    """The weights that are not trained by gradients."""
     return frozenset(weight.name for weight in plan.request.table.weights if weight.frozen)
 
 
 def decayed_names(plan: Plan) -> frozenset[str]:
-    """The weights that shrink by the weight decay: matrices do, scales and biases do not."""
+    """The weights with weight decay: matrices have it, scales and biases do not."""
     return frozenset(weight.name for weight in plan.request.table.weights if len(weight.shape) > 1)

@@ -1,4 +1,4 @@
-"""What a training run is told beyond its plan, and what it says when it ends."""
+"""The options of a training run beyond its plan, its progress, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from shardwright.core.findings.errors import InputError
 from shardwright.training.cluster import Processes
 
 METRICS_FILE = "metrics.jsonl"
-"""In a run's folder from its first step on: one object a step."""
+"""The metrics file in a run's folder: one JSON object per step."""
 
 STDLIB = "stdlib"
-"""The name of the corpus that every machine has: the source text of Python's own standard library."""
+"""The corpus that every machine has: the source text of Python's standard library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How long, on what and from where to train.
+    """The length, the data, the schedule, the checkpoints and the processes of a run.
 
     ``data``: a file, a folder, or ``stdlib``. ``tokenizer``: a ``tokenizer.json``; None: bytes. ``steps``: the length
     of the schedule, in steps; ``stop_after``: the step after which this run saves and ends; None: at ``steps``.
     ``lr``: the highest learning rate, reached after ``warmup`` steps. ``clip``: the largest global norm of the
-    gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints stay; None: all.
+    gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints are kept; None: all.
     ``resume``: go on from the newest checkpoint; ``resume_from``: from that of this step.
-    ``devices``: how many were asked for, in all processes; None: as many as the mesh has. ``processes``: this one and the
-    others of the run; None: it is the only one.
+    ``devices``: the requested number, over all processes; None: as many as the mesh has. ``processes``: this process and
+    the others of the run; None: it is the only one.
 
-    Raises InputError for numbers that cannot be.
+    Raises InputError for invalid numbers.
     """
 
     steps: int
@@ -98,7 +98,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended. ``step``: steps done since the first run. ``loss``: of the last of them, None when none was done."""
+    """How a run ended. ``step``: steps done, with those before a resume. ``loss``: of this run's last step, None if it did none."""
 
     ended: Literal["finished", "stopped", "interrupted"]
     step: int
@@ -118,10 +118,10 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What is known of one step. ``step`` counts from 1; ``tokens`` are the valid ones of the global step.
+    """The record of one step. ``step`` counts from 1; ``tokens`` are the valid ones of the global step.
 
-    ``grad_norm``: the global norm of the gradients before clipping. ``dropped``: choices of an expert, in all layers, that
-    its capacity had no place for.
+    ``grad_norm``: the global norm of the gradients before clipping. ``dropped``: token-expert assignments beyond the
+    capacity of an expert, in all layers.
     """
 
     step: int
@@ -134,14 +134,14 @@ class StepRecord:
 
 
 class Listener(Protocol):
-    """Whom a run tells how it goes: a progress bar, lines in a log, nobody."""
+    """Gets the progress of a run: a progress bar, lines in a log, or nothing shown."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
         ...
 
     def doing(self, text: str) -> None:
-        """What is under way before the steps begin."""
+        """Show what is under way before the steps begin."""
         ...
 
     def begin(self, first: int, last: int) -> None:
@@ -153,18 +153,18 @@ class Listener(Protocol):
         ...
 
     def end(self, why: str, exit_code: int) -> None:
-        """This process ends here and now, because of another one: nothing more is told."""
+        """This process ends at once, because of another one. No further call follows."""
         ...
 
 
 class Silent:
-    """A listener that tells nobody, and keeps in ``said`` the lines that stay."""
+    """A listener that shows nothing, and keeps the lines that stay in ``messages``."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
     def doing(self, text: str) -> None:
         del text
@@ -181,6 +181,6 @@ class Silent:
 
 
 def write_why(why: str) -> None:
-    """Why a process ends, on standard error."""
+    """Write to standard error why a process ends."""
     sys.stderr.write(f"shardwright: {why}\n")
     sys.stderr.flush()

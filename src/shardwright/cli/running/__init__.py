@@ -1,8 +1,8 @@
-"""`train` and `compile`: an engine is loaded.
+"""The commands that load an engine: `train` and `compile`.
 
 train.py          `train`
 ranks.py          the ranks that one command starts
 compile.py        `compile`
 compile_torch.py  `compile --engine torch`
-compiled.py       what `compile` answers, whatever the engine
+compiled.py       the result of `compile`, for any engine
 """

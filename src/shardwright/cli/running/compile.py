@@ -1,4 +1,4 @@
-"""`shardwright compile`: the plan, the target's real compiler, and what it made of the plan."""
+"""`shardwright compile`: compile the step with the target's real compiler, and compare the program with the plan."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ WITHOUT_HARDWARE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_LOG_DIR": "disabled",
-    # Of the host it runs on, which it wants to know though nothing runs.
+    # The compiler needs the host's type, though nothing runs on it.
     "TPU_ACCELERATOR_TYPE": "v5p-8",
-    # The CUDA plugin asks for a driver before it describes a GPU, unless JAX is told to use the CPU.
+    # The CUDA plugin looks for a driver before it describes a GPU, unless JAX is set to use the CPU.
     "JAX_PLATFORMS": "cpu",
 }
 
 
 def run_compile(verb: CompileVerb) -> int:
-    """Compile and compare. 1 where the plan, or the program, has a finding of severity error."""
+    """Compile and compare. Returns 1 if the plan or the program has a finding of severity error."""
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     on_torch = typed.request.engine == "torch"
@@ -65,11 +65,11 @@ def run_compile(verb: CompileVerb) -> int:
 
 
 def _refused(verb: CompileVerb, typed: TypedRequest, plan: Plan, findings: Sequence[Finding]) -> int:
-    """Show what was predicted, and what the compiler said in place of compiling."""
+    """Show the plan, and the findings for which the compiler refused it. Returns 1."""
     if verb.plan.json:
         shown = [finding.to_json() for finding in worst_first((*plan.findings, *findings))]
-        told = {"target": verb.plan.chips, "compiled": None, "agreement": None}
-        write_json({**plan.to_json(), "findings": shown, **told})
+        nothing_compiled = {"target": verb.plan.chips, "compiled": None, "agreement": None}
+        write_json({**plan.to_json(), "findings": shown, **nothing_compiled})
     else:
         from shardwright.report.plan.findings_view import findings_list
         from shardwright.report.plan.plan_view import plan_view
@@ -80,9 +80,9 @@ def _refused(verb: CompileVerb, typed: TypedRequest, plan: Plan, findings: Seque
 
 
 def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
-    """The plan's step compiled for its chips, without them.
+    """The plan's step compiled for its chips, which need not be present.
 
-    Raises InputError for what the user can mend, and FindingsError where the compiler says that it does not fit.
+    Raises InputError for what the user can fix, and FindingsError where the compiler reports that it does not fit.
     """
     machine = typed.machine
     if machine is None:
@@ -113,16 +113,16 @@ def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path |
         except engine.DoesNotFitError as error:
             if findings := out_of_memory_findings(plan, error.text):
                 raise FindingsError(findings) from None
-            said = error.text.strip().splitlines()[0]
-            raise InputError(f"the compiler of {target} refused the program: {said}") from None
+            message = error.text.strip().splitlines()[0]
+            raise InputError(f"the compiler of {target} refused the program: {message}") from None
         except engine.CannotBePrintedError as error:
             if findings := [wrong_version(tool) for tool in tools if not is_wanted(tool)]:
                 raise FindingsError(findings) from None
-            said = error.text.strip().splitlines()[0]
-            raise InputError(f"the program that was compiled for {target} cannot be printed: {said}") from None
+            message = error.text.strip().splitlines()[0]
+            raise InputError(f"the program that was compiled for {target} cannot be printed: {message}") from None
         doing("reading the program")
         if keep_text is not None:
-            _keep(built.text, keep_text)
+            _write_text(built.text, keep_text)
         program = read(built.text, plan.mesh, target=target, stats=built.stats, compile_seconds=built.compile_seconds)
     program = replace(program, tools=tools)
     agreement = agree(plan, program)
@@ -131,7 +131,7 @@ def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path |
 
 
 def without_hardware(environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:
-    """Have compilers start on a machine without accelerators; what the user has set stays, but for JAX_PLATFORMS."""
+    """Set variables with which compilers start on a machine without accelerators. The user's values stay, except JAX_PLATFORMS."""
     if jax_is_loaded:
         return
     for name, value in WITHOUT_HARDWARE.items():
@@ -141,7 +141,7 @@ def without_hardware(environment: MutableMapping[str, str], *, jax_is_loaded: bo
             environment.setdefault(name, value)
 
 
-def _keep(text: str, path: Path) -> None:
+def _write_text(text: str, path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`shardwright compile --engine torch`: the step walked through by PyTorch without devices or values, beside its plan."""
+"""`shardwright compile --engine torch`: a dry run of the step by PyTorch without devices or values, compared with its plan."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import worst_first
 from shardwright.core.plan.plan import Plan
 
-EVEN = "rows are taken to go to all experts alike"
-WHOLE_SCORES = "attention holds all scores, as on a CPU: a GPU's kernel for a latent needs less"
+EVEN = "assumes that every expert gets the same number of rows"
+ALL_SCORES = "attention materialises all scores, as on a CPU: a GPU's kernel for a latent needs less"
 
 
 def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
-    """The plan's step on rank 0 of its mesh, and the two held beside each other.
+    """A dry run of the plan's step on rank 0 of its mesh, compared with the plan.
 
-    Raises InputError where more is asked for than there is.
+    Raises InputError for ``keep_text``: PyTorch compiles no program, so there is no text.
     """
     if keep_text is not None:
         raise InputError(
@@ -46,7 +46,7 @@ def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
 
 
 def _program(target: str, walked: Any, began: float) -> CompiledProgram:
-    """What the engine saw, in the words of a compiled program: the state goes in, and comes out in the same place."""
+    """The dry run in the form of a compiled program. The state is an argument, and the output aliases it."""
     state = walked.weights_bytes + walked.moments_bytes
     given = state + walked.batch_bytes
     return CompiledProgram(
@@ -81,5 +81,5 @@ def _program(target: str, walked: Any, began: float) -> CompiledProgram:
             },
         ),
         compile_seconds=perf_counter() - began,
-        said=(*((EVEN,) if walked.even else ()), *((WHOLE_SCORES,) if walked.whole_scores else ())),
+        said=(*((EVEN,) if walked.even else ()), *((ALL_SCORES,) if walked.whole_scores else ())),
     )

@@ -1,4 +1,4 @@
-"""A plan beside what became of it: what `compile` tells, whatever the engine."""
+"""The result of `compile`, for any engine: a plan and its compiled program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.core.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A plan beside what its compiler made of it."""
+    """A plan, its compiled program, how far they agree, and the findings."""
 
     plan: Plan
     program: CompiledProgram
@@ -20,7 +20,7 @@ class Compiled:
     findings: tuple[Finding, ...]
 
     def to_json(self) -> dict[str, object]:
-        """The JSON contract of ``compile``: the plan's, and what was compiled."""
+        """The JSON contract of ``compile``: the plan's, and the compiled program."""
         return {
             **self.plan.to_json(),
             "findings": [finding.to_json() for finding in self.findings],

@@ -1,8 +1,8 @@
 """Starting the ranks of a run on this machine, and waiting until all have ended.
 
-The ranks themselves notice when one of them is gone or has stopped, and end with a message (``runs/processes/hub.py``). What is added
-here is what only a parent knows and can: by which signal, and that one that has stopped does not stay. It loads no
-framework, so that ranks start at once.
+The ranks themselves detect when one of them is gone or has stopped, and end with a message (``runs/processes/hub.py``). This
+module adds what only a parent can: it knows by which signal a rank ended, and it kills a rank that has stopped. It loads
+no framework, so that ranks start at once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shardwright.training.options import METRICS_FILE
 
 POLL_S = 0.05
 GRACE_S = 20
-"""So long the other ranks have to end by themselves, when one has failed. They hear of it at once, and are then killed."""
+"""How long the other ranks have to end by themselves when one has failed. They learn of it at once, and are killed later."""
 HOST = "127.0.0.1"
 COMMAND = (
-    # Until there is somebody to catch it, an interrupt ends a rank without a word.
+    # Until a handler is installed, an interrupt ends a rank silently.
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "from shardwright.cli.main import main; from shardwright.cli.running.ranks import end_with_parent; end_with_parent(); "
     "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main(sys.argv[1:]))"
@@ -38,12 +38,12 @@ COMMAND = (
 PARENT = "SHARDWRIGHT_PARENT"
 PARENT_POLL_S = 1.0
 PR_SET_PDEATHSIG = 1
-"""Of Linux: the signal that a process gets when its parent ends."""
+"""Linux's option for the signal that a process gets when its parent ends."""
 TAIL_BYTES = 2000
 
 
 class RanksError(ShardwrightError):
-    """Ranks that did not come through, where the first of them could not say so."""
+    """A failure of ranks that the first rank could not report."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         self.exit_code = exit_code
@@ -53,10 +53,10 @@ class RanksError(ShardwrightError):
 def launch(count: int, arguments: Sequence[str], out: Path) -> int:
     """Run ``shardwright`` with ``arguments`` as ``count`` ranks; the exit code of the first that failed, else 0.
 
-    The first rank has this process's terminal, and tells what another one failed with. SIGTERM and SIGINT are passed on:
-    the ranks save and end, in their own time. ``out``: where the run leaves something to go on from.
+    The first rank has this process's terminal, and reports the error of another one. SIGTERM and SIGINT are passed on: the
+    ranks save and end, without a time limit. ``out``: the folder with the checkpoints of the run.
 
-    Raises InputError where a rank cannot be started, RanksError where the first was killed before it said anything, and
+    Raises InputError where a rank cannot be started, RanksError where the first was killed before it reported anything, and
     KeyboardInterrupt where all were interrupted before they began.
     """
     assert not is_rank(os.environ), "a rank starts no ranks"
@@ -67,24 +67,24 @@ def launch(count: int, arguments: Sequence[str], out: Path) -> int:
         PARENT: str(os.getpid()),
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(_free_port()),
-        # As many ranks as there are cores would each start as many threads.
+        # Otherwise each rank would start as many threads as there are cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     ranks: list[subprocess.Popen[bytes]] = []
     with ExitStack() as ended:
         ended.callback(_kill, ranks)
-        told: list[IO[bytes] | None] = [None]
-        told += [ended.enter_context(tempfile.TemporaryFile()) for _ in range(count - 1)]
+        errors: list[IO[bytes] | None] = [None]
+        errors += [ended.enter_context(tempfile.TemporaryFile()) for _ in range(count - 1)]
         caught = ended.enter_context(_caught())
-        for rank, stderr in enumerate(told):
+        for rank, stderr in enumerate(errors):
             environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(_started(rank, count, arguments, environment, stderr))
         codes = _ended(ranks, caught)
-        return _outcome(codes, set(caught.all), told, resumes=(out / METRICS_FILE).exists())
+        return _outcome(codes, set(caught.all), errors, resumes=(out / METRICS_FILE).exists())
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
-    """Whether this process is a rank that ``launch`` started, which has its number from there."""
+    """Whether this process is a rank that ``launch`` started and numbered."""
     return environment.get(PARENT) == str(os.getppid())
 
 
@@ -93,12 +93,12 @@ def _started(
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            # As the command itself, it imports nothing from the folder that it is started in.
+            # Like the command itself, a rank imports nothing from its working directory.
             [sys.executable, "-P", "-c", COMMAND, *arguments],
             env=environment,
             stdout=None if stderr is None else subprocess.DEVNULL,
             stderr=stderr,
-            # A terminal's Ctrl-C reaches it from here, once.
+            # So a terminal's Ctrl-C reaches it only through this process, once.
             start_new_session=True,
         )
     except OSError as error:
@@ -109,7 +109,7 @@ def _started(
 
 
 def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End those that are still there, with what they have started."""
+    """Kill the ranks that still run, with their child processes."""
     late = [process for process in ranks if process.poll() is None]
     for process in late:
         os.killpg(process.pid, signal.SIGKILL)
@@ -118,9 +118,9 @@ def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def end_with_parent() -> None:
-    """End this rank when the command that started it is gone: nobody else would, and it would go on writing.
+    """End this rank when the command that started it is gone: otherwise it would go on writing.
 
-    Where the system can, it wakes a rank then that was stopped, so that it ends too.
+    On Linux the kernel then also continues a rank that was stopped, so that it ends too.
     """
     parent = int(os.environ[PARENT])
     with suppress(OSError, AttributeError):
@@ -132,7 +132,7 @@ def end_with_parent() -> None:
         with suppress(OSError):
             sys.stderr.write("shardwright: the command that started the ranks is gone, so they end too.\n")
             sys.stderr.flush()
-        # The others notice in that time: a rank that missed this one would say that it is gone, and not why.
+        # In that time the others detect the same. A rank that missed this one first would report the wrong cause.
         time.sleep(2 * PARENT_POLL_S)
         os._exit(1)
 
@@ -140,7 +140,7 @@ def end_with_parent() -> None:
 
 
 class _Caught:
-    """Signals that this process was sent. ``pending``: those that the ranks have not been sent yet."""
+    """The signals that this process got. ``pending``: those not yet passed on to the ranks."""
 
     def __init__(self) -> None:
         self.all: list[int] = []
@@ -153,7 +153,7 @@ class _Caught:
 
 @contextmanager
 def _caught() -> Iterator[_Caught]:
-    """Signals are kept for the ranks. Only the main thread may ask for them."""
+    """A context that collects signals for the ranks. Only the main thread can set signal handlers."""
     caught = _Caught()
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -167,9 +167,9 @@ def _caught() -> Iterator[_Caught]:
 
 
 def _ended(ranks: Sequence[subprocess.Popen[bytes]], caught: _Caught) -> list[int | None]:
-    """The exit code of each rank, when all have ended; None of those that did not, though another one failed.
+    """The exit code of each rank, when all have ended. None for a rank that still runs ``GRACE_S`` after another failed.
 
-    They end by themselves, and say why: what has not after ``GRACE_S`` is not waited for.
+    Ranks end by themselves and report why.
     """
     failed_at = None
     while any(process.poll() is None for process in ranks):
@@ -180,7 +180,7 @@ def _ended(ranks: Sequence[subprocess.Popen[bytes]], caught: _Caught) -> list[in
         if failed_at is None and any(process.poll() for process in ranks):
             failed_at = time.monotonic()
             for process in ranks:
-                # One that was stopped hears why the others are gone, and ends as they do.
+                # A stopped rank continues, learns why the others are gone, and ends too.
                 process.send_signal(signal.SIGCONT)
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
             break
@@ -188,8 +188,10 @@ def _ended(ranks: Sequence[subprocess.Popen[bytes]], caught: _Caught) -> list[in
     return [process.poll() for process in ranks]
 
 
-def _outcome(codes: Sequence[int | None], signals: set[int], told: Sequence[IO[bytes] | None], *, resumes: bool) -> int:
-    """The exit code that stands for all, when it is said what the first rank did not say."""
+def _outcome(
+    codes: Sequence[int | None], signals: set[int], errors: Sequence[IO[bytes] | None], *, resumes: bool
+) -> int:
+    """The exit code of the command. Reports first what the first rank did not report."""
     first = codes[0]
     # A signal that comes while a library is loaded may be lost on a rank, which then waits for the others.
     if signals and (first is None or -first in signals):
@@ -201,7 +203,7 @@ def _outcome(codes: Sequence[int | None], signals: set[int], told: Sequence[IO[b
         if code is not None and code < 0 and -code not in signals:
             lines.append(f"rank {rank} of {len(codes)} was ended by {_name(-code)}. The others were ended too.")
         elif code and code > 0 and (first is None or first <= 0):
-            tail = "".join(f"\n  {line}" for line in _tail(told[rank]))
+            tail = "".join(f"\n  {line}" for line in _tail(errors[rank]))
             lines.append(f"rank {rank} of {len(codes)} ended with exit code {code}. The others were ended too.{tail}")
     if lines:
         lines.append(
@@ -219,7 +221,7 @@ def _name(number: int) -> str:
 
 
 def _tail(file: IO[bytes] | None) -> list[str]:
-    """The last that a rank said."""
+    """The last lines of a rank's standard error."""
     if file is None:
         return []
     file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

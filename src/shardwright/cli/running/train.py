@@ -1,4 +1,4 @@
-"""`shardwright train`: the plan first, then the engine, which is loaded by name when the plan has no error."""
+"""`shardwright train`: plan first, then load the engine by name, if the plan has no error."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from shardwright.training.cluster import CommandLine, Processes, find_processes
 from shardwright.training.options import RunOptions, RunOutcome, Silent
 
 WARMUP_SHARE = 10
-"""Without --warmup, the learning rate rises for one step in so many."""
+"""Without --warmup, the warm-up takes one step in so many."""
 
 
 def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
-    """Plan and train. 1 where the plan has a finding of severity error: then nothing was allocated.
+    """Plan and train. Returns 1 if the plan has a finding of severity error; then nothing was allocated.
 
-    Of several processes, only the first prints. ``arguments``: the command line, for ranks that are started with it.
+    Of several processes, only the first prints. ``arguments``: the command line, with which ranks are started.
     """
     engine = "torch" if verb.plan.engine == "torch" else "jax"
-    # What was said of processes was said to the command, which has numbered its ranks.
-    said = _said(verb.run)
+    # The options about processes are for the parent command, which has numbered its ranks.
+    options = _process_options(verb.run)
     if is_rank(os.environ):
-        said = replace(said, coordinator=None, count=None, index=None)
-    processes, note = find_processes(said, os.environ, socket.getfqdn, engine)
+        options = replace(options, coordinator=None, count=None, index=None)
+    processes, note = find_processes(options, os.environ, socket.getfqdn, engine)
     run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
@@ -66,7 +66,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
             shown = _AsJson() if prints else Silent()
             outcome = train(run, plan, shown)
             if prints:
-                write_json({"plan": plan.to_json(), "run": {**outcome.to_json(), "said": shown.said}})
+                write_json({"plan": plan.to_json(), "run": {**outcome.to_json(), "said": shown.messages}})
         if views:
             sys.stdout.write(ended(outcome, run) + "\n")
     return 0
@@ -83,7 +83,7 @@ def _engine(engine: str, run: RunOptions) -> Callable[..., RunOutcome]:
         return import_module("shardwright.engine_jax.training.run").train
 
 
-def _said(options: TrainOptions) -> CommandLine:
+def _process_options(options: TrainOptions) -> CommandLine:
     return CommandLine(
         coordinator=options.coordinator,
         count=options.processes,
@@ -94,7 +94,7 @@ def _said(options: TrainOptions) -> CommandLine:
 
 
 class _AsJson(Silent):
-    """The one object that --json promises, where the run has no outcome."""
+    """Writes the JSON object of --json also where the run has no outcome."""
 
     def end(self, why: str, exit_code: int) -> None:
         super().end(why, exit_code)
@@ -104,7 +104,7 @@ class _AsJson(Silent):
 
 @contextmanager
 def _own_output(processes: Processes | None) -> Iterator[None]:
-    """Standard output for what this program prints: Gloo, which JAX uses between CPU processes, tells of its connections there."""
+    """Keeps standard output for this program: Gloo, which JAX uses between CPU processes, prints its connections there."""
     if processes is None:
         yield
         return
@@ -122,7 +122,7 @@ def _own_output(processes: Processes | None) -> Iterator[None]:
 
 
 def ended(outcome: RunOutcome, run: RunOptions) -> str:
-    """How the run ended, where everything is, and how it goes on."""
+    """How the run ended, where its files are, and how to go on with it."""
     loss = "" if outcome.loss is None else f", loss {outcome.loss:.4f}"
     lines = [f"{outcome.ended} after step {outcome.step:,} of {run.steps:,}{loss}"]
     if outcome.checkpoint is not None:
@@ -136,9 +136,9 @@ def ended(outcome: RunOutcome, run: RunOptions) -> str:
 def run_options(
     options: TrainOptions, *, devices: int | None, processes: Processes | None = None
 ) -> tuple[RunOptions, dict[str, str]]:
-    """The run's options with every default filled in, and the options that stand for those.
+    """The run's options with all defaults filled in, and the defaults that were used, by option.
 
-    Raises InputError for numbers that cannot be.
+    Raises InputError for invalid numbers.
     """
     defaults: dict[str, str] = {}
     warmup = options.warmup

@@ -1,9 +1,9 @@
-"""What a user typed, as values; and how an answer is written.
+"""Command-line options as values, and the output of a command.
 
 options.py  the verbs and their options, as data
-values.py   lists behind one option
+values.py   lists in the value of one option
 request.py  from the options to a request
-devices.py  simulated devices, said to JAX before it starts
-extras.py   what is installed with an extra
+devices.py  the flag for simulated devices, set before JAX starts
+extras.py   the error for a package of an extra that is not installed
 output.py   text for people, or one JSON object
 """

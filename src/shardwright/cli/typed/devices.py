@@ -1,4 +1,4 @@
-"""Simulated devices: what must be said to JAX before it starts."""
+"""Simulated devices: the flag that must be set before JAX starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ SIMULATED_DEVICES = "--xla_force_host_platform_device_count"
 
 
 def simulate_devices(devices: int | None, environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:
-    """Have JAX's CPU backend show so many devices: a flag that XLA reads once, when JAX starts.
+    """Have JAX's CPU backend simulate ``devices`` devices, by a flag that XLA reads once, when JAX starts.
 
-    Nothing is changed when no number was asked for, when JAX has started, or when JAX_PLATFORMS leaves the CPU out.
-    The flag goes behind those in XLA_FLAGS, in place of one with another number.
+    Changes nothing if ``devices`` is None, if JAX has started, or if JAX_PLATFORMS leaves the CPU out. The flag is put
+    after those in XLA_FLAGS, and replaces one with another number.
     """
     platforms = environment.get("JAX_PLATFORMS", "")
     if devices is None or jax_is_loaded or (platforms and "cpu" not in platforms.split(",")):

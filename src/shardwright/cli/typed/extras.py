@@ -1,4 +1,4 @@
-"""What is installed with an extra, said by name when it is missing."""
+"""The error for a package that is not installed, with the name of the extra that installs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwright.core.findings.errors import InputError
 
 @contextmanager
 def needing_extra(extra: str, what: str) -> Iterator[None]:
-    """Around an import: a missing package becomes an InputError that names the extra. Our own modules must be there."""
+    """Turns a missing package in an import into an InputError that names the extra. A missing module of ours is a bug."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -83,7 +83,7 @@ def _one_of(*choices: str) -> PrimitiveConstructorSpec[str | None]:
 Count = Annotated[int | None, _WHOLE]
 Whole = Annotated[int, _WHOLE]
 Number = Annotated[float, _NUMBER]
-Share = Annotated[float | None, _NUMBER]
+Factor = Annotated[float | None, _NUMBER]
 Text = Annotated[str | None, _TEXT]
 Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _DTYPE]
@@ -95,7 +95,7 @@ Layout = Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What a plan depends on beside the model and the layout. The plan shows every value, chosen or not."""
+    """The options of a plan, in addition to model and layout. The plan shows every value, given or default."""
 
     mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
     """Sizes of mesh axes, as fsdp=2,expert=4."""
@@ -108,7 +108,7 @@ class PlanOptions:
     length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the model's natural one)")] = None
     """Tokens of a row."""
     chips: Annotated[Text, arg(metavar="KIND:SHAPE", help_behavior_hint="(default: none)")] = None
-    """Accelerators to hold the plan against, as v5p:4x4x4 or h100:8x8."""
+    """Accelerators to check the plan against, as v5p:4x4x4 or h100:8x8."""
     devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the mesh sizes multiply to)")] = None
     """Number of devices. `train` on CPU simulates as many."""
     set: Annotated[
@@ -117,26 +117,26 @@ class PlanOptions:
     ] = ()
     """Dimensions of the model, as num_layers=2."""
     weights_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
-    """What weights and their gradients rest in."""
+    """Dtype in which weights and their gradients are stored."""
     moments_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
-    """What the optimizer's two moments rest in."""
+    """Dtype in which the optimizer's two moments are stored."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: the model's own)")] = None
-    """What the computation runs in."""
+    """Dtype of the computation."""
     remat: Annotated[Remat, arg(help_behavior_hint="(default: full)")] = None
     """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
     microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
-    """Parts of the batch that are computed one after the other; their gradients are summed. Also --micro-steps."""
-    expert_buffer: Annotated[Share, arg(metavar="F", help_behavior_hint="(default: room for all that may come)")] = None
-    """Room for the tokens that come to a device's experts, in even shares. A run stops where more come."""
+    """Number of microbatches per step, computed one after the other with their gradients summed. Formerly --micro-steps."""
+    expert_buffer: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: the largest possible need)")] = None
+    """Capacity of a device's expert buffer, as a multiple of an even split of the tokens. A run stops on overflow."""
     load_balance: Flag = False
-    """Give each device that shares a row pieces from both of its ends, so that attention is equal work for all."""
+    """Give each device a slice from both ends of a sharded row, so that causal attention is equal work for all."""
     json: Flag = False
     """Print one JSON object on stdout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What a run depends on beside its plan."""
+    """The options of a run, in addition to those of its plan."""
 
     steps: Annotated[Whole, arg(metavar="N")]
     """Length of the schedule, in steps."""
@@ -153,36 +153,36 @@ class TrainOptions:
     warmup: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: a tenth of --steps)")] = None
     """Steps in which the learning rate rises."""
     weight_decay: Annotated[Number, arg(metavar="F")] = 0.1
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     clip: Annotated[Number, arg(metavar="F")] = 1.0
     """The largest global norm of the gradient."""
     seed: Annotated[Whole, arg(metavar="S")] = 0
-    """Of initial weights and the order of the data."""
+    """Seed of the initial weights and of the order of the data."""
     checkpoint_every: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: at the end only)")] = None
     """Save every N steps."""
     keep: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: all)")] = None
-    """How many checkpoints stay."""
+    """How many checkpoints to keep."""
     resume: Flag = False
-    """Go on from the newest whole checkpoint in --out, on any layout."""
+    """Go on from the newest complete checkpoint in --out, on any layout."""
     resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
-    """Go on from the checkpoint of this step. Later ones stay beside, under another name."""
+    """Go on from the checkpoint of this step. Later ones are kept under another name."""
     tensorboard: Flag = False
     """Write TensorBoard events to --out too."""
     coordinator: Annotated[Text, arg(metavar="HOST:PORT", help_behavior_hint="(default: from the cluster)")] = None
-    """Where process 0 of several listens."""
+    """Address at which process 0 of several listens."""
     processes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: from the cluster, else 1)")] = None
-    """How many processes run together."""
+    """Number of processes of the run."""
     process: Annotated[Count, arg(metavar="I", help_behavior_hint="(default: from the cluster)")] = None
-    """Which of them this one is, from 0."""
+    """Index of this process, from 0."""
     join_timeout: Annotated[Whole, arg(metavar="SECONDS")] = JOIN_TIMEOUT_S
-    """How long they wait for each other to start."""
+    """How long the processes wait for each other to start."""
     stall_timeout: Annotated[Whole, arg(metavar="SECONDS")] = STALL_TIMEOUT_S
-    """How much longer than the longest step one may be silent, before the others end."""
+    """How much longer than the longest step a process may be silent before the others end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerb:
-    """Where every tensor of a model lives under a layout, what crosses the links, what it costs, and what is wrong."""
+    """Show the placement of every tensor under a layout, the collectives and memory of a step, its cost, and findings."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
     """A model by name, as deepseek3-671b."""
@@ -193,7 +193,7 @@ class PlanVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileVerb:
-    """Compile the train step for chips that need not be there, and show what the compiler made of the plan."""
+    """Compile the train step for chips that need not be present, and compare the program with the plan."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
     """A model by name, as mixtral-8x7b."""
@@ -206,12 +206,12 @@ class CompileVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffVerb:
-    """What moves between two layouts, tensor by tensor, with bytes.
+    """Show what moves between two layouts, tensor by tensor, with bytes.
 
     A and B are each a preset, the path of a layout file, a lock, or a plan that `plan --json` wrote to a .json file.
-    Layouts need --model and share the options below; --mesh sets the axes that a layout has. Beside a lock, a layout
-    takes the lock's model and options where none are given. NAME:AXIS=SIZE,... gives one side sizes of its own, as in
-    ep:expert=8.
+    Layouts need --model and share the options below; --mesh sets the axes that a layout has. A layout that is compared
+    with a lock takes the lock's model and options where none are given. NAME:AXIS=SIZE,... sets axis sizes for one side
+    only, as in ep:expert=8.
     """
 
     a: Annotated[Positional[str], arg(metavar="A", help_behavior_hint="")]
@@ -225,7 +225,7 @@ class DiffVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockVerb:
-    """Write what a layout makes of a model to a file that people commit, for `check` to hold."""
+    """Write the plan of a model under a layout to a file to commit, which `check` compares later."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
     """A model by name, as deepseek3-671b."""
@@ -234,22 +234,22 @@ class LockVerb:
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: MODEL.LAYOUT.lock.json)")] = None
     """The file, or a folder for it."""
     compiled: Flag = False
-    """Compile the step for its --chips, as `compile` does, and hold what the compiler made of it."""
+    """Compile the step for its --chips, as `compile` does, and lock the compiled program too."""
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckVerb:
-    """Plan again what locks ask, and fail where a tensor or a collective is no longer where it was locked."""
+    """Plan the requests in locks again, and fail where a tensor or a collective differs from the lock."""
 
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FILE ...]", help_behavior_hint="")] = ()
-    """Locks, or folders of *.lock.json files. This folder where none is named."""
+    """Locks, or folders of *.lock.json files. Without any, the working directory."""
     update: Flag = False
-    """Write the locks anew that are no longer what they would be."""
+    """Write again the locks that are out of date."""
     annotations: Annotated[
         Annotations, arg(help_behavior_hint="(default: github where GITHUB_ACTIONS is true, else none)")
     ] = None
-    """Print findings in the form that GitHub Actions shows beside the lines of a change."""
+    """Print findings also as annotations, which GitHub Actions shows next to the lines of a change."""
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -268,7 +268,7 @@ class TrainVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowVerb:
-    """What is in a checkpoint."""
+    """Show what is in a checkpoint."""
 
     directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
     """One step's directory, or a folder of them."""
@@ -288,7 +288,7 @@ class VerifyVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CkptVerb:
-    """Look at a checkpoint, or check it."""
+    """Show a checkpoint, or verify it."""
 
     verb: Annotated[ShowVerb, subcommand("show")] | Annotated[VerifyVerb, subcommand("verify")]
 

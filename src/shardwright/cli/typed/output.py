@@ -1,4 +1,4 @@
-"""What the command line writes: text for people, or one JSON object."""
+"""The output of a command: text for people, or one JSON object."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def write_json(value: Mapping[str, object]) -> None:
-    """One JSON object on stdout."""
+    """Write one JSON object to stdout."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def write_view(view: View, stream: TextIO) -> None:
-    # Drawing loads rich, which a verb with --json never needs.
+    # This imports rich, which a verb with --json does not need.
     from shardwright.report.text.terminal import to_text
 
     stream.write(to_text(view, stream))

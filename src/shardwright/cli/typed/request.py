@@ -1,4 +1,4 @@
-"""From the options to a request, and what was chosen because nobody said it."""
+"""From the options to a request, with the defaults of the options that were not given."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedRequest:
-    """A request, the options that stand for what was chosen by default (``--batch`` to ``8``), and the chips."""
+    """A request, the defaults that were used, by option (``--batch`` to ``8``), and the chips."""
 
     request: Request
     chosen: Mapping[str, str] = field(default_factory=dict)
@@ -34,8 +34,8 @@ class TypedRequest:
 def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> TypedRequest:
     """The request of one model under one layout.
 
-    Without a layout and a mesh, the model's natural ones are taken together; the natural mesh gives way when a
-    number of devices is asked for that it does not have. Raises InputError for values that cannot be read.
+    Without a layout and a mesh, both are the model's natural ones. The natural mesh is not used when another number of
+    devices is requested. Raises InputError for values that cannot be read.
     """
     table = build(model, settings(options.set))
     chosen: dict[str, str] = {}
@@ -50,7 +50,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
     if machine is not None:
         if devices not in (None, machine.num_devices):
             raise InputError(
-                f"--chips {options.chips} has {machine.num_devices} devices, and --devices says {devices}. Leave one out."
+                f"--chips {options.chips} has {machine.num_devices} devices, and --devices is {devices}. Leave one out."
             )
         devices = machine.num_devices
     if layout_name is None and options.mesh is None and table.natural_mesh:
@@ -79,7 +79,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
 
 
 def planned(typed: TypedRequest) -> Plan:
-    """The plan of what was asked, with times where there are chips. Raises FindingsError where there can be none."""
+    """The plan of a request, with times where chips are given. Raises FindingsError where there can be no plan."""
     plan = make_plan(typed.request)
     if typed.machine is None:
         return plan
@@ -89,7 +89,7 @@ def planned(typed: TypedRequest) -> Plan:
 
 
 def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:
-    """The request with sizes of its own for some axes, before those it has."""
+    """The request with other sizes for some axes."""
     return replace(request, mesh_sizes={**request.mesh_sizes, **sizes})
 
 
@@ -122,7 +122,7 @@ def _natural(option: str, value: int | None, natural: int | None, table: ModelTa
 
 
 def _machine(text: str) -> Machine:
-    # Loaded only when chips are asked for.
+    # Loaded only when chips are given.
     from shardwright.cost import read_machine
 
     return read_machine(text)

@@ -1,4 +1,4 @@
-"""Lists behind one option, as ``fsdp=2,expert=4``. An error names the place in it and the form that is expected."""
+"""Lists in the value of one option, as ``fsdp=2,expert=4``. An error names the place in it and the expected form."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COUNTED: Mapping[str, str] = {
     "--length": "tokens",
     "--microbatches": "microbatches",
 }
-"""What an option counts, in the words of ``core.bounds.BOUNDS``."""
+"""What an option counts, as named in ``core.findings.bounds``."""
 
 
 def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int]:
-    """Sizes of mesh axes. Whether a layout has such axes, and whether a size is legal, the planner says.
+    """Sizes of mesh axes. The planner checks whether a layout has such axes, and whether a size is legal.
 
     >>> mesh_sizes("fsdp=2,expert=4")
     {'fsdp': 2, 'expert': 4}
@@ -37,7 +37,7 @@ def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int]:
             sizes[key] = integer_of(value)
         except ValueError:
             rest = (
-                " 'auto' stands in a layout's own mesh: leave the axis out here, and give --devices."
+                " 'auto' is for a layout's own mesh: leave the axis out here, and give --devices."
                 if value == "auto"
                 else ""
             )
@@ -82,7 +82,7 @@ def settings(groups: Iterable[Iterable[str]]) -> dict[str, str]:
 
 
 def at_least_one(option: str, value: int | None) -> None:
-    """Refuse a count below 1, or above what is taken of what the option counts."""
+    """Raises InputError for a count below 1, or above the bound of what the option counts."""
     if value is None:
         return
     if value < 1:
@@ -91,7 +91,7 @@ def at_least_one(option: str, value: int | None) -> None:
 
 
 def above_zero(option: str, value: float | None) -> None:
-    """Refuse a number that is not above 0, or has no end."""
+    """Raises InputError for a number that is not above 0, or not finite."""
     if value is not None and not 0 < value < inf:
         raise InputError(f"{option} is {value:g}, and must be a finite number above 0.")
 
@@ -109,7 +109,7 @@ def _pairs(text: str, option: str, form: str) -> Iterable[tuple[str, str, int]]:
             raise _error(f"'{part}' has no {missing}.", text, start, len(part), option, form)
         lead = len(key) - len(key.lstrip())
         if key.strip() in seen:
-            raise _error(f"'{key.strip()}' stands twice.", text, start + lead, len(key.strip()), option, form)
+            raise _error(f"'{key.strip()}' occurs twice.", text, start + lead, len(key.strip()), option, form)
         seen.add(key.strip())
         yield key.strip(), value.strip(), start + lead
         start += len(part) + 1

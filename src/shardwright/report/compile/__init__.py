@@ -1,7 +1,7 @@
-"""What a compiler made of a plan, as people see it.
+"""The view of a compiled program, compared with its plan.
 
-compile_view.py          its parts, one under another
-agreement_view.py        predicted beside compiled
-compiled_memory_view.py  memory beside the plan's
-compile_progress.py      what a compiler does, and for how long
+compile_view.py          its sections, in order
+agreement_view.py        predicted and compiled collectives
+compiled_memory_view.py  predicted and compiled memory
+compile_progress.py      the progress of a compiler, with the time
 """

@@ -1,4 +1,4 @@
-"""Predicted beside compiled: a line for each component, kind and axes, and what explains a difference."""
+"""Predicted and compiled collectives: a line for each component, kind and axes, and what explains a difference."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shardwright.report.text.units import pretty_bytes, several
 STYLES = {"matched": "", "explained": "yellow", "unmatched": "bold red"}
 NOTHING = "-"
 WITH_TIMES = 100
-"""The width from which there is room for how often each side runs."""
+"""The least width at which the table has a column for the number of executions."""
 
 
 def agreement_table(agreement: Agreement, colors: AxisColors, width: int) -> RenderableType:
-    """Bytes of a step on one device. The letters in the last column stand below, each with its rewrite and the reason."""
+    """Bytes of a step on one device. The letters in the last column are explained below: each is a rewrite and its reason."""
     if not agreement.rows:
-        return Text("  none: nothing crosses a link, as predicted", style="dim")
+        return Text("  none: the step has no collectives, as predicted", style="dim")
     letters = _letters(agreement.rows)
     timed = width >= WITH_TIMES
     columns = [Column(header="kind"), Column(header="axes", flexible=True)]
@@ -44,7 +44,7 @@ def agreement_table(agreement: Agreement, colors: AxisColors, width: int) -> Ren
 
 
 def _letters(rows: Sequence[AgreementRow]) -> Mapping[str, str]:
-    """A letter for each rewrite, in the order in which they are met."""
+    """A letter for each rewrite, in the order of the rows."""
     names = list(dict.fromkeys(name for row in rows for name in row.explained_by))
     return {name: chr(ord("a") + number) for number, name in enumerate(names)}
 
@@ -76,10 +76,10 @@ def _difference(row: AgreementRow) -> str:
 
 def _summary(agreement: Agreement) -> RenderableType:
     matched, explained, unmatched = (agreement.of_state(state) for state in ("matched", "explained", "unmatched"))
-    told = f"{several(len(matched), 'line')} as predicted, their bytes to within {agreement.bytes_error:.2%}"
+    text = f"{several(len(matched), 'line')} as predicted, their bytes to within {agreement.bytes_error:.2%}"
     if explained:
-        told += f"; {len(explained)} by a known rewrite, {agreement.explained_share:.2%} of all bytes"
-    line = Text(told)
+        text += f"; {len(explained)} by a known rewrite, {agreement.explained_share:.2%} of all bytes"
+    line = Text(text)
     if unmatched:
         line.append(f"; {len(unmatched)} unmatched", style=STYLES["unmatched"])
     return Padding(line, (0, 0, 0, INDENT))

@@ -1,4 +1,4 @@
-"""What a person sees while a compiler works: what it does and for how long; one line where there is no terminal."""
+"""The progress of a compiler: what it does and for how long; one line per task where there is no terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 @contextmanager
 def compile_progress() -> Iterator[Callable[[str], None]]:
-    """``doing(text)`` for each thing that begins. On standard error, so that the result stays alone on standard output."""
+    """Yields ``doing(text)``, to call when a task begins. It writes to standard error: standard output has only the result."""
     if not sys.stderr.isatty():
 
         def line(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a compiler made of a plan, beside the plan: memory, collectives, the largest temporaries, findings."""
+"""The view of a compiled program, compared with its plan: memory, collectives, the largest temporaries, findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def compile_view(
     findings: Sequence[Finding],
     chosen: Mapping[str, str],
 ) -> View:
-    """Draws a compiled program. ``findings``: all that are to be shown, the plan's among them where they should be."""
+    """Draws a compiled program. ``findings``: all findings to show, with those of the plan if they are wanted."""
 
     def view(width: int) -> RenderableType:
         colors = AxisColors.of(plan.mesh.shape)
@@ -55,8 +55,8 @@ def _compiled(program: CompiledProgram) -> Text:
             "walked through as ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}"
         )
         line.append(": one rank, shapes without values")
-        for told in program.said:
-            line.append(f"; {told}")
+        for assumption in program.said:
+            line.append(f"; {assumption}")
         return line.append("\n")
     ops = sum(one.num_ops for one in program.collectives)
     line = Text.assemble("compiled for ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}")

@@ -1,4 +1,4 @@
-"""Memory of a compiled program beside the plan's, and the largest values that it needs for a while."""
+"""The memory of a compiled program, compared with the plan's, and its largest temporaries."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardwright.report.text.columns import GAP, INDENT, Column, Rows, aligned
 from shardwright.report.text.units import pretty_bytes
 
 SHOWN = 10
-"""Of the largest temporaries."""
+"""The number of temporaries in the table."""
 
 
 def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agreement, width: int) -> RenderableType:
-    """The plan's parts, then the program's; with chips, a full bar is what one may use."""
+    """The plan's memory, then the program's. With chips, a full bar is a chip's usable memory."""
     predicted, compiled, chip = plan.memory, program.memory, plan.request.chip
     total, peak = predicted.total_bytes_per_device, compiled.peak_bytes
     full = max(1, total, peak, chip.usable_bytes if chip else 0)
@@ -41,7 +41,7 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
     if chip:
         groups["chip"] = [(f"{chip.name} has", chip.usable_bytes)]
     names, numbers = zip(*(line for lines in groups.values() for line in lines), strict=True)
-    beside = (
+    used = (
         2 * INDENT
         + max(map(len, names))
         + GAP
@@ -50,7 +50,7 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
         + max(len(pretty_bytes(number)) for number in numbers)
         + GAP
     )
-    longest = max(1, min(BAR_WIDTH, width - beside))
+    longest = max(1, min(BAR_WIDTH, width - used))
     rows = []
     for heading, lines in groups.items():
         cells = []
@@ -61,15 +61,15 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
         rows.append(Rows(heading=Text(heading, style="dim"), cells=cells))
     columns = [Column(header="part"), Column(header="bytes", right=True), Column(header="", right=True)]
     columns.append(Column(header="", flexible=True))
-    told = (
+    text = (
         f"The plan's total is {abs(agreement.memory_error):.1%} {'above' if agreement.memory_error >= 0 else 'below'} "
     )
-    told += "the peak" + (f", which is {peak / chip.usable_bytes:.1%} of what the chip has." if chip else ".")
-    return Group(aligned(columns, rows, width), Text(""), Padding(Text(told, style="dim"), (0, 0, 0, INDENT)))
+    text += "the peak" + (f", which is {peak / chip.usable_bytes:.1%} of what the chip has." if chip else ".")
+    return Group(aligned(columns, rows, width), Text(""), Padding(Text(text, style="dim"), (0, 0, 0, INDENT)))
 
 
 def temporaries_table(program: CompiledProgram, width: int) -> RenderableType:
-    """The largest first: bytes, type and shape, whose it is, which operation makes it, and where in the source."""
+    """The largest first: bytes, dtype and shape, component and phase, the operation that makes it, and its source line."""
     largest = sorted(program.memory.largest, key=lambda one: -one.bytes_per_device)[:SHOWN]
     columns = [Column(header="", right=True), Column(header="what"), Column(header="whose"), Column(header="made by")]
     columns.append(Column(header="at", flexible=True))

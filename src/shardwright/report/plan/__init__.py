@@ -1,10 +1,10 @@
-"""A plan as people see it.
+"""The view of a plan.
 
-plan_view.py         its parts, one under another
+plan_view.py         its sections, in order
 head.py              model, layout, mesh, batch, groups
-roles_view.py        what every axis does in every component
+roles_view.py        the role of every axis in every component
 tensor_tables.py     weights and activations
-collectives_view.py  what crosses the links
+collectives_view.py  the collectives of a step
 memory_view.py       bytes on one device
 findings_view.py     findings, with carets
 """

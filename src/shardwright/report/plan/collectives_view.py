@@ -1,4 +1,4 @@
-"""What crosses the links in one step."""
+"""The table of the collectives of one step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PHASES = ("forward", "recompute", "backward", "update")
 
 
 def collectives_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
-    """A line for each component, phase, kind and axes: the largest of them, how many, and all their bytes."""
+    """A line for each component, phase, kind and axes: the largest collective, their number, and their total bytes."""
     if not plan.collectives:
-        return Text("  none: nothing crosses a link", style="dim")
+        return Text("  none: the step has no collectives", style="dim")
     timed = any(one.seconds is not None for one in plan.collectives)
     columns = [Column(header="phase"), Column(header="kind"), Column(header="axes", flexible=True)]
     columns += [Column(header=name, right=True) for name in ("largest", "times", "all bytes")]

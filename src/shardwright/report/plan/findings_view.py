@@ -1,4 +1,4 @@
-"""Findings as people see them: the law, then where, found, needed, fix and cost, with a caret under the notation."""
+"""The view of findings: the law, then where, found, needed, fix and cost, with a caret under the notation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from shardwright.core.findings.finding import Finding, count_by_severity, worst_
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold blue"}
 
-
-CUT = "..."
+ELLIPSIS = "..."
 LABEL = 9
-"""Columns in front of every text: an indent of two, a label, a space."""
+"""Columns before every text: an indent of two, a label, a space."""
 
 
 def findings_list(findings: Iterable[Finding], width: int) -> RenderableType:
@@ -45,7 +44,7 @@ def finding_block(finding: Finding, width: int) -> RenderableType:
 
 
 def counted(findings: Sequence[Finding]) -> str:
-    """How many of each severity, in words.
+    """The number of findings of each severity, in words.
 
     >>> counted([])
     'no findings'
@@ -59,17 +58,17 @@ def counted(findings: Sequence[Finding]) -> str:
     return ", ".join(parts) or "no findings"
 
 
-def _with_caret(text: str, style: str, room: int) -> Text:
+def _with_caret(text: str, style: str, width: int) -> Text:
     """The notation and the caret below it, which must stay in its column.
 
-    Neither line wraps: where the notation is too long, the part around the caret is shown.
+    Neither line wraps: of a notation that is too long, only the text around the caret is shown.
     """
     notation, _, mark = text.partition("\n")
     first, length = mark.index("^"), mark.count("^")
-    if len(notation) > room:
-        shown = max(room - 2 * len(CUT), 1)
+    if len(notation) > width:
+        shown = max(width - 2 * len(ELLIPSIS), 1)
         start = min(max(0, first + length // 2 - shown // 2), len(notation) - shown)
-        before, after = (CUT if start else ""), (CUT if start + shown < len(notation) else "")
+        before, after = (ELLIPSIS if start else ""), (ELLIPSIS if start + shown < len(notation) else "")
         length = min(first + length, start + shown) - max(first, start)
         first = max(first, start) - start + len(before)
         notation = f"{before}{notation[start : start + shown]}{after}"

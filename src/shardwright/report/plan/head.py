@@ -1,4 +1,4 @@
-"""The head of a plan: model, layout, mesh, batch, computation, groups, and what was chosen because nobody said it."""
+"""The head of a plan: model, layout, mesh, batch, computation, groups, and the defaults that were used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.report.text.units import pretty_count, several
 
 
 def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> RenderableType:
-    """``chosen``: options that stand for what was chosen by default."""
+    """``chosen``: the defaults that were used, by option."""
     request = plan.request
     title = Text.assemble((request.table.name, "bold"), " under ", (request.layout.name, "bold"))
     lines: list[tuple[str, Text]] = [
@@ -56,9 +56,9 @@ def _mesh(plan: Plan, colors: AxisColors) -> Text:
 
 def _step(plan: Plan) -> str:
     request = plan.request
-    parts = "" if request.microbatches == 1 else f", in {request.microbatches} microbatches"
+    microbatches = "" if request.microbatches == 1 else f", in {request.microbatches} microbatches"
     tokens = several(request.batch * request.length, "token")
-    return f"{several(request.batch, 'row')} of {several(request.length, 'token')} = {tokens}{parts}"
+    return f"{several(request.batch, 'row')} of {several(request.length, 'token')} = {tokens}{microbatches}"
 
 
 def _computation(plan: Plan) -> str:
@@ -70,7 +70,7 @@ def _computation(plan: Plan) -> str:
 
 
 def _movement(plan: Plan) -> str:
-    """How keys meet queries and tokens meet experts, where an axis makes them travel."""
+    """How keys and values are exchanged in attention and tokens in MoE layers, where an axis shards them."""
     layout, mesh = plan.request.layout, plan.mesh
     parts = []
     if mesh.larger_than_one(layout.axes_sharding("length", "attention")):

@@ -1,4 +1,4 @@
-"""A plan as people look at it, its parts one under another; findings last, where the prompt is."""
+"""The view of a plan: its sections in order, with the findings last, next to the prompt."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
 
 
 def _integers(plan: Plan) -> Sequence[Text]:
-    """A line for the activations that the table leaves out."""
+    """A line about the activations that the table leaves out."""
     rows = of_integers(plan)
     if not rows:
         return ()
@@ -64,21 +64,21 @@ def _paragraph(text: str) -> RenderableType:
 def _step(plan: Plan) -> str:
     assert plan.step is not None
     step = plan.step
-    said = (
+    text = (
         f"{pretty_seconds(step.seconds)}: computing {pretty_seconds(step.compute_seconds)}, "
         f"communicating {pretty_seconds(step.communication_seconds)}, "
         f"of which {pretty_seconds(step.exposed_seconds)} is not hidden"
     )
     if step.idle_seconds:
-        said += f", stages waiting {pretty_seconds(step.idle_seconds)}"
+        text += f", stages waiting {pretty_seconds(step.idle_seconds)}"
     if step.low_seconds is not None and step.high_seconds is not None:
         low, high = pretty_seconds(step.low_seconds), pretty_seconds(step.high_seconds)
-        said += "" if low == high else f"; from {low} to {high} with what other sources say of the chips"
-    return said
+        text += "" if low == high else f"; from {low} to {high} with what other sources say of the chips"
+    return text
 
 
 def _sources(plan: Plan) -> list[str]:
-    """That nothing is calibrated, and which of the numbers that sources dispute was taken."""
+    """A note that times are not calibrated, and the constants on which sources disagree, with the values that were used."""
     assert plan.step is not None
     if not plan.step.constants:
         return []

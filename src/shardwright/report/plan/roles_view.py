@@ -1,4 +1,4 @@
-"""The roles: what every axis does in every component."""
+"""The table of roles: the role of every axis in every component."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.report.text.notation_text import DIM, AxisColors
 
 
 def roles_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
-    """Axes by components; where that is too wide, components by axes."""
+    """A row per axis and a column per component; where that is too wide, transposed."""
     layout, present = plan.request.layout, plan.request.table.components
     components = [name for name in COMPONENTS if name in present]
     rows = [[Text(""), *(Text(name, style="dim") for name in components)]]

@@ -1,4 +1,4 @@
-"""The tensors of a plan as tables: weights with what happens to them, activations, both grouped by where they are."""
+"""The tables of the tensors of a plan: weights with their gradient reductions, and activations, both grouped by module."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ARROW = "-> "
 
 
 def weights_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
-    """Name, shape, at rest and in use, bytes of one on a device, and what becomes of its gradient.
+    """Name, shape, specs at rest and in use, bytes of one on a device, and the reductions of its gradient.
 
-    The widest form that fits: all on one line; in use below at rest; the gradient below both.
+    The widest form that fits is used: all on one line; in use below at rest; the gradient below both.
     """
     larger = plan.mesh.larger_than_one(plan.mesh.names)
     for form in ("one line", "two lines", "three lines"):
@@ -39,7 +39,7 @@ def weights_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
 
 
 def activations_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
-    """Name, shape, spec and bytes of one on a device, of those that hold numbers of the computation."""
+    """Name, shape, spec and bytes of one on a device, for the activations with a floating-point dtype."""
     columns = [Column(header="activation"), Column(header="shape"), Column(header="in use", flexible=True)]
     columns.append(Column(header="bytes", right=True))
     groups = [
@@ -56,12 +56,12 @@ def activations_table(plan: Plan, colors: AxisColors, width: int) -> RenderableT
 
 
 def of_integers(plan: Plan) -> tuple[TensorPlan, ...]:
-    """The activations that no table shows: tokens, where they are and what chose them, a few bytes each."""
+    """The activations that no table shows: those of integers, as token ids, positions and expert assignments: a few bytes each."""
     return tuple(row for row in plan.activations if row.dtype not in FLOATS)
 
 
 def grouped(tensors: Iterable[TensorPlan]) -> list[tuple[str, list[TensorPlan]]]:
-    """Tensors whose names differ in the last word only, in the order of the forward pass."""
+    """Groups of tensors whose names differ only in the last word, in the order of the forward pass."""
     groups: dict[str, list[TensorPlan]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.name.rpartition(".")[0] or tensor.component, []).append(tensor)
@@ -69,7 +69,7 @@ def grouped(tensors: Iterable[TensorPlan]) -> list[tuple[str, list[TensorPlan]]]
 
 
 def _heading(plan: Plan, name: str, rows: Sequence[TensorPlan]) -> Text:
-    """Where they are, how often, and the bytes of all of them on a device."""
+    """The name of a group, its number of layers, and the bytes of all its tensors on a device."""
     component = rows[0].component
     heading = Text.assemble((name, "bold"))
     if _shared_num(rows):
@@ -98,17 +98,17 @@ def _weight(
 
 
 def _gradient(row: TensorPlan, colors: AxisColors, larger: Sequence[str]) -> Text:
-    """The reductions over axes larger than 1, equal ones together."""
-    parts = []
+    """The reductions over axes larger than 1, with the axes of one kind joined."""
+    reductions = []
     for kind in ("reduce-scatter", "all-reduce"):
         axes = [axis for axis in larger if row.gradient.get(axis) == kind]
         if axes:
-            parts.append(Text.assemble(f"{kind} ", colors.axes(axes)))
-    return Text(", ").join(parts)
+            reductions.append(Text.assemble(f"{kind} ", colors.axes(axes)))
+    return Text(", ").join(reductions)
 
 
 def _shared_num(rows: Sequence[TensorPlan]) -> bool:
-    """Whether the heading says for all rows how many layers have them."""
+    """Whether all rows have the same number of layers, more than one: the heading then has it."""
     return rows[0].num > 1 and len({row.num for row in rows}) == 1
 
 

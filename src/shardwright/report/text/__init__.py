@@ -1,7 +1,7 @@
-"""Words, columns and colours that every view is made of.
+"""What every view is made of: columns, numbers, colours, widths.
 
 columns.py        groups of rows with the same columns
-units.py          numbers as people read them
+units.py          numbers with units
 notation_text.py  a spec in colours
-terminal.py       from what rich draws to text for one stream
+terminal.py       from rich's drawing to the text for one stream
 """

@@ -1,4 +1,4 @@
-"""A spec in colours: every mesh axis has one, the same in every table."""
+"""A spec in colours: every mesh axis has one colour, the same in every table."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from rich.text import Text
 
 PALETTE = ("cyan", "magenta", "yellow", "green", "blue", "red")
-"""Colours of the axes, in mesh order; a seventh axis starts again."""
+"""Colours of the axes, in mesh order; a seventh axis has the first colour again."""
 
 DIM = "bright_black"
 
 
 @dataclass(frozen=True, slots=True)
 class AxisColors:
-    """The style of each mesh axis. An axis of size 1 cuts nothing: it stays in the background, and out of specs."""
+    """The style of each mesh axis. An axis of size 1 shards nothing: it is dim, and left out of specs."""
 
     styles: Mapping[str, str]
 
@@ -32,17 +32,17 @@ class AxisColors:
         )
 
     def axis(self, name: str, text: str | None = None) -> Text:
-        """A text about one axis, its name where none is given."""
+        """A text in the colour of one axis; by default the axis's name."""
         return Text(name if text is None else text, style=self.styles.get(name, ""))
 
     def axes(self, names: Iterable[str], between: str = "/") -> Text:
         return Text(between).join([self.axis(name) for name in names])
 
     def spec(self, notation: str) -> Text:
-        """A text in the notation with its mesh axes coloured, without those that cut nothing."""
+        """A spec in the notation with its mesh axes coloured, without those of size 1."""
         words = []
         for word in notation.split():
             logical_axis, *axes = word.split("/")
-            cutting = [axis for axis in axes if self.styles.get(axis) != DIM]
-            words.append(Text.assemble(logical_axis, *(part for axis in cutting for part in ("/", self.axis(axis)))))
+            sharding = [axis for axis in axes if self.styles.get(axis) != DIM]
+            words.append(Text.assemble(logical_axis, *(text for axis in sharding for text in ("/", self.axis(axis)))))
         return Text(" ").join(words)

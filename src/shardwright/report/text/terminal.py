@@ -1,4 +1,4 @@
-"""From what rich draws to text for one stream: its width, and colours only where someone sees them."""
+"""From rich's drawing to the text for one stream: its width, and colours only on a terminal."""
 
 from __future__ import annotations
 

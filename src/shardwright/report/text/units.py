@@ -1,4 +1,4 @@
-"""Numbers as people read them. Everything else in the code has bytes and seconds."""
+"""Numbers with units, for people. The rest of the code has bytes and seconds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Processes that meet, tell each other how far they are, and end together.
+"""The processes of one run: they join, exchange values and progress, and end together.
 
-meeting.py     how they meet
-channel.py     lines over a socket
-hub.py         the first process, which hears of all others
-group.py       what a process asks of the others
-pace.py        who has not answered for how long
+meeting.py     joining at process 0
+channel.py     messages over a socket
+hub.py         the thread of process 0 that all processes are connected to
+group.py       what a process can do with the others: exchange a value, stop, fail
+pace.py        heartbeats, and which process is silent for too long
 signals.py     Ctrl-C and SIGTERM
 """

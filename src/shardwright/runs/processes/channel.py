@@ -1,4 +1,4 @@
-"""Messages between two processes of a run: one JSON object a line, over a socket that breaks when either of them ends."""
+"""Messages between two processes of a run: one JSON object per line, over a socket that closes when either of them ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 Message = Mapping[str, Any]
 
 LOST_AFTER_S = 30
-"""A machine that answers nothing for so long, not even its kernel, is lost."""
+"""A machine whose kernel does not answer for so long is lost."""
 
 MAX_FIRST_BYTES = 100_000
 
@@ -29,7 +29,7 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, message: Message) -> bool:
-        """Whether the message is under way: not where the other end is gone, which whoever receives is told."""
+        """Send a message. False if the other end is gone; the receiving thread learns of that by itself."""
         line = json.dumps(message).encode() + b"\n"
         try:
             with self._sending:
@@ -39,7 +39,7 @@ class Channel:
         return True
 
     def receive(self) -> Message | None:
-        """The next message, waited for; None when the other end is gone."""
+        """Wait for the next message; None when the other end is gone."""
         while b"\n" not in self._unread:
             if not self._read():
                 return None
@@ -47,13 +47,13 @@ class Channel:
         return json.loads(line)
 
     def received(self) -> tuple[list[Message], bool]:
-        """The messages that one read brings, and whether the other end is still there."""
-        there = self._read()
+        """The messages of one read, and whether the other end is still connected."""
+        connected = self._read()
         *lines, self._unread = self._unread.split(b"\n")
-        return [json.loads(line) for line in lines], there
+        return [json.loads(line) for line in lines], connected
 
     def first(self, timeout_s: float) -> Message | None:
-        """The first message of whoever is there; None where it is not one of ours, or does not come in time."""
+        """The first message from the other end; None if it is not one of ours, or does not arrive in time."""
         self._connection.settimeout(timeout_s)
         try:
             while b"\n" not in self._unread and len(self._unread) < MAX_FIRST_BYTES:
@@ -76,7 +76,7 @@ class Channel:
             return True
 
     def close(self) -> None:
-        # A thread that receives would hold a connection open that is only closed.
+        # Closing alone does not end the connection while a thread is receiving on it.
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -93,10 +93,10 @@ class Channel:
 
 
 def watched(connection: socket.socket) -> socket.socket:
-    """The connection, with its kernel told to notice within LOST_AFTER_S when the other machine is no more."""
+    """The connection, with keepalive options by which the kernel detects within LOST_AFTER_S that the other machine is lost."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Linux; elsewhere the system's own times stay, which are longer.
+    # Linux only; other systems keep their own times, which are longer.
     for name, value in (
         ("TCP_KEEPIDLE", LOST_AFTER_S // 3),
         ("TCP_KEEPINTVL", LOST_AFTER_S // 6),

@@ -1,4 +1,4 @@
-"""What the processes of a run ask of each other: one of several, or one by itself with the same answers."""
+"""The group of processes of a run, from the view of one of them. A single process is a group of one."""
 
 from __future__ import annotations
 
@@ -16,58 +16,59 @@ from shardwright.training.cluster import STALL_TIMEOUT_S
 from shardwright.training.options import Listener
 
 EXCHANGE_TIMEOUT_S = 1800
-"""For what takes as long as a checkpoint takes to write, or a text to read."""
+"""Long enough for a checkpoint to be written, or a text to be read."""
 
 GRACE_S = 3
-"""A process that hears of another's error has so long to end with its own, where what failed failed for all."""
+"""How long a process that learns of another's error waits to end with its own: some errors occur in all processes."""
 
 FAREWELL_S = 6
-"""Process 0 stays so long after a failure, so that all hear of it; and so long an error waits for its cause."""
+"""How long process 0 stays after a failure, so that all learn of it; and how long an error waits for its cause."""
 
 
-class Held(NamedTuple):
-    """A value that came of an exchange, and the first process that gave it."""
+class ExchangedValue(NamedTuple):
+    """One of the different values of an exchange, and the first process that gave it."""
 
     value: Any
     process: int
 
 
 class Ending(NamedTuple):
-    """The step after which a run ends, and why, where it was asked to."""
+    """The step after which a run ends. ``why``: the signal that ended it early; None at its regular end."""
 
     last: int
     why: str | None = None
 
 
 class Group(Protocol):
-    """The processes of a run, seen by one of them."""
+    """The processes of a run, from the view of one of them."""
 
     @property
     def index(self) -> int:
-        """Which one this is, from 0."""
+        """The index of this process, from 0."""
         ...
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         ...
 
-    def exchange(self, name: str, value: Any, timeout_s: float = EXCHANGE_TIMEOUT_S) -> Sequence[Held]:
-        """The different values that all processes give, by process, once all have. ``name`` says what for, once a run.
+    def exchange(self, name: str, value: Any, timeout_s: float = EXCHANGE_TIMEOUT_S) -> Sequence[ExchangedValue]:
+        """Wait until all processes have given a value; returns the different values, ordered by process.
 
-        ``value``: anything of JSON. Where one does not come in time, all end with a message that names it.
+        ``name`` identifies the exchange, and is used once per run. ``value``: any JSON value. Where a process does not give
+        one in time, all end with a message that names it.
         """
         ...
 
-    def stop_after(self, number: int, last: int, asked: str | None) -> Ending:
-        """Where the run ends, asked after step ``number``, of a run to ``last``: all processes get one answer.
+    def stop_after(self, number: int, last: int, signal_name: str | None) -> Ending:
+        """Where the run ends, the same in all processes. Called after step ``number`` of a run to step ``last``.
 
-        ``asked``: the signal by which this process was asked to end.
+        ``signal_name``: the signal that this process got, if any.
         """
         ...
 
     def stepping(self, number: int) -> AbstractContextManager[None]:
-        """Step ``number`` is under way while the block lasts, so that the others know how far this process is."""
+        """A context in which step ``number`` is under way. Heartbeats report it to the others."""
         ...
 
 
@@ -77,12 +78,12 @@ class Alone:
     index = 0
     count = 1
 
-    def exchange(self, name: str, value: Any, timeout_s: float = EXCHANGE_TIMEOUT_S) -> Sequence[Held]:
+    def exchange(self, name: str, value: Any, timeout_s: float = EXCHANGE_TIMEOUT_S) -> Sequence[ExchangedValue]:
         del name, timeout_s
-        return [Held(value, 0)]
+        return [ExchangedValue(value, 0)]
 
-    def stop_after(self, number: int, last: int, asked: str | None) -> Ending:
-        return Ending(last) if asked is None else Ending(number, asked)
+    def stop_after(self, number: int, last: int, signal_name: str | None) -> Ending:
+        return Ending(last) if signal_name is None else Ending(number, signal_name)
 
     def stepping(self, number: int) -> AbstractContextManager[None]:
         del number
@@ -90,10 +91,10 @@ class Alone:
 
 
 class Several:
-    """One of several processes. A thread hears the hub, and ends this process when another one is gone or has stopped.
+    """One of several processes. A thread listens to the hub, and ends this process when another one is gone or has stopped.
 
-    The main thread cannot do that: it waits in a collective for what will never come. A second thread tells the hub how far
-    this process is, and notices where the first process, with the hub, has stopped itself.
+    The main thread cannot do that: it may wait for ever in a collective. A second thread sends the hub heartbeats with the
+    progress of this process, and detects when process 0, which has the hub, has stopped.
     """
 
     def __init__(
@@ -108,31 +109,31 @@ class Several:
         self.index, self.count, self._shown = index, count, shown
         self._channel, self._hub = channel, hub
         self._changed = threading.Condition()
-        self._exchanged: dict[str, Sequence[Held]] = {}
+        self._exchanged: dict[str, Sequence[ExchangedValue]] = {}
         self._begun = 0
         self._frozen = False
         self._ending: Ending | None = None
         self._leaving = threading.Event()
         self._pace, self._stall_timeout_s = Pace(), stall_timeout_s
         self._watch = Watch(() if hub is not None else (0,), stall_timeout_s)
-        threading.Thread(target=self._tell_pace, name="shardwright pace", daemon=True).start()
+        threading.Thread(target=self._send_pace, name="shardwright pace", daemon=True).start()
         self._listener = threading.Thread(target=self._listen, name="shardwright group", daemon=True)
         self._listener.start()
 
-    def exchange(self, name: str, value: Any, timeout_s: float = EXCHANGE_TIMEOUT_S) -> Sequence[Held]:
+    def exchange(self, name: str, value: Any, timeout_s: float = EXCHANGE_TIMEOUT_S) -> Sequence[ExchangedValue]:
         self._channel.send({"exchange": name, "value": value, "timeout_s": timeout_s})
         with self._changed:
             self._changed.wait_for(lambda: name in self._exchanged)
             return self._exchanged.pop(name)
 
-    def stop_after(self, number: int, last: int, asked: str | None) -> Ending:
-        """No message is sent until a process is asked to end. Then each says which step it has begun and begins no
-        other, and the last one that any has begun is where all end.
+    def stop_after(self, number: int, last: int, signal_name: str | None) -> Ending:
+        """No message is sent until a process gets a signal. Then each process reports the step that it has begun and
+        begins no other. All end after the last step that any has begun.
         """
         with self._changed:
-            if asked is not None and not self._frozen:
+            if signal_name is not None and not self._frozen:
                 self._frozen = True
-                self._channel.send({"stop": asked})
+                self._channel.send({"stop": signal_name})
             if self._frozen:
                 self._changed.wait_for(lambda: self._ending is not None)
                 assert self._ending is not None
@@ -144,39 +145,39 @@ class Several:
         return self._pace.stepping(number)
 
     def fail(self, error: BaseException) -> None:
-        """Tell all others that this process ends with an error; process 0 stays until they have heard."""
-        said = str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"
+        """Tell all others that this process ends with an error. Process 0 stays until they have received it."""
+        message = str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"
         self._leaving.set()
-        self._channel.send({"failed": said, "exit_code": exit_code_of(error)})
-        # Another process's channel stays open until its end: JAX, for one, aborts it if process 0 ends first.
+        self._channel.send({"failed": message, "exit_code": exit_code_of(error)})
+        # Other processes keep their channels open until they end. JAX aborts them if process 0 ends first.
         self._await_others()
 
     def leave(self) -> None:
-        """All is done, in every process."""
+        """Leave the group when every process is done."""
         self._leaving.set()
         self._channel.send({"bye": True})
         if self._hub is None:
             self._channel.close()
         self._await_others()
 
-    def await_news(self) -> None:
-        """Give the news that another process is gone the time to come, where an error may be what follows from that.
+    def await_cause(self) -> None:
+        """Wait for news of a lost process, when an error here may only be its consequence.
 
-        One that has stopped breaks no channel: so all are asked whether they are there.
+        A process that has stopped does not close its channel, so the hub asks all whether they are there.
         """
-        # How far this one is may not be known yet: what is said names the last step.
+        # The hub may not know the progress of this process yet, and its message names the last step.
         self._channel.send({"beat": self._pace.beat})
         self._channel.send({"lost": True})
         self._listener.join(FAREWELL_S)
 
-    def _tell_pace(self) -> None:
+    def _send_pace(self) -> None:
         while not self._leaving.wait(self._watch.tick_s):
             beat = self._pace.beat
             self._channel.send({"beat": beat})
             self._watch.heard(self.index, beat)
             if self._hub is None and (stall := self._watch.tick()) is not None and stall.members:
                 message = stall_message(stall, {0: f"process 0 of {self.count}"}, self.count, self._stall_timeout_s)
-                # For when it wakes up: then it is told why all others are gone.
+                # If process 0 wakes up, it then reads why all others are gone.
                 self._channel.send({"failed": message, "exit_code": 1})
                 self._end(message, 1, 0)
                 return
@@ -190,24 +191,24 @@ class Several:
                 self._end(message["gone"], message["exit_code"], GRACE_S if message["failed"] else 0)
                 return
             with self._changed:
-                self._heed(message)
+                self._handle(message)
                 self._changed.notify_all()
         self._end(f"process 0 of {self.count} {GONE}", 1, 0)
 
-    def _heed(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if "exchanged" in message:
-            self._exchanged[message["exchanged"]] = [Held(*held) for held in message["values"]]
+            self._exchanged[message["exchanged"]] = [ExchangedValue(*value) for value in message["values"]]
         elif "freeze" in message:
             self._frozen = True
             self._channel.send({"begun": self._begun})
         elif "stop_after" in message:
             self._ending = Ending(message["stop_after"], message["why"])
 
-    def _end(self, said: str, exit_code: int, grace_s: float) -> None:
-        """End this process, where it does not by itself: a framework would wait for the others, whichever way it is left."""
+    def _end(self, why: str, exit_code: int, grace_s: float) -> None:
+        """End this process, unless it ends by itself: at any regular exit a framework would wait for the others."""
         if self._leaving.wait(grace_s):
             return
-        self._shown.end(f"process {self.index} of {self.count}: {said}", exit_code)
+        self._shown.end(f"process {self.index} of {self.count}: {why}", exit_code)
         self._await_others()
         os._exit(exit_code)
 
@@ -217,19 +218,19 @@ class Several:
             self._hub.join(FAREWELL_S)
 
 
-def must_agree(group: Group, told: dict[str, Any], what: str) -> None:
-    """Raises InputError in every process where one was told otherwise than process 0; ``told``: values by name."""
-    held = group.exchange(what, told)
-    first = held[0].value
+def must_agree(group: Group, values: dict[str, Any], what: str) -> None:
+    """Raises InputError in every process if the values of one differ from those of process 0. ``values``: by name."""
+    different = group.exchange(what, values)
+    first = different[0].value
     lines = [
         f"  {name}: {first.get(name)!r} in process 0, {other.value.get(name)!r} in process {other.process}"
-        for other in held[1:]
+        for other in different[1:]
         for name in dict.fromkeys([*first, *other.value])
         if first.get(name) != other.value.get(name)
     ]
     if lines:
         raise InputError(
-            f"{what}: the {group.count} processes of this run were not told the same:\n"
+            f"{what}: the {group.count} processes of this run do not agree:\n"
             + "\n".join(lines[:20])
             + "\nGive all of them the same command, text and files. Nothing was started."
         )

@@ -1,15 +1,15 @@
-"""Where the processes of a run meet: a thread of process 0 that every process, the first too, has a channel to.
+"""The hub: a thread of process 0 to which every process has a channel, process 0 too.
 
-| a process says | the hub does |
+| a process sends | the hub |
 |---|---|
-| `exchange`, `value`, `timeout_s` | waits for the same from all, then tells all which values there are and who had each first |
-| `stop` | asks all how far they are (`freeze`), and tells all the last step that any has begun (`stop_after`) |
+| `exchange`, `value`, `timeout_s` | waits for the same from all, then sends all the different values, with the first process of each |
+| `stop` | asks all for the step that they have begun (`freeze`), and sends all the last of these (`stop_after`) |
 | `failed`, `exit_code` | tells all the others, so that none waits for it |
-| `bye` | lets it go |
-| nothing, and its channel breaks | tells all the others that it is gone |
-| `beat`, every few seconds: how far it is | answers with one of its own |
-| `beat` no longer, for longer than a step may take | tells all, it too, that it has stopped |
-| `lost`: an operation between processes failed | asks all whether they are there (`ask`, `here`), and names who is not |
+| `bye` | forgets it |
+| nothing, and its channel closes | tells all the others that it is gone |
+| `beat`, every few seconds, with its progress | sends a beat of its own every few seconds |
+| no `beat` for longer than a step may take | tells all, this process too, that it has stopped |
+| `lost`: an operation between processes failed | asks all whether they are there (`ask`, `here`), and names those that are not |
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from shardwright.runs.processes.pace import Stall, Watch, beat_of, stall_message
 GONE = "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume."
 
 ANSWER_S = 3
-"""Who is asked whether it is there answers at once, whatever it is doing, unless it is stopped."""
+"""How long the hub waits for `here`. A process answers at once, whatever it is doing, unless it is stopped."""
 
 
 class Hub:
-    """Ends when every process has left. ``hosts``: for each process where it runs, to be named when it is gone."""
+    """Ends when every process has left. ``hosts``: the host of each process, for messages about it."""
 
     def __init__(self, channels: Mapping[int, Channel], hosts: Mapping[int, str], stall_timeout_s: float) -> None:
         self._channels, self._hosts = dict(channels), hosts
         self._count = len(channels)
-        # Of each exchange under way what has come, by process; how long the rest is waited for, and until when.
+        # For each exchange under way: the values received, by process; its timeout, and its deadline.
         self._exchanges: dict[str, dict[int, Any]] = {}
         self._waits: dict[str, tuple[float, float]] = {}
         self._steps: dict[int, int] = {}
@@ -45,8 +45,8 @@ class Hub:
         self._left: set[int] = set()
         self._watch, self._stall_timeout_s = Watch(channels, stall_timeout_s), stall_timeout_s
         self._next_tick = time.monotonic() + self._watch.tick_s
-        # Those that were asked whether they are there, have not answered, and are waited for until then.
-        self._asked: set[int] = set()
+        # The processes that were asked whether they are there and have not answered, and the deadline for the answer.
+        self._unanswered: set[int] = set()
         self._ask_until: float | None = None
         self._ended = False
         self._selector = selectors.DefaultSelector()
@@ -61,7 +61,7 @@ class Hub:
         try:
             self._serve()
         except BaseException:
-            # A fault of ours. Without a hub all would wait for ever; when this process ends, the others do.
+            # A bug of ours. Without a hub all would wait for ever; when this process ends, the others end too.
             traceback.print_exc()
             os._exit(1)
 
@@ -81,11 +81,11 @@ class Hub:
                 self._give_up_waiting()
                 self._look_for_silence()
 
-    def _let_go(self, index: int) -> None:
-        """It is neither told of anything nor waited for any more."""
+    def _forget(self, index: int) -> None:
+        """Send a process nothing more, and wait for it no longer."""
         self._left.add(index)
         self._watch.forget(index)
-        self._asked.discard(index)
+        self._unanswered.discard(index)
 
     def _close(self, index: int) -> None:
         self._selector.unregister(self._channels[index])
@@ -93,7 +93,7 @@ class Hub:
 
     def _hear(self, index: int, message: Message) -> None:
         self._watch.heard(index, beat_of(message["beat"]) if "beat" in message else None)
-        self._asked.discard(index)
+        self._unanswered.discard(index)
         if "exchange" in message:
             self._collect(index, message["exchange"], message["value"], message["timeout_s"])
         elif "stop" in message:
@@ -105,16 +105,16 @@ class Hub:
             if len(self._steps) == self._count:
                 self._tell_all({"stop_after": max(self._steps.values()), "why": self._why_stop})
         elif "failed" in message:
-            self._let_go(index)
-            told = f"{self._named(index)} ended with an error, so this one ends too. It said:\n{message['failed']}"
-            self._end(told, message["exit_code"], failed=True)
+            self._forget(index)
+            why = f"{self._named(index)} ended with an error, so this one ends too. Its error:\n{message['failed']}"
+            self._end(why, message["exit_code"], failed=True)
         elif "lost" in message:
             if self._ask_until is None:
                 self._ask_until = time.monotonic() + ANSWER_S
-                self._asked = set(self._channels) - self._left - {index}
+                self._unanswered = set(self._channels) - self._left - {index}
                 self._tell_all({"ask": True})
         elif "bye" in message:
-            self._let_go(index)
+            self._forget(index)
 
     def _collect(self, index: int, name: str, value: Any, timeout_s: float) -> None:
         values = self._exchanges.setdefault(name, {})
@@ -122,15 +122,15 @@ class Hub:
         values[index] = value
         if len(values) == self._count:
             del self._exchanges[name], self._waits[name]
-            held: list[tuple[Any, int]] = []
+            different: list[tuple[Any, int]] = []
             for process, found in sorted(values.items()):
-                if all(found != known for known, _ in held):
-                    held.append((found, process))
-            self._tell_all({"exchanged": name, "values": held})
+                if all(found != known for known, _ in different):
+                    different.append((found, process))
+            self._tell_all({"exchanged": name, "values": different})
 
     def _lose(self, index: int) -> None:
         if index not in self._left:
-            self._let_go(index)
+            self._forget(index)
             self._end(f"{self._named(index)} {GONE}", 1)
 
     def _give_up_waiting(self) -> None:
@@ -141,13 +141,13 @@ class Hub:
                 self._end(f"{name}: waited {timeout_s:g} s for {shown}, and no longer.", 1)
 
     def _look_for_silence(self) -> None:
-        """Every tick, and where an answer is due. A tick that comes late is one all the same: this process was stopped."""
+        """On every tick, and when an answer is due. A late tick counts as one: this process itself was stopped."""
         if self._ended:
             return
         now = time.monotonic()
         if self._ask_until is not None and now >= self._ask_until:
-            if self._asked:
-                self._end_stalled(self._watch.stall(tuple(sorted(self._asked))))
+            if self._unanswered:
+                self._end_stalled(self._watch.stall(tuple(sorted(self._unanswered))))
                 return
             self._ask_until = None
         if now >= self._next_tick:
@@ -162,7 +162,7 @@ class Hub:
         named = {index: self._named(index) for index in stall.members}
         self._end(stall_message(stall, named, self._count, self._stall_timeout_s), 1)
         for index in stall.members:
-            self._let_go(index)
+            self._forget(index)
             self._close(index)
 
     def _next_deadline(self) -> float | None:
@@ -173,11 +173,11 @@ class Hub:
             moments.append(self._ask_until)
         return max(0.0, min(moments) - time.monotonic())
 
-    def _end(self, told: str, exit_code: int, *, failed: bool = False) -> None:
-        """The first cause is told; what follows from it is not."""
+    def _end(self, why: str, exit_code: int, *, failed: bool = False) -> None:
+        """Tell all why the run ends. Only the first cause is sent, not its consequences."""
         if not self._ended:
             self._ended = True
-            self._tell_all({"gone": told, "exit_code": exit_code, "failed": failed})
+            self._tell_all({"gone": why, "exit_code": exit_code, "failed": failed})
 
     def _tell_all(self, message: Message) -> None:
         for index, channel in self._channels.items():

@@ -1,4 +1,4 @@
-"""Meeting the other processes of a run, before a framework looks for devices, and leaving them when all is done."""
+"""Joining the other processes of a run, before a framework looks for devices, and leaving them at the end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How a framework connects processes that have met, and disconnects them when all have done their part.
+    """How a framework connects processes that have joined, and disconnects them when all are done.
 
     ``connect`` may listen at the coordinator's port, which is free again; it raises InputError where it cannot connect.
-    ``lost``: what an operation raises where a partner may be gone, so that the news of that is waited for.
+    ``lost``: the exceptions of an operation whose cause may be a lost process; the run then waits for news of that.
     """
 
     connect: Callable[[Processes], None]
@@ -39,10 +39,10 @@ class Connection:
 def joined(
     processes: Processes | None, connection: Connection, shown: Listener, refused: str | None = None
 ) -> Iterator[Group]:
-    """The processes of this run, met and connected, while the block lasts; None: this one alone.
+    """A context with the processes of this run joined and connected. ``processes`` None: this one alone.
 
-    ``refused``: why the run may not begin, where the first process knows a reason, which all of them then end with.
-    What is raised in the block ends the others too, with its message. Raises InputError where not all come in time.
+    ``refused``: why the run may not begin, if process 0 knows a reason; all processes then end with it. An exception in
+    the block ends the others too, with its message. Raises InputError where not all processes join in time.
     """
     if processes is None:
         yield Alone()
@@ -59,16 +59,16 @@ def joined(
         connection.disconnect()
     except BaseException as error:
         if isinstance(error, connection.lost):
-            group.await_news()
+            group.await_cause()
         group.fail(error)
-        # A framework may wait for the other processes when Python ends, and they are ending too: JAX for a minute and more.
+        # At exit a framework may wait for the other processes, which are ending too: JAX waits for more than a minute.
         atexit.register(_end_now, exit_code_of(error))
         raise
     group.leave()
 
 
 def _refuse(group: Group, refused: str | None) -> None:
-    """Raises InputError in all processes, where the first was refused."""
+    """Raises InputError in all processes if the first was refused."""
     first, *_ = group.exchange("whether the run may begin", refused if group.index == 0 else None)
     if first.value is not None:
         raise InputError(first.value)
@@ -81,9 +81,9 @@ def _end_now(exit_code: int) -> None:
 
 
 def meet(processes: Processes, shown: Listener) -> Several:
-    """This process's group, when all are there. A framework's own wait would not say who is missing; JAX's aborts.
+    """The group of this process, once all have joined. A framework's own wait does not report who is missing; JAX's aborts.
 
-    ``shown`` is told why this process ends, where that is because of another one.
+    ``shown`` gets the reason, if this process ends because of another one.
     """
     if processes.index != 0:
         return Several(
@@ -98,7 +98,7 @@ def meet(processes: Processes, shown: Listener) -> Several:
 
 
 def _gather(processes: Processes) -> dict[int, tuple[Channel, str]]:
-    """The channels to all others and where they run, welcomed when all are there."""
+    """The channels to all other processes, and their hosts. All are welcomed when the last has joined."""
     deadline = time.monotonic() + processes.join_timeout_s
     came: dict[int, tuple[Channel, str]] = {}
     with _listening(processes) as listener:
@@ -118,14 +118,14 @@ def _gather(processes: Processes) -> dict[int, tuple[Channel, str]]:
                 came.pop(index)[0].close()
             wrong = None
             if greeting.get("count") != processes.count:
-                wrong = f"process {index} ({host}) was told of {greeting.get('count')} processes, process 0 of {processes.count}"
+                wrong = f"process {index} ({host}) expects {greeting.get('count')} processes, process 0 expects {processes.count}"
             elif not 0 < index < processes.count or index in came:
-                wrong = f"two processes were told that they are process {index}; one is on {host}"
+                wrong = f"two processes have the index {index}; one is on {host}"
             if wrong is not None:
                 advice = "Give each an index of its own (--process), and all the same --processes."
                 raise _refusal([channel, *(other for other, _ in came.values())], f"{wrong}. {advice}")
             came[index] = (channel, host)
-    # When the listener is closed: the framework listens at the same port next.
+    # Only after the listener is closed: the framework listens at the same port next.
     for channel, _ in came.values():
         channel.send({"welcome": True})
     return came
@@ -141,12 +141,12 @@ def _missing(processes: Processes, came: Container[int]) -> str:
     )
 
 
-def _refusal(channels: Iterable[Channel], told: str) -> InputError:
-    """The error of process 0, which those that came are told too."""
+def _refusal(channels: Iterable[Channel], why: str) -> InputError:
+    """The error of process 0, which is also sent to those that have joined."""
     for channel in channels:
-        channel.send({"refused": told})
+        channel.send({"refused": why})
         channel.close()
-    return InputError(told)
+    return InputError(why)
 
 
 def _listening(processes: Processes) -> socket.socket:
@@ -166,7 +166,7 @@ def _listening(processes: Processes) -> socket.socket:
 
 
 def _reach_first(processes: Processes) -> Channel:
-    """The channel to process 0, tried until it answers, which it does when all are there or it waits no longer."""
+    """The channel to process 0. Tries until process 0 answers, which it does when all have joined or its timeout is over."""
     deadline = time.monotonic() + processes.join_timeout_s
     greeting = {"process": processes.index, "count": processes.count, "host": socket.gethostname()}
     problem: object = "nobody answered"

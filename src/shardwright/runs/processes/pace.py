@@ -1,7 +1,7 @@
-"""How far a process is, as it tells the others now and then, and how it is noticed that one has stopped.
+"""Heartbeats with the progress of each process, and detection of processes that have stopped.
 
-Silence is counted in ticks of whoever listens and not on a clock: where that process was stopped itself, with the whole
-run or with its machine, nothing is held against the others.
+Silence is counted in ticks of the listening process, not on a clock. If that process was stopped itself, with the whole
+run or with its machine, no time counts against the others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 TICKS = 60
 MAX_TICK_S = 5.0
 ANSWERS_TICKS = 6
-"""Who was heard within so many ticks answers. Of anyone else nothing is said before it is known that it is silent."""
+"""A process that was heard within so many ticks counts as answering. Any other may still prove silent."""
 
 
 def tick_s(stall_timeout_s: float) -> float:
-    """How often a process tells how far it is, in seconds.
+    """The time between two heartbeats of a process, in seconds.
 
     >>> tick_s(300), tick_s(30), tick_s(3600)
     (5.0, 0.5, 5.0)
@@ -28,7 +28,7 @@ def tick_s(stall_timeout_s: float) -> float:
 
 
 class Beat(NamedTuple):
-    """How far a process is. ``done``: its last step; ``stepping``: within the next one; ``longest_s``: of its own steps."""
+    """The progress of a process. ``done``: its last step; ``stepping``: within the next; ``longest_s``: its longest step."""
 
     done: int = 0
     stepping: bool = False
@@ -36,7 +36,7 @@ class Beat(NamedTuple):
 
 
 class Pace:
-    """What a process knows of its own steps. One thread takes them, another one tells of them."""
+    """The progress of this process. One thread runs the steps, another one sends the heartbeats."""
 
     def __init__(self) -> None:
         self._beat = Beat()
@@ -49,7 +49,7 @@ class Pace:
 
     @contextmanager
     def stepping(self, number: int) -> Iterator[None]:
-        """Step ``number`` is under way while the block lasts."""
+        """A context in which step ``number`` is under way."""
         with self._changed:
             self._beat = self._beat._replace(done=number - 1, stepping=True)
         started = time.monotonic()
@@ -60,7 +60,7 @@ class Pace:
 
 
 class Stall(NamedTuple):
-    """Who is silent, for how long, and the last step that was done before. Nobody: all answer, and none goes on."""
+    """The silent processes, for how long, and the last step done before. No members: all answer, and none makes progress."""
 
     members: tuple[int, ...]
     for_s: float
@@ -69,7 +69,7 @@ class Stall(NamedTuple):
 
 
 class Watch:
-    """Listens for those that it is told of, and counts how long each has been silent, and all without a step done."""
+    """Counts how long each of its members has been silent, and how long all have made no progress."""
 
     def __init__(self, members: Iterable[int], stall_timeout_s: float) -> None:
         self._limit_s, self.tick_s = stall_timeout_s, tick_s(stall_timeout_s)
@@ -78,18 +78,18 @@ class Watch:
         self._idle = 0
 
     def heard(self, member: int, beat: Beat | None = None) -> None:
-        """A member was heard, and how far it is, where it said so."""
+        """Record that a member was heard, with its progress if it sent that."""
         if member in self._silent:
             self._silent[member] = 0
         if beat is not None and self._beats.get(member) != beat:
             self._beats[member], self._idle = beat, 0
 
     def forget(self, member: int) -> None:
-        """A member that has left, or is waited for no longer."""
+        """Drop a member that has left, or is waited for no longer."""
         self._silent.pop(member, None)
 
     def tick(self) -> Stall | None:
-        """One more tick has passed; what has stalled by now."""
+        """Count one more tick. Returns what has stalled by now."""
         self._silent = {member: ticks + 1 for member, ticks in self._silent.items()}
         self._idle += 1
         longest_s = max((beat.longest_s for beat in self._beats.values()), default=0.0)
@@ -97,7 +97,7 @@ class Watch:
         silent = tuple(member for member, ticks in self._silent.items() if ticks * self.tick_s > limit_s)
         if silent:
             return self.stall(silent)
-        # The first step may compile or connect, and nothing is known of how long; and a checkpoint has a time of its own.
+        # The first step may compile or connect, for an unknown time; and writing a checkpoint has its own timeout.
         stepping = longest_s > 0 and any(beat.stepping for beat in self._beats.values())
         answers = max(self._silent.values(), default=0) <= ANSWERS_TICKS
         if stepping and answers and self._idle * self.tick_s > limit_s:
@@ -105,24 +105,24 @@ class Watch:
         return None
 
     def stall(self, members: tuple[int, ...]) -> Stall:
-        """What is known of members that do not answer."""
+        """The stall of members that do not answer."""
         longest_s = max((beat.longest_s for beat in self._beats.values()), default=0.0)
         for_s = max(self._silent.get(member, 0) for member in members) * self.tick_s
         return Stall(members, for_s, self._done, longest_s)
 
     @property
     def _done(self) -> int:
-        # All have had their part in a step that any has done.
+        # A step that one process has done has been done with all of them.
         return max((beat.done for beat in self._beats.values()), default=0)
 
 
 def stall_message(stall: Stall, named: Mapping[int, str], count: int, stall_timeout_s: float) -> str:
-    """What has stalled, in words that end every process. ``named``: each of the silent ones, for a person."""
+    """The message with which every process ends after a stall. ``named``: how to name each silent process to a person."""
     since = f"since step {stall.since_step}" if stall.since_step else "since before the first step"
     limit = (
         f"That is longer than --stall-timeout, {stall_timeout_s:g} s, beyond the longest step, {stall.longest_s:.1f} s."
         if stall.for_s > stall_timeout_s + stall.longest_s
-        else "An operation between the processes has failed for it."
+        else "An operation between the processes has failed because of it."
     )
     ends = "So all end. Start all of them again, with --resume."
     if not stall.members:
@@ -136,6 +136,6 @@ def stall_message(stall: Stall, named: Mapping[int, str], count: int, stall_time
 
 
 def beat_of(value: Any) -> Beat:
-    """A beat as it came over a channel."""
+    """A beat from its JSON form."""
     done, stepping, longest_s = value
     return Beat(int(done), bool(stepping), float(longest_s))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run after the step at hand, so that it saves and leaves."""
+"""Ctrl-C and SIGTERM end a run after the current step, so that it saves before it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Whether, and by which signal, the run was asked to end."""
+    """The signal that ends the run, or None."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -23,9 +23,9 @@ class Stop:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """A flag that the first signal sets. A second one does what it would have done without us.
+    """A flag that the first signal sets. A second signal has its previous handler.
 
-    Off the main thread Python delivers no signals, and the flag stays down.
+    Python delivers signals to the main thread only; in another thread the flag is never set.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -37,7 +37,7 @@ def stop_on_signal() -> Iterator[Stop]:
         stop.signal = signal.Signals(number)
         signal.signal(stop.signal, before[stop.signal])
 
-    # None: a handler that was not set from Python, which cannot be put back.
+    # None: a handler that was not set from Python, which cannot be restored.
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in CAUGHT}
     for number in CAUGHT:
         signal.signal(number, caught)
