@@ -199,7 +199,7 @@ def test_an_out_that_may_not_be_written(capsys, tmp_path: Path, monkeypatch) -> 
 def test_nothing_to_resume(capsys) -> None:
     assert_refused(
         capsys,
-        "shardwright: --resume: there is no complete checkpoint under out. "
+        "shardwright: --resume: there is no intact checkpoint under out. "
         "Give the --out of the run to go on with, or leave --resume out.\n",
         "--resume",
     )

@@ -110,7 +110,7 @@ def test_where_all_are_damaged_nothing_is_changed(told: RunOptions) -> None:
         goes_on(told)
     first, *rest = str(error.value).splitlines()
     assert first == (
-        f"--resume: there is no complete checkpoint under {told.out}, and nothing was changed. Restore one from a copy, or "
+        f"--resume: there is no intact checkpoint under {told.out}, and nothing was changed. Restore one from a copy, or "
         f"begin anew with another --out."
     )
     assert len(rest) == 5
@@ -219,7 +219,7 @@ def test_a_step_that_is_asked_for_and_is_damaged_is_not_replaced_by_another(at: 
         goes_on(told, resume_from=3)
     assert str(error.value).startswith(f"--resume-from 3: {path}: ")
     assert str(error.value).endswith(
-        "Nothing was changed. Give --resume instead, which takes the newest complete one, or another step."
+        "Nothing was changed. Give --resume instead, which takes the newest intact one, or another step."
     )
     assert contents(told.out) == before
 

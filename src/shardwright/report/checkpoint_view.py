@@ -38,7 +38,7 @@ def verified_view(checked: Mapping[str, Any]) -> View:
     def view(_: int) -> RenderableType:
         parts: list[RenderableType] = []
         for one in checked["checkpoints"]:
-            word = ("whole  ", "bold green") if one["ok"] else ("damaged", "bold red")
+            word = ("intact ", "bold green") if one["ok"] else ("damaged", "bold red")
             read = f"{one['num_boxes']:,} boxes, {pretty_bytes(one['bytes'])}"
             parts.append(Text.assemble(word, f"  {one['directory']}  ", (read, "dim")))
             for problem in one["problems"]:

@@ -44,11 +44,11 @@ def earlier_lines(data: bytes, first_step: int) -> Earlier:
         steps[place - 1] = None
     if last and until == len(lines) and max((step or 0 for step in steps), default=0) < first_step:
         lines, steps, last = [*lines, last], [*steps, None], b""
-    whole = [line + b"\n" for line in lines]
+    complete = [line + b"\n" for line in lines]
     return Earlier(
-        kept=[line for line, step in zip(whole[:until], steps[:until], strict=True) if step is not None],
-        later=[line for line, step in zip(whole[until:], steps[until:], strict=True) if step is not None],
-        damaged=[(place, line) for place, (line, step) in enumerate(zip(whole, steps, strict=True), 1) if step is None],
+        kept=[line for line, step in zip(complete[:until], steps[:until], strict=True) if step is not None],
+        later=[line for line, step in zip(complete[until:], steps[until:], strict=True) if step is not None],
+        damaged=[(place, line) for place, (line, step) in enumerate(zip(complete, steps, strict=True), 1) if step is None],
         incomplete=last,
     )
 

@@ -55,7 +55,7 @@ def older(
     if options.resume_from is not None:
         raise InputError(
             f"--resume-from {options.resume_from}: {damage} Nothing was changed. Give --resume instead, which takes the "
-            f"newest complete one, or another step."
+            f"newest intact one, or another step."
         )
     directory = before.checkpoint.directory
     shown.say(f"skipped a damaged checkpoint: {damage}")
@@ -99,12 +99,12 @@ def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -
     if damaged:
         lines = "".join(f"\n  {error}" for error in damaged.values())
         raise InputError(
-            f"--resume: there is no complete checkpoint under {options.out}, and nothing was changed. Restore one from a copy, or "
+            f"--resume: there is no intact checkpoint under {options.out}, and nothing was changed. Restore one from a copy, or "
             f"begin anew with another --out.{lines}"
         )
     if not (options.out / METRICS_FILE).exists():
         raise InputError(
-            f"--resume: there is no complete checkpoint under {options.out}. "
+            f"--resume: there is no intact checkpoint under {options.out}. "
             f"Give the --out of the run to go on with, or leave --resume out."
         )
     # A job that always starts with --resume must also work if it ended before its first checkpoint.
@@ -123,7 +123,7 @@ def _of_step(out: Path, step: int) -> Checkpoint:
         return open_checkpoint(there[step])
     except CheckpointError as error:
         raise InputError(
-            f"--resume-from {step}: {error} Nothing was changed. Give --resume instead, which takes the newest complete one, "
+            f"--resume-from {step}: {error} Nothing was changed. Give --resume instead, which takes the newest intact one, "
             f"or another step."
         ) from None
 
@@ -133,7 +133,7 @@ def _require_no_run(out: Path) -> None:
     if found.checkpoint is not None:
         raise InputError(f"{out} already holds a run. Give --resume to go on with it, or another --out for a new one.")
     if found.passed_over:
-        raise InputError(f"{out} already holds a run, without a complete checkpoint to go on from. Give another --out.")
+        raise InputError(f"{out} already holds a run, without an intact checkpoint to go on from. Give another --out.")
     if (out / METRICS_FILE).exists():
         raise InputError(
             f"{out} already holds a run, which saved nothing. Give --resume to begin it again, or another --out."

@@ -163,7 +163,7 @@ class TrainOptions:
     keep: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: all)")] = None
     """How many checkpoints to keep."""
     resume: Flag = False
-    """Go on from the newest complete checkpoint in --out, on any layout."""
+    """Go on from the newest intact checkpoint in --out, on any layout."""
     resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
     """Go on from the checkpoint of this step. Later ones are kept under another name."""
     tensorboard: Flag = False
