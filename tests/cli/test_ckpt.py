@@ -55,7 +55,7 @@ def test_show_and_verify_with_json_are_what_the_store_says(tmp_path, capsys):
 def test_a_whole_checkpoint(tmp_path, capsys):
     directory = save(tmp_path, small_state())
     assert main(["ckpt", "verify", str(tmp_path)]) == 0
-    assert capsys.readouterr() == (f"whole    {directory}  4 boxes, 464 B\n", "")
+    assert capsys.readouterr() == (f"intact   {directory}  4 boxes, 464 B\n", "")
 
 
 def test_one_changed_byte_is_found(tmp_path, capsys):
