@@ -1,4 +1,4 @@
-"""Option sets that nobody wrote, as command lines: presets and layouts with rules of their own, on both engines.
+"""Random option sets as command lines: presets and layouts with rules of their own, on both engines.
 
     python -m tests.cli.drawn [--first 0] [--count 200]
 
@@ -171,7 +171,7 @@ def main() -> int:
             try:
                 build(plan)
                 ends[f"built by {plan.request.engine}"] += 1
-            except Exception as error:  # Whatever it is, it is told and the next one tried.
+            except Exception as error:  # Any error is reported, and the next set is tried.
                 ends["not built"] += 1
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 print(

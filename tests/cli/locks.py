@@ -1,4 +1,4 @@
-"""What tests about locks share: a layout of one's own, and commands that are typed in its folder."""
+"""Shared by tests of locks: a layout file, and commands that run in its folder."""
 
 from __future__ import annotations
 

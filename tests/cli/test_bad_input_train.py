@@ -1,4 +1,4 @@
-"""What a user can get wrong in a training run: one clear message, exit code 1 or 2, no traceback, nothing left behind."""
+"""Errors of a user in a training run: one clear message, exit code 1 or 2, no traceback, no files left."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_malformed_layout_is_shown_with_line_and_column(capsys) -> None:
     )
 
 
-def test_a_layout_that_is_not_there(capsys) -> None:
+def test_a_missing_layout(capsys) -> None:
     assert_refused(
         capsys,
         "shardwright: no layout is called 'fspd'. Did you mean 'fsdp'? "
@@ -105,7 +105,7 @@ def test_too_few_devices(capsys) -> None:
     )
 
 
-def test_one_device_where_two_are_needed_as_a_person_meets_it(user_environment, tmp_path: Path) -> None:
+def test_one_device_where_two_are_needed_on_the_command_line(user_environment, tmp_path: Path) -> None:
     command = ["shardwright", "train", *MODEL, "--layout", "fsdp", "--mesh", "fsdp=2", "--steps", "1", "--out", "out"]
     environment = {**user_environment, "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
@@ -118,7 +118,7 @@ def test_one_device_where_two_are_needed_as_a_person_meets_it(user_environment, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_that_is_not_there(capsys) -> None:
+def test_missing_data(capsys) -> None:
     assert_refused(
         capsys,
         "shardwright: cannot read data from nowhere: No such file or directory. "
@@ -189,7 +189,7 @@ def test_an_out_that_is_a_file(out: str, capsys, tmp_path: Path) -> None:
     )
 
 
-def test_an_out_that_may_not_be_written(capsys, tmp_path: Path, monkeypatch) -> None:
+def test_an_out_that_cannot_be_written(capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("shardwright.runs.journal.os.access", lambda *_: False)
     assert_refused(
         capsys, f"shardwright: --out out: {tmp_path} may not be written. Give a folder that may.\n", "--out", "out"
@@ -218,8 +218,8 @@ def test_a_loss_that_is_no_number(capsys) -> None:
     assert train("--data", __file__, "--lr", "1e6", "--checkpoint-every", "1") == 1
     out, err = capsys.readouterr()
     # Norms keep the loss itself finite for some steps; its gradient overflows.
-    said, _, advice = err.partition(", and both must be finite. ")
-    assert re.fullmatch(r"shardwright: step 3: the loss is [\d.a-z]+ and the gradient's norm (nan|inf)", said)
+    message, _, advice = err.partition(", and both must be finite. ")
+    assert re.fullmatch(r"shardwright: step 3: the loss is [\d.a-z]+ and the gradient's norm (nan|inf)", message)
     assert advice == (
         "This step was not saved. Begin again with a lower --lr (now 1e+06) or a longer --warmup (now 0), "
         "and another --out.\n"

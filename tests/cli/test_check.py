@@ -1,4 +1,4 @@
-"""`shardwright check`: what moved is said, what did not is not, and a file that cannot be checked is one message."""
+"""`shardwright check`: it reports what moved and nothing else, and a file that cannot be checked is one message."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ error SW601: A locked layout changes only together with its lock.
 """
 
 
-def test_a_moved_layout_is_told_with_place_table_and_command(typed):
+def test_a_moved_layout_is_reported_with_place_table_and_command(typed):
     Path("mine.yaml").write_text(MOVED, encoding="utf-8")
     code, out, err = typed("check", LOCK)
     assert (code, err) == (1, "")
@@ -67,19 +67,19 @@ def test_json_has_everything_that_moved(typed):
     Path("mine.yaml").write_text(MOVED, encoding="utf-8")
     code, out, _ = typed("check", "--json")
     assert code == 1
-    said = json.loads(out)
-    (one,) = said["checked"]
+    reported = json.loads(out)
+    (one,) = reported["checked"]
     assert (one["file"], one["exit_code"], one["written"]) == (LOCK, 1, False)
     rows = {row["name"]: row for row in one["difference"]["tensors"]}
     # Half of 8 rows of 128 tokens of 4 KV heads of 16 numbers in float32, or an eighth of them.
     tokens = 8 * 128 * 4 * 16 * 4
     keys = rows["attention.keys_attended"]["bytes_per_device"]
     assert (keys["before"], keys["after"]) == (tokens // 2, tokens // 8)
-    assert [finding["code"] for finding in said["findings"]] == ["SW601"]
-    assert said["findings"][0]["position"] == {"source": "mine.yaml", "line": 5, "column": 3}
+    assert [finding["code"] for finding in reported["findings"]] == ["SW601"]
+    assert reported["findings"][0]["position"] == {"source": "mine.yaml", "line": 5, "column": 3}
 
 
-def test_an_update_is_accepted_from_then_on(typed):
+def test_an_updated_lock_passes(typed):
     Path("mine.yaml").write_text(MOVED, encoding="utf-8")
     code, out, _ = typed("check", "--update")
     assert code == 0
@@ -98,7 +98,7 @@ def test_an_update_is_what_lock_writes(typed):
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "reported"),
     [
         (LAYOUT.replace("expert: 4}", "expert: 4, later: 1}") + "  later: data\n", ["mesh axis 'later' is 1, and was not there"]),
         ("# A comment.\n" + LAYOUT.replace("name: mine", "name: other\nabout: The same."), []),
@@ -106,12 +106,12 @@ def test_an_update_is_what_lock_writes(typed):
         (LAYOUT + "move: {attention: gather}\n", []),
     ],
 )  # fmt: skip
-def test_what_moves_nothing_is_not_an_error(new, said, typed):
+def test_what_moves_nothing_is_not_an_error(new, reported, typed):
     Path("mine.yaml").write_text(new, encoding="utf-8")
     code, out, _ = typed("check")
     assert code == 0
-    ending = ", though it is declared in another form" if said else ""
-    assert out == "".join(f"{line}\n" for line in (f"{LOCK}: {STANDS}{ending}", *(f"  {text}" for text in said)))
+    ending = ", though it is declared in another form" if reported else ""
+    assert out == "".join(f"{line}\n" for line in (f"{LOCK}: {STANDS}{ending}", *(f"  {text}" for text in reported)))
 
 
 def test_the_order_of_the_axes_is_that_of_the_devices(typed):
@@ -123,7 +123,7 @@ def test_the_order_of_the_axes_is_that_of_the_devices(typed):
     )
 
 
-def test_a_link_says_which_devices_an_axis_lies_over(typed):
+def test_another_link_moves_an_axis_to_other_devices(typed):
     Path("mine.yaml").write_text(LAYOUT.replace("expert: 4}", "expert: {size: 4, link: dcn}}"), encoding="utf-8")
     code, out, _ = typed("check")
     assert code == 1
@@ -131,17 +131,17 @@ def test_a_link_says_which_devices_an_axis_lies_over(typed):
     assert "  found  the mesh moved, since" in out
 
 
-def test_a_default_that_changes_moves_what_it_moves(typed, monkeypatch):
+def test_a_changed_default_is_reported(typed, monkeypatch):
     def larger(name, settings):
         return replace(build(name, settings), natural_batch=16)
 
     monkeypatch.setattr(request, "build", larger)
     assert typed("check")[0] == 1
-    typed("lock", "mixtral-test", "--layout", "mine.yaml", "--batch", "8", "--out", "said.lock.json")
-    assert typed("check", "said.lock.json")[0] == 0
+    typed("lock", "mixtral-test", "--layout", "mine.yaml", "--batch", "8", "--out", "options.lock.json")
+    assert typed("check", "options.lock.json")[0] == 0
 
 
-def test_a_model_that_changes_is_seen_without_a_line_of_the_layout(typed, monkeypatch):
+def test_a_changed_model_is_reported_without_a_line_of_the_layout(typed, monkeypatch):
     def wider(name, settings):
         table = build(name, settings)
         first = replace(table.weights[0], dtype="float32", component="logits")
@@ -175,13 +175,13 @@ def test_several_locks_and_folders(typed):
 def test_a_folder_without_locks(typed):
     Path("empty").mkdir()
     how = "Name the lock to check, or write one with: shardwright lock MODEL --layout NAME|FILE\n"
-    said = f"shardwright: empty has no file that ends in .lock.json. {how}"
-    assert typed("check", "empty") == (2, "", said)
+    reported = f"shardwright: empty has no file that ends in .lock.json. {how}"
+    assert typed("check", "empty") == (2, "", reported)
     os.chdir("empty")
-    assert typed("check") == (2, "", said.replace("empty has", "this folder has"))
+    assert typed("check") == (2, "", reported.replace("empty has", "this folder has"))
 
 
-def test_it_is_checked_from_wherever_one_stands(typed, tmp_path, monkeypatch):
+def test_it_is_checked_from_any_working_directory(typed, tmp_path, monkeypatch):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "deep" / "er")
     assert typed("check", f"../../{LOCK}")[0] == 0
@@ -209,7 +209,7 @@ def test_a_plan_that_now_has_an_error_is_not_written(typed):
     assert Path(LOCK).read_bytes() == before
 
 
-def test_what_cannot_be_compared_is_said(typed):
+def test_what_cannot_be_compared_is_reported(typed):
     Path("mine.yaml").write_text(LAYOUT.replace("fsdp:   fsdp", "fsdp:   fsbp"), encoding="utf-8")
     code, out, err = typed("check")
     assert (code, err) == (1, "")
@@ -301,12 +301,12 @@ def test_a_lock_that_cannot_be_checked_is_one_message(edit, why, typed):
     assert why.endswith((": ", "planned: ")) or err == f"shardwright: {why}\n"
     assert Path(LOCK).read_bytes() == before
     code, out, _ = typed("check", "--json")
-    said = json.loads(out)
-    assert (code, said["error"]["exit_code"], said["checked"][0]["exit_code"]) == (2, 2, 2)
-    assert said["error"]["message"].startswith(why)
+    reported = json.loads(out)
+    assert (code, reported["error"]["exit_code"], reported["checked"][0]["exit_code"]) == (2, 2, 2)
+    assert reported["error"]["message"].startswith(why)
 
 
-def test_a_file_that_is_gone(typed):
+def test_a_missing_file(typed):
     Path(LOCK).rename("kept.json")
     assert typed("check", LOCK)[2] == f"shardwright: {LOCK}: no such file.\n"
     Path("mine.yaml").unlink()

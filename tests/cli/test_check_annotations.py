@@ -27,17 +27,17 @@ def annotations(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.lstrip().startswith("::")]
 
 
-def test_only_where_github_runs_it_or_when_asked(typed, monkeypatch):
+def test_only_in_github_actions_or_with_the_option(typed, monkeypatch):
     assert annotations(typed("check")[1]) == []
-    (asked,) = annotations(typed("check", "--annotations", "github")[1])
+    (annotated_line,) = annotations(typed("check", "--annotations", "github")[1])
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    assert annotations(typed("check")[1]) == [asked]
+    assert annotations(typed("check")[1]) == [annotated_line]
     assert annotations(typed("check", "--annotations", "none")[1]) == []
     monkeypatch.setenv("GITHUB_ACTIONS", "false")
     assert annotations(typed("check")[1]) == []
 
 
-def test_the_line_of_the_layout_that_is_behind_it(typed, tmp_path, monkeypatch):
+def test_the_line_of_the_layout_that_caused_it(typed, tmp_path, monkeypatch):
     (line,) = annotations(typed("check", "--annotations", "github")[1])
     assert line.startswith("::error file=mine.yaml,line=5,col=3,title=SW601%3A What is locked moves only together with")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path.parent))
@@ -45,7 +45,7 @@ def test_the_line_of_the_layout_that_is_behind_it(typed, tmp_path, monkeypatch):
     assert line.startswith(f"::error file={tmp_path.name}/mine.yaml,line=5,")
 
 
-def test_with_json_they_leave_stdout_to_the_object(typed, monkeypatch):
+def test_with_json_they_go_to_stderr(typed, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     code, out, err = typed("check", "--json")
     assert code == 1

@@ -1,4 +1,4 @@
-"""A lock with a compiled program: compared where it can be compiled again, and said to be skipped where it cannot."""
+"""A lock with a compiled program: compared where it can be compiled again, and reported as skipped where it cannot."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_program_that_moved_under_a_plan_that_did_not():
     assert check(Path(LOCK), compiler=lambda *_: part).exit_code == 0
 
 
-def test_what_a_compiler_that_is_not_there_would_have_checked_is_said():
+def test_what_a_missing_compiler_would_have_checked_is_reported():
     checked = check(Path(LOCK), compiler=missing)
     (finding,) = checked.findings
     assert checked.exit_code == 0
@@ -75,7 +75,7 @@ def test_what_a_compiler_that_is_not_there_would_have_checked_is_said():
     )
 
 
-def test_without_a_compiler_only_what_did_not_move_is_written():
+def test_without_a_compiler_only_an_unmoved_plan_is_written():
     Path("mine.yaml").write_text(LAYOUT.replace("expert: 4}", "expert: 4, later: 1}") + "  later: data\n", "utf-8")
     assert check(Path(LOCK), compiler=missing, update=True).written
     held = json.loads(Path(LOCK).read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def test_a_plan_with_an_error_is_not_compiled():
     assert "SW107" in codes
 
 
-def test_more_simulated_devices_than_this_process_has_are_said(capsys):
+def test_more_simulated_devices_than_this_process_has_are_reported(capsys):
     change(Path(LOCK), lambda lock: lock["request"].update(mesh={"fsdp": 4}, chips="cpu:16"))
     change(Path(LOCK), lambda lock: lock["compiled"].update(target="cpu:16"))
     assert main(["check", "--json"]) == 1
@@ -154,8 +154,8 @@ def test_a_program_is_compiled_locked_and_compiled_again(capsys, tmp_path, monke
     assert main(["check", "c.json"]) == 1
     assert "compiled for cpu:8: collectives that differ\n" in capsys.readouterr().out
     assert main(["lock", "llama3-test", "--layout", "fsdp", *step, "--out", "c.json"]) == 0
-    said = "  compiled     nothing: the program for cpu:8 is no longer held; --compiled holds it\n"
-    assert said in capsys.readouterr().out
+    text = "  compiled     nothing: the program for cpu:8 is no longer held; --compiled holds it\n"
+    assert text in capsys.readouterr().out
 
 
 def test_a_target_is_needed_to_compile(capsys):
@@ -164,7 +164,7 @@ def test_a_target_is_needed_to_compile(capsys):
     assert not Path("d.json").exists()
 
 
-def test_a_program_of_another_target_than_was_asked_for(capsys):
+def test_a_program_of_another_target_than_the_request(capsys):
     change(Path(LOCK), lambda lock: lock["compiled"].update(target="v5p:2x2x1"))
     assert main(["check"]) == 2
     assert capsys.readouterr().err == (

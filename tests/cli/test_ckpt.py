@@ -1,4 +1,4 @@
-"""`shardwright ckpt show` and `ckpt verify`: what people see, and how it ends."""
+"""`shardwright ckpt show` and `ckpt verify`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ older checkpoints
     )
 
 
-def test_show_and_verify_with_json_are_what_the_store_says(tmp_path, capsys):
+def test_show_and_verify_with_json_are_the_results_of_the_store(tmp_path, capsys):
     save(tmp_path, small_state())
     for verb, value in (("show", describe(tmp_path)), ("verify", verify(tmp_path))):
         assert main(["ckpt", verb, str(tmp_path), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(value))
 
 
-def test_a_whole_checkpoint(tmp_path, capsys):
+def test_an_intact_checkpoint(tmp_path, capsys):
     directory = save(tmp_path, small_state())
     assert main(["ckpt", "verify", str(tmp_path)]) == 0
     assert capsys.readouterr() == (f"intact   {directory}  4 boxes, 464 B\n", "")

@@ -35,10 +35,10 @@ def compiled(capsys, *options: str, model: str = "mixtral-test", mesh: list[str]
     return json.loads(capsys.readouterr().out)
 
 
-def collectives(told: dict, kind: str, axis: str, component: str) -> list[dict]:
+def collectives(report: dict, kind: str, axis: str, component: str) -> list[dict]:
     return [
         one
-        for one in told["compiled"]["collectives"]
+        for one in report["compiled"]["collectives"]
         if one["kind"] == kind and axis in one["axes"] and one["component"] == component
     ]
 
@@ -61,25 +61,25 @@ def test_the_choice_of_movement_is_in_the_program(capsys) -> None:
 
 
 def test_the_contract(capsys) -> None:
-    told = compiled(capsys)
-    assert told["target"] == "cpu:8"
-    assert set(told["agreement"]) >= {
+    report = compiled(capsys)
+    assert report["target"] == "cpu:8"
+    assert set(report["agreement"]) >= {
         "collectives_matched",
         "collectives_explained",
         "collectives_unmatched",
         "bytes_error",
         "memory_error",
     }
-    assert told["agreement"]["collectives_unmatched"] == 0
-    memory = told["compiled"]["memory"]
+    assert report["agreement"]["collectives_unmatched"] == 0
+    memory = report["compiled"]["memory"]
     assert set(memory) >= {"arguments_bytes", "temporaries_bytes", "output_bytes", "aliased_bytes", "peak_bytes"}
     # The state is donated: all of it but the batch goes in and comes out in the same place.
     assert 0 < memory["output_bytes"] - memory["aliased_bytes"] < 1024
-    gathers = collectives(told, "all-gather", "fsdp", "attention")
+    gathers = collectives(report, "all-gather", "fsdp", "attention")
     assert {one["phase"] for one in gathers} == {"forward", "recompute"}
     assert all(one["source"].endswith(".py") or ".py:" in one["source"] for one in gathers)
     assert {one["count_per_step"] for one in gathers} == {2}
-    assert all(row in told for row in ("model", "tensors", "collectives", "findings"))
+    assert all(row in report for row in ("model", "tensors", "collectives", "findings"))
 
 
 def test_what_is_printed(capsys) -> None:
@@ -99,7 +99,7 @@ def test_the_second_time_is_from_the_cache(capsys, own_cache: Path, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr("shardwright.engine_jax.compile.compiling.build", lambda *_: pytest.fail("compiled again"))
         assert compiled(capsys, **DENSE) == first
-    entry.write_bytes(gzip.compress(b'["cut off'))
+    entry.write_bytes(gzip.compress(b'["truncated'))
     assert compiled(capsys, **DENSE)["compiled"]["collectives"] == first["compiled"]["collectives"]
     assert [path.name for path in (own_cache / "compiled").iterdir()] == [entry.name]
     # Another number of microbatches is another program.
@@ -145,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_one_message_for_what_cannot_be(wrong: str, capsys) -> None:
+def test_one_message_for_an_invalid_request(wrong: str, capsys) -> None:
     options, message = REFUSED[wrong]
     assert main(["compile", "mixtral-test", "--layout", "ep", "--mesh", "fsdp=2,expert=4", *SMALL, *options]) == 2
     out, err = capsys.readouterr()
@@ -178,7 +178,7 @@ def test_what_is_not_installed_is_named(chips, package, extra, capsys, monkeypat
     )
 
 
-def test_compilers_are_told_that_there_is_no_hardware() -> None:
+def test_compilers_start_without_hardware() -> None:
     environment = {"JAX_PLATFORMS": "tpu", "TPU_LOG_DIR": "mine"}
     without_hardware(environment, jax_is_loaded=False)
     assert environment == {**WITHOUT_HARDWARE, "TPU_LOG_DIR": "mine"}
@@ -187,7 +187,7 @@ def test_compilers_are_told_that_there_is_no_hardware() -> None:
     assert untouched == {}
 
 
-def test_every_description_of_a_gpu_is_whole() -> None:
+def test_every_description_of_a_gpu_is_complete() -> None:
     texts = target.gpu_targets()
     assert set(texts) == {"h100", "h200", "b200"}
     for text in texts.values():

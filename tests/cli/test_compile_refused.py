@@ -37,7 +37,7 @@ def fails_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "build", build)
 
 
-def test_what_does_not_fit_is_a_finding_beside_the_prediction(capsys, monkeypatch):
+def test_what_does_not_fit_is_a_finding_with_the_prediction(capsys, monkeypatch):
     fails_with(compiling.DoesNotFitError(TOO_LARGE), monkeypatch)
     assert main(COMMAND) == 1
     shown = capsys.readouterr().out
@@ -49,10 +49,10 @@ def test_what_does_not_fit_is_a_finding_beside_the_prediction(capsys, monkeypatc
 def test_what_does_not_fit_is_in_the_json(capsys, monkeypatch):
     fails_with(compiling.DoesNotFitError(TOO_LARGE), monkeypatch)
     assert main([*COMMAND, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["compiled"] is None
-    assert told["memory"]["weights_bytes"] > 0
-    assert "SW312" in {finding["code"] for finding in told["findings"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["compiled"] is None
+    assert report["memory"]["weights_bytes"] > 0
+    assert "SW312" in {finding["code"] for finding in report["findings"]}
 
 
 def test_a_program_of_a_newer_compiler_names_the_version(capsys, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_program_of_a_newer_compiler_names_the_version(capsys, monkeypatch):
     assert "fix    pip install 'libtpu==0.0.42.*'" in shown
 
 
-def test_one_that_the_right_compiler_cannot_print_is_said_in_a_line(capsys, monkeypatch):
+def test_one_that_the_right_compiler_cannot_print_is_one_line(capsys, monkeypatch):
     fails_with(compiling.CannotBePrintedError(UNREADABLE), monkeypatch)
     monkeypatch.setattr(compile_verb, "pinned_tools", lambda: ())
     assert main(COMMAND) == 2

@@ -19,21 +19,21 @@ def compiled(capsys, *arguments: str) -> dict:
 
 
 def test_the_contract(capsys) -> None:
-    told = compiled(capsys, *EXPERTS)
-    assert (told["target"], told["engine"], told["step"]) == ("torch:fake x 16", "torch", None)
-    assert told["compiled"]["said"] == [EVEN]
-    agreement = told["agreement"]
+    report = compiled(capsys, *EXPERTS)
+    assert (report["target"], report["engine"], report["step"]) == ("torch:fake x 16", "torch", None)
+    assert report["compiled"]["said"] == [EVEN]
+    agreement = report["agreement"]
     assert agreement["collectives_unmatched"] == 0
     assert agreement["bytes_error"] == 0
     assert agreement["collectives_matched"] > agreement["collectives_explained"]
-    memory, planned = told["compiled"]["memory"], told["memory"]
+    memory, planned = report["compiled"]["memory"], report["memory"]
     for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
         assert memory[name] == planned[name]
     assert memory["peak_bytes"] == memory["activations_bytes"] + sum(
         memory[name] for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes")
     )
     assert agreement["memory_error"] == pytest.approx(planned["total_bytes_per_device"] / memory["peak_bytes"] - 1)
-    for one in told["compiled"]["collectives"]:
+    for one in report["compiled"]["collectives"]:
         assert one["source"].startswith("engine_torch/")
         assert one["group_size"] in (4, 16)
 
@@ -49,15 +49,15 @@ def test_what_is_printed(capsys) -> None:
 
 
 def test_a_model_without_experts_assumes_nothing(capsys) -> None:
-    told = compiled(capsys, "llama3-test", "--mesh", "fsdp=16", "--layout", "fsdp", "--engine", "torch", *SMALL)
-    assert told["compiled"]["said"] == []
+    report = compiled(capsys, "llama3-test", "--mesh", "fsdp=16", "--layout", "fsdp", "--engine", "torch", *SMALL)
+    assert report["compiled"]["said"] == []
 
 
 def test_chips_price_the_plan_and_bound_its_memory(capsys) -> None:
     options = ["--layout", "fsdp", "--engine", "torch", "--chips", "h100:2x8", *SMALL]
-    told = compiled(capsys, "llama3-test", *options)
-    assert told["target"] == "torch:fake x 16"
-    assert told["step"]["seconds"] > 0
+    report = compiled(capsys, "llama3-test", *options)
+    assert report["target"] == "torch:fake x 16"
+    assert report["step"]["seconds"] > 0
 
 
 REFUSED = {
@@ -69,7 +69,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_one_message_for_what_cannot_be(wrong: str, capsys) -> None:
+def test_one_message_for_an_invalid_request(wrong: str, capsys) -> None:
     options, message = REFUSED[wrong]
     assert main(["compile", "llama3-test", "--engine", "torch", *options, *SMALL]) == 2
     out, err = capsys.readouterr()

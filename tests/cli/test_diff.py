@@ -95,13 +95,13 @@ def test_a_layout_needs_a_model(capsys):
 
 
 def test_an_axis_that_neither_has_is_refused(capsys):
-    said = message(capsys, "fsdp", "hsdp", "--model", "llama3-test", "--mesh", "fdsp=2")
-    assert said == "shardwright: --mesh: neither layout has a mesh axis 'fdsp'. Did you mean 'fsdp'?\n"
+    text = message(capsys, "fsdp", "hsdp", "--model", "llama3-test", "--mesh", "fdsp=2")
+    assert text == "shardwright: --mesh: neither layout has a mesh axis 'fdsp'. Did you mean 'fsdp'?\n"
 
 
 def test_sizes_of_a_side_that_cannot_be_read(capsys):
-    said = message(capsys, "ep:expert=two", "hsdp", "--model", "deepseek3-test")
-    assert said.startswith(
+    text = message(capsys, "ep:expert=two", "hsdp", "--model", "deepseek3-test")
+    assert text.startswith(
         "shardwright: 'ep:expert=two': 'two' is not a whole number.\n    expert=two\n           ^^^\n"
     )
 
@@ -144,7 +144,7 @@ def test_locks_are_compared_as_the_layouts_were(capsys, locked, saved):
         assert {**found, "said": []} == {**layouts, "said": []}
 
 
-def test_a_layout_beside_a_lock_takes_its_model_and_options(capsys, locked):
+def test_a_layout_compared_with_a_lock_takes_its_model_and_options(capsys, locked):
     options = ["--length", "64", "--set", "num_layers=2", "--mesh", "fsdp=2,expert=2", "--move", "moe=ring"]
     lock = locked("a.json", "deepseek3-test", "--layout", "ep", *options)
     data = diff(capsys, lock, "ep")
@@ -160,8 +160,8 @@ def test_a_layout_beside_a_lock_takes_its_model_and_options(capsys, locked):
 def test_a_lock_of_another_format_cannot_be_compared(capsys, locked, tmp_path):
     lock = tmp_path / locked("a.json", "llama3-test")
     lock.write_text(lock.read_text(encoding="utf-8").replace('"shardwright_lock": 1', '"shardwright_lock": 3'), "utf-8")
-    said = message(capsys, str(lock), str(lock))
-    assert said.startswith(
+    text = message(capsys, str(lock), str(lock))
+    assert text.startswith(
         f"shardwright: {lock}: a lock of format 3, and this shardwright reads format 1. Write it anew"
     )
 

@@ -63,13 +63,13 @@ SILENT: Mapping[str, str] = {
     "declaration.name": "a name",
     "compiled.versions.jax": "what compiled the same program",
 }
-"""Leaves of a lock of which nothing is said, and why."""
+"""Leaves of a lock whose changes are not reported, and why."""
 
 MEANS_THE_SAME: Mapping[str, str] = {
     "request.devices": "as many as the mesh has, given or not",
-    "request.expert_buffer": "room for all that may come, however it is written",
-    "declaration.roles": "a role of a part that the model lacks: it is said to be declared in other words",
-    "declaration.rules": "the same axes of a dim, by a role or by a rule: it is said to be declared in other words",
+    "request.expert_buffer": "a buffer for the largest need, however it is written",
+    "declaration.roles": "a role of a component that the model lacks: reported as declared in another form",
+    "declaration.rules": "the same axes of a dim, by a role or by a rule: reported as declared in another form",
 }
 """Places where a value can ask for what another asks for. `check` plans it, and it is the same."""
 
@@ -78,19 +78,19 @@ MAY_LACK: Mapping[str, str] = {
     **dict.fromkeys(("dtype", "load_balanced", "num_parameters"), "a file of an older version may lack it"),
     "request.set.capacity_factor": "the model's own value, given or not",
     "request.devices": "none were given, as it says",
-    "request.expert_buffer": "room for all that may come, however it is written",
+    "request.expert_buffer": "a buffer for the largest need, however it is written",
     "request.by_default": "what `lock` writes where the option is given, with the value that it has by default",
     "declaration.name": "a name",
-    "declaration.roles.fsdp.weights": "the dims that rest cut without it: it is said to be declared in other words",
+    "declaration.roles.fsdp.weights": "the storage dims are the same without it: reported as declared in another form",
     "compiled": "what `lock` writes without --compiled",
 }
-"""Parts of a lock that can be taken away and nothing is said, and why."""
+"""Parts of a lock that can be removed without a report, and why."""
 
 MAY_HAVE: Mapping[str, str] = {
-    "mesh": "an axis of size 1 cuts nothing",
+    "mesh": "an axis of size 1 shards nothing",
     "compiled.versions": "what compiled the same program",
 }
-"""Where something can stand beside what `lock` wrote and nothing is said, and why."""
+"""Where something can be added to what `lock` wrote without a report, and why."""
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -153,15 +153,15 @@ def locked(tmp_path: Path, monkeypatch, capsys) -> dict[str, Any]:
 
 @pytest.fixture
 def planned_once(monkeypatch) -> None:
-    """What is asked in the same words is planned once."""
-    asked: dict[str, Any] = {}
+    """Equal requests are planned once."""
+    requests: dict[str, Any] = {}
     plans: dict[int, Any] = {}
 
     def asked_once(lock: Lock, path: Path) -> Any:
         key = repr(lock.request)
-        if key not in asked:
-            asked[key] = request_of_lock(lock, path)
-        return asked[key]
+        if key not in requests:
+            requests[key] = request_of_lock(lock, path)
+        return requests[key]
 
     def planned_once(question: Any) -> Any:
         if id(question) not in plans:
@@ -172,7 +172,7 @@ def planned_once(monkeypatch) -> None:
     monkeypatch.setattr(checked, "planned", planned_once)
 
 
-def told(lock: Any, monkeypatch) -> tuple[int, bool]:
+def outcome(lock: Any, monkeypatch) -> tuple[int, bool]:
     """The exit code of `check`, and whether it says that a layout is declared in other words."""
     monkeypatch.setattr(checked, "read_saved_lock", lambda path: ("", read_lock(lock, str(path))))
     found = checked.check(LOCK, compiler=compiled)
@@ -186,14 +186,14 @@ def compiled(question: Any, plan: Any, target: str) -> Mapping[str, Any]:
 
 @pytest.mark.usefixtures("planned_once")
 def test_every_leaf_of_a_lock(locked, monkeypatch) -> None:
-    assert told(locked, monkeypatch) == (0, False)
+    assert outcome(locked, monkeypatch) == (0, False)
     draw, likes = random.Random(SEED), values_of_a_field(locked)
     silent: dict[str, Any] = {}
     for path in some_leaves(locked, draw):
         value = drawn(at(locked, path), likes[place(path)], draw)
-        code, said = told(edited(locked, path, value), monkeypatch)
+        code, reported = outcome(edited(locked, path, value), monkeypatch)
         if code == 0:
-            silent[place(path)] = (at(locked, path), value, said)
+            silent[place(path)] = (at(locked, path), value, reported)
     same = {name for name in silent if any(name.startswith(known) for known in MEANS_THE_SAME)}
     assert set(silent) - same <= set(SILENT), silent
     assert all(silent[name][2] for name in same if name.startswith("declaration")), silent
@@ -211,7 +211,7 @@ def one_of_each(value: Any) -> list[tuple[str | int, ...]]:
     found: dict[tuple[object, ...], tuple[str | int, ...]] = {}
     for path in parts(value):
         kind = at(value, (*path[:2], "kind")) if path[0] == "tensors" and len(path) > 1 else None
-        # The last of them, so that what is found is not what the first row alone is asked for.
+        # The last of them, so that the test does not only cover checks of the first row.
         found[tuple(key if isinstance(key, str) else 0 for key in path), kind] = path
     return list(found.values())
 
@@ -223,14 +223,14 @@ def test_everything_in_a_lock_taken_away(locked, monkeypatch) -> None:
         less = deepcopy(locked)
         *above, last = path
         del at(less, tuple(above))[last]
-        code, said = told(less, monkeypatch)
-        if code == 0 and not said:
+        code, reported = outcome(less, monkeypatch)
+        if code == 0 and not reported:
             silent[place(path)] = path
     assert set(silent) <= set(MAY_LACK), silent
 
 
 @pytest.mark.usefixtures("planned_once")
-def test_everything_in_a_lock_with_something_beside_it(locked, monkeypatch) -> None:
+def test_everything_in_a_lock_with_something_added(locked, monkeypatch) -> None:
     silent: dict[str, Any] = {}
     for path in ((), *one_of_each(locked)):
         if not isinstance(at(locked, path), dict):
@@ -245,13 +245,13 @@ def test_everything_in_a_lock_with_something_beside_it(locked, monkeypatch) -> N
         ):
             more = deepcopy(locked)
             at(more, path)[name] = value
-            code, said = told(more, monkeypatch)
-            if code == 0 and not said:
+            code, reported = outcome(more, monkeypatch)
+            if code == 0 and not reported:
                 silent[place(path)] = (path, name, value)
     assert set(silent) <= set(MAY_HAVE), silent
 
 
-def test_what_a_person_sees_of_a_row_that_was_never_written(locked, capsys) -> None:
+def test_the_message_for_a_row_that_lock_never_writes(locked, capsys) -> None:
     del locked
     whole = json.loads(LOCK.read_text(encoding="utf-8"))
     rows = whole["tensors"]
@@ -323,14 +323,14 @@ def test_every_leaf_of_a_plan(capsys) -> None:
     assert not unseen
 
 
-def test_what_a_person_sees(locked, capsys) -> None:
+def test_the_message_for_an_edited_field(locked, capsys) -> None:
     del locked
     whole = json.loads(LOCK.read_text(encoding="utf-8"))
     LOCK.write_text(json.dumps({**whole, "dtype": "bfloat16"}), encoding="utf-8")
     assert main(["check", str(LOCK)]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "found 1 field moved, since a.lock.json was written" in said
-    assert 'dtype is "float32", and was "bfloat16"' in said
+    reported = " ".join(capsys.readouterr().out.split())
+    assert "found 1 field moved, since a.lock.json was written" in reported
+    assert 'dtype is "float32", and was "bfloat16"' in reported
     roles = deepcopy(whole["declaration"])
     roles["roles"]["context"]["attention"] = "fsdp"
     LOCK.write_text(json.dumps({**whole, "declaration": roles}), encoding="utf-8")

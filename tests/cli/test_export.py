@@ -34,10 +34,10 @@ def here(monkeypatch, tmp_path):
 
 def test_rules_on_stdout_are_a_file_that_import_reads(here, capsys):
     assert main(["export", "maxtext", "fsdp", "--model", "llama3-test"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith(FSDP)
-    assert said.err == ""
-    (here / "rules.yml").write_text(said.out)
+    captured = capsys.readouterr()
+    assert captured.out.startswith(FSDP)
+    assert captured.err == ""
+    (here / "rules.yml").write_text(captured.out)
     assert main(["import", "maxtext", "rules.yml", "--model", "llama3-test", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["layout"].endswith("roles:\n  fsdp: fsdp\n")
@@ -64,9 +64,9 @@ def test_a_file_is_written_and_the_json_has_its_text(here, capsys):
 
 def test_no_file_where_rules_cannot_say_the_layout(here, capsys):
     code = main(["export", "maxtext", "fsdp-as-dp-for-attn", "--model", "llama3-test", "--out", "rules.yml"])
-    said = capsys.readouterr()
-    assert (code, said.out, list(here.iterdir())) == (1, "", [])
-    assert said.err.startswith("error SW123: What is translated to another language")
+    captured = capsys.readouterr()
+    assert (code, captured.out, list(here.iterdir())) == (1, "", [])
+    assert captured.err.startswith("error SW123: What is translated to another language")
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def test_it_says_what_it_wrote_and_how_to_check_it(typed):
 def share(row: dict, notation: str, mesh: dict[str, int]) -> int:
     """Elements of a tensor on one device, by a spec's own words: the last ones, where layers are stacked in front."""
     words = notation.split()[-len(row["shape"]) :]
-    cuts = [math.prod(mesh[axis] for axis in word.split("/")[1:]) for word in words]
-    return math.prod(math.ceil(size / cut) for size, cut in zip(row["shape"], cuts, strict=True))
+    degrees = [math.prod(mesh[axis] for axis in word.split("/")[1:]) for word in words]
+    return math.prod(math.ceil(size / degree) for size, degree in zip(row["shape"], degrees, strict=True))
 
 
 def test_bytes_in_the_file_are_those_of_its_own_specs(typed):
@@ -59,7 +59,7 @@ def test_bytes_in_the_file_are_those_of_its_own_specs(typed):
 
 
 @pytest.mark.parametrize(("kind", "phase"), [("all-gather", "forward"), ("reduce-scatter", "backward")])
-def test_what_weights_send_is_what_rest_and_use_leave_between_them(kind, phase, typed):
+def test_what_weights_send_follows_from_their_specs_at_rest_and_in_use(kind, phase, typed):
     typed(*LOCKING, "--dtype", "bfloat16")
     lock = held()
     weights = {row["name"]: row for row in lock["tensors"] if row["kind"] == "weight"}
@@ -133,7 +133,7 @@ def test_every_option_is_in_the_request(typed):
     }
 
 
-def test_a_preset_is_named_and_what_auto_chose_stands_beside_what_was_declared(typed):
+def test_a_preset_is_named_and_has_both_what_was_declared_and_what_auto_chose(typed):
     assert typed("lock", "mixtral-test", "--layout", "ep", "--move", "moe=auto")[0] == 0
     lock = held("mixtral-test.ep.lock.json")
     assert (lock["request"]["layout"], lock["request"]["move"]) == ("ep", {"moe": "auto"})

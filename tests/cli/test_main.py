@@ -74,8 +74,8 @@ def test_with_json_the_message_is_an_object_too(case, capsys, tmp_path, monkeypa
     arguments, message = REFUSED[case]
     assert main([*arguments, "--json"]) == 2
     out, err = capsys.readouterr()
-    said = message.removeprefix("shardwright: ").removesuffix("\n")
-    assert json.loads(out) == {"error": {"exit_code": 2, "message": said}}
+    text = message.removeprefix("shardwright: ").removesuffix("\n")
+    assert json.loads(out) == {"error": {"exit_code": 2, "message": text}}
     assert err == message
 
 
@@ -111,7 +111,7 @@ USAGE = {
 
 
 @pytest.mark.parametrize("case", USAGE)
-def test_bad_usage_ends_with_2_and_says_what_was_meant(case, capsys, monkeypatch):
+def test_bad_usage_ends_with_2_and_suggests_what_was_meant(case, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     arguments, message = USAGE[case]
     assert main(arguments) == 2
@@ -143,7 +143,7 @@ def test_an_interrupt_is_one_line(capsys, monkeypatch):
     assert capsys.readouterr() == ("", "shardwright: interrupted\n")
 
 
-def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
     def broken(_: object) -> None:
         raise ZeroDivisionError
 
@@ -217,12 +217,12 @@ def test_an_error_of_a_file_is_no_error_of_the_output(error, monkeypatch):
         raise error
 
     monkeypatch.setattr(plan_verb, "planned", broken)
-    with pytest.raises(OSError) as raised:  # noqa: PT011 - which one is what is asked
+    with pytest.raises(OSError) as raised:  # noqa: PT011 - the test is about which one
         main(SMALL)
     assert raised.value is error
 
 
-def test_an_interrupt_that_nobody_reads_of_has_its_exit_code(capsys, monkeypatch):
+def test_an_interrupt_without_a_reader_has_its_exit_code(capsys, monkeypatch):
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -244,13 +244,13 @@ NUL = {
 
 
 @pytest.mark.parametrize("case", NUL)
-def test_a_nul_character_is_refused_wherever_it_stands(case, capsys):
+def test_a_nul_character_is_refused_anywhere(case, capsys):
     arguments, number, shown = NUL[case]
     assert main(arguments) == 2
-    said = f"argument {number} is {shown}, and may have no NUL character. Leave it out."
-    assert capsys.readouterr() == ("", f"shardwright: {said}\n")
+    text = f"argument {number} is {shown}, and may have no NUL character. Leave it out."
+    assert capsys.readouterr() == ("", f"shardwright: {text}\n")
     assert main([*arguments, "--json"]) == 2
-    assert json.loads(capsys.readouterr().out) == {"error": {"exit_code": 2, "message": said}}
+    assert json.loads(capsys.readouterr().out) == {"error": {"exit_code": 2, "message": text}}
 
 
 def test_a_terminal_without_our_characters_gets_others(user_environment):
@@ -285,7 +285,7 @@ def test_diff_loads_no_framework(user_environment):
 
 
 def test_the_plan_of_the_largest_model_takes_less_than_a_second(user_environment):
-    """From the shell and back. Time of the process alone, the best of three: other tests run beside it."""
+    """From the shell and back. The time of this process alone, the best of three: other tests run at the same time."""
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -297,10 +297,10 @@ def test_the_plan_of_the_largest_model_takes_less_than_a_second(user_environment
 
 @pytest.mark.parametrize("former", [["--micro-steps", "2"], ["--micro-steps=2"]])
 def test_an_option_is_still_read_under_its_former_name(former, capsys):
-    asked = ["plan", "llama3-test", "--layout", "fsdp", "--devices", "8", "--batch", "16", "--json"]
-    assert main([*asked, *former]) == 0
+    words = ["plan", "llama3-test", "--layout", "fsdp", "--devices", "8", "--batch", "16", "--json"]
+    assert main([*words, *former]) == 0
     before = capsys.readouterr().out
-    assert main([*asked, "--microbatches", "2"]) == 0
+    assert main([*words, "--microbatches", "2"]) == 0
     assert capsys.readouterr().out == before
-    assert main([*asked, "--microbatches", "1"]) == 0
+    assert main([*words, "--microbatches", "1"]) == 0
     assert capsys.readouterr().out != before

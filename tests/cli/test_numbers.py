@@ -1,4 +1,4 @@
-"""Every option that takes a number, with numbers that nobody means: taken or refused in words."""
+"""Every option that takes a number, with extreme numbers: accepted, or refused with a message."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def started(option: str, number: float) -> None:
     plan = PlanOptions(**{**given, option: number} if planning else given)  # pyright: ignore[reportArgumentType]
     run: dict[str, Any] = {"steps": 4, "out": Path("out"), **({} if planning else {option: number})}
     options = TrainOptions(**run)
-    said = CommandLine(count=options.processes, index=options.process, join_timeout_s=options.join_timeout)
-    find_processes(said, {}, lambda: "here")
+    command_line = CommandLine(count=options.processes, index=options.process, join_timeout_s=options.join_timeout)
+    find_processes(command_line, {}, lambda: "here")
     run_options(options, devices=plan.devices)
     question = typed_request("mixtral-test", "fsdp", plan)
     if planning:
         planned(question)
 
 
-def test_as_a_person_meets_it(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_on_the_command_line(capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "llama3-test", "--steps", "30000000000", "--out", "out"]) == 2
     assert capsys.readouterr().err == (

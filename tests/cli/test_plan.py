@@ -78,7 +78,7 @@ def test_json_has_every_field_of_the_contract(capsys):
         assert set(finding) >= FINDING
 
 
-def test_the_head_shows_what_nobody_chose(capsys, monkeypatch):
+def test_the_head_shows_the_defaults(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["plan", "llama3-test", "--batch", "16"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  by default")]

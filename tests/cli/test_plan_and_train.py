@@ -120,7 +120,7 @@ def test_every_preset_for_every_family_on_both_engines(tmp_path: Path, monkeypat
     assert all("SW415" in codes for codes in refused.values())
 
 
-def test_option_sets_that_nobody_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_option_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     green = []
     for seed in SEEDS:
         try:
@@ -171,7 +171,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
-def test_who_keeps_a_plan_does_not_ask_who_runs_it(engine: str, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_lock_does_not_depend_on_what_the_engine_runs(engine: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     asks = ["llama3-test", "--layout", "pp", "--mesh", "stage=2,fsdp=4", "--engine", engine]
     for words, code in VERBS.values():

@@ -1,4 +1,4 @@
-"""What becomes of ranks that one command starts, whatever they do. They are the smallest of programs here."""
+"""The ranks that one command starts, and how they end. Here they are very small programs."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def test_ranks_that_end_well_know_their_number_and_arguments(do, capfd: pytest.C
     assert capfd.readouterr() == ("rank 0 0\n", "")
 
 
-def test_what_the_first_rank_says_is_all_that_is_said(do, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_rank_prints(do, capfd: pytest.CaptureFixture[str]) -> None:
     assert do("sys.stderr.write(f'said by {rank}\\n'); sys.exit(2)") == 2
     assert capfd.readouterr().err == "said by 0\n"
 
 
 @pytest.mark.parametrize("first", ["time.sleep(60)", "sys.exit(0)"])
-def test_a_rank_that_fails_before_the_others_know_is_heard(
+def test_a_rank_that_fails_before_the_others_know_is_reported(
     do, first: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = f"{first} if rank == '0' else (sys.stderr.write('no memory left\\n'), sys.exit(3))"
-    said = "rank 1 of 2 ended with exit code 3. The others were ended too.\n  no memory left"
+    captured = "rank 1 of 2 ended with exit code 3. The others were ended too.\n  no memory left"
     if "sleep" in first:
         with pytest.raises(RanksError) as caught:
             do(program)
-        assert (str(caught.value), caught.value.exit_code) == (f"{said}\nNothing was trained: start it again.", 1)
+        assert (str(caught.value), caught.value.exit_code) == (f"{captured}\nNothing was trained: start it again.", 1)
         (tmp_path / "metrics.jsonl").touch()
         with pytest.raises(RanksError, match=r"Go on with --resume, from the newest checkpoint[.]$"):
             do(program)
     else:
         assert do(program) == 3
-        assert said in capfd.readouterr().err
+        assert captured in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, None)])
@@ -88,9 +88,7 @@ def test_an_interrupt_that_is_lost_on_the_first_rank_is_one(do) -> None:
         do(lost + f"os.kill(os.getppid(), signal.SIGINT) if rank == '1' else None; {WAITS}")
 
 
-def test_ranks_that_save_when_they_are_asked_to_end_end_well(
-    do, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_save_at_a_signal_end_well(do, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); open('ready' + rank, 'x').close(); "
     when_both_do = "[time.sleep(0.01) for _ in iter(lambda: os.path.exists('ready0'), True)]; "
@@ -121,7 +119,7 @@ def test_ranks_import_nothing_from_the_folder_they_are_started_in(
     assert do("import yaml") == 0
 
 
-def test_off_the_main_thread_signals_stay_with_who_has_them(do) -> None:
+def test_off_the_main_thread_signal_handlers_stay(do) -> None:
     codes = []
     thread = threading.Thread(target=lambda: codes.append(do("sys.exit(0)")))
     thread.start()
@@ -130,7 +128,7 @@ def test_off_the_main_thread_signals_stay_with_who_has_them(do) -> None:
 
 
 def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not where the command was told to be by itself either, which its ranks are told too."""
+    """Also where the command has --processes 1, which its ranks get too."""
     assert not is_rank({PARENT: "1" if os.getppid() != 1 else "2"})
     numbered = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in {PARENT: str(os.getppid()), **numbered}.items():
@@ -150,18 +148,18 @@ class Ended:
         return {}
 
 
-def test_with_json_there_is_an_object_whoever_says_why(
+def test_with_json_there_is_an_object_for_every_cause(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ranks_of_a_command, "COMMAND", f"{RANK} {WAITS} if rank == '0' else os.kill(os.getpid(), 9)")
     monkeypatch.setattr(ranks_of_a_command, "GRACE_S", 0.2)
     more = ["--steps", "1", "--length", "16", "--out", str(tmp_path / "out"), "--json"]
     assert main(["train", *ON_TWO, *more]) == 1
-    said = capfd.readouterr()
-    assert json.loads(said.out)["error"]["message"].startswith("rank 1 of 2 was ended by SIGKILL.")
-    assert said.err.startswith("shardwright: rank 1 of 2 was ended by SIGKILL.")
-    # And by the first rank, which hears of another one from beside its main thread.
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["error"]["message"].startswith("rank 1 of 2 was ended by SIGKILL.")
+    assert captured.err.startswith("shardwright: rank 1 of 2 was ended by SIGKILL.")
+    # And by the first rank, which learns of another one outside its main thread.
     train._AsJson().end("process 0 of 2: process 1 is gone", 1)
-    said = capfd.readouterr()
-    assert json.loads(said.out) == {"error": {"exit_code": 1, "message": "process 0 of 2: process 1 is gone"}}
-    assert said.err == "shardwright: process 0 of 2: process 1 is gone\n"
+    captured = capfd.readouterr()
+    assert json.loads(captured.out) == {"error": {"exit_code": 1, "message": "process 0 of 2: process 1 is gone"}}
+    assert captured.err == "shardwright: process 0 of 2: process 1 is gone\n"

@@ -1,4 +1,4 @@
-"""From the options to a request: what is taken when nobody says it, and that the plan says so."""
+"""From the options to a request: the defaults, and that the plan shows them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_a_model_alone_has_its_natural_layout_mesh_batch_length_and_dtype():
     }
 
 
-def test_what_is_said_is_not_chosen_by_default():
-    said = PlanOptions(
+def test_given_options_are_not_chosen_by_default():
+    given = PlanOptions(
         mesh="fsdp=2",
         engine="torch",
         batch=4,
@@ -46,7 +46,7 @@ def test_what_is_said_is_not_chosen_by_default():
         move="attention=ring,moe=weights",
         load_balance=True,
     )
-    question = typed_request("deepseek3-test", "ep", said)
+    question = typed_request("deepseek3-test", "ep", given)
     request = question.request
     assert question.chosen == {}
     assert (request.engine, request.batch, request.length, request.dtype) == ("torch", 4, 32, "float32")
@@ -56,7 +56,7 @@ def test_what_is_said_is_not_chosen_by_default():
 
 
 def test_the_defaults_written_out_are_the_same_request():
-    """The line `by default` can be copied behind the command."""
+    """The line `by default` can be appended to the command."""
     question = typed_request("mixtral-test", None, PlanOptions())
     options = {option.removeprefix("--").replace("-", "_"): value for option, value in question.chosen.items()}
     layout = options.pop("layout")
@@ -96,12 +96,12 @@ def test_a_user_s_own_file_is_a_layout(tmp_path):
     assert typed_request("llama3-test", str(path), PlanOptions()).request.layout.name == "mine"
 
 
-def test_an_empty_name_is_no_layout():
+def test_an_empty_name_is_not_a_layout():
     with pytest.raises(InputError, match=r"^no layout is called ''\."):
         typed_request("llama3-test", "", PlanOptions())
 
 
-def test_a_mistyped_size_answers_at_once():
+def test_a_mistyped_size_is_refused_at_once():
     """Past any device there is; and as many as are taken are planned, in a time that does not grow with the number."""
     with pytest.raises(
         InputError, match=r"^the size of mesh axis 'fsdp' is above 10\^20, and must be at most 1,048,576\."
@@ -116,12 +116,12 @@ def test_a_buffer_of_no_size_is_refused_by_its_option(given: float):
         typed_request("mixtral-test", None, PlanOptions(expert_buffer=given))
 
 
-def test_room_beyond_all_that_may_come_is_room_for_all():
+def test_a_buffer_above_the_largest_need_has_that_capacity():
     given = PlanOptions(expert_buffer=1e308, set=(("capacity_factor=1e308",),))
     assert make_plan(typed_request("mixtral-test", None, given).request).sizes["slots"] > 0
 
 
-def test_a_value_that_nobody_has_is_asked_for(monkeypatch):
+def test_a_value_without_a_default_is_required(monkeypatch):
     from dataclasses import replace
 
     from shardwright.cli.typed import request as module

@@ -104,10 +104,10 @@ def test_json_is_one_object_with_the_plan_and_the_end(calls, capsys):
     }
 
 
-def test_a_finished_run_does_not_say_how_to_go_on():
+def test_a_finished_run_has_no_line_about_resuming():
     outcome = RunOutcome(ended="finished", step=20, loss=None, checkpoint=None, metrics=Path("m.jsonl"))
-    said = ended(outcome, RunOptions(steps=20, out=Path("a")))
-    assert said == "finished after step 20 of 20\n  metrics     m.jsonl"
+    text = ended(outcome, RunOptions(steps=20, out=Path("a")))
+    assert text == "finished after step 20 of 20\n  metrics     m.jsonl"
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -152,7 +152,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("option", BOUNDS)
-def test_a_number_that_cannot_be(option, calls, capsys):
+def test_an_invalid_number(option, calls, capsys):
     assert main([*TRAIN, option, BOUNDS[option]]) == 2
     assert capsys.readouterr() == ("", f"shardwright: {SAID[option]}\n")
     assert calls == []
@@ -180,12 +180,12 @@ def test_without_jax_the_extra_is_named(capsys, monkeypatch):
         ({"JAX_PLATFORMS": "tpu", "XLA_FLAGS": "--a=b"}, {"JAX_PLATFORMS": "tpu", "XLA_FLAGS": "--a=b"}),
     ],
 )
-def test_devices_are_simulated_by_a_flag_behind_those_of_the_user(before, after):
+def test_devices_are_simulated_by_a_flag_after_those_of_the_user(before, after):
     simulate_devices(8, before, jax_is_loaded=False)
     assert before == after
 
 
-def test_nothing_is_simulated_when_nobody_asked_or_jax_has_started():
+def test_nothing_is_simulated_without_a_number_or_after_jax_has_started():
     environment = {"XLA_FLAGS": "--a=b"}
     simulate_devices(None, environment, jax_is_loaded=False)
     simulate_devices(8, environment, jax_is_loaded=True)

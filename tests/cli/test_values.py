@@ -1,4 +1,4 @@
-"""Lists behind one option: what they mean, and the whole text of each refusal."""
+"""Lists in the value of one option: their meaning, and the full text of each refusal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_moves():
     assert moves("moe=auto,attention=ring") == {"moe": "auto", "attention": "ring"}
 
 
-def test_settings_of_several_options_come_together():
+def test_settings_of_several_options_are_merged():
     assert settings([("num_layers=2", "embed=64"), (), ("rope.kind=default",)]) == {
         "num_layers": "2",
         "embed": "64",
@@ -59,7 +59,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("read", "text", "message"), REFUSED)
-def test_the_whole_text_of_a_refusal(read, text, message):
+def test_the_full_text_of_a_refusal(read, text, message):
     with pytest.raises(InputError) as refused:
         read(text)
     assert str(refused.value) == message

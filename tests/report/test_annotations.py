@@ -1,4 +1,4 @@
-"""An annotation is read back by the rules of GitHub's runner, whatever the finding and the file's name hold."""
+"""An annotation is read back by the rules of GitHub's runner, for any text in the finding and the file's name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINDING = Finding(
 
 
 def as_the_runner_reads(line: str) -> tuple[str, dict[str, str], str]:
-    """Command, properties and message of a workflow command: properties end at the first '::' behind the name, are parted
+    """Command, properties and message of a workflow command: properties end at the first '::' after the name, are parted
     by ',', and each at its first '='; only then are escapes undone, '%25' last."""
     assert "\n" not in line
     assert "\r" not in line
@@ -78,7 +78,7 @@ ODD = st.text(string.ascii_letters + " %:,=\r\n0123456789ADC;]#é", min_size=1)
 def test_any_text_comes_back(title, message):
     place = Position(source="a", line=7, column=1)
     name, properties, read = as_the_runner_reads(command("warning", place, title, message, {}))
-    # The runner cuts blanks off the ends of all properties together, of which the title is the last.
+    # The runner strips blanks from the ends of all properties together, of which the title is the last.
     blanks = " "
     assert (name, properties["line"], read) == ("warning", "7", message)
     assert properties["title"] == title.rstrip(blanks)

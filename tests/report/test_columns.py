@@ -1,4 +1,4 @@
-"""Columns line up in every group, and give way between words."""
+"""Columns line up in every group, and wrap between words."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_word_longer_than_its_column_is_broken():
     )  # fmt: skip
 
 
-def test_a_chain_of_axes_is_broken_behind_a_slash():
+def test_a_chain_of_axes_is_broken_after_a_slash():
     assert drawn([rows(("a", "data/fsdp/expert/tensor", "1 B"))], 27) == (
         "  name  what          bytes\n"
         "  a     data/fsdp/      1 B\n"

@@ -1,4 +1,4 @@
-"""A compiled program on a terminal: lines that fit, both sides in every row, and colour where nothing explains."""
+"""A compiled program on a terminal: lines fit, every row has both sides, and unmatched rows are coloured."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_line_fits(name):
             assert line == line.rstrip(), line
 
 
-def test_the_head_names_the_target_and_how_long_it_took():
+def test_the_head_names_the_target_and_the_compile_time():
     plan = planned("mixtral-test", "ep", devices=8, batch=8)
     lines = drawn(plan, as_planned(plan)).splitlines()
     assert lines[0] == "mixtral-test under ep"
@@ -110,7 +110,7 @@ def test_every_row_has_both_sides():
 
 
 @pytest.mark.parametrize(("factor", "shown"), [(1.005, "+0.50%"), (0.95, "-5.00%"), (3, "x3"), (1, "same")])
-def test_differences_are_shares_where_they_are_small(factor, shown):
+def test_small_differences_are_in_percent(factor, shown):
     plan = planned("llama3-8b", "fsdp", devices=8, batch=8)
     wanted = {"component": "logits", "kind": "all-gather"}
 
@@ -133,7 +133,7 @@ def test_a_rewrite_has_a_letter_and_its_reason():
     assert [line.split()[-1] for line in lines if line.startswith("    all-gather") and line.endswith(" a")] == ["a"]
 
 
-def test_nothing_moves_on_one_device():
+def test_one_device_has_no_collectives():
     plan = planned("llama3-test", "ddp", devices=1, batch=8)
     assert "  none: the step has no collectives, as predicted\n" in drawn(plan, as_planned(plan, "cpu:1"))
 
@@ -153,7 +153,7 @@ def test_ten_temporaries_the_largest_first():
     assert "forward" in lines[2]
 
 
-def test_what_nothing_explains_is_red_and_what_a_rewrite_does_is_yellow():
+def test_unmatched_rows_are_red_and_rewrites_are_yellow():
     case = CASES["SW302-gathered-again"]
     plan = plan_of(case)
     text = drawn(plan, case.program(plan), 160, Terminal())
@@ -165,7 +165,7 @@ def test_what_nothing_explains_is_red_and_what_a_rewrite_does_is_yellow():
     assert not any("\x1b[1;31m" in line for line in matched)
 
 
-def test_findings_stand_last():
+def test_findings_come_last():
     case = CASES["SW302-missing-sum"]
     plan = plan_of(case)
     text = drawn(plan, case.program(plan))

@@ -65,7 +65,7 @@ def test_the_caret_stays_under_its_place(width):
 
 
 @pytest.mark.parametrize("word", ["experts/expert", "batch/data/fsdp/context", "embed/tensor", "mlp"])
-def test_of_a_notation_wider_than_the_terminal_the_part_around_the_caret_is_shown(word):
+def test_a_notation_wider_than_the_terminal_is_truncated_around_the_caret(word):
     notation = "experts/expert batch/data/fsdp/context groups slots embed/tensor mlp"
     start = notation.index(word)
     finding = replace(ERROR, notation=notation, mark=(start, start + len(word)))

@@ -1,4 +1,4 @@
-"""A plan on a terminal: lines that fit, columns that line up, nothing left out, colours only where someone sees them."""
+"""A plan on a terminal: lines fit, columns line up, nothing is left out, and colours appear only on a terminal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_bytes_stand_right_aligned_in_one_column():
     assert ends == {len(header)}
 
 
-def test_roles_are_turned_where_the_components_do_not_fit():
+def test_roles_are_transposed_where_the_components_do_not_fit():
     plan = plan_of("tp", "deepseek3-test")
     wide, narrow = drawn(plan, 120).splitlines(), drawn(plan, 80).splitlines()
     assert "  tensor 8  idle   tensor     tensor    tensor     tensor  idle    tensor  tensor" in wide
@@ -89,7 +89,7 @@ def test_roles_are_turned_where_the_components_do_not_fit():
     assert "  router     data    idle" in narrow
 
 
-def test_the_head_says_everything_a_plan_depends_on():
+def test_the_head_has_everything_a_plan_depends_on():
     plan = plan_of("ep-as-cp", "deepseek3-test")
     assert drawn(plan, 120).splitlines()[:9] == [
         "deepseek3-test under ep-as-cp",
@@ -122,7 +122,7 @@ def test_a_bar_never_wraps():
     assert lines[-1].count("#") == 80 - lines[-1].index("#")
 
 
-def test_with_chips_a_full_bar_is_what_one_may_use():
+def test_with_chips_a_full_bar_is_the_usable_memory():
     chip = Chip(name="C", usable_bytes=2 * plan_of("hsdp", "llama3-test").memory.total_bytes_per_device, source="s")
     plan = make_plan(replace(request("hsdp", "llama3-test"), chip=chip))
     lines = drawn(plan).splitlines()
@@ -151,8 +151,8 @@ def test_a_layout_on_one_device_has_no_collectives():
 
 
 def test_choices_and_times_are_shown_when_there_are_any():
-    asked = request("ep", "deepseek3-test")
-    plan = make_plan(replace(asked, layout=replace(asked.layout, move_moe="auto")))
+    unchosen = request("ep", "deepseek3-test")
+    plan = make_plan(replace(unchosen, layout=replace(unchosen.layout, move_moe="auto")))
     (choice,) = plan.choices
     assert f"  move.moe {choice.chosen}; sent by a device per layer: {choice.chosen} " in drawn(plan, 160)
     for option in choice.wire_bytes:
@@ -203,7 +203,7 @@ def test_columns_of_the_environment_give_the_width(monkeypatch):
     assert max(len(line) for line in lines) <= 70
 
 
-def test_axes_of_size_one_cut_nothing_and_are_not_shown():
+def test_axes_of_size_one_shard_nothing_and_are_not_shown():
     colors = AxisColors.of({"data": 1, "fsdp": 2})
     assert colors.left_out == ("data",)
     assert colors.spec("batch/data/fsdp length/data embed").plain == "batch/fsdp length embed"

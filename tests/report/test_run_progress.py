@@ -1,4 +1,4 @@
-"""What a run shows: lines in a pipe, a bar on a terminal."""
+"""The progress of a run: lines in a pipe, a bar on a terminal."""
 
 from __future__ import annotations
 

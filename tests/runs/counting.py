@@ -1,4 +1,4 @@
-"""An engine without a framework, for what surrounds it: it adds up the tokens that it reads, and the sum is its loss."""
+"""An engine without a framework, for tests of runs: it adds up the tokens that it reads, and the sum is its loss."""
 
 from __future__ import annotations
 
@@ -83,14 +83,16 @@ NOBODY = Connection(connect=lambda _: None, disconnect=lambda: None)
 
 
 def go(
-    engine: Counting, told: RunOptions, layout: str = "fsdp", connection: Connection = NOBODY, **changes
+    engine: Counting, run_options: RunOptions, layout: str = "fsdp", connection: Connection = NOBODY, **changes
 ) -> RunOutcome:
-    """A run, told otherwise in ``changes``."""
-    return run(replace(told, **changes), plan_of(layout), Silent(), connection=connection, make_engine=made(engine))
+    """A run with some options changed by ``changes``."""
+    return run(
+        replace(run_options, **changes), plan_of(layout), Silent(), connection=connection, make_engine=made(engine)
+    )
 
 
-def sums(told: RunOptions, steps: int) -> list[int]:
+def sums(run_options: RunOptions, steps: int) -> list[int]:
     """The sum of all tokens after each step, read without a run."""
-    corpus = read_corpus(told.data, read_tokenizer(None, vocabulary=2048))
-    batches = Batches(rows=Rows(corpus=corpus, length=LENGTH), batch=ROWS, seed=told.seed)
+    corpus = read_corpus(run_options.data, read_tokenizer(None, vocabulary=2048))
+    batches = Batches(rows=Rows(corpus=corpus, length=LENGTH), batch=ROWS, seed=run_options.seed)
     return np.cumsum([batches.read(step).arrays["tokens"].sum() for step in range(steps)]).tolist()

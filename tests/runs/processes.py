@@ -1,7 +1,7 @@
-"""Several processes of one run on an engine without a framework, and what becomes of them when one of them stops.
+"""Several processes of one run on an engine without a framework, and how they end when one of them stops.
 
 Forked from one that has imported everything: `python -m tests.runs.processes FOLDER CASE`. As in a collective, no process
-ends a step before all have come to it. What each says goes to FOLDER/said-I, and how it ended to standard output.
+ends a step before all have come to it. Their standard error goes to FOLDER/stderr-I, and their exit codes to standard output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AT = 4
 
 class Ended(NamedTuple):
     code: int
-    said: list[str]
+    messages: list[str]
 
 
 def several(folder: Path, case: str) -> tuple[list[Ended], float]:
@@ -44,8 +44,8 @@ def several(folder: Path, case: str) -> tuple[list[Ended], float]:
     command = [sys.executable, "-m", "tests.runs.processes", str(folder), case]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     answer = json.loads(ended.stdout)
-    said = [(folder / f"said-{index}").read_text().splitlines() for index in range(COUNT)]
-    return [Ended(*one) for one in zip(answer["codes"], said, strict=True)], answer["took_s"]
+    messages = [(folder / f"stderr-{index}").read_text().splitlines() for index in range(COUNT)]
+    return [Ended(*one) for one in zip(answer["codes"], messages, strict=True)], answer["took_s"]
 
 
 class FsdpGroup(Counting):
@@ -93,7 +93,7 @@ CASES: dict[str, Callable[[int], None]] = {
 
 
 def one(folder: Path, index: int, port: int, barrier: Any, case: str) -> int:
-    os.dup2(os.open(folder / f"said-{index}", os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(folder / f"stderr-{index}", os.O_WRONLY | os.O_CREAT), 2)
     engine = FsdpGroup((index,) if index < COUNT - 1 else (COUNT - 1, COUNT), {"counting": "1"})
     engine.barrier, engine.do = barrier, lambda: CASES[case](index)
     engine.gives_up = "gives up" in case

@@ -1,4 +1,4 @@
-"""Which lines of ``metrics.jsonl`` stay, whatever one of them reads as."""
+"""Which lines of ``metrics.jsonl`` are kept, with any damage to one of them."""
 
 from __future__ import annotations
 

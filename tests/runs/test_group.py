@@ -1,4 +1,4 @@
-"""What processes ask of each other, with threads for processes: all that no framework has a part in."""
+"""The group of processes of a run, without a framework: threads take the place of processes."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def test_all_get_the_same_values_and_who_had_each_first() -> None:
     assert Alone().exchange("one", 5) == [ExchangedValue(5, 0)]
 
 
-def test_what_differs_is_named_to_all() -> None:
+def test_differences_are_named_in_all_processes() -> None:
     with together(3) as groups:
         same = each(groups, lambda group: must_agree(group, {"seed": 1}, "the first"))
         assert same == [None] * 3
-        told = [{"seed": 1, "corpus": "ab", "keep": None}] * 2 + [{"seed": 1, "corpus": "cd", "keep": 2}]
-        for error in each(groups, lambda group: must_agree(group, told[group.index], "before the first step")):
+        values = [{"seed": 1, "corpus": "ab", "keep": None}] * 2 + [{"seed": 1, "corpus": "cd", "keep": 2}]
+        for error in each(groups, lambda group: must_agree(group, values[group.index], "before the first step")):
             assert isinstance(error, InputError)
             assert str(error) == (
                 "before the first step: the 3 processes of this run do not agree:\n"
@@ -146,7 +146,7 @@ def test_all_stop_after_one_step_that_all_have_done(seed: int) -> None:
         assert all(other == first for other in others)
 
 
-def test_one_process_by_itself_stops_where_it_was_asked_to() -> None:
+def test_a_single_process_stops_at_its_signal() -> None:
     assert Alone().stop_after(3, 9, None) == Ending(9)
     assert Alone().stop_after(3, 9, "SIGINT") == Ending(3, "SIGINT")
 
@@ -154,7 +154,7 @@ def test_one_process_by_itself_stops_where_it_was_asked_to() -> None:
 GONE = "is gone: it was killed, or its machine is lost. So this one ends too. Start all of them again, with --resume.\n"
 
 
-def test_who_is_gone_ends_the_others_and_is_named(ended: list[tuple[str, int]], capsys) -> None:
+def test_a_lost_process_ends_the_others_and_is_named(ended: list[tuple[str, int]], capsys) -> None:
     port = free_port()
     groups = meet_all([one_of(index, 3, port) for index in range(3)])
     # What the kernel does when a process is killed.
@@ -162,9 +162,9 @@ def test_who_is_gone_ends_the_others_and_is_named(ended: list[tuple[str, int]], 
     groups[2]._channel.close()
     wait_for(lambda: len(ended) == 2)
     assert ended == [("shardwright group", 1)] * 2
-    told = capsys.readouterr().err
+    values = capsys.readouterr().err
     for index in range(2):
-        assert f"shardwright: process {index} of 3: process 2 of 3 ({socket.gethostname()}, 127.0.0.1) {GONE}" in told
+        assert f"shardwright: process {index} of 3: process 2 of 3 ({socket.gethostname()}, 127.0.0.1) {GONE}" in values
     groups[1]._channel.close()
 
 
@@ -178,7 +178,7 @@ def test_the_first_is_gone_with_its_hub(ended: list[tuple[str, int]], capsys) ->
     ours.close()
 
 
-def test_an_error_of_one_is_told_by_the_others(ended: list[tuple[str, int]], capsys) -> None:
+def test_an_error_of_one_is_printed_by_the_others(ended: list[tuple[str, int]], capsys) -> None:
     port = free_port()
     groups = meet_all([one_of(index, 2, port) for index in range(2)])
     groups[1].fail(InputError("the disk is full"))
@@ -191,7 +191,7 @@ def test_an_error_of_one_is_told_by_the_others(ended: list[tuple[str, int]], cap
     groups[1]._channel.close()
 
 
-def test_whoever_does_not_come_to_an_exchange_is_named(ended: list[tuple[str, int]], capsys) -> None:
+def test_a_process_missing_from_an_exchange_is_named(ended: list[tuple[str, int]], capsys) -> None:
     port = free_port()
     groups = meet_all([one_of(index, 3, port) for index in range(3)])
     waiting = [
@@ -207,7 +207,7 @@ def test_whoever_does_not_come_to_an_exchange_is_named(ended: list[tuple[str, in
         group._channel.close()
 
 
-def test_processes_that_do_not_come_are_named_to_those_that_did() -> None:
+def test_processes_that_do_not_join_are_named_in_those_that_did() -> None:
     port = free_port()
     errors = meet_all([one_of(0, 4, port, 1), one_of(2, 4, port, 1)])
     assert [str(error) for error in errors] == [
@@ -216,7 +216,7 @@ def test_processes_that_do_not_come_are_named_to_those_that_did() -> None:
     ] * 2
 
 
-def test_the_first_process_does_not_come() -> None:
+def test_the_first_process_does_not_start() -> None:
     port = free_port()
     (error,) = meet_all([one_of(1, 2, port, 1)])
     assert str(error) == (
@@ -296,7 +296,7 @@ def save(group: Several, out: Path, boxes: list[tuple[int, int]]) -> Path:
     return saving.save(out, point, [INFO], iter([box]), group, keep=None)
 
 
-def test_a_checkpoint_by_several_is_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_by_several_processes_is_intact(tmp_path: Path) -> None:
     with together(3) as groups:
         paths = each(groups, lambda group: save(group, tmp_path, [(0, 1), (1, 3), (3, 4)]))
     assert set(paths) == {tmp_path / "checkpoints" / "step-00000007"}
@@ -304,7 +304,7 @@ def test_a_checkpoint_by_several_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_checkpoint_that_one_cannot_write_is_none(failing: int, tmp_path: Path, monkeypatch) -> None:
+def test_a_checkpoint_that_one_process_cannot_write_is_not_committed(failing: int, tmp_path: Path, monkeypatch) -> None:
     write = saving.write_part
 
     def write_part(*args: Any, process: int) -> None:
@@ -315,8 +315,8 @@ def test_a_checkpoint_that_one_cannot_write_is_none(failing: int, tmp_path: Path
     monkeypatch.setattr(saving, "write_part", write_part)
     with together(2) as groups:
         errors = each(groups, lambda group: save(group, tmp_path, [(0, 2), (2, 4)]))
-    told = f"the checkpoint of step 7, write: process {failing} of 2 could not do it. Its error: the disk is full"
-    assert [str(error) for error in errors] == ["the disk is full" if i == failing else told for i in range(2)]
+    values = f"the checkpoint of step 7, write: process {failing} of 2 could not do it. Its error: the disk is full"
+    assert [str(error) for error in errors] == ["the disk is full" if i == failing else values for i in range(2)]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]
 
 
@@ -328,7 +328,7 @@ def test_a_checkpoint_with_a_gap_is_refused_in_all(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]
 
 
-def test_folders_that_are_not_one(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_a_folder(tmp_path: Path) -> None:
     with together(2) as groups:
         errors = each(groups, lambda group: save(group, tmp_path / str(group.index), [(0, 2), (2, 4)]))
     assert "Every process must be given the same --out, on a file system that all of them share." in str(errors[1])

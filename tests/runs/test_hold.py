@@ -1,4 +1,4 @@
-"""A folder is one run's from its start to its end: whoever comes second is refused, and nothing is touched."""
+"""A run locks its folder from start to end: a second run is refused, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def during(do: Callable[[], None]) -> During:
     return engine
 
 
-def refusal(told: RunOptions, **changes: Any) -> str:
-    before = contents(told.out)
+def refusal(run_options: RunOptions, **changes: Any) -> str:
+    before = contents(run_options.out)
     with pytest.raises(InputError) as error:
-        go(counting(), told, **changes)
-    assert contents(told.out) == before
+        go(counting(), run_options, **changes)
+    assert contents(run_options.out) == before
     return str(error.value)
 
 
@@ -62,53 +62,55 @@ def refusal(told: RunOptions, **changes: Any) -> str:
 def test_the_second_run_is_refused_and_the_first_one_ends_as_alone(
     resume: bool, every: int | None, tmp_path: Path
 ) -> None:
-    told = options(tmp_path)
-    said: list[str] = []
-    ended = go(during(lambda: said.append(refusal(told, resume=resume))), told, checkpoint_every=every)
+    run_options = options(tmp_path)
+    messages: list[str] = []
+    ended = go(
+        during(lambda: messages.append(refusal(run_options, resume=resume))), run_options, checkpoint_every=every
+    )
     assert ended.ended == "finished"
-    assert losses(told.out) == sums(told, 6)
-    assert re.fullmatch(f"{re.escape(str(told.out))} is held by another run: {OWN}\\. {ADVICE}", said[0])
-    assert not (told.out / ".lock").exists()
-    assert not list(told.out.glob("**/*damaged*"))
+    assert losses(run_options.out) == sums(run_options, 6)
+    assert re.fullmatch(f"{re.escape(str(run_options.out))} is held by another run: {OWN}\\. {ADVICE}", messages[0])
+    assert not (run_options.out / ".lock").exists()
+    assert not list(run_options.out.glob("**/*damaged*"))
 
 
-def test_a_folder_is_one_by_whatever_path(tmp_path: Path) -> None:
-    told, link = options(tmp_path), tmp_path / "link"
-    link.symlink_to(told.out)
-    said: list[str] = []
-    others = [link, tmp_path / "out" / ".." / "out", Path(os.path.relpath(told.out))]
+def test_a_folder_is_locked_by_any_of_its_paths(tmp_path: Path) -> None:
+    run_options, link = options(tmp_path), tmp_path / "link"
+    link.symlink_to(run_options.out)
+    messages: list[str] = []
+    others = [link, tmp_path / "out" / ".." / "out", Path(os.path.relpath(run_options.out))]
 
     def second() -> None:
         for out in others:
             with pytest.raises(InputError) as error:
-                go(counting(), told, out=out, resume=True)
-            said.append(str(error.value))
+                go(counting(), run_options, out=out, resume=True)
+            messages.append(str(error.value))
 
-    go(during(second), told)
-    assert [message.split(" is held by another run: ")[0] for message in said] == [str(out) for out in others]
+    go(during(second), run_options)
+    assert [message.split(" is held by another run: ")[0] for message in messages] == [str(out) for out in others]
 
 
 def test_of_several_processes_the_first_holds_the_folder_and_all_end(tmp_path: Path) -> None:
-    told = options(tmp_path)
+    run_options = options(tmp_path)
     ended, _ = several(tmp_path, "held")
     holder = r"process \d+ on \S+, since [^:]+:\d\d:\d\d UTC: \S.*"
     for process in ended:
         assert process.code == 2
-        (said,) = process.said
+        (messages,) = process.messages
         assert re.fullmatch(
-            f"InputError: {re.escape(str(told.out))} is held by another run: {holder}\\. {ADVICE}", said
+            f"InputError: {re.escape(str(run_options.out))} is held by another run: {holder}\\. {ADVICE}", messages
         )
-    assert list(told.out.iterdir()) == []
+    assert list(run_options.out.iterdir()) == []
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
-    told = options(tmp_path)
+    run_options = options(tmp_path)
     with pytest.raises(InputError):
-        go(counting(), told, out=tmp_path / "a" / "b" / "c", data=str(tmp_path / "nowhere"))
+        go(counting(), run_options, out=tmp_path / "a" / "b" / "c", data=str(tmp_path / "nowhere"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
 
 
-def test_what_is_forked_meanwhile_does_not_hold_the_folder_for_longer(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_hold_the_folder_for_longer(tmp_path: Path) -> None:
     with held(tmp_path, Silent()):
         ready = os.pipe()
         with warnings.catch_warnings():
@@ -132,25 +134,27 @@ def test_a_lock_that_is_a_link_to_nowhere_is_an_error_and_no_loop(tmp_path: Path
     )
 
 
-def test_a_file_system_without_locks_is_said_and_the_file_itself_keeps_others_away(tmp_path: Path, monkeypatch) -> None:
+def test_a_file_system_without_locks_is_reported_and_the_file_itself_keeps_others_away(
+    tmp_path: Path, monkeypatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    told, shown = options(tmp_path), Silent()
-    lock = told.out / ".lock"
-    said: list[str] = []
-    go(during(lambda: said.append(refusal(told, resume=True))), told, checkpoint_every=2)
-    assert losses(told.out) == sums(told, 6)
+    run_options, shown = options(tmp_path), Silent()
+    lock = run_options.out / ".lock"
+    messages: list[str] = []
+    go(during(lambda: messages.append(refusal(run_options, resume=True))), run_options, checkpoint_every=2)
+    assert losses(run_options.out) == sums(run_options, 6)
     assert re.fullmatch(
-        f"{re.escape(str(told.out))} is held by another run, according to {re.escape(str(lock))}: {OWN}\\. Nothing was changed. The "
+        f"{re.escape(str(run_options.out))} is held by another run, according to {re.escape(str(lock))}: {OWN}\\. Nothing was changed. The "
         f"file system has no file locks, so it is unknown whether that run still exists: if not, delete "
         f"{re.escape(str(lock))}; if it does, wait until it ends, or give this one a folder of its own with --out\\.",
-        said[0],
+        messages[0],
     )
-    with held(told.out, shown):
+    with held(run_options.out, shown):
         assert shown.messages == [
-            f"the file system of {told.out} has no file locks: only the file {lock} keeps other runs away. If this run is "
+            f"the file system of {run_options.out} has no file locks: only the file {lock} keeps other runs away. If this run is "
             f"killed, delete that file by hand"
         ]
     assert not lock.exists()
@@ -164,7 +168,7 @@ from tests.runs.counting import counting, go, options
 from shardwright.core.findings.errors import InputError
 
 folder, random, end = Path(sys.argv[1]), Random(int(sys.argv[2])), None
-told = options(folder)
+run_options = options(folder)
 
 def run(steps, slow):
     pid = os.fork()
@@ -174,7 +178,7 @@ def run(steps, slow):
     step = engine.step
     engine.step = lambda batch: (time.sleep(slow), step(batch))[1]
     try:
-        go(engine, told, steps=60, stop_after=steps, checkpoint_every=1, keep=3, resume=True)
+        go(engine, run_options, steps=60, stop_after=steps, checkpoint_every=1, keep=3, resume=True)
         os._exit(0)
     except InputError as error:
         held = "is held by another run: " in str(error)
@@ -183,8 +187,8 @@ def run(steps, slow):
         os._exit(3 if held else 4)
 
 run_to = lambda step: os.waitstatus_to_exitcode(os.waitpid(run(step, 0), 0)[1])
-(told.out).mkdir()
-(told.out / "metrics.jsonl").touch()
+(run_options.out).mkdir()
+(run_options.out / "metrics.jsonl").touch()
 for number in range(int(sys.argv[3])):
     both, codes = [run(60, 0.02), run(60, 0.02)], []
     if number % 2:
@@ -212,8 +216,8 @@ def test_two_that_start_at_once_and_are_killed_at_random_moments(tmp_path: Path)
     # Refused, or killed before it could be; never an error, and never both to the end.
     assert set(codes) <= {f"{killed} {killed}", f"{killed} 3", f"{killed} 0", "0 3", "0 0"}, ended.stdout
     assert f"{killed} 3" in codes
-    told = options(tmp_path)
+    run_options = options(tmp_path)
     out = tmp_path / "out"
-    assert losses(out) == sums(told, 60)
+    assert losses(out) == sums(run_options, 60)
     assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "metrics.jsonl"]
     assert not list((out / "checkpoints").glob("*damaged*"))

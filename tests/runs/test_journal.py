@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: each step once, whatever was written before, and what cannot be written said in one message."""
+"""``metrics.jsonl``: each step once, after any earlier content, and one message for what cannot be written."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def record(step: int) -> StepRecord:
 
 
 def write(out: Path, first: int, last: int, **options: bool) -> list[str]:
-    """What was said on the way."""
-    said: list[str] = []
-    with journal(out, first_step=first, writer=None, say=said.append, **options) as records:
+    """The messages of the run."""
+    messages: list[str] = []
+    with journal(out, first_step=first, writer=None, say=messages.append, **options) as records:
         for step in range(first + 1, last + 1):
             records.write(record(step))
-    return said
+    return messages
 
 
 def steps(out: Path) -> list[int]:
@@ -58,12 +58,12 @@ def test_steps_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ['{"step": 5, "lo', '{"step": 5}', "\xff\x00"])
-def test_a_line_that_was_cut_off_is_dropped_and_said(broken: str, tmp_path: Path) -> None:
+def test_an_incomplete_line_is_dropped_and_reported(broken: str, tmp_path: Path) -> None:
     write(tmp_path, 0, 4)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(broken.encode("latin-1"))
-    said = write(tmp_path, 4, 6)
-    assert said == [
+    messages = write(tmp_path, 4, 6)
+    assert messages == [
         f"{tmp_path}/metrics.jsonl: the last line is incomplete, as a killed run leaves it; its step is done again"
     ]
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
@@ -84,22 +84,22 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
-def test_every_good_line_stays_beside_a_damaged_one(damaged: bytes, tmp_path: Path) -> None:
+def test_every_good_line_stays_and_a_damaged_one_is_copied(damaged: bytes, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(tmp_path, 0, 8)
     lines = path.read_bytes().splitlines(keepends=True)
     lines[1] = damaged
     path.write_bytes(b"".join(lines))
-    said = write(tmp_path, 6, 7)
-    (beside,) = tmp_path.glob("metrics.jsonl.damaged-*")
-    assert beside.read_bytes() == damaged
-    assert said == [f"{path}: line 2 is damaged; the damaged text is kept in {beside}, and every other line stays"]
+    messages = write(tmp_path, 6, 7)
+    (copy,) = tmp_path.glob("metrics.jsonl.damaged-*")
+    assert copy.read_bytes() == damaged
+    assert messages == [f"{path}: line 2 is damaged; the damaged text is kept in {copy}, and every other line stays"]
     assert steps(tmp_path) == [1, 3, 4, 5, 6, 7]
     assert path.read_bytes().splitlines(keepends=True)[:5] == [lines[0], *lines[2:6]]
     assert write(tmp_path, 7, 8) == []
 
 
-def test_a_last_line_is_kept_that_lacks_its_end_alone_and_beside_where_its_step_is_not_done_again(
+def test_a_last_line_that_lacks_only_its_newline_is_kept_and_copied_if_its_step_is_not_done_again(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -109,15 +109,15 @@ def test_a_last_line_is_kept_that_lacks_its_end_alone_and_beside_where_its_step_
     assert write(tmp_path, 4, 4) == []
     assert path.read_bytes() == whole
     path.write_bytes(whole[:-9])
-    (said,) = write(tmp_path, 4, 5)
-    (beside,) = tmp_path.glob("metrics.jsonl.damaged-*")
-    assert said == f"{path}: line 4 is damaged; the damaged text is kept in {beside}, and every other line stays"
+    (messages,) = write(tmp_path, 4, 5)
+    (copy,) = tmp_path.glob("metrics.jsonl.damaged-*")
+    assert messages == f"{path}: line 4 is damaged; the damaged text is kept in {copy}, and every other line stays"
     assert steps(tmp_path) == [1, 2, 3, 5]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_flipped_no_good_line_is_lost(seed: int, tmp_path: Path) -> None:
-    """Bits anywhere, and a cut: each line of the first steps that was not touched stays as it was, in its order."""
+    """Flipped bits anywhere, and truncation: each undamaged line of the first steps stays unchanged, in its order."""
     random = Random(seed)
     path = tmp_path / "metrics.jsonl"
     write(tmp_path, 0, 30)
@@ -130,28 +130,28 @@ def test_whatever_is_flipped_no_good_line_is_lost(seed: int, tmp_path: Path) -> 
         data[place] ^= 1 << random.randrange(8)
         touched |= {sum(end <= place for end in ends), sum(end <= place + 1 for end in ends)}
     path.write_bytes(data)
-    said = write(tmp_path, first, 30)
+    messages = write(tmp_path, first, 30)
     after = path.read_bytes().splitlines(keepends=True)
     untouched = [line for place, line in enumerate(lines[:first]) if place not in touched]
     assert [line for line in after if line in untouched] == untouched
-    assert bool(said) == bool(list(tmp_path.glob("metrics.jsonl.damaged-*"))) or "cut off" in said[-1]
+    assert bool(messages) == bool(list(tmp_path.glob("metrics.jsonl.damaged-*"))) or "incomplete" in messages[-1]
 
 
-def test_going_back_keeps_the_lines_of_later_steps_beside(tmp_path: Path) -> None:
+def test_resume_from_keeps_the_lines_of_later_steps_in_a_copy(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(tmp_path, 0, 5)
     later = path.read_bytes().splitlines(keepends=True)[2:]
-    said: list[str] = []
-    keep_later_lines(tmp_path, 2, said.append)
+    messages: list[str] = []
+    keep_later_lines(tmp_path, 2, messages.append)
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
     assert write(tmp_path, 2, 3) == []
-    (beside,) = tmp_path.glob("metrics.jsonl.set-aside-*")
-    assert beside.read_bytes() == b"".join(later)
-    assert said == [f"{path}: the lines of the steps after 2 are kept in {beside}"]
+    (copy,) = tmp_path.glob("metrics.jsonl.set-aside-*")
+    assert copy.read_bytes() == b"".join(later)
+    assert messages == [f"{path}: the lines of the steps after 2 are kept in {copy}"]
     assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_a_disk_without_room_is_said_and_the_lines_are_as_they_were(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_lines_are_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(tmp_path, 0, 4)
     broken = b"no record\n" + path.read_bytes()
@@ -164,7 +164,7 @@ def test_a_disk_without_room_is_said_and_the_lines_are_as_they_were(tmp_path: Pa
         f"checkpoint. No checkpoint is lost, and no line before this one."
     )
     assert [(left.name, left.read_bytes()) for left in tmp_path.iterdir()] == [("metrics.jsonl", broken)]
-    # Where only the end goes, no room is needed.
+    # Truncation needs no free disk space.
     path.write_bytes(broken[len(b"no record\n") :])
     with largest_file(4):
         assert write(tmp_path, 2, 2) == []
@@ -173,16 +173,16 @@ def test_a_disk_without_room_is_said_and_the_lines_are_as_they_were(tmp_path: Pa
 
 class Board:
     def __init__(self, logdir: str, *, purge_step: int) -> None:
-        self.told: list[Any] = [(logdir, purge_step)]
+        self.run_options: list[Any] = [(logdir, purge_step)]
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self.told.append((tag, scalar_value, global_step))
+        self.run_options.append((tag, scalar_value, global_step))
 
     def close(self) -> None:
-        self.told.append("closed")
+        self.run_options.append("closed")
 
 
-def test_a_board_is_told_what_a_person_looks_at_and_is_closed(tmp_path: Path) -> None:
+def test_a_board_gets_the_main_metrics_and_is_closed(tmp_path: Path) -> None:
     boards: list[Board] = []
 
     def writer(logdir: str, *, purge_step: int) -> Board:
@@ -191,7 +191,7 @@ def test_a_board_is_told_what_a_person_looks_at_and_is_closed(tmp_path: Path) ->
 
     with journal(tmp_path, first_step=4, writer=writer, say=print) as records:
         records.write(record(5))
-    assert boards[0].told == [
+    assert boards[0].run_options == [
         (str(tmp_path / "tensorboard"), 5),
         ("loss", 2.5, 5),
         ("grad_norm", 1.25, 5),
@@ -217,7 +217,7 @@ def test_a_missing_tensorboard_is_named(monkeypatch) -> None:
     )
 
 
-def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(InputError) as error, journal(tmp_path, first_step=0, writer=None, say=print):
         pass
@@ -226,7 +226,7 @@ def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_full_disk_is_said() -> None:
+def test_a_full_disk_is_reported() -> None:
     full = Path("/dev/full")
     if not full.exists():  # Linux has it, and only there is it a device that is always full
         return
@@ -238,7 +238,7 @@ def test_a_full_disk_is_said() -> None:
     )
 
 
-def test_a_folder_is_asked_for_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_folder_is_required_before_anything_is_made(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     require_folder(tmp_path)
@@ -250,7 +250,7 @@ def test_a_folder_is_asked_for_before_anything_is_made(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_that_may_not_be_written_is_reported(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(InputError) as error:
         require_folder(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""Steps that are none to go on from, said with what to do."""
+"""Steps after which a run cannot go on, and the message that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on an engine without a framework: its order, its end, and what it takes to go on, on whatever engine."""
+"""A run on an engine without a framework: its order, its end, and how any engine resumes it."""
 
 from __future__ import annotations
 
@@ -38,50 +38,50 @@ def metadata(out: Path) -> dict[str, object]:
 
 
 def test_every_row_once_in_the_order_of_the_seed(tmp_path: Path) -> None:
-    told, engine = options(tmp_path), counting()
-    ended = go(engine, told, checkpoint_every=4)
-    assert (ended.ended, ended.step, ended.loss) == ("finished", 6, sums(told, 6)[-1])
-    assert losses(told.out) == sums(told, 6)
+    run_options, engine = options(tmp_path), counting()
+    ended = go(engine, run_options, checkpoint_every=4)
+    assert (ended.ended, ended.step, ended.loss) == ("finished", 6, sums(run_options, 6)[-1])
+    assert losses(run_options.out) == sums(run_options, 6)
     assert engine.calls == ["begin 3", "prepare"]
     assert ended.checkpoint is not None
     assert open_checkpoint(ended.checkpoint).point.data_position == 24
-    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == [
+    assert sorted(path.name for path in (run_options.out / "checkpoints").glob("step-*")) == [
         "step-00000004",
         "step-00000006",
     ]
 
 
 def test_another_engine_goes_on_under_another_layout(tmp_path: Path) -> None:
-    told = options(tmp_path)
-    assert go(counting(), told, stop_after=3).ended == "stopped"
-    before = metadata(told.out)
-    go(counting(name="another", version="9"), told, "hsdp", resume=True)
-    assert losses(told.out) == sums(told, 6)
-    assert metadata(told.out) == before
+    run_options = options(tmp_path)
+    assert go(counting(), run_options, stop_after=3).ended == "stopped"
+    before = metadata(run_options.out)
+    go(counting(name="another", version="9"), run_options, "hsdp", resume=True)
+    assert losses(run_options.out) == sums(run_options, 6)
+    assert metadata(run_options.out) == before
     assert "counting" not in before
 
 
-def test_nothing_is_compiled_where_nothing_is_to_do(tmp_path: Path) -> None:
-    told, engine = options(tmp_path), counting()
-    first = go(counting(), told)
-    ended = go(engine, told, resume=True)
+def test_nothing_is_compiled_where_all_steps_are_done(tmp_path: Path) -> None:
+    run_options, engine = options(tmp_path), counting()
+    first = go(counting(), run_options)
+    ended = go(engine, run_options, resume=True)
     assert (ended.ended, ended.step, ended.loss, ended.checkpoint) == ("finished", 6, None, first.checkpoint)
     assert engine.calls == ["begin 3"]
 
 
-def test_a_folder_is_asked_for_before_the_engine_is_made(tmp_path: Path) -> None:
-    told = options(tmp_path)
-    told.out.write_text("taken")
+def test_a_folder_is_required_before_the_engine_is_made(tmp_path: Path) -> None:
+    run_options = options(tmp_path)
+    run_options.out.write_text("taken")
 
     def make_engine(*_) -> Counting:
         raise AssertionError("too early")
 
     with pytest.raises(InputError, match="is not a folder"):
-        run(told, plan_of(), None, connection=NOBODY, make_engine=make_engine)
+        run(run_options, plan_of(), None, connection=NOBODY, make_engine=make_engine)
 
 
 def test_a_signal_saves_and_ends_after_the_step_at_hand(tmp_path: Path, monkeypatch) -> None:
-    told, record = options(tmp_path), Loop._record
+    run_options, record = options(tmp_path), Loop._record
 
     def recorded(self: Loop, step: int, *rest) -> None:
         record(self, step, *rest)
@@ -89,18 +89,18 @@ def test_a_signal_saves_and_ends_after_the_step_at_hand(tmp_path: Path, monkeypa
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Loop, "_record", recorded)
-    ended = go(counting(), told)
+    ended = go(counting(), run_options)
     assert (ended.ended, ended.step) == ("interrupted", 2)
-    assert ended.checkpoint == told.out / "checkpoints" / "step-00000002"
+    assert ended.checkpoint == run_options.out / "checkpoints" / "step-00000002"
 
 
 def test_a_step_that_was_not_the_model_s_is_neither_recorded_nor_saved(tmp_path: Path) -> None:
-    told, engine = options(tmp_path), counting()
+    run_options, engine = options(tmp_path), counting()
     engine.overflow_at = 3
     with pytest.raises(RunError):
-        go(engine, told, checkpoint_every=1)
-    assert losses(told.out) == sums(told, 2)
-    assert sorted(path.name for path in (told.out / "checkpoints").glob("step-*")) == [
+        go(engine, run_options, checkpoint_every=1)
+    assert losses(run_options.out) == sums(run_options, 2)
+    assert sorted(path.name for path in (run_options.out / "checkpoints").glob("step-*")) == [
         "step-00000001",
         "step-00000002",
     ]
@@ -108,7 +108,7 @@ def test_a_step_that_was_not_the_model_s_is_neither_recorded_nor_saved(tmp_path:
 
 def by_two(folder: Path, engines: list[Counting], connection: Connection = NOBODY, **changes) -> list[RunOutcome]:
     """How a run by two ended, with a thread for each process."""
-    told, port = options(folder), free_port()
+    run_options, port = options(folder), free_port()
     where = [
         Processes(count=2, index=index, coordinator=f"localhost:{port}", found="a test", join_timeout_s=60)
         for index in range(2)
@@ -117,7 +117,7 @@ def by_two(folder: Path, engines: list[Counting], connection: Connection = NOBOD
     with ThreadPoolExecutor(2) as pool:
         return list(
             pool.map(
-                lambda index: go(engines[index], told, connection=connection, processes=where[index], **changes),
+                lambda index: go(engines[index], run_options, connection=connection, processes=where[index], **changes),
                 range(2),
             )
         )
@@ -138,14 +138,14 @@ def test_two_processes_read_and_save_their_own_rows(tmp_path: Path) -> None:
 
 
 def test_two_processes_with_different_versions_do_not_begin(tmp_path: Path) -> None:
-    told = options(tmp_path)
+    run_options = options(tmp_path)
     engines = [counting(offsets=(0, 1), version="1"), counting(offsets=(2, 3), version="2")]
     with together(2) as groups:
-        errors = each(groups, lambda group: _run(told, plan_of(), Silent(), group, made(engines[group.index])))
+        errors = each(groups, lambda group: _run(run_options, plan_of(), Silent(), group, made(engines[group.index])))
     assert [str(error) for error in errors] == [
         "before the first step: the 2 processes of this run do not agree:\n"
         "  counting: '1' in process 0, '2' in process 1\n"
         "Give all of them the same command, text and files. Nothing was started."
     ] * 2
     assert [engine.calls for engine in engines] == [[], []]
-    assert not told.out.exists()
+    assert not run_options.out.exists()

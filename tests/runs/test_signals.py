@@ -14,7 +14,7 @@ from shardwright.runs.processes.signals import stop_on_signal
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C as Python handles it: what a shell starts in the background is told to ignore it."""
+    """Ctrl-C as Python handles it: a shell makes processes in the background ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

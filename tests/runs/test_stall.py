@@ -1,4 +1,4 @@
-"""One process that has stopped is named by the others, which end; and nobody is named that has not."""
+"""A process that has stopped is named by the others, which end; and no other process is named."""
 
 from __future__ import annotations
 
@@ -49,12 +49,14 @@ ENDS = r"So all end\. Start all of them again, with --resume\."
         ),
     ],
 )
-def test_who_stops_is_named_and_all_end(case: str, message: str, silent: int | None, why: str, tmp_path: Path) -> None:
+def test_a_stopped_process_is_named_and_all_end(
+    case: str, message: str, silent: int | None, why: str, tmp_path: Path
+) -> None:
     ended, took_s = several(tmp_path, case)
     assert took_s < 30
     for index, process in enumerate(ended):
         assert process.code == 1
-        text = "\n".join(process.said)
+        text = "\n".join(process.messages)
         # A process that wakes up gets the message too, or finds all others gone.
         if index != silent:
             assert re.fullmatch(f"shardwright: process {index} of 3: {message} {why} {ENDS}", text), text
@@ -68,7 +70,7 @@ def test_who_stops_is_named_and_all_end(case: str, message: str, silent: int | N
     assert losses(out)[2:] == sums(options(tmp_path), 6)[2:]
 
 
-def test_where_all_stop_for_a_while_nobody_is_named(tmp_path: Path) -> None:
+def test_where_all_stop_for_a_while_none_is_named(tmp_path: Path) -> None:
     ended, _ = several(tmp_path, "all stop for a while")
     assert ended == [(0, [])] * COUNT
     assert len(losses(tmp_path / "out")) == 6
@@ -115,7 +117,7 @@ def test_without_a_step_done_only_silence_counts() -> None:
     assert watch.tick() == Stall((), 63.0, 8, 2.0)
 
 
-def test_who_stopped_in_the_middle_of_a_step_is_named_and_not_all() -> None:
+def test_a_process_stopped_within_a_step_is_named_and_not_all() -> None:
     watch = Watch(range(2), 60)
     for _ in range(30):
         for member in range(2):

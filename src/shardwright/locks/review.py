@@ -92,7 +92,7 @@ def _cost(found: Difference) -> str:
     ]
     if found.compiled is not None:
         parts += _compiled_cost(found.compiled)
-    parts = [part for part in parts if part]
+    parts = [text for text in parts if text]
     return f"of a device: {'; '.join(parts)}" if parts else ""
 
 

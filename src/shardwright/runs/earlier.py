@@ -48,7 +48,9 @@ def earlier_lines(data: bytes, first_step: int) -> Earlier:
     return Earlier(
         kept=[line for line, step in zip(complete[:until], steps[:until], strict=True) if step is not None],
         later=[line for line, step in zip(complete[until:], steps[until:], strict=True) if step is not None],
-        damaged=[(place, line) for place, (line, step) in enumerate(zip(complete, steps, strict=True), 1) if step is None],
+        damaged=[
+            (place, line) for place, (line, step) in enumerate(zip(complete, steps, strict=True), 1) if step is None
+        ],
         incomplete=last,
     )
 
