@@ -23,7 +23,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.runs import saving
 from shardwright.runs.processes.channel import Channel
 from shardwright.runs.processes.group import Alone, Ending, ExchangedValue, Several, must_agree
-from shardwright.runs.processes.meeting import meet
+from shardwright.runs.processes.rendezvous import rendezvous
 from shardwright.training.cluster import Processes
 from shardwright.training.options import Silent
 
@@ -48,7 +48,7 @@ def meet_all(who: list[Processes]) -> list[Any]:
 
     def met(one: Processes) -> Several | InputError:
         try:
-            return meet(one, Silent())
+            return rendezvous(one, Silent())
         except InputError as error:
             return error
 
@@ -269,11 +269,11 @@ def test_a_stranger_at_the_port_is_no_process() -> None:
     stopped = threading.Event()
     stranger = threading.Thread(target=stray)
     stranger.start()
-    first = threading.Thread(target=lambda: groups.append(meet(one_of(0, 2, port), Silent())))
+    first = threading.Thread(target=lambda: groups.append(rendezvous(one_of(0, 2, port), Silent())))
     groups: list[Several] = []
     first.start()
     time.sleep(0.1)
-    groups.append(meet(one_of(1, 2, port), Silent()))
+    groups.append(rendezvous(one_of(1, 2, port), Silent()))
     first.join()
     stopped.set()
     stranger.join()

@@ -7,7 +7,7 @@ progress of a run are in ``shardwright.training.options``.
 """
 
 from shardwright.runs.engine import Engine, StepMetrics
-from shardwright.runs.processes.meeting import Connection
+from shardwright.runs.processes.rendezvous import Connection
 from shardwright.runs.records import RunError
 from shardwright.runs.run import MakeEngine, run
 

@@ -16,7 +16,7 @@ from shardwright.runs.hold import held
 from shardwright.runs.journal import board_writer
 from shardwright.runs.loop import Loop
 from shardwright.runs.processes.group import Group, must_agree
-from shardwright.runs.processes.meeting import Connection, joined
+from shardwright.runs.processes.rendezvous import Connection, joined
 from shardwright.runs.resuming import Beginning, beginning, older
 from shardwright.runs.source import open_source
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent

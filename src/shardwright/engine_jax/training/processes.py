@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.processes.meeting import Connection
+from shardwright.runs.processes.rendezvous import Connection
 from shardwright.training.cluster import Processes
 
 HEARTBEAT_TIMEOUT_S = 10_000_000

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.processes.meeting import Connection
+from shardwright.runs.processes.rendezvous import Connection
 from shardwright.training.cluster import TORCHRUN, Processes
 
 MEETING = "shardwright/meeting"

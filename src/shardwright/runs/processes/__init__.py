@@ -1,6 +1,6 @@
 """The processes of one run: they join, exchange values and progress, and end together.
 
-meeting.py     joining at process 0
+rendezvous.py  joining at process 0
 channel.py     messages over a socket
 hub.py         the thread of process 0 that all processes are connected to
 group.py       what a process can do with the others: exchange a value, stop, fail

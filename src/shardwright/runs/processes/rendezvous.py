@@ -48,7 +48,7 @@ def joined(
         yield Alone()
         return
     try:
-        group = meet(processes, shown)
+        group = rendezvous(processes, shown)
     except InputError as error:
         raise InputError(refused) if refused is not None else error from None
     try:
@@ -80,7 +80,7 @@ def _end_now(exit_code: int) -> None:
     os._exit(exit_code)
 
 
-def meet(processes: Processes, shown: Listener) -> Several:
+def rendezvous(processes: Processes, shown: Listener) -> Several:
     """The group of this process, once all have joined. A framework's own wait does not report who is missing; JAX's aborts.
 
     ``shown`` gets the reason, if this process ends because of another one.
