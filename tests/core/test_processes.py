@@ -123,7 +123,7 @@ REFUSED = {
         CommandLine(count=2),
         {"JAX_COORDINATOR_ADDRESS": "a:1"},
         "one of several processes: found --processes (2), JAX_COORDINATOR_ADDRESS (a:1), and neither an option nor the "
-        "environment says --process. Give --coordinator HOST:PORT, --processes N and --process I to each of them, or "
+        "environment gives --process. Give --coordinator HOST:PORT, --processes N and --process I to each of them, or "
         "--processes 1 for a single-process run.",
     ),
     "a coordinator alone": (
