@@ -62,7 +62,7 @@ def test_a_file_is_written_and_the_json_has_its_text(here, capsys):
     assert set(found) == {"layout", "model", "mesh", "rules", "text", "compared", "findings"}
 
 
-def test_no_file_where_rules_cannot_say_the_layout(here, capsys):
+def test_no_file_where_rules_cannot_express_the_layout(here, capsys):
     code = main(["export", "maxtext", "fsdp-as-dp-for-attn", "--model", "llama3-test", "--out", "rules.yml"])
     captured = capsys.readouterr()
     assert (code, captured.out, list(here.iterdir())) == (1, "", [])

@@ -1,4 +1,4 @@
-"""`shardwright import`: what people see, the JSON, the file that it writes, and every way to be refused."""
+"""`shardwright import`: its text, JSON and written file, and every refusal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def here(monkeypatch, tmp_path):
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
     code = main(["import", *arguments])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def test_maxtext(here, capsys):
@@ -268,11 +268,11 @@ def test_sizes_that_give_no_mesh_are_a_finding(here, capsys):
 
 def test_hf_is_a_short_name(tmp_path, capsys):
     (tmp_path / "plan.json").write_text('{"layers.*.mlp.gate_proj": "colwise"}')
-    said = []
+    outputs = []
     for name in ("huggingface", "hf"):
         code = main(["import", name, str(tmp_path / "plan.json"), "--model", "llama3-test"])
-        said.append((code, capsys.readouterr()))
-    assert said[0] == said[1]
+        outputs.append((code, capsys.readouterr()))
+    assert outputs[0] == outputs[1]
 
 
 def test_a_file_is_suggested_only_where_it_is_of_the_same_kind(tmp_path, capsys):
