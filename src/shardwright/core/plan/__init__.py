@@ -2,12 +2,12 @@
 
 plan.py               the plan, the one object that every other layer reads
 movement.py           the steps from one spec to another
-resharding.py         the steps of a tensor forward, and of its gradient backward
+resharding.py         the steps of a tensor in the forward pass, and of its gradient in the backward pass
 collectives.py        every collective of a training step
-fsdp_groups.py        which weights are one FSDP parameter group
+fsdp_groups.py        which weights form one FSDP parameter group
 memory.py             bytes on one device
-moe_move.py           tokens or weights: which of them travel
-attention_kernels.py  by which algorithm a device attends
-expert_kernels.py     by which algorithm a device multiplies rows with their experts
+moe_move.py           whether tokens are sent to experts or the experts' weights gathered
+attention_kernels.py  which attention kernel a device uses
+expert_kernels.py     which kernel a device uses for its experts' products
 gate.py               the errors that keep a run from starting
 """

@@ -1,15 +1,15 @@
-"""By which algorithm a device attends: a table of ways, tried in order, and what each needs.
+"""Which attention kernel a device uses: a table of kernels, tried in order, and what each needs.
 
-| way | where | what it is |
+| kernel | where | what it is |
 |---|---|---|
 | full | everywhere | all scores of a row at once |
-| splash | TPU | JAX's Pallas kernel; what is seen is told by segments and by the last key that each query sees |
-| cudnn | NVIDIA, with cuDNN installed | ``jax.nn.dot_product_attention``; what is seen is told by a mask |
-| triton | NVIDIA | JAX's Pallas kernel; what is seen is told by segments, and by the places of tokens in their row |
+| splash | TPU | JAX's Pallas kernel; masked by segments and by the last key that is visible to each query |
+| cudnn | NVIDIA, with cuDNN installed | ``jax.nn.dot_product_attention``; takes an attention mask |
+| triton | NVIDIA | JAX's Pallas kernel; masked by segments, and by the positions of tokens in their row |
 | blockwise | everywhere | plain JAX, a block of queries and of keys at a time; takes any positions and segments |
 
-All but the first hold no score for every pair of tokens. The first that has all it needs is taken, so that a plan can say
-what an engine will do, and why not something faster.
+Only the first holds a score for every pair of tokens. The first kernel whose needs are met is used. A plan can therefore
+state which kernel an engine will use, and why not a faster one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ BACKENDS: tuple[Backend, ...] = ("cpu", "tpu", "gpu", "gpu with cuDNN")
 ACCELERATORS: tuple[Backend, ...] = ("tpu", "gpu", "gpu with cuDNN")
 
 LARGEST_BLOCK: Mapping[Backend, int] = {"cpu": 128, **dict.fromkeys(ACCELERATORS, 512)}
-"""Tokens of a block in plain JAX, and keys of which all scores are made at once. On CPU the scores of one head's block stay
-in its nearest caches, which is 2 to 3 times as fast as blocks of 512; an accelerator wants larger products, to be busy for
-longer than it takes to begin one."""
+"""Tokens of a block in plain JAX, and the most keys of which all scores are computed at once. On CPU the scores of one head's
+block stay in its nearest caches, which is 2 to 3 times as fast as blocks of 512. An accelerator needs larger products, which
+take longer than their launch."""
 
 SMALLEST_BLOCK = 128
 """The side of a TPU's matrix unit: smaller blocks are padded to it."""
 
 SCORES_OF_BLOCK = 1 << 23
-"""Scores of one block, all heads of a device together: 32 MB in float32, which the cache of a GPU and the vector memory of a
-TPU hold. More heads have smaller blocks."""
+"""Scores of one block, over all heads of a device: 32 MB in float32, which the cache of a GPU and the vector memory of a TPU
+hold. With more heads the blocks are smaller."""
 
 KERNEL_TILE = 128
-"""The lengths that the Pallas kernels take are multiples of it: the lanes of a TPU, the rows of a block on a GPU."""
+"""The Pallas kernels take lengths that are multiples of it: the lanes of a TPU, the rows of a block on a GPU."""
 
 LARGEST_MASK_BYTES = 1 << 28
 """cuDNN's mask has two bytes for each pair of tokens, whatever the number of heads: 128 MiB for a row of 8,192."""
@@ -48,10 +48,10 @@ LARGEST_MASK_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAttention:
-    """Attention of one device: ``rows`` of ``queries`` tokens that meet ``keys`` tokens each, with ``heads`` query heads.
+    """The attention of one device: ``rows`` of ``queries`` tokens that attend to ``keys`` tokens each, ``heads`` query heads.
 
-    ``width`` is a query's and a key's, ``value_width`` a value's. ``ring``: the keys come piece by piece. ``in_order``: a
-    row lies as it is read.
+    ``width`` is a query's and a key's, ``value_width`` a value's. ``ring``: the keys arrive shard by shard. ``in_order``:
+    the tokens of a row are in the order of the text.
     """
 
     rows: int
@@ -67,7 +67,7 @@ class LocalAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKernel:
-    """A line of the table. ``needs``: names of ``NEEDS``."""
+    """One kernel of the table. ``needs``: names of ``NEEDS``."""
 
     name: KernelName
     backends: tuple[Backend, ...]
@@ -77,7 +77,7 @@ class AttentionKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenKernel:
-    """The way taken, tokens of a block where it is plain JAX, and what each better one lacked."""
+    """The kernel that is used, tokens of a block where it is plain JAX, and the unmet needs of each faster kernel."""
 
     name: KernelName
     block: int
@@ -86,7 +86,7 @@ class ChosenKernel:
 
 
 UNPLANNED = ChosenKernel(name="full", block=0, why="nothing is known of the row")
-"""Of a model that runs without a plan."""
+"""The kernel of a model that runs without a plan."""
 
 NEEDS: Mapping[str, Callable[[LocalAttention], bool]] = {
     "all keys at once (no ring)": lambda a: not a.ring,
@@ -109,7 +109,7 @@ KERNELS = (
         name="splash",
         backends=("tpu",),
         needs=(_NO_RING, _TILES, _TPU_FLOATS),
-        why="scores stay in the chip's vector memory, and blocks that nobody sees are passed over",
+        why="scores stay in the chip's vector memory, and fully masked blocks are skipped",
     ),
     AttentionKernel(
         name="cudnn",
@@ -121,14 +121,14 @@ KERNELS = (
         name="triton",
         backends=("gpu", "gpu with cuDNN"),
         needs=(_NO_RING, _OWN_TOKENS, _TILES, _HALF, _TRITON_WIDTH),
-        why="scores stay in shared memory, and keys after a block of queries are passed over",
+        why="scores stay in shared memory, and keys after a block of queries are skipped",
     ),
 )
-"""Those that are a backend's own, best first. ``choose_attention`` tries ``whole`` before and ``blockwise`` after them."""
+"""Kernels of particular backends, fastest first. ``choose_attention`` tries ``full`` before them and ``blockwise`` last."""
 
 
-def choose_attention(backend: Backend, attending: LocalAttention) -> ChosenKernel:
-    """The first way that has what it needs.
+def choose_attention(backend: Backend, attention: LocalAttention) -> ChosenKernel:
+    """The first kernel whose needs are met.
 
     >>> case = LocalAttention(rows=1, queries=4096, keys=4096, heads=16, width=128, value_width=128, dtype="bfloat16")
     >>> [choose_attention(backend, case).name for backend in BACKENDS]
@@ -137,22 +137,22 @@ def choose_attention(backend: Backend, attending: LocalAttention) -> ChosenKerne
     >>> choose_attention("gpu", replace(case, queries=1024)).lacking
     {'triton': ('queries that are all the tokens of a row, in order',)}
     """
-    block = block_of(backend, attending.heads)
-    if attending.keys <= LARGEST_BLOCK[backend]:
-        return ChosenKernel(name="full", block=block, why=f"so few keys ({attending.keys}) are one block")
+    block = block_of(backend, attention.heads)
+    if attention.keys <= LARGEST_BLOCK[backend]:
+        return ChosenKernel(name="full", block=block, why=f"all keys ({attention.keys}) fit in one block")
     lacking: dict[KernelName, tuple[str, ...]] = {}
-    for way in KERNELS:
-        if backend not in way.backends:
+    for kernel in KERNELS:
+        if backend not in kernel.backends:
             continue
-        missing = tuple(need for need in way.needs if not NEEDS[need](attending))
+        missing = tuple(need for need in kernel.needs if not NEEDS[need](attention))
         if not missing:
-            return ChosenKernel(name=way.name, block=block, why=way.why, lacking=lacking)
-        lacking[way.name] = missing
+            return ChosenKernel(name=kernel.name, block=block, why=kernel.why, lacking=lacking)
+        lacking[kernel.name] = missing
     return ChosenKernel(name="blockwise", block=block, why="takes any positions and segments", lacking=lacking)
 
 
 def block_of(backend: Backend, heads: int) -> int:
-    """Tokens of a block in plain JAX, of queries and of keys alike.
+    """Tokens of a block in plain JAX, the same for queries and keys.
 
     >>> block_of("cpu", 16), block_of("gpu", 16), block_of("gpu", 128)
     (128, 512, 256)
@@ -164,24 +164,24 @@ def block_of(backend: Backend, heads: int) -> int:
 
 
 def local_attention(plan: Plan) -> LocalAttention | None:
-    """What one device does in a layer's attention; None for a model whose table does not name it as ours do."""
+    """The attention of one device in one layer; None for a model whose table does not use our names for it."""
     rows = plan.by_name
     names = ("attention.queries_attended", "attention.keys_attended", "attention.values_attended")
     if not all(name in rows for name in names):
         return None
     queries, keys, values = (rows[name] for name in names)
-    part = {
+    local = {
         dim.logical_axis: size // plan.mesh.size(dim.axes)
         for size, dim in zip(queries.shape, queries.in_use.dims, strict=True)
     }
     return LocalAttention(
-        rows=part["batch"] // plan.request.microbatches,
-        queries=part["q_length"],
+        rows=local["batch"] // plan.request.microbatches,
+        queries=local["q_length"],
         keys=plan.sizes["kv_length"],
-        heads=part["heads"],
+        heads=local["heads"],
         width=keys.shape[-1],
         value_width=values.shape[-1],
         dtype=queries.dtype,
-        ring=plan.request.layout.move_attention == "ring" and part["q_length"] < plan.sizes["kv_length"],
+        ring=plan.request.layout.move_attention == "ring" and local["q_length"] < plan.sizes["kv_length"],
         in_order=plan.rows_in_order,
     )

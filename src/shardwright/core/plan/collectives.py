@@ -1,4 +1,4 @@
-"""The collectives that one training step needs, predicted from the specs and the table's moves alone."""
+"""The collectives of one training step, predicted from the specs and the table's moves alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardwright.core.resolution.resolve import expert_axes
 
 
 def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[PlannedCollective, ...]:
-    """Every collective of a step, equal ones counted together, in the order of component, phase and axes."""
+    """Every collective of a step, in the order of component, phase and axes. Equal collectives are one row with a count."""
     by_name = {tensor.name: tensor for tensor in tensors}
     found: list[PlannedCollective] = []
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
@@ -40,46 +40,46 @@ def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]
 
 
 def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[PlannedCollective]:
-    """Gathered for each use in each pass that needs it, its gradient scattered; replicas summed once per step."""
+    """The gathers of a weight for each use in each pass, the reduce-scatters of its gradient, and one all-reduce a step."""
     assert tensor.at_rest is not None
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
     layers = layers_on_device(request, mesh, tensor)
     times = layers * request.microbatches
     again = tensor.stack is not None and request.remat != "none"
-    ways = weight_reshardings(request, mesh, tensor)
-    for number, (component, way) in enumerate(ways.items()):
-        # What is brought for one use serves another that needs the same.
-        if way in list(ways.values())[:number]:
+    uses = weight_reshardings(request, mesh, tensor)
+    for number, (component, use) in enumerate(uses.items()):
+        # Two uses with the same resharding share one gather.
+        if use in list(uses.values())[:number]:
             continue
-        for gather in movement(way.at_rest, way.gathered, (), shape, mesh):
-            width = DTYPE_BYTES[way.gather_dtype]
+        for gather in movement(use.at_rest, use.gathered, (), shape, mesh):
+            width = DTYPE_BYTES[use.gather_dtype]
             yield _planned(component, "forward", gather, width, times, tensor.name)
             if again:
                 yield _planned(component, "recompute", gather, width, times, tensor.name)
-        for scatter in movement(way.gathered, way.at_rest, way.scattered, shape, mesh) if tensor.gradient else ():
-            yield _planned(component, "backward", scatter, DTYPE_BYTES[way.reduce_dtype], times, tensor.name)
+        for scatter in movement(use.gathered, use.at_rest, use.scattered, shape, mesh) if tensor.gradient else ():
+            yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
     if summed:
-        part = elements_per_device(ways[tensor.component].at_rest, shape, mesh)
-        reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=part)
+        shard = elements_per_device(uses[tensor.component].at_rest, shape, mesh)
+        reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=shard)
         yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
 
 
 def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> Iterator[PlannedCollective]:
-    """Those of weights that are gathered together (``core/plan/fsdp_groups.py``), layer by layer.
+    """The collectives of FSDP parameter groups (``core/plan/fsdp_groups.py``), layer by layer.
 
-    | what | when | of how much |
+    | collective | when | of what |
     |---|---|---|
-    | all-gather | in each pass that needs it, each microbatch | the whole weights of a group, padded, in the dtype that travels |
-    | reduce-scatter | each microbatch | their whole gradients, padded, in the weights' dtype |
-    | all-reduce over the replicas of all of a group | once a step | what the reduce-scatter gave |
-    | all-reduce over other replicas | once a step | the gradients at rest of all groups that have the same axes and dtype |
+    | all-gather | each pass that needs it, each microbatch | the unsharded weights of a group, padded, in the gather dtype |
+    | reduce-scatter | each microbatch | their unsharded gradients, padded, in the reduce dtype |
+    | all-reduce over the replicas of all of a group | once a step | the result of the reduce-scatter |
+    | all-reduce over other replicas | once a step | the gradient shards of all groups that have the same axes and dtype |
     """
-    # Of a user's own program all layers are one stack, those of its parts too, which may have other numbers of them.
+    # In a user's own program all layers form one stack. Its submodules may have other numbers of layers.
     by_stack: dict[tuple[str | None, int], list[TensorPlan]] = {}
     for row in trained(request, weights):
         by_stack.setdefault((row.stack, row.num), []).append(row)
-    late: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
+    by_replicas: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
     for (stack, _), rows in by_stack.items():
         layers = layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
@@ -87,12 +87,12 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
             yield from _of_group(group, mesh, layers, request.microbatches, again=again)
             for one in group.weights:
                 if axes := group.other_replicas(one):
-                    late.setdefault((axes, one.dtype), []).append((one, layers))
-    for (axes, dtype), ones in late.items():
+                    by_replicas.setdefault((axes, one.dtype), []).append((one, layers))
+    for (axes, dtype), ones in by_replicas.items():
         elements = sum(one.shard_elements(mesh) * layers for one, layers in ones)
         reduce = Collective(kind="all-reduce", axes=axes, elements_per_device=elements)
-        together = [one for one, layers in ones for _ in range(layers)]
-        yield _planned_groups(together, mesh, "update", reduce, DTYPE_BYTES[dtype], 1)
+        reduced = [one for one, layers in ones for _ in range(layers)]
+        yield _planned_groups(reduced, mesh, "update", reduce, DTYPE_BYTES[dtype], 1)
 
 
 def _of_group(
@@ -100,18 +100,18 @@ def _of_group(
 ) -> Iterator[PlannedCollective]:
     if not group.axes:
         return
-    first, part = group.weights[0], group.shard_elements(mesh)
-    whole, times = part * mesh.size(group.axes), layers * microbatches
-    summed, travels = DTYPE_BYTES[first.reduce_dtype], DTYPE_BYTES[first.gather_dtype]
-    gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=whole)
-    yield _planned_groups(group.weights, mesh, "forward", gather, travels, times)
+    first, shard = group.weights[0], group.shard_elements(mesh)
+    unsharded, times = shard * mesh.size(group.axes), layers * microbatches
+    reduce_width, gather_width = DTYPE_BYTES[first.reduce_dtype], DTYPE_BYTES[first.gather_dtype]
+    gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=unsharded)
+    yield _planned_groups(group.weights, mesh, "forward", gather, gather_width, times)
     if again:
-        yield _planned_groups(group.weights, mesh, "recompute", gather, travels, times)
-    scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=whole)
-    yield _planned_groups(group.weights, mesh, "backward", scatter, summed, times)
+        yield _planned_groups(group.weights, mesh, "recompute", gather, gather_width, times)
+    scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=unsharded)
+    yield _planned_groups(group.weights, mesh, "backward", scatter, reduce_width, times)
     if group.replicas:
-        reduce = Collective(kind="all-reduce", axes=group.replicas, elements_per_device=part)
-        yield _planned_groups(group.weights, mesh, "update", reduce, summed, layers)
+        reduce = Collective(kind="all-reduce", axes=group.replicas, elements_per_device=shard)
+        yield _planned_groups(group.weights, mesh, "update", reduce, reduce_width, layers)
 
 
 def _planned_groups(
@@ -128,13 +128,13 @@ def _of_move(
         yield from _of_experts(request, mesh, by_name, move)
         return
     source, target = by_name[move.source], by_name[move.target]
-    way = resharding(request, by_name, move)
-    around = move.kind == "keys" and request.layout.move_attention == "ring"
-    # What goes around is not gathered, in one hop or two.
-    on = Mesh(mesh.axes) if around else mesh
-    forward = movement(way.before, way.after, way.partial, way.shape, on)
-    backward = movement(way.after, way.before, way.cotangent_partial, way.shape, on)
-    if around:
+    moved = resharding(request, by_name, move)
+    ring = move.kind == "keys" and request.layout.move_attention == "ring"
+    # A ring permutes in place of a gather, so the hops of a gather over an entire slice do not apply.
+    hop_mesh = Mesh(mesh.axes) if ring else mesh
+    forward = movement(moved.before, moved.after, moved.partial, moved.shape, hop_mesh)
+    backward = movement(moved.after, moved.before, moved.cotangent_partial, moved.shape, hop_mesh)
+    if ring:
         forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
@@ -142,33 +142,33 @@ def _of_move(
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
     for collective in forward:
         rounds = times * _rounds(collective, mesh)
-        yield _planned(way.component, "forward", collective, width, rounds, move.target)
+        yield _planned(moved.component, "forward", collective, width, rounds, move.target)
         if (
             in_layer
             and not move.ends_layer
             and (request.remat == "full" or (request.remat == "dots" and _again_with_dots(request, move)))
         ):
-            yield _planned(way.component, "recompute", collective, width, rounds, move.target)
+            yield _planned(moved.component, "recompute", collective, width, rounds, move.target)
     # Integers have no gradient.
     for collective in backward if source.dtype in FLOATS else ():
         rounds = times * _rounds(collective, mesh)
-        yield _planned(way.component, "backward", collective, width, rounds, move.source)
+        yield _planned(moved.component, "backward", collective, width, rounds, move.source)
 
 
 def _again_with_dots(request: Request, move: Move) -> bool:
-    """Whether a move is made again where products are kept. JAX makes nothing again that only they need; PyTorch goes
-    through the whole layer again, and takes each product as it was."""
+    """Whether a move is recomputed under ``--remat dots``, which saves products. JAX does not recompute what only the
+    products need. PyTorch runs the entire layer again and reuses the saved products."""
     return request.engine == "torch" or move.kind in ("queries", "keys")
 
 
 def _once(table: ModelTable, name: str) -> bool:
-    """Whether an activation is what the input gives and nothing else: it is moved once a step, and in no layer."""
+    """Whether an activation depends on the input alone. It is then moved once a step, outside the layers."""
     row = next(row for row in table.activations if row.name == name)
     return row.component == "input" or any(m.target == name and _once(table, m.source) for m in table.moves)
 
 
 def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collective, ...]:
-    """A ring passes each device's part on, one permute after another (``_rounds``), where a gather holds the whole."""
+    """The gathers as rings: each permute sends one device's shard to the next (``_rounds``), and nothing is gathered."""
     return tuple(
         Collective(kind="permute", axes=c.axes, elements_per_device=c.elements_per_device // mesh.size(c.axes))
         for c in collectives
@@ -176,32 +176,35 @@ def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collectiv
 
 
 def _rounds(collective: Collective, mesh: Mesh) -> int:
-    """How often a part is passed on until every device has seen it; once for whatever is no ring's."""
+    """How often a shard is sent on until every device has received it; 1 for a collective that is no ring's."""
     return mesh.size(collective.axes) - 1 if collective.kind == "permute" else 1
 
 
 def _of_experts(
     request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan], move: Move
 ) -> Iterable[PlannedCollective]:
-    """To the experts, or back.
+    """The dispatch of tokens to their experts, or the combine.
 
-    All-to-all: each choice travels, and nothing else. Ring: every token is gathered over the expert axes with its
-    choices and their weights, each device adds what its experts make of it, and the sums are scattered; whatever the
-    number of experts that a token chooses, it travels once. Where the experts' weights travel, nothing does.
+    | option | what is sent |
+    |---|---|
+    | all-to-all | each token-expert assignment, and nothing else |
+    | ring | each token once, whatever its number of experts: tokens are gathered over the expert axes with their experts and routing weights, each device sums the outputs of its own experts, and the sums are reduce-scattered |
+    | weights | no token |
     """
-    axes, there = expert_axes(request.layout, mesh), move.kind == "dispatch"
+    axes, dispatch = expert_axes(request.layout, mesh), move.kind == "dispatch"
     if not axes:
         return
-    around = request.layout.move_moe == "ring"
-    forward = backward = _each("all-to-all", (move.source if there else move.target,))
-    if around and there:
-        for_all = ("router.grouped", "router.grouped_experts", "router.weights")
-        forward, backward = _each("all-gather", for_all), _each("reduce-scatter", (for_all[0], for_all[2]))
-    elif around:
+    ring = request.layout.move_moe == "ring"
+    forward = backward = _each("all-to-all", (move.source if dispatch else move.target,))
+    if ring and dispatch:
+        gathered = ("router.grouped", "router.grouped_experts", "router.weights")
+        forward, backward = _each("all-gather", gathered), _each("reduce-scatter", (gathered[0], gathered[2]))
+    elif ring:
         combined = ("router.combined",)
         forward, backward = _each("reduce-scatter", combined), _each("all-gather", combined)
-    # What came back is weighed, so that the weights' slopes need it again; a sum over the ring only leaves the layer.
-    again = request.remat != "none" and (there or not around)
+    # The gradients of the routing weights need the experts' outputs, so an all-to-all's combine is recomputed. The sums of
+    # a ring only leave the layer.
+    again = request.remat != "none" and (dispatch or not ring)
     phases: Mapping[Phase, Sequence[tuple[StepKind, str]]]
     phases = {"forward": forward, "recompute": forward if again else (), "backward": backward}
     for phase, found in phases.items():
@@ -241,15 +244,15 @@ def _planned(
 def _merged(
     collectives: Iterable[PlannedCollective], by_name: Mapping[str, TensorPlan]
 ) -> tuple[PlannedCollective, ...]:
-    """Equal collectives as one row, those of integers apart."""
+    """Equal collectives as one row; those of integers are rows of their own."""
     rows: dict[tuple[object, ...], PlannedCollective] = {}
     for one in collectives:
         of_floats = by_name[one.tensors[0]].dtype in FLOATS
         key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, one.subgroup, of_floats)
-        seen = rows.get(key)
+        row = rows.get(key)
         rows[key] = replace(
             one,
-            count_per_step=one.count_per_step + (seen.count_per_step if seen else 0),
-            tensors=tuple(dict.fromkeys((*(seen.tensors if seen else ()), *one.tensors))),
+            count_per_step=one.count_per_step + (row.count_per_step if row else 0),
+            tensors=tuple(dict.fromkeys((*(row.tensors if row else ()), *one.tensors))),
         )
     return tuple(rows.values())

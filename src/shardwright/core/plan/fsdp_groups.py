@@ -1,7 +1,8 @@
-"""Which weights PyTorch gathers together: the groups that ``fully_shard`` makes one gather and one reduce-scatter of.
+"""FSDP parameter groups: the weights that ``fully_shard`` gathers in one all-gather and reduces in one reduce-scatter.
 
-One group holds what one layer (or the ends of the model) has of the same axes and dtype. What ``fully_shard`` sums over
-replicas is what all of a group sum over; the rest of a weight's replicas is summed behind the last microbatch.
+A group has the weights of one layer (or of the ends of the model) with the same gathered axes and dtype. ``fully_shard``
+all-reduces a group's gradients over the replica axes that all its weights share. The gradients are all-reduced over a
+weight's other replica axes after the last microbatch.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from shardwright.core.resolution.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightOfLayer:
-    """One parameter: a weight of the table, of one layer where layers share the row.
+    """One parameter: a weight of the table, or one layer of it where several layers share the row.
 
-    ``key``: its name in the engine, ``layers.3.attention.q``; ``layer``: its number in the ``stack``. ``at_rest``: of one layer, as PyTorch stores it. ``cut``:
-    what cuts it in use. ``gathered``: the axes that only store it, mesh order. ``summed``: those over which its gradient
-    is summed and not cut. ``alike``: those of ``gathered`` whose devices all make the same gradient. ``gathered_in``: the
-    dtype that travels; ``summed_in``: that of parts of its gradient. ``num_uses``: 2 for a tied one.
+    ``key``: its name in the engine, ``layers.3.attention.q``. ``layer``: its number in the ``stack``. ``at_rest``: the spec
+    of one layer, as PyTorch stores it. ``in_use``: the spec after the gather. ``gathered``: the gathered axes, mesh order.
+    ``all_reduced``: the axes over which its gradient is all-reduced. ``replicated_gradient``: the gathered axes over
+    which every device computes the same gradient. ``gather_dtype``, ``reduce_dtype``: the dtypes of its all-gather and of
+    the reduction of its gradient. ``num_uses``: 2 for a tied weight.
     """
 
     key: str
@@ -47,36 +49,36 @@ class WeightOfLayer:
     num_uses: int
 
     def box(self, mesh: Mesh, rank: int) -> Box | None:
-        """What a rank keeps, in the stored dims; None where it keeps nothing."""
+        """The shard of a rank at rest, in the stored dims; None where the rank has none."""
         return shard_box(self.at_rest, mesh, self.shape, rank, "nested")
 
     def shard_elements(self, mesh: Mesh) -> int:
-        """Elements of the largest part at rest: dim 0 is padded until its axes divide it."""
+        """Elements of the largest shard at rest. Dim 0 is padded until its axes divide it."""
         sizes = [size // mesh.size(dim.axes) for size, dim in zip(self.shape, self.in_use.dims, strict=True)]
-        # A user's own weight may have no dim.
+        # A weight of a user's own model may have no dim.
         first, *others = sizes or [1]
         return ceil(first / mesh.size(self.gathered)) * prod(others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpGroup:
-    """Weights that are gathered together: over ``axes``, and their gradients summed over ``replicas`` too."""
+    """Weights with one all-gather and one reduce-scatter over ``axes``; their gradients are all-reduced over ``replicas``."""
 
     weights: tuple[WeightOfLayer, ...]
     axes: tuple[str, ...]
     replicas: tuple[str, ...]
 
     def other_replicas(self, one: WeightOfLayer) -> tuple[str, ...]:
-        """The axes that a weight's gradient is summed over behind the last microbatch."""
+        """The axes over which a weight's gradient is all-reduced after the last microbatch, apart from the group."""
         return tuple(axis for axis in one.all_reduced if axis not in self.replicas)
 
     def shard_elements(self, mesh: Mesh) -> int:
-        """Elements that a device has of all of them at rest, padding too."""
+        """Elements of a device's shards of the group at rest, with padding."""
         return sum(one.shard_elements(mesh) for one in self.weights)
 
 
 def weights_of(plan: Plan) -> tuple[WeightOfLayer, ...]:
-    """Every trained parameter of a plan, the table's order, layer by layer within a row."""
+    """Every trained parameter of a plan, in the table's order, layer by layer within a row."""
     return tuple(
         weight_of_layer(plan.request, plan.mesh, row, layer)
         for row in trained(plan.request, plan.weights)
@@ -91,9 +93,9 @@ def trained(request: Request, weights: Iterable[TensorPlan]) -> Iterator[TensorP
 
 
 def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | None) -> WeightOfLayer:
-    """The parameter of one layer; ``layer`` None where the row is not of a stack."""
-    way = weight_reshardings(request, mesh, row)[row.component]
-    leaves = [axis for axis in way.at_rest.axes if axis not in way.gathered.axes]
+    """The parameter of one layer; ``layer`` is None where the row is not of a stack."""
+    use = weight_reshardings(request, mesh, row)[row.component]
+    gathered = [axis for axis in use.at_rest.axes if axis not in use.gathered.axes]
     summed = mesh.larger_than_one(axis for axis, kind in row.gradient.items() if kind == "all-reduce")
     return WeightOfLayer(
         key=row.name if layer is None else f"{row.stack}.{layer}.{name_in_layer(row.name, row.stack)}",
@@ -102,20 +104,20 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         layer=layer,
         component=row.component,
         shape=row.shape,
-        at_rest=way.at_rest,
-        in_use=way.gathered,
-        gathered=mesh.larger_than_one(mesh.in_mesh_order(leaves)),
+        at_rest=use.at_rest,
+        in_use=use.gathered,
+        gathered=mesh.larger_than_one(mesh.in_mesh_order(gathered)),
         all_reduced=mesh.in_mesh_order(summed),
-        replicated_gradient=mesh.in_mesh_order(axis for axis in way.replicated_gradient if axis in leaves),
+        replicated_gradient=mesh.in_mesh_order(axis for axis in use.replicated_gradient if axis in gathered),
         dtype=row.dtype,
-        gather_dtype=way.gather_dtype,
-        reduce_dtype=way.reduce_dtype,
+        gather_dtype=use.gather_dtype,
+        reduce_dtype=use.reduce_dtype,
         num_uses=1 + len(request.table.weight(row.name).uses),
     )
 
 
 def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[FsdpGroup, ...]:
-    """The groups of one layer's weights, those of the most bytes first."""
+    """The groups of one layer's weights, the largest first; weights that are not gathered come last."""
     found: dict[tuple, list[WeightOfLayer]] = {}
     for one in weights:
         found.setdefault((one.gathered, one.gather_dtype if one.gathered else "", one.dtype), []).append(one)
@@ -127,7 +129,7 @@ def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[FsdpGroup, ...]:
 
 
 def component_of(weights: Sequence[WeightOfLayer], mesh: Mesh) -> str:
-    """The component that has the most of what travels together; the first of several that have as much."""
+    """The component with the most elements of a group; the first of several with as many."""
     held: dict[str, int] = {}
     for one in weights:
         held[one.component] = held.get(one.component, 0) + one.shard_elements(mesh)

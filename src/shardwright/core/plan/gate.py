@@ -1,7 +1,7 @@
-"""The one gate before anything runs: what a verb and an engine ask of a plan, before anything is allocated.
+"""The one gate before anything runs: commands and engines check the findings of a plan here, before anything is allocated.
 
-What a plan has no error of begins; what would not begin is an error of the plan. What only the machine knows comes
-after: its devices, its packages, the files of a run.
+A run starts if and only if its plan has no error. What only the machine knows is checked afterwards: its devices, its
+packages, the files of a run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from shardwright.core.plan.plan import Plan
 
 
 def require_trained(plan: Plan) -> None:
-    """Before a plan is trained. Raises FindingsError with its errors."""
+    """Check a plan before it is trained. Raises FindingsError with the plan's errors."""
     raise_errors(plan.findings)
 
 
 def require_lowered(plan: Plan) -> None:
-    """Before a plan is compiled, or walked through. Raises FindingsError with its errors, but for one.
+    """Check a plan before it is compiled or dry-run. Raises FindingsError with the plan's errors, except for SW312.
 
-    Whether a program fits is for its compiler to say: an estimate that it does not stops nothing.
+    The compiler decides whether a program fits in memory; an estimate that it does not fit stops nothing.
     """
     raise_errors(finding for finding in plan.findings if finding.code != TOO_LARGE)

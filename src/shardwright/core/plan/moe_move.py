@@ -1,12 +1,12 @@
-"""Tokens or weights: what `move: {moe: auto}` takes, by the bytes that one device would send for one layer of a step.
+"""Tokens or weights: what `move: {moe: auto}` chooses, by the bytes that one device would send for one layer of a step.
 
 Per layer, over the N devices of the expert axes, with T tokens of width M on a device, k experts a token, and the
 weights W of the experts that one device holds:
 
-| option | one crossing sends | forward | recomputed | backward | what crosses |
+| option | one collective sends | forward | recomputed | backward | which collectives |
 |---|---|---|---|---|---|
-| all-to-all | T k M (N-1)/N | 2 | 2 | 2 | each choice of a token goes out and its result comes back |
-| ring | T M (N-1) | 2 | 1 | 2 | all tokens are gathered, the outputs reduce-scattered; what leaves the layer is not made again |
+| all-to-all | T k M (N-1)/N | 2 | 2 | 2 | each token-expert assignment is dispatched and its result combined |
+| ring | T M (N-1) | 2 | 1 | 2 | all tokens are gathered, the outputs reduce-scattered; the output of the layer is not recomputed |
 | weights | W (N-1) | 1 | 1 | 1 | the weights are gathered, their gradient is reduce-scattered |
 """
 
@@ -22,17 +22,17 @@ from shardwright.core.plan.plan import MoeMove
 from shardwright.core.resolution.request import Request
 
 COLLECTIVES: Mapping[str, tuple[int, int, int]] = {"all-to-all": (2, 2, 2), "ring": (2, 1, 2), "weights": (1, 1, 1)}
-"""How often something crosses forward, in the recomputation, and backward."""
+"""The number of collectives in the forward pass, in the recomputation, and in the backward pass."""
 
 
 def collectives_per_layer(option: str, request: Request) -> int:
-    """How often something crosses in one layer of a step."""
+    """The number of collectives in one layer of a step."""
     forward, recomputed, backward = COLLECTIVES[option]
     return forward + backward + (recomputed if request.remat != "none" else 0)
 
 
 def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[MoeMove, ...]]:
-    """The layout with `auto` replaced by the option that sends the fewest bytes, and the choice with all costs."""
+    """The layout with `auto` replaced by the option that sends the fewest bytes, and that choice with all costs."""
     layout = request.layout
     if layout.move_moe != "auto":
         return layout, ()
@@ -44,7 +44,7 @@ def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[MoeMove
 
 
 def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
-    """Bytes one device sends per layer of a step, all passes together; empty where there is nothing to move."""
+    """Bytes that one device sends per layer of a step, summed over all passes; empty where there is nothing to move."""
     layout, table = request.layout, request.table
     experts = [w for w in table.weights if w.component == "moe" and "experts" in w.logical_axes]
     axes = mesh.larger_than_one(layout.axes_with("expert", "moe"))
@@ -58,8 +58,8 @@ def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
     width = DTYPE_BYTES[request.dtype]
     by_layer = {w.num for w in experts}
     elements = sum(w.num_parameters for w in experts) / max(by_layer)
-    cut = mesh.size(a for a in mesh.names if layout.role(a, "moe") == "tensor")
-    held = elements / n / cut * width
+    tensor = mesh.size(a for a in mesh.names if layout.role(a, "moe") == "tensor")
+    held = elements / n / tensor * width
     token_bytes = tokens * table.sizes["embed"] * width
     once = {
         "all-to-all": token_bytes * table.top_k * (n - 1) / n,

@@ -1,18 +1,18 @@
-"""What crosses the links when a tensor changes owner: one small rule for activations, weights and gradients.
+"""The steps that reshard a tensor from one spec to another: one small rule for activations, weights and gradients.
 
-For each axis, by what it does to the tensor before and after:
+For each axis, by its placement of the tensor before and after:
 
 | before | after | step |
 |---|---|---|
-| partial | cuts nothing | all-reduce |
-| partial | cuts a dim | reduce-scatter |
-| cuts a dim | cuts nothing | all-gather |
-| cuts a dim | cuts another dim | all-to-all |
-| cuts nothing | cuts a dim | slice: each device keeps its part, and nothing is sent |
+| partial | replicate | all-reduce |
+| partial | shard a dim | reduce-scatter |
+| shard a dim | replicate | all-gather |
+| shard a dim | shard another dim | all-to-all |
+| replicate | shard a dim | slice: each device keeps its shard, and nothing is sent |
 
-The steps come in an order that can be carried out as it stands: an axis begins to cut a dim only behind those that
-are more major there, and leaves it only when those that are more minor have left. Small tensors travel before large
-ones: slices and reductions first, gathers last.
+The steps can be executed in their order. An axis is added to a dim only after the axes that are more major there, and is
+removed only after those that are more minor. Small tensors are sent before large ones: slices and reductions first,
+gathers last.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step over ``axes``, major first: off the dim ``source``, onto the dim ``target``.
+    """One step over ``axes``, major first, which removes them from the dim ``source`` and adds them to the dim ``target``.
 
-    ``part``: of the only axis' devices, those that take the step together, where not all of them do.
+    ``subgroup``: the groups inside the only axis that take the step, where it is not the entire axis.
     """
 
     kind: StepKind
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One collective over ``axes``; ``elements_per_device`` of its operand or result, whichever is larger."""
+    """One collective over ``axes``; ``elements_per_device`` are those of its operand or result, whichever is larger."""
 
     kind: str
     axes: tuple[str, ...]
@@ -55,9 +55,9 @@ class Collective:
 
 
 def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[Step, ...]:
-    """How a tensor gets from one spec to another, in order. ``partial``: the axes over which it is yet to be summed.
+    """The steps that reshard a tensor from one spec to another, in order. ``partial``: the axes over which it is partial.
 
-    ``before`` and ``after`` have the same logical axes, in any order. Axes of size 1 move nothing.
+    ``before`` and ``after`` have the same logical axes, in any order. Axes of size 1 need no step.
 
     >>> from shardwright.core.mesh.notation import parse
     >>> mesh = Mesh.of(fsdp=2, expert=4)
@@ -68,13 +68,13 @@ def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tupl
 
 
 def hopped(step: Step, mesh: Mesh) -> tuple[Step, ...]:
-    """The step itself, or the hops that it goes in on the mesh."""
+    """The step itself, or the hops into which the mesh splits it."""
     return tuple(replace(step, axes=hop.axes, subgroup=hop.subgroup) for hop in _hops(step.kind, step.axes, 0, mesh))
 
 
 @lru_cache(maxsize=4096)
 def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> tuple[Step, ...]:
-    # A plan asks the same of all layers, and so do the plans that its findings try for a fix.
+    # All layers of a plan have the same steps, and so do the plans that its findings try as fixes.
     assert set(before.logical_axes) == set(after.logical_axes), (str(before), str(after))
     return tuple(_StepSearch(before, after, partial, mesh).found())
 
@@ -82,7 +82,7 @@ def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> t
 def movement(
     before: Spec, after: Spec, partial: Iterable[str], shape: Mapping[str, int], mesh: Mesh
 ) -> tuple[Collective, ...]:
-    """The collectives among those steps, each with its size.
+    """The collectives among these steps, each with its size.
 
     >>> from shardwright.core.mesh.notation import parse
     >>> mesh = Mesh.of(fsdp=2, expert=4)
@@ -94,7 +94,7 @@ def movement(
     found = []
     for step in _steps(before, after, tuple(partial), mesh):
         size = _elements(held, shape, mesh)
-        _take(step, held)
+        _apply(step, held)
         size = max(size, _elements(held, shape, mesh))
         if step.kind != "slice":
             found += collectives(step.kind, step.axes, size, mesh)
@@ -102,7 +102,7 @@ def movement(
 
 
 def collectives(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
-    """One collective, or the hops that it goes in; ``elements`` of its operand or result, the larger."""
+    """One collective, or the hops into which the mesh splits it; ``elements`` of its operand or result, the larger."""
     for hop in _hops(kind, axes, elements, mesh):
         yield Collective(kind=kind, axes=hop.axes, elements_per_device=hop.elements, subgroup=hop.subgroup)
 
@@ -112,19 +112,19 @@ def _hops(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> I
 
 
 def elements_per_device(spec: Spec, shape: Mapping[str, int], mesh: Mesh) -> int:
-    """Elements of the largest part of a tensor that one device holds; a dim that does not divide is rounded up."""
+    """Elements of the largest shard of a tensor. A dim that its axes do not divide is rounded up."""
     return _elements({dim.logical_axis: dim.axes for dim in spec.dims}, shape, mesh)
 
 
-def _elements(cuts: Mapping[str, Sequence[str]], shape: Mapping[str, int], mesh: Mesh) -> int:
+def _elements(axes_of: Mapping[str, Sequence[str]], shape: Mapping[str, int], mesh: Mesh) -> int:
     elements = 1
-    for name, axes in cuts.items():
+    for name, axes in axes_of.items():
         elements *= ceil(shape[name] / mesh.size(axes))
     return elements
 
 
-def _take(step: Step, held: Mapping[str, list[str]]) -> None:
-    """Note in ``held``, the axes that cut each dim, what a step changes."""
+def _apply(step: Step, held: Mapping[str, list[str]]) -> None:
+    """Change ``held``, the axes that shard each dim, as a step does."""
     for axis in step.axes:
         if step.source is not None:
             held[step.source].remove(axis)
@@ -133,18 +133,18 @@ def _take(step: Step, held: Mapping[str, list[str]]) -> None:
 
 
 class _StepSearch:
-    """The search for steps: what cuts each dim now, and what is to cut it in the end, both major first."""
+    """The search for steps. ``held``: the axes that shard each dim now; ``wanted``: those in the end; both major first."""
 
     def __init__(self, before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> None:
         self.held = {d.logical_axis: list(mesh.larger_than_one(d.axes)) for d in before.dims}
         self.wanted = {d.logical_axis: list(mesh.larger_than_one(d.axes)) for d in after.dims}
-        cutting = {axis for axes in self.held.values() for axis in axes}
-        self.partial = [axis for axis in mesh.larger_than_one(mesh.in_mesh_order(partial)) if axis not in cutting]
+        sharding = {axis for axes in self.held.values() for axis in axes}
+        self.partial = [axis for axis in mesh.larger_than_one(mesh.in_mesh_order(partial)) if axis not in sharding]
 
     def found(self) -> Iterator[Step]:
         while (step := self._next()) is not None:
             yield step
-            _take(step, self.held)
+            _apply(step, self.held)
             self.partial = [axis for axis in self.partial if axis not in step.axes]
         assert self.held == self.wanted, (self.held, self.wanted)
 
@@ -156,32 +156,32 @@ class _StepSearch:
         for name, axes in entering.items():
             if run := _leading(axes, lambda axis: axis in self.partial):
                 return Step(kind="reduce-scatter", axes=run, target=name)
-        staying = {axis for axes in self.wanted.values() for axis in axes}
-        if everywhere := tuple(axis for axis in self.partial if axis not in staying):
-            return Step(kind="all-reduce", axes=everywhere)
+        wanted = {axis for axes in self.wanted.values() for axis in axes}
+        if replicated := tuple(axis for axis in self.partial if axis not in wanted):
+            return Step(kind="all-reduce", axes=replicated)
         for name, axes in entering.items():
             for source, held in self.held.items():
                 run = _leading(axes, lambda axis, held=held: axis in held)
-                # Only the most minor axes of a dim can leave it, and all of those that move go together.
+                # Only the most minor axes of a dim can be removed, and all that move are removed in one step.
                 if run and source != name and tuple(held[len(held) - len(run) :]) == run:
                     return Step(kind="all-to-all", axes=run, source=source, target=name)
         leaving = {name: self._leaving(name) for name in self.held}
         for name, axes in leaving.items():
-            ending = _leading(axes[::-1], lambda axis: axis not in staying)[::-1]
-            if ending:
-                return Step(kind="all-gather", axes=ending, source=name)
-        # Axes that change places, or that others are in the way of: whole for a moment.
+            minor = _leading(axes[::-1], lambda axis: axis not in wanted)[::-1]
+            if minor:
+                return Step(kind="all-gather", axes=minor, source=name)
+        # Axes that change their order, or that other axes block: the dim is replicated over them for a moment.
         for name, axes in leaving.items():
             if axes:
                 return Step(kind="all-gather", axes=tuple(axes), source=name)
         return None
 
     def _entering(self, name: str) -> list[str]:
-        """What the dim still lacks; nothing while there are axes on it that must leave first."""
+        """The axes still to be added to the dim; none while there are axes on it that must be removed first."""
         return [] if self._leaving(name) else self.wanted[name][len(self.held[name]) :]
 
     def _leaving(self, name: str) -> list[str]:
-        """The axes of the dim from the first one on that is not where it is wanted."""
+        """The axes of the dim from the first one that is not in its wanted place."""
         held, wanted = self.held[name], self.wanted[name]
         same = 0
         while same < min(len(held), len(wanted)) and held[same] == wanted[same]:
@@ -193,7 +193,7 @@ class _StepSearch:
 
 
 def _leading(axes: Sequence[str], wanted) -> tuple[str, ...]:
-    """The first axes, as long as each is a wanted one."""
+    """The longest run of first axes that are all wanted."""
     run = []
     for axis in axes:
         if not wanted(axis):

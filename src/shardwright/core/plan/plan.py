@@ -1,4 +1,4 @@
-"""The plan: what follows from a layout, tensor by tensor. Frozen, and the one object that crosses layers."""
+"""The plan: what follows from a layout, tensor by tensor. Frozen, and the one object that all layers of the code share."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Phase = Literal["forward", "recompute", "backward", "update"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:
-    """One row of the plan: ``num`` layers share it; shape, specs and bytes are those of one of them.
+    """One row of the plan. ``num`` layers share it; shape, specs and bytes are those of one of them.
 
-    ``at_rest`` is None for an activation. A weight's ``dtype`` is the one it rests in.
+    ``at_rest`` is None for an activation. A weight's ``dtype`` is the one at rest.
     """
 
     name: str
@@ -44,7 +44,7 @@ class TensorPlan:
 
     @property
     def spec(self) -> Spec:
-        """The spec that a line of a dump shows: at rest for a weight, in use for an activation."""
+        """The spec that reports show: at rest for a weight, in use for an activation."""
         return self.at_rest or self.in_use
 
     def to_json(self) -> dict[str, object]:
@@ -68,18 +68,18 @@ class TensorPlan:
 
 
 def layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
-    """How many of the layers that share a row one device keeps and computes: all, unless pipeline stages share them out."""
+    """How many of the layers that share a row one device stores and computes: all, or those of its pipeline stage."""
     return ceil(tensor.num / mesh.size(request.layout.axes_with("stage", tensor.component)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCollective:
-    """A collective that the specs call for, ``count_per_step`` times a step.
+    """A collective that the specs require, ``count_per_step`` times a step.
 
     ``bytes_per_device``: its operand or result on one device, whichever is larger, for one execution.
-    ``seconds``: all executions of a step together; None without chips. ``ragged``: an all-to-all of as many rows as go
-    to each device; the bytes are those of all that a device sends. ``part``: of one axis' devices, those that meet, where
-    not all of them do.
+    ``seconds``: the sum over all executions of a step; None without chips. ``ragged``: an all-to-all with a different number
+    of rows for each device; the bytes are those of all that a device sends. ``subgroup``: the groups inside one axis, where
+    the collective is not over the entire axis.
     """
 
     component: str
@@ -133,7 +133,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeMove:
-    """What ``auto`` chose. ``wire_bytes``: bytes one device sends for one layer of a step, for each option."""
+    """What ``auto`` chose. ``wire_bytes``: bytes that one device sends for one layer of a step, for each option."""
 
     what: str
     chosen: str
@@ -151,7 +151,7 @@ class MoeMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A number of the hardware that an estimate used, who says so, and what others say: (value, source) pairs."""
+    """A number of the hardware that an estimate uses, with its source. ``others``: (value, source) pairs of other sources."""
 
     name: str
     value: float
@@ -165,10 +165,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Estimated time of one step: what the chips compute, what crosses the links, and what of that is not hidden.
+    """Estimated time of one step: computation, communication, and ``exposed_seconds``, the communication not overlapped.
 
     ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the same estimate
-    with what other sources say of the hardware; None where nobody priced them.
+    with the numbers of other sources for the hardware; None where they were not priced.
     """
 
     seconds: float
@@ -223,22 +223,22 @@ class Plan:
 
     @property
     def dp(self) -> tuple[str, ...]:
-        """The axes that cut batch in ``input``: which rows a device reads."""
+        """The axes that shard batch in ``input``, and so decide which rows a device reads."""
         return self.request.layout.axes_sharding("batch", "input")
 
     @property
     def cp(self) -> tuple[str, ...]:
-        """The axes that cut length in ``input``: which tokens of a row a device reads."""
+        """The axes that shard length in ``input``, and so decide which tokens of a row a device reads."""
         return self.request.layout.axes_sharding("length", "input")
 
     @property
     def row_chunks(self) -> tuple[int, ...]:
-        """For each of the equal pieces of a row as it lies in the arrays, its number in the text."""
+        """For each of the equal chunks of a row in the arrays, its number in the text."""
         return row_chunks(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
 
     @property
     def rows_in_order(self) -> bool:
-        """Whether a row lies in the arrays as it does in the text."""
+        """Whether a row has the same order in the arrays as in the text."""
         return in_order(self.request.layout, self.mesh, load_balanced=self.request.load_balanced)
 
     @property
@@ -252,7 +252,7 @@ class Plan:
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """The errors that a layout has whoever runs it: all but what the engine does not run."""
+        """The errors that a layout has under any engine: all except those of what the engine does not run."""
         return tuple(finding for finding in self.errors if finding.code != NOT_RUN)
 
     def dump(self) -> str:
@@ -260,8 +260,8 @@ class Plan:
         width = max((len(tensor.name) for tensor in self.tensors), default=0)
         lines = []
         for tensor in self.tensors:
-            moved = f"  ->  {tensor.in_use}" if tensor.at_rest is not None else ""
-            lines.append(f"{tensor.kind:<10}  {tensor.name:<{width}}  {tensor.spec}{moved}")
+            in_use = f"  ->  {tensor.in_use}" if tensor.at_rest is not None else ""
+            lines.append(f"{tensor.kind:<10}  {tensor.name:<{width}}  {tensor.spec}{in_use}")
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> dict[str, object]:

@@ -1,4 +1,7 @@
-"""How a tensor crosses from one owner to another, there and back: what the planner counts, and the engines carry out."""
+"""How a tensor is resharded in the forward pass, and its gradient in the backward pass.
+
+The planner counts these steps, and the engines execute them.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ from shardwright.core.resolution.resolve import operand_spec, resolve_weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resharding:
-    """An activation's way at a move. ``shape``: of the whole tensor in one microbatch, by the logical axes of ``before``.
+    """The resharding of an activation at a move, from the spec ``before`` to the spec ``after``.
 
-    ``summed``: the axes over which it is in parts before; ``fed``: those over which its gradient is, after. Groups of
-    tokens are the pieces of a row, so that ``groups`` and ``tokens`` are one dim here, as long as the row. ``component``:
-    the one whose communication it is.
+    ``partial``: the axes over which the activation is partial before. ``cotangent_partial``: the axes over which its
+    cotangent is partial after. ``shape``: of the unsharded tensor in one microbatch, by the logical axes of ``before``.
+    Groups of tokens are the chunks of a row, so ``groups`` and ``tokens`` are one dim here, as long as the row.
+    ``component``: the component to which the communication is attributed.
     """
 
     component: str
@@ -36,12 +40,12 @@ class Resharding:
         return steps(self.before, self.after, self.partial, mesh)
 
     def backward(self, mesh: Mesh) -> tuple[Step, ...]:
-        """The gradient's way back."""
+        """The steps of the cotangent."""
         return steps(self.after, self.before, self.cotangent_partial, mesh)
 
 
 def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Resharding:
-    """What a move of the table is under a layout; ``rows`` are the plan's, by name."""
+    """The resharding of a move of the table under a layout; ``rows`` are the plan's, by name."""
     owner = rows[move.target if move.kind == "keys" else move.source]
     source, target = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
     names = tuple(name for name in source.logical_axes if name in target.logical_axes)
@@ -61,12 +65,14 @@ def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightResharding:
-    """How one layer of a weight gets into use, and its gradient back.
+    """The resharding of one layer of a weight from rest to use, and of its gradient back to rest.
 
-    At rest, then ``whole``, which is gathered, then ``part``, which a device multiplies with: a slice of the other.
-    The gradient is reduce-scattered over ``scattered``. Over ``alone`` this use makes it whole and it is summed all the same, so
-    that the first device's alone counts: where another use has it in parts, and, under PyTorch, where a rule stores the weight
-    over an axis that is idle in the component, since ``fully_shard`` sums over all that it gathers over. ``gathered_in``, ``summed_in``: the dtypes of these (``core/model/precision.py``).
+    ``gathered``: the spec after the all-gather. ``operand``: the spec of what a device multiplies with, ``gathered`` or a
+    slice of it. The gradient is reduce-scattered over ``scattered``. ``replicated_gradient``: the axes over which this use
+    makes the same gradient on each device and the gradients are summed all the same, so that only the first device's counts.
+    These are axes over which another use's gradient is partial, and, under PyTorch, axes that store the weight by a rule and
+    are idle in the component, since ``fully_shard`` reduces over all axes that it gathers over. ``gather_dtype``,
+    ``reduce_dtype``: the dtypes of the gather and the reduction (``core/model/precision.py``).
     """
 
     at_rest: Spec
@@ -79,13 +85,13 @@ class WeightResharding:
 
 
 def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
-    """The ways of a weight by the component that uses it, its own first; a tied weight has two."""
+    """The reshardings of a weight by the component that uses it, its own first. A tied weight has two."""
     weight, layout = request.table.weight(tensor.name), request.layout
     stored = as_torch_stores(weight) if request.engine == "torch" else weight
     assert tensor.at_rest is not None
     at_rest, own = (Spec(spec.dims[len(spec.dims) - len(tensor.shape) :]) for spec in (tensor.at_rest, tensor.in_use))
     reduced = {axis: kind for axis, kind in tensor.gradient.items() if mesh.size(axis) > 1}
-    ways = {}
+    found = {}
     for component in (weight.component, *weight.uses):
         second = component if component != weight.component else None
         in_use = resolve_weight(stored, layout, mesh, request.engine, second).in_use if second else own
@@ -96,7 +102,7 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
         summed = dict.fromkeys(reduced)
         if request.engine == "torch":
             summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in gathered.axes)
-        ways[component] = WeightResharding(
+        found[component] = WeightResharding(
             at_rest=at_rest,
             gathered=gathered,
             operand=operand,
@@ -105,4 +111,4 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
             gather_dtype=sent_dtype(weight, tensor.dtype, request.dtype),
             reduce_dtype=summed_dtype(weight, tensor.dtype, request.dtype),
         )
-    return ways
+    return found
