@@ -79,8 +79,8 @@ def test_a_mesh_axis_that_does_not_exist(capsys) -> None:
     ("options", "found"),
     [
         (["--batch", "6"], "found 6 rows over fsdp 8 needed at least 8 rows fix --batch 8"),
-        (["--microbatches", "2"], "found 8 rows over fsdp 8, in 2 microbatches: 16 parts needed at least 16 rows"),
-        (["--microbatches", "3"], "found 8 rows over fsdp 8, in 3 microbatches: 24 parts needed at least 24 rows"),
+        (["--microbatches", "2"], "found 8 rows over fsdp 8, in 2 microbatches: 16 chunks needed at least 16 rows"),
+        (["--microbatches", "3"], "found 8 rows over fsdp 8, in 3 microbatches: 24 chunks needed at least 24 rows"),
     ],
     ids=["rows", "rows of 2 microbatches", "rows of 3 microbatches"],
 )

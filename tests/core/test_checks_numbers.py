@@ -1,4 +1,4 @@
-"""The numbers that findings give, against sums over the table; and the severities on both sides of every threshold."""
+"""The numbers of findings against sums over the table, and the severities on both sides of every threshold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of(found: Plan, code: str) -> list[Finding]:
 
 
 def with_unlisted(table: ModelTable, share: float) -> ModelTable:
-    """With one more weight that has nowhere to be cut at rest, and that share of all parameters."""
+    """With one more weight that has no storage dim, and that share of all parameters."""
     others = sum(w.num_parameters for w in table.weights)
     size = round(others * share / (1 - share))
     weight = Weight(
@@ -56,22 +56,23 @@ def with_unlisted(table: ModelTable, share: float) -> ModelTable:
     ("share", "severity"),
     [(0.008, None), (0.011, "warning"), (0.048, "warning"), (0.052, "error"), (0.5, "error")],
 )
-def test_severity_of_whole_weights_goes_by_their_share(share, severity):
+def test_severity_of_replicated_weights_depends_on_their_share(share, severity):
     table = with_unlisted(build("llama3-test"), share)
     request = Request(layout=load_layout("fsdp"), table=table, batch=8, length=128, devices=8)
     found = [f for f in make_plan(request).findings if f.code == "SW101"]
     assert [f.severity for f in found] == ([severity] if severity else [])
     if found:
-        # The norms of the layers rest whole as well, as 0.05% of the bytes.
+        # The norms of the layers are replicated as well, 0.05% of the bytes.
         total = sum(w.num_parameters for w in table.weights) * 4
-        whole = sum(w.num_parameters for w in table.weights if not w.storage) * 4
+        replicated = sum(w.num_parameters for w in table.weights if not w.storage) * 4
         assert found[0].found.startswith(
-            f"{bytes_text(whole, like=total)} of {bytes_text(total)} of weights ({percent(whole / total)}) whole over fsdp 8"
+            f"{bytes_text(replicated, like=total)} of {bytes_text(total)} of weights ({percent(replicated / total)}) "
+            "replicated over fsdp 8"
         )
 
 
 @pytest.mark.parametrize(("moments", "states"), [("float32", 4), ("bfloat16", 3)])
-def test_replicas_cost_what_a_cut_would_save_with_gradients_and_moments(moments, states):
+def test_replicas_cost_what_sharding_would_save_with_gradients_and_moments(moments, states):
     found = plan("llama3-8b", "hsdp", devices=16, moments_dtype=moments)
     (finding,) = of(found, "SW101")
     parameters = build("llama3-8b").num_parameters
@@ -79,7 +80,7 @@ def test_replicas_cost_what_a_cut_would_save_with_gradients_and_moments(moments,
     saved = ((parameters - norms) / 8 + norms) * 4 / 2
     assert finding.severity == "info"
     assert finding.cost == (
-        f"{bytes_text(saved)} a device more than if cut, {bytes_text(saved * states)} with gradient and moments"
+        f"{bytes_text(saved)} a device more than if sharded, {bytes_text(saved * states)} with gradient and moments"
     )
 
 
@@ -90,12 +91,12 @@ def test_replicas_cost_what_a_cut_would_save_with_gradients_and_moments(moments,
         ("mixtral-test", "{elsewhere: idle, attention: idle, moe: expert}", "{elsewhere: fsdp, moe: expert}"),
     ],
 )
-def test_a_role_that_keeps_tensors_whole_goes_out_by_name_too(model, entry, fix):
+def test_a_fix_replaces_a_replicating_role_also_where_it_is_named(model, entry, fix):
     found = of(plan(model, f"name: m\nmesh: {{a: 4}}\nroles:\n  a: {entry}\n"), "SW101")
     assert f"a: {fix} under 'roles'" in {finding.fix for finding in found}
 
 
-def test_memory_is_held_against_the_chip_on_both_sides_of_the_warning():
+def test_memory_is_compared_with_the_chip_on_both_sides_of_the_warning():
     total = plan("llama3-test", "fsdp", devices=8).memory.total_bytes_per_device
     warn = MEMORY_WARNING_SHARE.value
     for usable, severity in (
@@ -114,10 +115,10 @@ def test_memory_table_has_the_plans_own_numbers():
     found = plan("llama3-test", "fsdp", devices=8, chip=chip)
     memory = found.memory
     lines = of(found, "SW312")[0].found.split("\n")
-    parts = [memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.activations_bytes]
+    rows = [memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.activations_bytes]
     total = memory.total_bytes_per_device
     assert lines[0].startswith(bytes_text(total))
-    assert [line.split(maxsplit=1)[1] for line in lines[1:]] == [bytes_text(part, like=total) for part in parts]
+    assert [line.split(maxsplit=1)[1] for line in lines[1:]] == [bytes_text(row, like=total) for row in rows]
 
 
 @pytest.mark.parametrize(("fsdp", "warned"), [(256, False), (512, True)])
@@ -130,16 +131,16 @@ def test_a_storage_dim_with_one_element_left_is_a_warning(fsdp, warned):
 @pytest.mark.parametrize(
     ("embed", "mesh", "fix"),
     [
-        # 24 is the most that divides 264 = 8 x 33: the largest axis gives way, to what the other leaves of it.
+        # 24 is the largest product that divides 264 = 8 x 33: the largest axis is reduced, to what the others leave of it.
         (264, {"fsdp": 8, "data": 8, "context": 12}, "--mesh context=3,data=32"),
         (264, {"context": 8, "data": 8, "fsdp": 12}, "--mesh fsdp=3,data=32"),
-        # Without replicas to take the devices it is the largest size that does: 4 x 6, not 2 x 12.
+        # Without replicas to take the devices it is the largest size that divides: 4 x 6, not 2 x 12.
         (264, {"context": 4, "fsdp": 12}, "--mesh fsdp=6"),
         # 12 and 6 do not divide 256.
         (256, {"fsdp": 12}, "--mesh fsdp=4"),
     ],
 )
-def test_the_largest_axis_gives_way_where_no_storage_dim_divides(embed, mesh, fix):
+def test_the_largest_axis_is_reduced_where_no_storage_dim_divides(embed, mesh, fix):
     layout = {"name": "mine", "mesh": mesh, "roles": {axis: axis for axis in mesh}}
     table = build("llama3-test", {"embed": str(embed)})
     request = Request(layout=read_layout(located(layout)), table=table, batch=96 * 8, length=96)
@@ -148,7 +149,7 @@ def test_the_largest_axis_gives_way_where_no_storage_dim_divides(embed, mesh, fi
 
 
 @pytest.mark.parametrize(("size", "severity"), [(65, "warning"), (71, "info"), (72, None)])
-def test_uneven_parts_are_a_warning_from_a_tenth_on(size, severity):
+def test_uneven_shards_are_a_warning_from_a_tenth_on(size, severity):
     table = build("llama3-test", {"mlp": str(size)})
     request = Request(layout=load_layout("fsdp"), table=table, batch=8, length=128, devices=8, engine="torch")
     found = [f for f in make_plan(request).findings if f.code == "SW104" and "'mlp'" in f.where]
@@ -159,7 +160,7 @@ def test_uneven_parts_are_a_warning_from_a_tenth_on(size, severity):
         assert found[0].cost.startswith(percent(more))
 
 
-def test_thresholds_lie_in_order():
+def test_thresholds_are_in_order():
     assert 0 < REPLICATED_WARNING_SHARE.value < REPLICATED_ERROR_SHARE.value < 1
 
 
@@ -201,7 +202,7 @@ def test_a_plan_without_faults_is_checked_in_far_less_than_a_tenth_of_a_second()
     assert min(times) < 0.1
 
 
-def test_checks_ask_for_no_second_plan_where_nothing_is_to_be_mended():
+def test_checks_make_no_second_plan_where_nothing_needs_a_fix():
     from shardwright.core.checks import check
 
     question = request(
@@ -213,9 +214,9 @@ def test_checks_ask_for_no_second_plan_where_nothing_is_to_be_mended():
             options={"mesh_sizes": {"fsdp": 16, "expert": 8}},
         )
     )
-    asked = []
-    check(resolve(question), lambda changed: asked.append(changed) or resolve(changed))
-    assert asked == []
+    planned = []
+    check(resolve(question), lambda changed: planned.append(changed) or resolve(changed))
+    assert planned == []
 
 
 @pytest.mark.parametrize("number", [1, 2, 12, 97, 129_280])
@@ -227,7 +228,7 @@ def test_divisors_and_those_nearest(number):
     assert all(abs(n - 10) <= abs(d - 10) for n in nearest for d in left)
 
 
-def test_nearest_multiples_lie_on_both_sides():
+def test_nearest_multiples_are_on_both_sides():
     for factor in range(1, 9):
         for number in range(1, 40):
             multiples = nearest_multiples(factor, number)
@@ -242,7 +243,7 @@ def test_products_name_only_axes_that_are_larger_than_one():
     assert prod(mesh.shape.values()) == 8
 
 
-def test_one_whole_expert_left_is_no_dim_cut_too_finely():
+def test_one_expert_left_is_no_dim_sharded_too_finely():
     found = plan("mixtral-test", "shard-exp-on-fsdp", mesh_sizes={"fsdp": 4, "expert": 2})
     (gate,) = [t for t in found.weights if t.name == "layers.moe.gate"]
     assert str(gate.spec).split()[0] == "experts/expert/fsdp"

@@ -1,4 +1,4 @@
-"""Each law, broken: the whole text of the finding; a neighbour that keeps it; and every printed fix, followed to the letter."""
+"""Each law, broken: the entire text of the finding; a neighbour that keeps the law; and every printed fix, applied literally."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.golden.findings_case import FOLDER, Case, findings, golden_text, of_i
 from tests.golden.findings_cases import CASES, ELSEWHERE
 from tests.golden.typed_fix import typed
 
-HOW = "If the text was meant to change: python -m tests.golden.regenerate_findings, and read the diff."
-READING_FIX = ("Write ", "Take ", "Add ", "Did you mean ")
+HOW = "If the change of the text is intended: python -m tests.golden.regenerate_findings, and read the diff."
+READING_FIX = ("Write ", "Take ", "Remove ", "Add ", "Did you mean ")
 
 
 def key(finding: Finding) -> tuple[str, str | None, str]:
@@ -27,7 +27,7 @@ def ids(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_whole_text_is_the_golden_one(case):
+def test_entire_text_is_the_golden_one(case):
     assert golden_text(case) == case.path.read_text(encoding="utf-8"), HOW
 
 
@@ -45,7 +45,7 @@ def test_no_finding_is_worse_than_its_code_allows(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_fix_that_is_typed_mends_the_finding_and_breaks_nothing_else(case):
+def test_a_fix_that_is_typed_removes_the_finding_and_breaks_nothing_else(case):
     before = findings(case)
     errors = {key(finding) for finding in before if finding.severity == "error"}
     for finding in before:
@@ -63,7 +63,7 @@ def test_every_code_has_a_case_and_the_folder_no_file_without_one():
 
 
 @pytest.mark.parametrize("code", ELSEWHERE)
-def test_the_text_of_a_code_that_no_request_has_is_held_elsewhere(code):
+def test_the_text_of_a_code_that_no_request_has_is_tested_elsewhere(code):
     assert f"{CODES[code].severity} {code}: {CODES[code].law}" in (ROOT / ELSEWHERE[code]).read_text(encoding="utf-8")
 
 
@@ -87,7 +87,7 @@ def test_places_in_files_have_line_and_column():
                 assert finding.position.column >= 1
 
 
-def test_carets_stand_under_a_whole_word_of_the_notation():
+def test_carets_mark_entire_words_of_the_notation():
     for case in CASES:
         for finding in findings(case):
             if finding.notation is not None and finding.mark is not None:

@@ -1,4 +1,4 @@
-"""Over random requests: what is found agrees with a few lines of brute force, and every fix holds when it is typed."""
+"""Over random requests: the findings agree with a few lines of brute force, and every fix works when it is typed."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def plan_of(case: Case) -> Plan | None:
 
 @given(cases())
 @settings(max_examples=30)
-def test_every_fix_of_a_random_request_holds_when_it_is_typed(case):
+def test_every_fix_of_a_random_request_works_when_it_is_typed(case):
     before = findings(case)
     errors = {(f.code, f.tensor, f.where) for f in before if f.severity == "error"}
     planned = plan_of(case) is not None
     for finding in before:
-        if not finding.fix or finding.fix.endswith("says it"):
+        if not finding.fix or finding.fix.endswith("states it"):
             continue
         after = findings(typed(case, finding.fix))
         left = {(f.code, f.tensor, f.where) for f in after if f.severity != "info" or finding.severity == "info"}
@@ -63,24 +63,24 @@ def test_every_fix_of_a_random_request_holds_when_it_is_typed(case):
 
 @given(cases())
 @settings(max_examples=30)
-def test_rows_and_tokens_are_refused_exactly_where_a_device_would_get_a_part_of_one(case):
+def test_rows_and_tokens_are_refused_exactly_where_a_device_would_get_a_fraction_of_one(case):
     plan = plan_of(case)
     if plan is None:
         return
     refused = {f.where.split("'")[1] for f in make_plan(plan.request).findings if f.code == "SW108"}
     for name in ("batch", "length"):
-        parts = [
+        divisors = [
             prod(plan.mesh.size(a) for a in t.in_use.axes_of(name))
             * (plan.request.microbatches if name == "batch" else 1)
             for t in plan.activations
             if name in t.in_use.logical_axes
         ]
-        assert (name in refused) == any(plan.sizes[name] % n for n in parts)
+        assert (name in refused) == any(plan.sizes[name] % n for n in divisors)
 
 
 @given(cases())
 @settings(max_examples=30)
-def test_heads_and_experts_are_refused_exactly_where_a_device_would_get_a_part_of_one(case):
+def test_heads_and_experts_are_refused_exactly_where_a_device_would_get_a_fraction_of_one(case):
     plan = plan_of(case)
     if plan is None or plan.request.engine != "jax":
         return
@@ -108,7 +108,7 @@ def place_on_dim(plan: Plan, axes: tuple[str, ...], device: int) -> int:
 )
 @settings(max_examples=30)
 @example(["expert", "fsdp", "data"], (2, 2, 2), "fsdp")
-def test_a_mesh_order_is_strided_exactly_where_rows_of_neighbours_do_not_follow_each_other(order, sizes, outside):
+def test_a_mesh_order_is_strided_exactly_where_rows_of_neighbours_are_not_adjacent(order, sizes, outside):
     mesh = f"{{{', '.join(f'{axis}: {size}' for axis, size in zip(order, sizes, strict=True))}}}"
     roles = {"data": "data", "fsdp": "fsdp", "expert": f"{{elsewhere: {outside}, moe: expert}}"}
     layout = mine("\n".join(f"{axis}: {roles[axis]}" for axis in order), mesh)
@@ -145,15 +145,15 @@ def test_the_largest_product_that_is_named_divides_and_the_next_power_of_two_doe
     have = fsdp * expert
     refused = {f.tensor for f in plan.findings if f.code == "SW114" and f.severity == "error"}
     rows = {w.name: w for w in plan.request.table.weights}
-    whole = {
+    replicated = {
         t.name
         for t in plan.weights
         if rows[t.name].storage
         and t.component != "moe"
         and all(rows[t.name].size(n) % have for n in rows[t.name].storage)
     }
-    assert refused <= whole
-    assert bool(refused) == bool(whole)
+    assert refused <= replicated
+    assert bool(refused) == bool(replicated)
     for finding in plan.findings:
         if finding.tensor in refused and finding.code == "SW114":
             named = int(finding.needed.split("at most ")[1].split(";")[0])

@@ -144,7 +144,7 @@ def test_activations_are_planned_beside_the_weights() -> None:
         ),
         (
             {**NAMES, "h/*/q": "attention: embed layers head_dim"},
-            "'h/*/q': 'layers' stands first or not at all; the store and the stages cut dim 0.",
+            "'h/*/q': 'layers' is first or absent; checkpoints and stages shard dim 0.",
         ),
     ],
     ids=["missing", "twice", "unused", "rank", "component", "no colon", "layers inside"],
@@ -167,7 +167,7 @@ def test_a_description_has_no_mesh_axes() -> None:
     with pytest.raises(NotationError) as caught:
         table_of(SHAPES, {**NAMES, "h/*/q": "attention: embed heads/tensor head_dim"})
     assert str(caught.value) == (
-        "'h/*/q': logical names only; which mesh axes cut a dim is the layout's to say\n"
+        "'h/*/q': logical names only; the layout decides which mesh axes shard a dim\n"
         "    embed heads/tensor head_dim\n"
         "          ^^^^^^^^^^^^"
     )

@@ -37,7 +37,7 @@ ON_COSTS: tuple[Case, ...] = (
         neighbour={"options": {"devices": 1, "mesh_sizes": {"stage": 1}}},
     ),
     Case(
-        name="SW122-whole-rows",
+        name="SW122-entire-rows",
         layout=mine("context: context", "{context: auto}", "move: {attention: ulysses}\n"),
         options={"devices": 8, "load_balanced": True},
         neighbour={"layout": mine("context: context", "{context: auto}", "move: {attention: ring}\n")},

@@ -13,7 +13,7 @@ from tests.golden.findings_case import Case
 
 FLAGS = re.compile(r"--([a-z-]+) (\S+)")
 ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
-RULE_OUT = re.compile(r"take the rule for '(?P<name>\w+)' in '(?P<component>\w+)' out")
+RULE_REMOVED = re.compile(r"remove the rule for '(?P<name>\w+)' in '(?P<component>\w+)'")
 
 
 def typed(case: Case, fix: str) -> Case:
@@ -23,7 +23,7 @@ def typed(case: Case, fix: str) -> Case:
     values = yaml.safe_load(layout_text(case))
     if match := ENTRY.fullmatch(fix):
         values["roles"].update(yaml.safe_load(f"{{{match['entry']}}}"))
-    elif match := RULE_OUT.fullmatch(fix):
+    elif match := RULE_REMOVED.fullmatch(fix):
         del values["rules"][match["component"]][match["name"]]
     elif fix.startswith("rules: "):
         for component, rules in yaml.safe_load(fix)["rules"].items():

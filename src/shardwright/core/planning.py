@@ -19,9 +19,9 @@ from shardwright.core.resolution.resolve import activation_sizes, resolve_activa
 
 
 def make_plan(request: Request) -> Plan:
-    """The plan of a request, with every finding; a fix has been planned and checked before it is printed.
+    """The plan of a request, with every finding. A fix is planned and checked before it is printed.
 
-    Raises FindingsError where there can be no plan: the mesh sizes do not work out.
+    Raises FindingsError where there can be no plan: the mesh sizes are not valid.
     """
     check_mesh(request, resolve)
     plan = resolve(request)
@@ -29,7 +29,7 @@ def make_plan(request: Request) -> Plan:
 
 
 def resolve(request: Request) -> Plan:
-    """The plan without the checks that need it whole."""
+    """The plan without the checks that need a complete plan."""
     mesh, notes = resolve_mesh(request)
     layout, choices = choose_moe_move(request, mesh)
     request = replace(request, layout=layout)

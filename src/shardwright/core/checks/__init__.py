@@ -1,7 +1,7 @@
-"""Checks of a whole plan. Each file holds one group; each check is a generator of drafts.
+"""Checks of an entire plan. Each file holds one group; each check is a generator of drafts.
 
-A draft names what might mend it. ``check`` prints the first candidate that does: it plans the changed request, runs
-the checks again, and takes it when the finding is gone, or no more than information, and no error is new.
+A draft has candidates for a fix. ``check`` prints the first candidate that works: it plans the changed request, runs the
+checks again, and accepts the candidate if the finding is gone, or is only information, and no error is new.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardwright.core.findings.draft import Candidate, Draft, Key
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.plan import Plan
-from shardwright.core.resolution.mesh_sizes import mends, mesh_faults
+from shardwright.core.resolution.mesh_sizes import fixes, mesh_faults
 from shardwright.core.resolution.request import Request
 
 CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
@@ -59,14 +59,14 @@ def drafts(plan: Plan) -> tuple[Draft, ...]:
 
 
 def check_mesh(request: Request, resolve: Callable[[Request], Plan]) -> None:
-    """Raise FindingsError where there is no mesh. Of the fixes that give one, the first whose plan has no error is taken."""
+    """Raise FindingsError where there is no mesh. The fix is the first candidate that gives a mesh and a plan without errors."""
     faults = mesh_faults(request)
     if faults:
         raise FindingsError([_settled_mesh(fault, request, resolve) for fault in faults])
 
 
 def _settled_mesh(fault: Draft, request: Request, resolve: Callable[[Request], Plan]) -> Finding:
-    able = [candidate for candidate in fault.candidates if mends(fault, candidate, request)]
+    able = [candidate for candidate in fault.candidates if fixes(fault, candidate, request)]
     for candidate in able:
         changed = candidate.edit(request)
         if not mesh_faults(changed) and not _errors(drafts(resolve(changed))):
@@ -80,17 +80,17 @@ def check(plan: Plan, resolve: Callable[[Request], Plan]) -> tuple[Finding, ...]
     errors = _errors(found)
     tried: dict[str, dict[Key, Draft] | None] = {}
 
-    def holds(draft: Draft, candidate: Candidate) -> bool:
+    def accepted(draft: Draft, candidate: Candidate) -> bool:
         if candidate.text not in tried:
             tried[candidate.text] = _after(candidate, plan, resolve)
         after = tried[candidate.text]
         if after is None:
             return False
         left = after.get(draft.key)
-        mended = left is None or (left.finding.severity == "info" != draft.finding.severity)
-        return mended and _errors(after.values()) <= errors
+        fixed = left is None or (left.finding.severity == "info" != draft.finding.severity)
+        return fixed and _errors(after.values()) <= errors
 
-    return worst_first(draft.settled(lambda candidate, d=draft: holds(d, candidate)) for draft in found)
+    return worst_first(draft.settled(lambda candidate, d=draft: accepted(d, candidate)) for draft in found)
 
 
 def _errors(found: Iterable[Draft]) -> set[Key]:

@@ -1,4 +1,4 @@
-"""SW122: load balancing that was asked for where there is nothing to balance."""
+"""SW122: load balancing that is requested where there is nothing to balance."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from shardwright.core.plan.plan import Plan
 
 
 def balance(plan: Plan) -> Iterator[Draft]:
-    """One draft where rows lie as they are written although they were to be arranged."""
+    """One draft where load balancing is requested and rows keep the order of the text."""
     if not plan.request.load_balanced or not plan.rows_in_order:
         return
     shared = plan.mesh.larger_than_one(plan.cp)
     found = (
-        "under 'ulysses' each device attends with whole rows and some of the heads: equal work already"
+        "under 'ulysses' each device attends to entire rows with some of the heads: equal work already"
         if shared
-        else "no axis larger than 1 cuts the tokens of a row: each device has whole rows"
+        else "no axis larger than 1 shards the tokens of a row: each device has entire rows"
     )
     finding = Finding(
         code="SW122",
         severity="info",
         where="--load-balance",
-        found=f"{found}; rows lie as they are written",
-        needed="an axis with role 'context' in 'input', and keys that are gathered or go round a ring",
+        found=f"{found}; rows keep the order of the text",
+        needed="an axis with role 'context' in 'input', and keys that are gathered or sent around a ring",
     )
-    without = Candidate(text="Take --load-balance out.", edit=lambda request: replace(request, load_balanced=False))
+    without = Candidate(text="Remove --load-balance.", edit=lambda request: replace(request, load_balanced=False))
     yield Draft(finding=finding, candidates=(without,))

@@ -23,9 +23,9 @@ def choices(plan: Plan) -> Iterator[Draft]:
                 severity="info",
                 where=f"{choice.what} of layout '{layout.name}'",
                 position=layout.positions.get(kind),
-                found=f"'auto' took '{choice.chosen}'; sent by each device for one layer, forward and backward:\n"
+                found=f"'auto' chose '{choice.chosen}'; bytes sent by each device for one layer, forward and backward:\n"
                 + "\n".join(f"{option:<10}  {bytes_text(sent, like=most)}" for option, sent in costs.items()),
-                needed=f"nothing; 'move: {{{name}: {choice.chosen}}}' holds it fast",
-                cost=f"the dearest option sends {most / least:.3g} times as much" if least else "",
+                needed=f"nothing; 'move: {{{name}: {choice.chosen}}}' makes the choice explicit",
+                cost=f"the most expensive option sends {most / least:.3g} times as much" if least else "",
             )
         )

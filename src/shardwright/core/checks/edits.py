@@ -1,4 +1,4 @@
-"""Changes of a request that may mend a finding, each with the text that a user would type for it."""
+"""Changes of a request that may fix a finding, each with the text that a user would type for it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardwright.core.resolution.request import Request
 
 
 def option(flag: str, value: Any) -> Candidate:
-    """A field of the request that has a flag of its name: ``--batch 16``."""
+    """A field of the request with a command-line option of the same name: ``--batch 16``."""
     field = flag.replace("-", "_")
     return Candidate(text=f"--{flag} {value}", edit=lambda request: replace(request, **{field: value}))
 
 
 def devices(number: int) -> Candidate:
-    """As many devices; with chips, a shape that has as many."""
+    """Another number of devices; with chips, a shape with this number."""
     return Candidate(
         text=f"--devices {number}, or --chips of a shape with {number}",
         edit=lambda request: replace(request, devices=number),
@@ -43,9 +43,9 @@ def sizes(changes: Mapping[str, int]) -> Candidate:
 
 
 def resized(plan: Plan, axis: str, size: int, absorbing: Iterable[str] = ("fsdp", "data")) -> Iterator[Candidate]:
-    """An axis at another size on the same devices: an axis of an ``absorbing`` role takes the rest.
+    """An axis at another size on the same devices: an axis of an ``absorbing`` role takes the remaining factor.
 
-    Where nothing can take it, and nobody said how many devices there are, the axis changes alone.
+    Where no axis can take it, and the number of devices is not set, the axis changes alone.
     """
     request, mesh, roles = plan.request, plan.mesh, tuple(absorbing)
     rest = mesh.size(axis)
@@ -59,7 +59,7 @@ def resized(plan: Plan, axis: str, size: int, absorbing: Iterable[str] = ("fsdp"
 
 
 def _absorbers(plan: Plan, axis: str, roles: tuple[str, ...]) -> list[str]:
-    """The axes that could take another's devices: those of the first role first, `auto` ones first among them."""
+    """The axes that could take the devices of another one, in the order of their roles, `auto` axes first in each role."""
     layout = plan.request.layout
     able = [
         (roles.index(entry.elsewhere), layout.mesh[other].size != "auto", other)
@@ -84,23 +84,23 @@ def entry(plan: Plan, axis: str, **changes: Any) -> Candidate:
 
 
 def named_roles(entry: RoleEntry, *, without: str | None = None) -> dict[str, str]:
-    """The roles that an entry names by component, but for those of one role."""
+    """The roles that an entry names by component, except for the components of role ``without``."""
     roles = {component: entry.roles[component] for component in COMPONENTS if component in entry.declared}
     return {component: role for component, role in roles.items() if role != without}
 
 
 def _entry_text(entry: RoleEntry, named: Mapping[str, str]) -> str:
-    parts = [] if entry.elsewhere is None else [f"elsewhere: {entry.elsewhere}"]
-    parts += [f"{component}: {role}" for component, role in named.items()]
+    fields = [] if entry.elsewhere is None else [f"elsewhere: {entry.elsewhere}"]
+    fields += [f"{component}: {role}" for component, role in named.items()]
     if entry.weights is not None:
-        parts.append(f"weights: {entry.weights if entry.weights == 'whole' else _names(entry.weights)}")
+        fields.append(f"weights: {entry.weights if entry.weights == 'whole' else _names(entry.weights)}")
     if entry.sequence_parallel:
-        parts.append("sequence_parallel: true")
-    return str(entry.elsewhere) if parts == [f"elsewhere: {entry.elsewhere}"] else f"{{{', '.join(parts)}}}"
+        fields.append("sequence_parallel: true")
+    return str(entry.elsewhere) if fields == [f"elsewhere: {entry.elsewhere}"] else f"{{{', '.join(fields)}}}"
 
 
 def rule(component: str, logical_axis: str, axes: Iterable[str]) -> Candidate:
-    """The exact axes of one logical axis of a component's weights, in place of what a rule says now."""
+    """A rule with the exact axes of one logical axis of a component's weights, in place of the present rule."""
     new = Rule(component=component, logical_axis=logical_axis, axes=tuple(axes))
 
     def edit(request: Request) -> Request:
@@ -112,21 +112,21 @@ def rule(component: str, logical_axis: str, axes: Iterable[str]) -> Candidate:
 
 
 def without_rule(component: str, logical_axis: str) -> Candidate:
-    """One rule taken out."""
+    """One rule removed."""
 
     def edit(request: Request) -> Request:
         layout = request.layout
         kept = tuple(r for r in layout.rules if (r.component, r.logical_axis) != (component, logical_axis))
         return replace(request, layout=replace(layout, rules=kept))
 
-    return Candidate(text=f"take the rule for '{logical_axis}' in '{component}' out", edit=edit)
+    return Candidate(text=f"remove the rule for '{logical_axis}' in '{component}'", edit=edit)
 
 
-def attention_move(how: str) -> Candidate:
-    """Another way for keys to meet queries: ``move: {attention: gather}``."""
+def attention_move(option: str) -> Candidate:
+    """Another option of context parallelism: ``move: {attention: gather}``."""
     return Candidate(
-        text=f"move: {{attention: {how}}}",
-        edit=lambda request: replace(request, layout=replace(request.layout, move_attention=how)),
+        text=f"move: {{attention: {option}}}",
+        edit=lambda request: replace(request, layout=replace(request.layout, move_attention=option)),
     )
 
 

@@ -1,6 +1,6 @@
-"""SW415: what the engine of a plan does not run, with what would be run in its place.
+"""SW415: what the engine of a plan does not run, with what it would run instead.
 
-The one list of them: an engine refuses what stands here and no more, but for what only the machine can know.
+This is the only such list. An engine refuses what is listed here, and otherwise only what the machine alone can know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ON_JAX = option("engine", "jax")
 
 
 def not_run(plan: Plan) -> Iterator[Draft]:
-    """Of a user's own program JAX lays out the weights and runs nothing; PyTorch gathers them and sums their gradients."""
+    """For a user's own program JAX only places the weights; PyTorch gathers them and reduces their gradients."""
     if plan.request.engine == "jax":
         if plan.request.table.program == "ours":
             yield from _stages(plan)
@@ -32,12 +32,12 @@ def not_run(plan: Plan) -> Iterator[Draft]:
         yield from _stages(plan)
         yield from _slices(plan)
         yield from _chips(plan)
-        yield from _two_ways(plan)
+        yield from _differing_uses(plan)
         yield from _other_dims(plan)
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:
-    """Stages are planned, priced and locked; no engine has their schedule."""
+    """Stages are planned, priced and locked, but no engine has a pipeline schedule."""
     layout, mesh = plan.request.layout, plan.mesh
     for axis in mesh.larger_than_one(mesh.names):
         one = layout.entries[axis]
@@ -48,40 +48,41 @@ def _stages(plan: Plan) -> Iterator[Draft]:
             severity="error",
             where=f"axis '{axis}' of layout '{layout.name}'",
             position=one.position,
-            found=f"{product(mesh, [axis])} cuts the layers into pipeline stages, which neither engine runs yet",
-            needed="no stages; a plan of them can be read, compared and locked",
+            found=f"{product(mesh, [axis])} splits the layers into pipeline stages, which neither engine runs yet",
+            needed="no stages; a plan with stages can be read, compared and locked",
         )
         yield Draft(finding=finding, candidates=tuple(resized(plan, axis, 1)))
 
 
 def _slices(plan: Plan) -> Iterator[Draft]:
-    """Of what a rule leaves whole a device takes one slice; that is none where only minor axes cut the rest."""
+    """Rules that keep a minor axis of a dim and leave out a more major one. A device takes its slice over the left-out axis
+    from what it holds, and it does not hold that slice where only minor axes shard the weight."""
     layout, mesh = plan.request.layout, plan.mesh
     for one in layout.rules:
-        cutting = mesh.larger_than_one(
+        sharding = mesh.larger_than_one(
             axis for axis in mesh.names if one.logical_axis in ROLES[layout.role(axis, one.component)].weights
         )
-        kept = tuple(axis for axis in cutting if axis in one.axes)
-        if kept == cutting[: len(kept)]:
+        kept = tuple(axis for axis in sharding if axis in one.axes)
+        if kept == sharding[: len(kept)]:
             continue
-        first = next(axis for axis in cutting if axis not in one.axes)
+        first = next(axis for axis in sharding if axis not in one.axes)
         finding = Finding(
             code=NOT_RUN,
             severity="error",
             where=f"the rule for '{one.logical_axis}' in '{one.component}'",
             position=one.position,
-            found=f"it keeps '{kept[-1]}' and leaves out '{first}', which stands before it in the mesh: the "
-            f"'{one.logical_axis}' that a device computes with would be no part of those that it holds",
-            needed=f"a rule that keeps {every(map(repr, cutting))}, the first of them, or none",
+            found=f"it keeps '{kept[-1]}' and leaves out '{first}', which precedes it in the mesh: a device would not hold "
+            f"the '{one.logical_axis}' that it computes with",
+            needed=f"a rule that keeps {every(map(repr, sharding))}, the first of them, or none",
         )
-        yield Draft(finding=finding, candidates=tuple(_whole_runs(one, cutting)))
+        yield Draft(finding=finding, candidates=tuple(_major_runs(one, sharding)))
 
 
-def _whole_runs(one: Rule, cutting: tuple[str, ...]) -> Iterator[Candidate]:
-    """The rule with the most of the axes that cut, major first, then with fewer."""
-    others_of_it = tuple(axis for axis in one.axes if axis not in cutting)
-    for kept in range(len(cutting), -1, -1):
-        yield rule(one.component, one.logical_axis, (*cutting[:kept], *others_of_it))
+def _major_runs(one: Rule, sharding: tuple[str, ...]) -> Iterator[Candidate]:
+    """The rule with all of the axes that shard, then without the most minor one, and so on."""
+    others_of_it = tuple(axis for axis in one.axes if axis not in sharding)
+    for kept in range(len(sharding), -1, -1):
+        yield rule(one.component, one.logical_axis, (*sharding[:kept], *others_of_it))
 
 
 def _chips(plan: Plan) -> Iterator[Draft]:
@@ -97,35 +98,36 @@ def _chips(plan: Plan) -> Iterator[Draft]:
         yield Draft(finding=finding, candidates=(ON_JAX,))
 
 
-def _two_ways(plan: Plan) -> Iterator[Draft]:
-    """PyTorch gathers a weight that has two uses once, and so must be the same thing in both."""
+def _differing_uses(plan: Plan) -> Iterator[Draft]:
+    """Tied weights whose two uses differ: PyTorch gathers a weight once for both uses, which must have the same specs."""
     for row in plan.weights:
-        (own, way), *uses = weight_reshardings(plan.request, plan.mesh, row).items()
+        (own, first), *uses = weight_reshardings(plan.request, plan.mesh, row).items()
         for component, other in uses:
-            if difference := _difference(own, way, component, other):
+            if difference := _difference(own, first, component, other):
                 finding = Finding(
                     code=NOT_RUN,
                     severity="error",
                     tensor=row.name,
                     where=f"{row.name} in '{own}' and '{component}'",
                     found=f"{difference}; PyTorch gathers a weight once, for both uses",
-                    needed="the same part of it in both",
+                    needed="the same spec and the same gradient axes in both",
                 )
                 yield Draft(finding=finding, candidates=(*_one_role(plan, own, component), ON_JAX))
 
 
-def _difference(own: str, way: WeightResharding, component: str, other: WeightResharding) -> str:
-    if way.operand != other.operand or way.gathered != other.gathered:
-        specs = (way.operand, other.operand) if way.operand != other.operand else (way.gathered, other.gathered)
+def _difference(own: str, first: WeightResharding, component: str, other: WeightResharding) -> str:
+    if first.operand != other.operand or first.gathered != other.gathered:
+        by_operand = first.operand != other.operand
+        specs = (first.operand, other.operand) if by_operand else (first.gathered, other.gathered)
         return f"it is {specs[0]} in '{own}' and {specs[1]} in '{component}'"
-    if way.replicated_gradient != other.replicated_gradient:
-        parts = sorted({*way.replicated_gradient} ^ {*other.replicated_gradient})
-        return f"its gradient is in parts over {every(map(repr, parts))} from one use and whole from the other"
+    if first.replicated_gradient != other.replicated_gradient:
+        axes = sorted({*first.replicated_gradient} ^ {*other.replicated_gradient})
+        return f"its gradient is partial over {every(map(repr, axes))} from one use and replicated from the other"
     return ""
 
 
 def _one_role(plan: Plan, own: str, component: str) -> Iterator[Candidate]:
-    """Each axis that has another role in the two, with the role that it has in either."""
+    """Each axis with different roles in the two components, with the same role in both; then rules of either removed."""
     layout = plan.request.layout
     for axis in plan.mesh.larger_than_one(plan.mesh.names):
         one = layout.entries[axis]
@@ -138,7 +140,7 @@ def _one_role(plan: Plan, own: str, component: str) -> Iterator[Candidate]:
 
 
 def _other_dims(plan: Plan) -> Iterator[Draft]:
-    """``fully_shard`` cuts dim 0, over all axes that a weight is gathered over as one."""
+    """Weights that are stored on another dim than dim 0: ``fully_shard`` shards dim 0 over all gathered axes as one."""
     found: dict[tuple[str, str], list[WeightOfLayer]] = {}
     for row in trained(plan.request, plan.weights):
         one = weight_of_layer(plan.request, plan.mesh, row, None)
@@ -157,8 +159,8 @@ def _other_dims(plan: Plan) -> Iterator[Draft]:
             position=plan.request.layout.entries[axis].position,
             notation=str(one.at_rest),
             mark=place_in(one.at_rest, dim),
-            found=f"it stores {others([w.weight for w in weights], 'weight')} on dim {dim} as PyTorch keeps it, and "
-            f"fully_shard cuts dim 0",
+            found=f"it shards {others([w.weight for w in weights], 'weight')} at rest on dim {dim} of PyTorch's shape, and "
+            f"fully_shard shards dim 0",
             needed=f"'{one.at_rest.dims[0].logical_axis}', which is dim 0",
         )
         yield Draft(finding=finding, candidates=(*_first_dims(plan, axis, name, weights), ON_JAX))

@@ -1,4 +1,4 @@
-"""SW405: what becomes of tokens that choose a full expert, and of the room that is kept for those that may come."""
+"""SW405: tokens that are dropped at a full expert, and the capacity of the buffer for received assignments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DISPATCHED = "moe.dispatched"
 
 
 def expert_buffer(plan: Plan) -> Iterator[Draft]:
-    """Drafts for a model with experts: whom it drops, and what room a device has for the choices that come to it."""
+    """Drafts for a model with experts: which tokens it drops, and a device's buffer capacity for assignments."""
     request, tensors = plan.request, plan.by_name
     if request.table.top_k is None or DISPATCHED not in tensors:
         return
     traffic = traffic_of(request, plan.mesh)
-    room, share = traffic.buffer_rows(request.expert_buffer), f"its even share being {traffic.assignments:,}"
+    buffer_rows, even_share = traffic.buffer_rows(request.expert_buffer), f"{traffic.assignments:,}"
     capacity = capacity_of(request.table, request.length)
     if capacity is not None and capacity < request.length:
         even = request.table.top_k * request.length / plan.sizes["experts"]
@@ -28,30 +28,30 @@ def expert_buffer(plan: Plan) -> Iterator[Draft]:
             plan,
             "info",
             f"capacity factor {request.table.capacity_factor:g}: an expert takes {capacity:,} of the {request.length:,} "
-            f"tokens of a row, its even share being {even:g}; what comes after them is dropped, on every layout alike",
-            "nothing; --set capacity_factor=none drops no token",
+            f"tokens of a row (even share: {even:g}); later tokens are dropped, the same ones under every layout",
+            "nothing; with --set capacity_factor=none no token is dropped",
         )
-    if room < traffic.most:
+    if buffer_rows < traffic.most:
         yield _draft(
             plan,
             "warning",
-            f"a device has room for {room:,} choices of tokens, {share}, and {traffic.most:,} may come; a run stops "
-            "where more come than there is room for",
-            f"{traffic.most:,}: leave --expert-buffer out, or watch the load of the experts",
+            f"a device has capacity for {buffer_rows:,} assignments (even share: {even_share}) and may receive "
+            f"{traffic.most:,}; a run stops where a device receives more than its capacity",
+            f"{traffic.most:,}: omit --expert-buffer, or monitor the load of the experts",
         )
     elif traffic.most > traffic.assignments:
         yield _draft(
             plan,
             "info",
-            f"a device has room for all {traffic.most:,} choices of tokens that may come to its experts, {share}: "
-            f"{traffic.most / traffic.assignments:.3g} times as many",
-            "nothing; --expert-buffer 2 keeps room for twice the even share, and stops the run where more come",
+            f"a device has capacity for all {traffic.most:,} assignments that its experts may receive, "
+            f"{traffic.most / traffic.assignments:.3g} times its even share of {even_share}",
+            "nothing; --expert-buffer 2 sets a capacity of twice the even share, and a run stops where a device receives more",
         )
 
 
 def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:
     row, traffic = plan.by_name[DISPATCHED], traffic_of(plan.request, plan.mesh)
-    room = traffic.buffer_rows(plan.request.expert_buffer)
+    buffer_rows = traffic.buffer_rows(plan.request.expert_buffer)
     held = sum(t.bytes_per_device for t in plan.activations if "slots" in t.in_use.logical_axes)
     return Draft(
         finding=Finding(
@@ -64,6 +64,6 @@ def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:
             found=found,
             needed=needed,
             cost=f"{bytes_text(held)} a device for the buffers of one layer; "
-            f"{bytes_text(held * traffic.assignments / room)} with room for the even share and no more",
+            f"{bytes_text(held * traffic.assignments / buffer_rows)} with capacity for the even share only",
         )
     )

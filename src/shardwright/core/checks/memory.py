@@ -1,4 +1,4 @@
-"""SW312: what a device must hold against what its chip lets a program use."""
+"""SW312: the memory that a device needs, against what its chip lets a program use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.core.resolution.request import REMAT_POLICIES
 
 
 def memory(plan: Plan) -> Iterator[Draft]:
-    """An error above what the chip lets a program use, a warning so near to it that the estimate may be wrong."""
+    """An error above what the chip lets a program use, a warning where the estimate is within its uncertainty of it."""
     chip, held = plan.request.chip, plan.memory
     if chip is None:
         return
@@ -45,7 +45,7 @@ def memory(plan: Plan) -> Iterator[Draft]:
 
 
 def cures(plan: Plan) -> Iterator[Candidate]:
-    """Recompute more, fewer rows at a time, replicate less, then more devices; each alone, the cheapest first."""
+    """Recompute more, use more microbatches, replicate less, then use more devices; each alone, the cheapest first."""
     request, mesh = plan.request, plan.mesh
     if request.remat != REMAT_POLICIES[0]:
         yield option("remat", REMAT_POLICIES[0])

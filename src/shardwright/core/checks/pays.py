@@ -1,4 +1,4 @@
-"""SW121: what a layout is good for, and the numbers of this plan that say whether it pays here."""
+"""SW121: what a layout is good for, and the numbers of this plan that decide whether it pays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.core.plan.plan import Plan
 
 
 def pays(plan: Plan) -> Iterator[Draft]:
-    """One draft for a layout, with a line for each axis larger than 1 and job that it has."""
+    """One draft for a layout, with a line for each axis larger than 1 and role that it has; then those of ``_rows_instead``."""
     layout = plan.request.layout
     lines = [line for axis in plan.mesh.larger_than_one(plan.mesh.names) for line in _lines(plan, axis)]
     if not lines:
@@ -26,7 +26,7 @@ def pays(plan: Plan) -> Iterator[Draft]:
             where=f"layout '{layout.name}'",
             position=layout.positions.get("pays") or layout.positions.get("mesh"),
             found="\n".join(lines),
-            needed=layout.pays or "a line 'pays: ...' in the layout, in the words of those who chose it",
+            needed=layout.pays or "a line 'pays: ...' in the layout, written by those who chose it",
             cost=f"{bytes_text(total)} through the collectives of each device in a step",
         )
     )
@@ -42,12 +42,12 @@ def _lines(plan: Plan, axis: str) -> Iterator[str]:
 
 
 def _data(plan: Plan, axis: str) -> str:
-    parts = {c for c in plan.request.table.components if plan.request.layout.role(axis, c) == "data"}
-    held = sum(device_bytes(t) for t in plan.weights if t.component in parts)
-    summed = _sent(plan, axis, ("all-reduce",), {t.name for t in plan.weights if t.component in parts})
+    components = {c for c in plan.request.table.components if plan.request.layout.role(axis, c) == "data"}
+    held = sum(device_bytes(t) for t in plan.weights if t.component in components)
+    reduced = _sent(plan, axis, ("all-reduce",), {t.name for t in plan.weights if t.component in components})
     return (
         f"{count(plan.mesh.size(axis), 'replica')} of weights of {bytes_text(held)} a device; "
-        f"{bytes_text(summed)} of gradients summed once a step"
+        f"{bytes_text(reduced)} of gradients all-reduced once a step"
     )
 
 
@@ -56,7 +56,8 @@ def _fsdp(plan: Plan, axis: str) -> str:
     tokens = plan.request.batch * plan.request.length // plan.mesh.size(plan.loss_axes)
     moved = _sent(plan, axis, ("all-gather", "reduce-scatter"), names)
     return (
-        f"{bytes_text(moved)} of weights gathered and gradients scattered a step, for {count(tokens, 'token')} a device"
+        f"{bytes_text(moved)} of weights gathered and gradients reduce-scattered a step, "
+        f"for {count(tokens, 'token')} a device"
     )
 
 
@@ -68,7 +69,7 @@ def _context(plan: Plan, axis: str) -> str:
     text = f"{bytes_text(keys)} of {what} a step"
     if rows < have * plan.mesh.size(axis):
         share = percent(1 - rows / (have * plan.mesh.size(axis)))
-        return f"{text}; {count(rows, 'row')}: as fsdp it would leave {share} of the devices without one"
+        return f"{text}; {count(rows, 'row')}: as fsdp it would leave {share} of the devices without a row"
     return text
 
 
@@ -86,7 +87,9 @@ def _expert(plan: Plan, axis: str) -> str:
 
 def _stage(plan: Plan, axis: str) -> str:
     stages, steps = plan.mesh.size(axis), plan.request.microbatches
-    return f"{count(steps, 'microbatch')}: stages stand idle for {percent((stages - 1) / (steps + stages - 1))} of the time"
+    return (
+        f"{count(steps, 'microbatch')}: stages are idle for {percent((stages - 1) / (steps + stages - 1))} of the time"
+    )
 
 
 FACTS: dict[str, Callable[[Plan, str], str]] = {
@@ -97,11 +100,11 @@ FACTS: dict[str, Callable[[Plan, str], str]] = {
     "expert": _expert,
     "stage": _stage,
 }
-"""What decides whether a role pays: each role's numbers, from the plan's own collectives."""
+"""For each role the numbers that decide whether it pays, from the plan's own collectives."""
 
 
 def _sent(plan: Plan, axis: str, kinds: tuple[str, ...] | None, tensors: set[str]) -> int:
-    """Bytes through one device's collectives over an axis in a step."""
+    """Bytes through the collectives of one device over an axis in a step."""
     return sum(
         c.bytes_per_device * c.count_per_step
         for c in plan.collectives
@@ -110,12 +113,12 @@ def _sent(plan: Plan, axis: str, kinds: tuple[str, ...] | None, tensors: set[str
 
 
 def _rows_instead(plan: Plan) -> Iterator[Draft]:
-    """Where there is a row for each device, an axis that cuts the sequence may cut rows and gather no keys."""
+    """Drafts for axes that shard the sequence although there is a row for each device: sharding rows gathers no keys."""
     request = plan.request
     for axis in plan.mesh.larger_than_one(plan.cp):
         declared = request.layout.entries[axis]
-        parts = plan.mesh.size(plan.dp) * request.microbatches * plan.mesh.size(axis)
-        if declared.elsewhere != "context" or request.batch % parts:
+        divisor = plan.mesh.size(plan.dp) * request.microbatches * plan.mesh.size(axis)
+        if declared.elsewhere != "context" or request.batch % divisor:
             continue
         keys = _keys(plan, axis)
         yield Draft(
@@ -124,15 +127,16 @@ def _rows_instead(plan: Plan) -> Iterator[Draft]:
                 severity="info",
                 where=f"axis '{axis}' as context",
                 position=declared.position,
-                found=f"{count(request.batch, 'row')}, which {parts} parts would divide if '{axis}' cut rows: no device without one",
-                needed=f"fewer than {count(parts, 'row')}, or rows that are too long for one device",
-                cost=f"{bytes_text(keys)} of keys moved a step, which an axis that cuts rows does not move",
+                found=f"{count(request.batch, 'row')}, which {divisor} would divide if '{axis}' sharded rows: "
+                "no device without a row",
+                needed=f"fewer than {count(divisor, 'row')}, or rows that are too long for one device",
+                cost=f"{bytes_text(keys)} of keys moved a step, which an axis that shards rows does not move",
             ),
             candidates=(entry(plan, axis, elsewhere="fsdp"),),
         )
 
 
 def _keys(plan: Plan, axis: str) -> int:
-    """Bytes of keys and values, and under Ulysses of queries, that travel to where they attend, and of their gradients."""
+    """Bytes of the collectives of keys and values, and under Ulysses of queries, for attention, and of their cotangents."""
     moves = [move for move in plan.request.table.moves if move.kind in ("queries", "keys")]
     return _sent(plan, axis, None, {name for move in moves for name in (move.source, move.target)})

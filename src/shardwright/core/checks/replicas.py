@@ -1,4 +1,4 @@
-"""SW101: weights, and activations, that are on several devices where an axis could cut them."""
+"""SW101: weights and activations that are replicated over an axis that could shard them."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from shardwright.core.resolution.resolve import Refusal
 Cause = Literal["data", "idle", "kept-whole", "no-axis", "left-out", "no-list", "no-dim"]
 
 CAUSES: Mapping[Cause, str] = {
-    "data": "role 'data' makes it a replica",
+    "data": "role 'data' replicates them",
     "idle": "the axis is idle there",
-    "kept-whole": "'weights: whole' keeps it a replica",
-    "no-axis": "a rule gives it no axis",
+    "kept-whole": "'weights: whole' replicates them",
+    "no-axis": "a rule gives them no axis",
     "left-out": "a rule leaves the axis out",
-    "no-list": "the model's table gives no dim to cut at rest",
-    "no-dim": "the role has no dim to cut there, and stores nothing",
+    "no-list": "the model's table gives no dim to shard at rest",
+    "no-dim": "the role has no dim to shard there, and is not a storage role",
 }
-"""Why a mesh axis larger than 1 does not cut a weight at rest."""
+"""Why a mesh axis larger than 1 does not shard weights at rest."""
 
 DECLARED: Mapping[Cause, str] = {
-    "data": "the role says so",
-    "idle": "the role says so",
-    "kept-whole": "the option says so",
-    "no-axis": "the rule says so",
+    "data": "the role states it",
+    "idle": "the role states it",
+    "kept-whole": "the option states it",
+    "no-axis": "the rule states it",
 }
-"""What was asked for in words that mean nothing else: said with what it costs, and no fault."""
+"""Causes that the layout states explicitly. They are reported with their cost, and are no errors."""
 
 ROLE_CAUSES: Mapping[str, Cause] = {"data": "data", "idle": "idle"}
-"""Roles that are a cause themselves; else it is why the axis was refused."""
+"""Roles that are a cause themselves. For other roles the cause is why the axis was refused."""
 
 AT_MOST_A_WARNING = ("left-out",)
-"""A rule that names axes and leaves one out may be meant, or have lost it."""
+"""A rule that names axes and leaves one out may be intended or an oversight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """A weight that some axes leave whole, for one reason."""
+    """A weight that is replicated over some axes, for one cause."""
 
     tensor: TensorPlan
     weight: Weight
@@ -64,18 +64,18 @@ class Replicated:
 
 
 def replicated_weights(plan: Plan) -> Iterator[Draft]:
-    """Weights by the axes that leave them whole and the reason, with their bytes and their share of all weights."""
+    """Weights, grouped by the axes over which they are replicated and the cause, with their share of all weights' bytes."""
     total = sum(unsharded_bytes(tensor) for tensor in plan.weights)
     groups: dict[tuple[Cause, tuple[str, ...], bool], list[Replicated]] = {}
-    for whole in _whole(plan):
-        uncut = not plan.mesh.larger_than_one(whole.tensor.spec.axes)
-        key = (whole.cause, whole.axes, uncut and whole.cause not in DECLARED)
-        groups.setdefault(key, []).append(whole)
-    for (cause, axes, uncut), group in groups.items():
+    for replicated in _replicated(plan):
+        unsharded = not plan.mesh.larger_than_one(replicated.tensor.spec.axes)
+        key = (replicated.cause, replicated.axes, unsharded and replicated.cause not in DECLARED)
+        groups.setdefault(key, []).append(replicated)
+    for (cause, axes, unsharded), group in groups.items():
         share = sum(unsharded_bytes(w.tensor) for w in group) / total
         severity = _severity(share, cause)
         if severity is not None:
-            yield _weights(plan, cause, axes, uncut, group, total, severity)
+            yield _weights(plan, cause, axes, unsharded, group, total, severity)
 
 
 def _severity(share: float, cause: Cause) -> Severity | None:
@@ -86,9 +86,9 @@ def _severity(share: float, cause: Cause) -> Severity | None:
     return "warning" if share < REPLICATED_ERROR_SHARE.value or cause in AT_MOST_A_WARNING else "error"
 
 
-def _whole(plan: Plan) -> Iterator[Replicated]:
+def _replicated(plan: Plan) -> Iterator[Replicated]:
     layout, mesh = plan.request.layout, plan.mesh
-    # Of an axis that does nothing at all SW103 speaks.
+    # SW103 reports an axis that shards nothing at all.
     at_work = [axis for axis in mesh.larger_than_one(mesh.names) if shards(plan, axis)]
     for tensor, weight in weight_rows(plan):
         refusals: dict[str, Refusal | None] = {a.axis: a.refused for a in tensor.axis_requests}
@@ -109,7 +109,7 @@ def _weights(
     plan: Plan,
     cause: Cause,
     axes: tuple[str, ...],
-    uncut: bool,
+    unsharded: bool,
     group: list[Replicated],
     total: int,
     severity: Severity,
@@ -118,7 +118,7 @@ def _weights(
     tensor = tensors[0]
     held = sum(unsharded_bytes(t) for t in tensors)
     saved = sum(device_bytes(t) for t in tensors) * (1 - 1 / plan.mesh.size(axes))
-    cut_by = "no axis cuts it" if uncut else f"each part is on {plan.mesh.size(axes)} devices"
+    copies = "no axis shards them" if unsharded else f"each shard is on {plan.mesh.size(axes)} devices"
     where = f"weights over {every(repr(a) for a in axes)}, {tensor.name} the largest"
     finding = Finding(
         code="SW101",
@@ -127,18 +127,18 @@ def _weights(
         where=where,
         position=_position(plan, cause, axes, tensor),
         notation=str(tensor.spec),
-        mark=_could_be_cut(group, tensor),
-        found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) whole over "
-        f"{product(plan.mesh, axes)}: {CAUSES[cause]}, and {cut_by}\n{others([t.name for t in tensors], 'weight')}",
+        mark=_storage_dim(group, tensor),
+        found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) replicated over "
+        f"{product(plan.mesh, axes)}: {CAUSES[cause]}, and {copies}\n{others([t.name for t in tensors], 'weight')}",
         needed=f"nothing: {DECLARED[cause]}" if cause in DECLARED else _threshold_text(),
-        cost=f"{bytes_text(saved)} a device more than if cut, {bytes_text(saved * state_factor(plan))} "
+        cost=f"{bytes_text(saved)} a device more than if sharded, {bytes_text(saved * state_factor(plan))} "
         "with gradient and moments",
     )
     return Draft(finding=finding, candidates=tuple(_cures(plan, cause, axes, tensor, severity == "error")))
 
 
 def _ruled(plan: Plan, tensor: TensorPlan) -> Cause:
-    """Whether the rules for a weight's dims name any axis at all."""
+    """The cause by whether the rules for a weight's dims name any axis."""
     rules = [
         r
         for r in plan.request.layout.rules
@@ -159,8 +159,8 @@ def _position(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPla
     return layout.entries[axes[0]].position
 
 
-def _could_be_cut(group: list[Replicated], tensor: TensorPlan) -> tuple[int, int] | None:
-    """The first dim of the weight's storage list, where it has one."""
+def _storage_dim(group: list[Replicated], tensor: TensorPlan) -> tuple[int, int] | None:
+    """The place in the spec of the first dim of the weight's storage list, or of its first dim."""
     weight = next(w.weight for w in group if w.tensor is tensor)
     name = weight.storage[0] if weight.storage else weight.logical_axes[0]
     return place_in(tensor.spec, tensor.spec.logical_axes.index(name))
@@ -184,7 +184,7 @@ def _cures(plan: Plan, cause: Cause, axes: tuple[str, ...], tensor: TensorPlan, 
 
 
 def replicated_activations(plan: Plan) -> Iterator[Draft]:
-    """Activations that no axis cuts, where an axis that a layout calls idle there could cut their rows or tokens."""
+    """Activations that no axis shards, where an axis that the layout states idle could shard their rows or tokens."""
     mesh, layout = plan.mesh, plan.request.layout
     total = sum(unsharded_bytes(tensor) for tensor in plan.activations)
     groups: dict[tuple[str, ...], list[TensorPlan]] = {}
@@ -208,8 +208,8 @@ def replicated_activations(plan: Plan) -> Iterator[Draft]:
             notation=str(tensor.in_use),
             mark=place_in(tensor.in_use, 0),
             found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of activations ({percent(held / total)}) that no "
-            f"axis cuts; {product(mesh, free)} could\n{others([t.name for t in tensors], 'activation')}",
-            needed="nothing: the role says so",
+            f"axis shards; {product(mesh, free)} could\n{others([t.name for t in tensors], 'activation')}",
+            needed="nothing: the role states it",
             cost=f"{mesh.num_devices} devices each compute all of them",
         )
         roles, named = ("fsdp", "context", "data"), named_roles(layout.entries[free[0]], without="idle")
@@ -218,7 +218,7 @@ def replicated_activations(plan: Plan) -> Iterator[Draft]:
 
 
 def _free(plan: Plan, component: str) -> tuple[str, ...]:
-    """The axes that the layout calls idle in a component; of those that their role left idle there SW103 speaks."""
+    """The axes that the layout states idle in a component. SW103 reports those that their role leaves idle."""
     entries = plan.request.layout.entries
     return tuple(
         axis

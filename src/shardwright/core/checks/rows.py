@@ -1,4 +1,4 @@
-"""SW108: rows over the axes that cut the batch, tokens over those that cut the length."""
+"""SW108: rows over the axes that shard the batch, tokens over those that shard the length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def rows_and_tokens(plan: Plan) -> Iterator[Draft]:
-    """Each set of axes that cuts batch or length of some activation and does not divide it; once for each dim's largest."""
+    """Each set of axes that shards batch or length of some activation and does not divide it, except subsets of others."""
     for name in ("batch", "length"):
         groups: dict[tuple[str, ...], TensorPlan] = {}
         for tensor in plan.activations:
@@ -46,9 +46,9 @@ def _draft(plan: Plan, name: str, axes: tuple[str, ...], tensor: TensorPlan) -> 
     noun = "row" if name == "batch" else "token"
     over = product(plan.mesh, axes)
     if name == "batch" and request.microbatches > 1:
-        over += f", in {request.microbatches} microbatches: {divisor} parts"
+        over += f", in {request.microbatches} microbatches: {divisor} chunks"
     elif divisor > plan.mesh.size(axes):
-        over += f", twice for load balancing: {divisor} parts"
+        over += f", twice for load balancing: {divisor} chunks"
     legal = nearest_multiples(divisor, have)
     needed = (
         f"at least {count(divisor, noun)}" if have < divisor else f"{either(legal)} {noun}s, which {divisor} divides"
@@ -82,7 +82,7 @@ def _fewer_microbatches(plan: Plan, axes: tuple[str, ...]) -> list[Candidate]:
 
 
 def _sequence_instead(plan: Plan, axes: tuple[str, ...]) -> list[Candidate]:
-    """An axis of experts may cut the sequence where it cuts rows now."""
+    """An axis with role ``expert`` in ``moe`` may shard the sequence in place of rows."""
     layout = plan.request.layout
     return [
         entry(plan, axis, elsewhere="context")

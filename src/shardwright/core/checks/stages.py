@@ -1,4 +1,4 @@
-"""SW110: pipeline stages against the layers, and against the microbatches that fill them."""
+"""SW110: pipeline stages against the number of layers and of microbatches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def stages(plan: Plan) -> Iterator[Draft]:
-    """Each stack whose layers its stages do not divide; and fewer microbatches than stages."""
+    """Each stack of layers that the stages do not divide, and fewer microbatches than stages."""
     stacked = [t for t in plan.weights if len(t.spec.dims) > len(t.shape)]
     axes = plan.mesh.larger_than_one({a: None for t in stacked for a in t.spec.dims[0].axes})
     if not axes:
@@ -29,11 +29,11 @@ def stages(plan: Plan) -> Iterator[Draft]:
     microbatches = plan.request.microbatches
     if microbatches < num_stages:
         readers = plan.mesh.size(plan.dp)
-        # Those that leave a device without a row need not be planned.
+        # Numbers that leave a device without a row need not be planned.
         filling = [
-            steps
-            for steps in (4 * num_stages, 2 * num_stages, num_stages)
-            if plan.request.batch % (readers * steps) == 0
+            number
+            for number in (4 * num_stages, 2 * num_stages, num_stages)
+            if plan.request.batch % (readers * number) == 0
         ]
         yield Draft(
             finding=Finding(
@@ -43,10 +43,10 @@ def stages(plan: Plan) -> Iterator[Draft]:
                 position=plan.request.layout.entries[axes[0]].position,
                 found=f"{count(microbatches, 'microbatch')} for {product(plan.mesh, axes)}",
                 needed=f"at least {num_stages} microbatches, one for each stage",
-                cost=f"stages stand idle for {percent((num_stages - 1) / (microbatches + num_stages - 1))} of the time",
+                cost=f"stages are idle for {percent((num_stages - 1) / (microbatches + num_stages - 1))} of the time",
             ),
             candidates=(
-                *(option("microbatches", steps) for steps in filling),
+                *(option("microbatches", number) for number in filling),
                 both(option("batch", readers * num_stages), option("microbatches", num_stages)),
             ),
         )
@@ -65,7 +65,7 @@ def _uneven(plan: Plan, axes: tuple[str, ...], num: int, tensor: TensorPlan, com
             mark=place_in(tensor.spec, 0),
             found=f"{count(num, 'layer')} over {product(plan.mesh, axes)}",
             needed=f"stages that divide every stack of layers: {either(divisors(common))}",
-            cost=f"the fullest stage would have {-(-num // num_stages)} of these layers where {num / num_stages:.3g} is even",
+            cost=f"the fullest stage would have {-(-num // num_stages)} of these layers; an even share is {num / num_stages:.3g}",
         ),
         candidates=tuple(c for size in reversed(legal) for c in resized(plan, axes[0], size)),
     )

@@ -1,4 +1,4 @@
-"""Where weights rest: SW114 for a dim that is too small for its storing axes, SW118 for another dim than the first."""
+"""Storage dims: SW114 for a dim that is too small for its storage axes, SW118 for another dim than the first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One weight with the storing axes, larger than 1, that share a storage list, and what came of them."""
+    """One weight with the storage axes, larger than 1, that share a storage list, and the dim that they were granted."""
 
     tensor: TensorPlan
     weight: Weight
@@ -35,10 +35,10 @@ def stored_weights(plan: Plan) -> Iterator[Stored]:
     """Each weight that has a storage list, once for each list that its axes share."""
     for tensor, weight in weight_rows(plan):
         lists: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
-        for asked in tensor.axis_requests:
-            chosen = asked.granted or asked.refused == "none-divides"
-            if ROLES[asked.role].stores and asked.tried and chosen and plan.mesh.size(asked.axis) > 1:
-                lists.setdefault((asked.tried, asked.granted), []).append(asked.axis)
+        for request in tensor.axis_requests:
+            by_list = request.granted or request.refused == "none-divides"
+            if ROLES[request.role].stores and request.tried and by_list and plan.mesh.size(request.axis) > 1:
+                lists.setdefault((request.tried, request.granted), []).append(request.axis)
         for (tried, granted), axes in lists.items():
             yield Stored(tensor=tensor, weight=weight, axes=tuple(axes), tried=tried, granted=granted)
 
@@ -72,26 +72,26 @@ def _already(plan: Plan, stored: Stored, name: str) -> int:
 
 
 def largest_product(plan: Plan, stored: Stored) -> tuple[str, tuple[str, ...]]:
-    """The dim of the storage list and the storing axes, as many devices as can be, that divide it together."""
+    """The dim of the storage list and the storage axes with the largest product that divides it."""
     best: tuple[str, tuple[str, ...]] = (stored.tried[0], ())
     for name in stored.tried:
         for number in range(1, len(stored.axes) + 1):
             for axes in combinations(stored.axes, number):
-                pieces = plan.mesh.size(axes)
-                divides = stored.weight.size(name) % (pieces * _already(plan, stored, name)) == 0
-                if divides and pieces > plan.mesh.size(best[1]):
+                size = plan.mesh.size(axes)
+                divides = stored.weight.size(name) % (size * _already(plan, stored, name)) == 0
+                if divides and size > plan.mesh.size(best[1]):
                     best = (name, axes)
     return best
 
 
 def _legal_product(plan: Plan, stored: Stored) -> int:
-    """The largest number of devices, whatever the axes, that would divide one dim of the list."""
+    """The largest number of devices, for any axes, that would divide one dim of the list."""
     have = plan.mesh.size(stored.axes)
     return max(gcd(stored.weight.size(name) // _already(plan, stored, name), have) for name in stored.tried)
 
 
 def _common_product(plan: Plan, weights: list[Stored]) -> int:
-    """The largest number of devices that would do for each of the weights."""
+    """The largest number of devices that is possible for each of the weights."""
     return min((_legal_product(plan, stored) for stored in weights), default=1)
 
 
@@ -116,7 +116,7 @@ def _none_divides(plan: Plan, group: list[Stored], common: int) -> Draft:
         if len(dims) > 1
         else f"{product(plan.mesh, stored.axes)} does not divide {dims[0]}",
         needed=f"a product of at most {_common_product(plan, group)}; of these axes, {best}",
-        cost=f"{others(names, 'weight')} would rest whole, {have} times",
+        cost=f"{others(names, 'weight')} would be replicated over {have} devices at rest",
     )
     return Draft(finding=finding, candidates=tuple(_cures(plan, group, stored, common)))
 
@@ -164,7 +164,7 @@ def _few_left(plan: Plan, group: list[Stored]) -> Draft:
 
 
 def another_dim(plan: Plan) -> Iterator[Draft]:
-    """SW118: weights whose storing axes went past the first dim of their list, grouped by the two dims."""
+    """SW118: weights whose storage axes do not shard the first dim of their list, grouped by the two dims."""
     groups: dict[tuple[object, ...], list[Stored]] = {}
     for stored in stored_weights(plan):
         if stored.granted is not None and stored.granted != stored.tried[0] and not _ruled(plan, stored):
@@ -177,7 +177,7 @@ def another_dim(plan: Plan) -> Iterator[Draft]:
         spec = tensor.spec
         passed = stored.tried[: stored.tried.index(stored.granted)]
         names = [tensor.name, *(s.tensor.name for s in group if s.tensor is not tensor)]
-        cut = product(plan.mesh, (*spec.axes_of(passed[0]), *stored.axes))
+        axes = product(plan.mesh, (*spec.axes_of(passed[0]), *stored.axes))
         yield Draft(
             finding=Finding(
                 code="SW118",
@@ -186,9 +186,9 @@ def another_dim(plan: Plan) -> Iterator[Draft]:
                 where=f"storage dim of {tensor.name}",
                 notation=str(spec),
                 mark=place_in(spec, spec.logical_axes.index(stored.granted)),
-                found=f"{every(counted(stored.weight.size(n), n) for n in passed)}: {cut} does not divide it, so "
-                f"'{stored.granted}' is cut",
-                needed=f"a product that divides {stored.weight.size(passed[0])}, to cut '{passed[0]}'",
-                cost=f"{others(names, 'weight')} are cut on another dim than the rest",
+                found=f"{every(counted(stored.weight.size(n), n) for n in passed)}: {axes} does not divide it, so "
+                f"'{stored.granted}' is sharded",
+                needed=f"a product that divides {stored.weight.size(passed[0])}, to shard '{passed[0]}'",
+                cost=f"{others(names, 'weight')} are sharded on another dim than the rest",
             )
         )

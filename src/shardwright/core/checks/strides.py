@@ -1,4 +1,4 @@
-"""SW117: a mesh order under which a device's rows or tokens are not next to those of its neighbour."""
+"""SW117: a mesh order under which the rows or tokens of neighbouring devices are not adjacent."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 NOUNS = {"batch": "rows", "length": "tokens"}
 NO_NEIGHBOURS = ("q_length", *EXCHANGED_FOR_HEADS)
-"""Queries lie as their tokens do, which are told already; heads have nothing to do with one another."""
+"""Queries are sharded as the length is, which is reported already. Heads have no neighbours."""
 
 
 def strides(plan: Plan) -> Iterator[Draft]:
-    """Each dim of activations whose axes stand otherwise on the dim than in the mesh, once."""
+    """Each dim of activations on which the axes have another order than in the mesh, once."""
     groups: dict[tuple[str, tuple[str, ...]], list[TensorPlan]] = {}
     for tensor in plan.activations:
         for dim in tensor.in_use.dims:
@@ -46,16 +46,16 @@ def _draft(plan: Plan, name: str, axes: tuple[str, ...], tensors: list[TensorPla
         position=plan.request.layout.mesh[axes[0]].position,
         notation=str(spec),
         mark=place_in(spec, number),
-        found=f"{every(axes)} stand in this order on '{name}', since the later ones leave it in some component; "
+        found=f"{every(axes)} shard '{name}' in this order, since the later ones do not shard it in every component; "
         f"the mesh has {every(plan.mesh.in_mesh_order(axes))}",
         needed=f"a mesh with {every(axes)} in this order",
-        cost=f"neighbours in the mesh hold {NOUNS.get(name, name)} that do not follow each other, in PyTorch's terms strided shards "
+        cost=f"neighbours in the mesh hold {NOUNS.get(name, name)} that are not adjacent, strided shards in PyTorch's terms "
         f"({', '.join(strided)}): {others([t.name for t in tensors], 'activation')}",
     )
     return Draft(finding=finding, candidates=(mesh_order(plan, _reordered(plan, axes)),))
 
 
 def _reordered(plan: Plan, axes: tuple[str, ...]) -> list[str]:
-    """The mesh's axes with the given ones in their order on the dim; every other axis keeps its place."""
+    """The axes of the mesh with the given ones in their order on the dim. Every other axis keeps its place."""
     wanted = iter(axes)
     return [next(wanted) if axis in axes else axis for axis in plan.mesh.names]

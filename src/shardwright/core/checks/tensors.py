@@ -1,4 +1,4 @@
-"""What the checks ask of a plan's tensors again and again."""
+"""Properties of a plan's tensors that several checks use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def weight_rows(plan: Plan) -> Iterator[tuple[TensorPlan, Weight]]:
-    """Each weight of the plan with its row of the table, in the dims of the plan's engine."""
+    """Each weight of the plan with its row of the model's table, in the dims of the plan's engine."""
     for tensor, weight in zip(plan.weights, plan.request.table.weights, strict=True):
         assert tensor.name == weight.name
         yield tensor, as_torch_stores(weight) if plan.request.engine == "torch" else weight
 
 
 def unsharded_bytes(tensor: TensorPlan) -> int:
-    """Bytes of all layers of a tensor, uncut."""
+    """Bytes of all layers of an unsharded tensor."""
     return prod(tensor.shape) * tensor.num * DTYPE_BYTES[tensor.dtype]
 
 
@@ -31,7 +31,7 @@ def largest_first(tensors: Iterable[TensorPlan]) -> list[TensorPlan]:
 
 
 def shards(plan: Plan, axis: str, component: str | None = None) -> bool:
-    """Whether an axis cuts any tensor of the model, or of one component, at rest or in use."""
+    """Whether an axis shards any tensor of the model, or of one component, at rest or in use."""
     return any(
         axis in tensor.spec.axes or axis in tensor.in_use.axes
         for tensor in plan.tensors

@@ -1,4 +1,4 @@
-"""SW102: an axis that two dims of one tensor want, by a rule or by the role table."""
+"""SW102: an axis that would shard two dims of one tensor, by a rule or by the role table."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 
 
 def two_dims(plan: Plan) -> Iterator[Draft]:
-    """Each axis and pair of dims, once, with the largest weight or the first activation that shows it."""
+    """Each axis and pair of dims, once, with the largest weight or the first activation that has both."""
     groups: dict[tuple[str, str, str, str], list[TensorPlan]] = {}
     for tensor in plan.weights:
-        for asked in tensor.axis_requests:
-            if asked.refused == "taken":
-                dim = tensor.spec.dim_of(asked.axis)
+        for request in tensor.axis_requests:
+            if request.refused == "taken":
+                dim = tensor.spec.dim_of(request.axis)
                 assert dim is not None
                 has = tensor.spec.dims[dim].logical_axis
-                groups.setdefault((tensor.component, asked.axis, has, asked.tried[0]), []).append(tensor)
-            elif asked.granted is not None and not ROLES[asked.role].stores:
-                for wants in asked.tried[1:]:
-                    groups.setdefault((tensor.component, asked.axis, asked.granted, wants), []).append(tensor)
+                groups.setdefault((tensor.component, request.axis, has, request.tried[0]), []).append(tensor)
+            elif request.granted is not None and not ROLES[request.role].stores:
+                for wants in request.tried[1:]:
+                    groups.setdefault((tensor.component, request.axis, request.granted, wants), []).append(tensor)
     for tensor in plan.activations:
         for axis in plan.mesh.names:
             names = [
@@ -47,8 +47,8 @@ def _draft(plan: Plan, component: str, axis: str, has: str, wants: str, tensors:
     layout = plan.request.layout
     tensor = max(tensors, key=lambda t: t.bytes_per_device * t.num)
     rules = {r.logical_axis: r for r in layout.rules if r.component == component and axis in r.axes}
-    asking = rules.get(wants) or rules.get(has)
-    asked = f"a rule gives it '{wants}' as well" if wants in rules else f"'{wants}' is cut by the same role"
+    requesting = rules.get(wants) or rules.get(has)
+    second = f"a rule gives it '{wants}' as well" if wants in rules else f"the same role shards '{wants}'"
     size = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))[wants]
     start, stop = place_in(tensor.spec, tensor.spec.logical_axes.index(wants))
     finding = Finding(
@@ -56,12 +56,12 @@ def _draft(plan: Plan, component: str, axis: str, has: str, wants: str, tensors:
         severity="error",
         tensor=tensor.name,
         where=f"axis '{axis}' in '{component}', {tensor.name}",
-        position=asking.position if asking else layout.entries[axis].position,
+        position=requesting.position if requesting else layout.entries[axis].position,
         notation=_with(tensor.spec, wants, axis),
         mark=(start, stop + len(axis) + 1),
-        found=f"'{axis}' cuts '{has}' of {others([t.name for t in tensors], 'tensor')}, and {asked}",
+        found=f"'{axis}' shards '{has}' of {others([t.name for t in tensors], 'tensor')}, and {second}",
         needed=f"one dim for {product(plan.mesh, [axis])}: {either([repr(has), repr(wants)])}",
-        cost=f"'{wants}' ({counted(size, wants)}) stays whole; {bytes_text(tensor.bytes_per_device)} of the tensor on each "
+        cost=f"'{wants}' ({counted(size, wants)}) is not sharded; {bytes_text(tensor.bytes_per_device)} of the tensor on each "
         "device",
     )
     return Draft(finding=finding, candidates=tuple(_one_of_them(rules, component, axis, has, wants)))

@@ -1,4 +1,4 @@
-"""Dims that their axes do not divide: SW107 in whole units, SW104 where padding or uneven parts hold the rest."""
+"""Dims that their axes do not divide: SW107 where units would be split, SW104 for padding and uneven shards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Plan, TensorPlan
 
 Group = tuple[str, tuple[str, ...], int]
-"""A logical axis, the axes that cut it, and how many pieces it may be cut into."""
+"""A logical axis, the axes that shard it, and its number of units."""
 
 
 def split_units(plan: Plan) -> Iterator[Draft]:
     """SW107: heads, KV heads and experts that would be split, and weights that their axes do not divide.
 
-    Of weights, and of activations where their heads are exchanged for tokens (``move: {attention: ulysses}``).
+    Checked for weights, and for activations where heads are exchanged for tokens (``move: {attention: ulysses}``).
     """
     groups: dict[Group, list[TensorPlan]] = {}
     for tensor, weight in weight_rows(plan):
@@ -44,7 +44,7 @@ def split_units(plan: Plan) -> Iterator[Draft]:
 
 
 def _exchanged(plan: Plan) -> dict[Group, list[TensorPlan]]:
-    """Heads that axes of tokens do not divide, which are to take them in exchange."""
+    """Heads of activations that are not divisible by the context axes that shard them in exchange for tokens."""
     groups: dict[Group, list[TensorPlan]] = {}
     for tensor in plan.activations:
         for name, size in zip(tensor.in_use.logical_axes, tensor.shape, strict=True):
@@ -55,10 +55,10 @@ def _exchanged(plan: Plan) -> dict[Group, list[TensorPlan]]:
 
 
 def _unit_axes(plan: Plan, tensor: TensorPlan, weight: Weight, name: str) -> tuple[str, ...]:
-    """The axes that must divide a dim in whole units: those in use, and those that take whole experts.
+    """The axes that must divide the number of units of a dim: those in use, and those that shard experts.
 
-    Storing axes need only divide the elements (PyTorch: not even these), which the choice of a storage dim sees
-    to; a rule may still give a dim axes that do not.
+    Storage axes must divide only the number of elements (under PyTorch not even this). The choice of a storage dim ensures
+    it, but a rule may give a dim axes that do not divide.
     """
     assert tensor.at_rest is not None
     in_use, at_rest = tensor.in_use.axes_of(name), tensor.at_rest.axes_of(name)
@@ -76,10 +76,10 @@ def _has_units(name: str, plan: Plan, tensors: list[TensorPlan]) -> bool:
 def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: list[TensorPlan]) -> Draft:
     tensor, *rest = largest_first(tensors)
     number, spec, mark = _caret(tensor, name, axes)
-    pieces = plan.mesh.size(axes)
+    shards = plan.mesh.size(axes)
     unit = UNIT_NAMES.get(name, "element")
-    part = f"of {'an' if unit[0] in 'aeiou' else 'a'} {unit}" if units < pieces else plural(unit)
-    each = f"{units / pieces:.4g} {part}"
+    noun = f"of {'an' if unit[0] in 'aeiou' else 'a'} {unit}" if units < shards else plural(unit)
+    each = f"{units / shards:.4g} {noun}"
     also = f"; {others([tensor.name, *(t.name for t in rest)], tensor.kind)}" if rest else ""
     finding = Finding(
         code="SW107",
@@ -89,10 +89,10 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
         notation=str(spec),
         mark=mark,
         found=f"{counted(units, name)} over {product(plan.mesh, axes)}: {each} on each device{also}",
-        needed=_legal_text(units, pieces),
-        cost=f"{count(pieces, 'device')} for {counted(units, name)}: {percent(1 - units / pieces)} of them would repeat "
-        "what another has"
-        if units < pieces
+        needed=_legal_text(units, shards),
+        cost=f"{count(shards, 'device')} for {counted(units, name)}: {percent(1 - units / shards)} of them would repeat "
+        "the work of another"
+        if units < shards
         else "",
     )
     instead = (attention_move("gather"),) if tensor.kind == "activation" else ()
@@ -100,7 +100,7 @@ def _split(plan: Plan, name: str, axes: tuple[str, ...], units: int, tensors: li
 
 
 def _legal_text(size: int, near: int) -> str:
-    """The sizes that would do: all of them where they are few, else the nearest."""
+    """The sizes that divide: all of them where they are few, otherwise the nearest."""
     nearest = sorted(nearest_divisors(size, near))
     which = "" if len(nearest) == len(divisors(size)) else "the nearest are "
     return f"a product that divides {size}: {which}{either(nearest)}"
@@ -123,32 +123,32 @@ def _legal_sizes(plan: Plan, axes: tuple[str, ...], units: int) -> Iterator[Cand
 
 
 def padded(plan: Plan) -> Iterator[Draft]:
-    """SW104: dims of activations that JAX pads, and dims of weights that PyTorch cuts into uneven parts."""
-    seen = set()
+    """SW104: dims of activations that JAX pads, and dims of weights that PyTorch shards unevenly."""
+    reported = set()
     for tensor, weight in weight_rows(plan):
         if plan.request.engine == "torch":
-            yield from _uneven(plan, tensor, weight, seen)
-        # An activation counts heads where PyTorch's weight has elements; the weight has its own finding already.
+            yield from _uneven(plan, tensor, weight, reported)
+        # An activation counts heads where PyTorch's weight counts elements; the weight has its own finding already.
         for dim in tensor.in_use.dims[-len(tensor.shape) :]:
-            seen.add((dim.logical_axis, weight.units_of(dim.logical_axis), plan.mesh.larger_than_one(dim.axes)))
+            reported.add((dim.logical_axis, weight.units_of(dim.logical_axis), plan.mesh.larger_than_one(dim.axes)))
     for tensor in plan.activations:
         for number, (dim, size) in enumerate(zip(tensor.in_use.dims, tensor.shape, strict=True)):
             axes = plan.mesh.larger_than_one(dim.axes)
             key = (dim.logical_axis, size, axes)
-            # Heads of activations are counted in whole units, as those of weights are.
+            # SW107 reports heads of activations, as it reports those of weights.
             if (
                 dim.logical_axis in ("batch", "length", "q_length", *EXCHANGED_FOR_HEADS)
                 or size % plan.mesh.size(axes) == 0
-                or key in seen
+                or key in reported
             ):
                 continue
-            seen.add(key)
+            reported.add(key)
             yield _padding(plan, tensor, number, size, axes)
 
 
 def _padding(plan: Plan, tensor: TensorPlan, number: int, size: int, axes: tuple[str, ...]) -> Draft:
-    pieces = plan.mesh.size(axes)
-    held = ceil(size / pieces) * pieces
+    shards = plan.mesh.size(axes)
+    held = ceil(size / shards) * shards
     name = tensor.in_use.logical_axes[number]
     finding = Finding(
         code="SW104",
@@ -158,17 +158,17 @@ def _padding(plan: Plan, tensor: TensorPlan, number: int, size: int, axes: tuple
         notation=str(tensor.in_use),
         mark=place_in(tensor.in_use, number),
         found=f"{counted(size, name)} over {product(plan.mesh, axes)}: padded to {held}",
-        needed=_legal_text(size, pieces),
+        needed=_legal_text(size, shards),
         cost=f"{percent(held / size - 1)} more memory and compute for this tensor",
     )
     return Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, size)))
 
 
-def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, seen: set) -> Iterator[Draft]:
-    """PyTorch's `fully_shard` chunks dim 0, the last parts short or empty; under tensor roles that loses rows.
+def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, reported: set) -> Iterator[Draft]:
+    """PyTorch's `fully_shard` chunks dim 0, and the last shards are short or empty; under tensor roles this loses rows.
 
     Where the axes in use do not divide the dim, the DTensor's spec names rows that the rank does not hold (71 of
-    1,024 small layouts): the save succeeds and cannot be loaded (pytorch#168134, pytorch#161368).
+    1,024 small layouts): the save succeeds and the checkpoint cannot be loaded (pytorch#168134, pytorch#161368).
     """
     assert tensor.at_rest is not None
     for number, dim in enumerate(tensor.at_rest.dims[-len(tensor.shape) :]):
@@ -177,9 +177,9 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, seen: set) -> Iterat
         axes = plan.mesh.larger_than_one(dim.axes)
         unloadable = size % plan.mesh.size(in_use) and dim.logical_axis not in UNIT_NAMES and not weight.unit
         key = ("torch", dim.logical_axis, size, in_use if unloadable else axes)
-        if key in seen:
+        if key in reported:
             continue
-        seen.add(key)
+        reported.add(key)
         spec, mark = tensor.at_rest, place_in(tensor.at_rest, tensor.at_rest.logical_axes.index(dim.logical_axis))
         where = f"dim {number} ('{dim.logical_axis}') of {tensor.name}"
         if unloadable:
@@ -190,16 +190,16 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, seen: set) -> Iterat
                 where=where,
                 notation=str(spec),
                 mark=mark,
-                found=f"{counted(size, dim.logical_axis)} over {product(plan.mesh, in_use)}, in uneven parts",
+                found=f"{counted(size, dim.logical_axis)} over {product(plan.mesh, in_use)}, in uneven shards",
                 needed=_legal_text(size, plan.mesh.size(in_use)),
-                cost="PyTorch's own checkpoint of it saves and cannot be loaded",
+                cost="PyTorch's own checkpoint of it can be saved and cannot be loaded",
             )
             yield Draft(finding=finding, candidates=tuple(_legal_sizes(plan, in_use, size)))
         elif size % plan.mesh.size(in_use) == 0 and size % plan.mesh.size(axes):
-            yield _uneven_parts(plan, tensor, where, mark, counted(size, dim.logical_axis), size, axes, in_use)
+            yield _uneven_shards(plan, tensor, where, mark, counted(size, dim.logical_axis), size, axes, in_use)
 
 
-def _uneven_parts(
+def _uneven_shards(
     plan: Plan,
     tensor: TensorPlan,
     where: str,
@@ -209,12 +209,12 @@ def _uneven_parts(
     axes: tuple[str, ...],
     in_use: tuple[str, ...],
 ) -> Draft:
-    """A part of each device of the axes in use, chunked again over the storing ones."""
-    part = size // plan.mesh.size(in_use)
-    pieces = plan.mesh.size(axes) // plan.mesh.size(in_use)
-    largest = ceil(part / pieces)
-    empty = (pieces - ceil(part / largest)) * plan.mesh.size(in_use)
-    more = largest * pieces / part - 1
+    """The shard of each device of the axes in use, chunked again over the storage axes."""
+    in_use_size = size // plan.mesh.size(in_use)
+    chunks = plan.mesh.size(axes) // plan.mesh.size(in_use)
+    largest = ceil(in_use_size / chunks)
+    empty = (chunks - ceil(in_use_size / largest)) * plan.mesh.size(in_use)
+    more = largest * chunks / in_use_size - 1
     none = f", and {count(empty, 'device')} with none" if empty else ""
     return Draft(
         finding=Finding(
@@ -224,7 +224,7 @@ def _uneven_parts(
             where=where,
             notation=str(tensor.at_rest),
             mark=mark,
-            found=f"{shown} over {product(plan.mesh, axes)}: parts of {largest} at most{none}",
+            found=f"{shown} over {product(plan.mesh, axes)}: shards of {largest} at most{none}",
             needed=f"a size that {plan.mesh.size(axes)} divides",
             cost=f"{percent(more)} more bytes in each gather of this weight",
         )

@@ -1,4 +1,4 @@
-"""SW111: words of a layout that no tensor of this model answers to."""
+"""SW111: names in a layout that no tensor of this model has."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardwright.core.plan.plan import Plan
 
 
 def unused(plan: Plan) -> Iterator[Draft]:
-    """Rules, and names of an entry's `weights:`, that no weight of the model has as the engine stores it.
+    """Rules, and names of an entry's `weights:`, for dims that no weight of the model has as the engine stores it.
 
-    A dim that is one with another there (PyTorch's heads) is not cut alone, which is what a rule without an axis asks.
+    A dim that is merged with another (PyTorch's heads) is not sharded alone, so a rule without an axis for it holds.
     """
     layout, table = plan.request.layout, plan.request.table
     present: dict[str, dict[str, None]] = {}
@@ -23,12 +23,12 @@ def unused(plan: Plan) -> Iterator[Draft]:
         present.setdefault(tensor.component, {}).update(dict.fromkeys(tensor.spec.logical_axes[-len(tensor.shape) :]))
     for rule in layout.rules:
         known = tuple(present.get(rule.component, ()))
-        whole = any(rule.component == w.component and rule.logical_axis in w.logical_axes for w in table.weights)
-        if rule.logical_axis not in known and (rule.axes or not whole):
+        merged = any(rule.component == w.component and rule.logical_axis in w.logical_axes for w in table.weights)
+        if rule.logical_axis not in known and (rule.axes or not merged):
             yield Draft(
                 finding=Finding(
                     code="SW111",
-                    # A layout may serve several models: a part that this one lacks is no mistake in the rule.
+                    # A layout may be for several models: a component that this model lacks is no error in the rule.
                     severity="error" if known else "warning",
                     where=f"rule for '{rule.logical_axis}' in '{rule.component}'",
                     position=rule.position,
@@ -40,8 +40,8 @@ def unused(plan: Plan) -> Iterator[Draft]:
     for axis, declared in layout.entries.items():
         if not isinstance(declared.weights, tuple):
             continue
-        storing = [c for c, role in declared.roles.items() if ROLES[role].stores and c in present]
-        known = {name for component in storing for name in present[component]}
+        stored_in = [c for c, role in declared.roles.items() if ROLES[role].stores and c in present]
+        known = {name for component in stored_in for name in present[component]}
         unknown = tuple(name for name in declared.weights if name not in known)
         if unknown:
             left = tuple(name for name in declared.weights if name in known)

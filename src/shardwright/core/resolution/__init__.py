@@ -2,7 +2,7 @@
 
 request.py      what is planned: model, layout, devices, batch
 mesh_sizes.py   the size of each mesh axis
-resolve.py      the spec of each tensor, with every axis asked for and granted
+resolve.py      the spec of each tensor, with every axis that is requested, and granted or refused
 storage.py      the dim that is sharded at rest and gathered for use
 order.py        the order of several axes on one dim
 row_order.py    the order of a row's tokens over the devices that share it

@@ -1,13 +1,14 @@
 """How each weight's gradient is reduced over each axis: derived from what is contracted, never configured.
 
-| the gradient is in parts over the axis | the axis cuts the weight at rest | reduction |
+| the gradient is partial over the axis | the axis shards the weight at rest | reduction |
 |---|---|---|
 | yes | yes | reduce-scatter |
 | yes | no | all-reduce, over replicas once per step |
 | no | either | none |
 
-It is in parts where the axis cuts what is contracted in making the gradient, and where it cuts, in the computation, a dim
-of the weight that is whole in use: each device then makes the gradient of its own part alone, and zeros of the rest.
+A gradient is partial over an axis that shards a dim contracted in computing it. It is also partial where the computation
+shards a dim of the weight that is replicated in use: each device then computes the gradient of its own slice, and zeros
+elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Reduction = Literal["reduce-scatter", "all-reduce"]
 
 
 def partial_axes(layout: Layout, contracted: tuple[Contraction, ...]) -> tuple[str, ...]:
-    """The axes over which a tensor is partial that was made by summing over the given dims, in mesh order."""
+    """The axes, in mesh order, over which a tensor is partial after a contraction of the given dims."""
     return tuple(
         axis
         for axis in layout.entries
@@ -46,11 +47,11 @@ def gradient_reductions(weight: Weight, layout: Layout, at_rest: Spec, in_use: S
 def partial_gradient_axes(
     weight: Weight, layout: Layout, in_use: Spec, component: str | None = None
 ) -> tuple[str, ...]:
-    """The axes over which the gradient that one use of a weight makes is in parts, in mesh order.
+    """The axes, in mesh order, over which the gradient from one use of a weight is partial.
 
-    ``component``: of a tied weight's second use; None: the weight's own. Besides what is contracted, an axis of which
-    each device uses a slice of what it holds whole: a rule that leaves ``tensor`` out of the KV heads makes such a
-    weight, and so does a tied one, of which one use alone is cut.
+    ``component``: that of a tied weight's second use; None: the weight's own. In addition to the axes of contracted dims
+    these are the axes over which each device uses a slice of a replicated weight. A rule that leaves ``tensor`` out of the
+    KV heads makes such a weight. A tied weight of which only one use is sharded is another.
     """
     own = component or weight.component
     contracted = tuple(c for c in weight.contracted if c[0] == own) if weight.uses else weight.contracted

@@ -1,4 +1,4 @@
-"""Sizes of the mesh axes: the layout's, the request's, and ``auto`` for what is left of the devices."""
+"""Sizes of the mesh axes: the layout's, the request's, and ``auto`` for the remaining devices."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Sizes = Mapping[str, int | Auto]
 
 
 def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
-    """The mesh of a request, with the findings that are no errors.
+    """The mesh of a request, with the findings that are not errors.
 
-    Raises FindingsError (SW106, SW111): an unknown axis, a size below 1, `auto` twice, sizes that do not
-    multiply to the devices, or to more than any plan has. A fix that it names gives a mesh.
+    Raises FindingsError (SW106, SW111): an unknown axis, a size below 1, `auto` twice, sizes whose product is not the
+    number of devices, or exceeds the bound of any plan. Each fix in it has been checked to give a mesh.
     """
     faults = mesh_faults(request)
     if faults:
-        raise FindingsError([fault.settled(lambda c, f=fault: mends(f, c, request)) for fault in faults])
+        raise FindingsError([fault.settled(lambda c, f=fault: fixes(f, c, request)) for fault in faults])
     sizes, notes = _sizes(request), ()
     fixed, automatic = _split(sizes)
     if automatic:
@@ -36,7 +36,7 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
         devices = request.devices
         if devices is None:
             devices = _natural_devices(request, known)
-            notes = (_says_what_auto_is(request, automatic[0], devices // known, devices),)
+            notes = (_default_devices_finding(request, automatic[0], devices // known, devices),)
         fixed[automatic[0]] = devices // known
     axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
     whole_slice = request.chip.whole_slice if request.chip is not None and request.engine == "jax" else None
@@ -44,12 +44,12 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
 
 
 def mesh_faults(request: Request) -> tuple[Draft, ...]:
-    """What is wrong with the sizes; nothing where there is a mesh."""
+    """The errors in the sizes; none where there is a mesh."""
     return tuple(_faults(request))
 
 
-def mends(fault: Draft, candidate: Candidate, request: Request) -> bool:
-    """Whether a candidate takes a fault away and brings no other."""
+def fixes(fault: Draft, candidate: Candidate, request: Request) -> bool:
+    """Whether a candidate removes a fault and adds no other."""
     left = {other.key for other in _faults(candidate.edit(request))}
     return fault.key not in left and left <= {other.key for other in _faults(request)}
 
@@ -119,22 +119,22 @@ def _natural_devices(request: Request, known: int) -> int:
     return max(1, natural // known) * known
 
 
-def _says_what_auto_is(request: Request, axis: str, size: int, devices: int) -> Finding:
-    """Without a number of devices, `auto` becomes what the model's natural mesh leaves for it, and that is said."""
+def _default_devices_finding(request: Request, axis: str, size: int, devices: int) -> Finding:
+    """Without a number of devices, `auto` is the rest of the model's natural mesh, and the finding reports it."""
     return Finding(
         code="SW106",
         severity="info",
         where=f"mesh axis '{axis}' of layout '{request.layout.name}'",
-        found=f"'auto', and no number of devices: {axis} = {size}, for the {count(devices, 'device')} "
-        f"that {request.table.name} is planned on unless said otherwise",
+        found=f"'auto' without a number of devices: {axis} = {size}, for the {count(devices, 'device')} "
+        f"that {request.table.name} is planned on by default",
         needed="a number of devices, or a size",
-        fix=f"--devices {devices}, or --mesh {axis}={size}, says it",
+        fix=f"--devices {devices}, or --mesh {axis}={size}, states it",
         position=request.layout.mesh[axis].position,
     )
 
 
 def _one_size(fixed: Mapping[str, int], devices: int, *, filled: bool) -> Iterator[Candidate]:
-    """One size changed, the largest axis first: to fill the devices, or to the nearest that divides them."""
+    """One size changed, the largest axis first: to the size that fills the devices, or to the nearest divisors."""
     for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
         others = prod(fixed.values()) // size
         if devices % others == 0:
@@ -143,7 +143,7 @@ def _one_size(fixed: Mapping[str, int], devices: int, *, filled: bool) -> Iterat
 
 
 def _smaller(fixed: Mapping[str, int], most: int) -> Iterator[Candidate]:
-    """One size brought down to what the others leave of the most devices, the largest axis first."""
+    """One size reduced, the largest axis first, so that the product is at most the bound."""
     for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
         yield _resize({axis: most // (prod(fixed.values()) // size)})
 

@@ -1,11 +1,11 @@
-"""The order of several axes on one dim: those that stay, then those that leave; mesh order inside each group.
+"""The order of several axes on one dim: persistent axes, then gathered axes; mesh order inside each group.
 
-Then neither a gather nor a change of component moves data outside the group of the axes that leave.
+With this order, a gather or a change of component moves data only inside the groups of the gathered axes.
 
-| tensor | axes that stay | axes that leave |
+| tensor | persistent axes | gathered axes |
 |---|---|---|
-| weight | those that still cut the dim in use | those it is gathered over |
-| activation | those that cut the dim in every component | those that cut it in some components only |
+| weight | those that still shard the dim in use | those over which it is gathered |
+| activation | those that shard the dim in every component | those that shard it in some components only |
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def ordered(mesh: Mesh, persistent: Iterable[str], gathered: Iterable[str]) -> t
 
 
 def persistent_axes(layout: Layout, logical_axis: str, components: Iterable[str]) -> frozenset[str]:
-    """The axes that cut a logical axis of activations in each of the components."""
-    # A row's queries carry the cut of its length: both are one question.
+    """The axes that shard a logical axis of activations in each of the components."""
+    # Queries are sharded as the length of their row is.
     name = "length" if logical_axis == "q_length" else logical_axis
     present = list(components)
     return frozenset(axis for axis in layout.entries if all(name in layout.dims_sharded_by(axis, c) for c in present))

@@ -1,7 +1,7 @@
 """A user's own model as a table: shapes by name, and, by name patterns, a component and a logical name for each dim.
 
 A description is ``component: dims``, as in ``attention: embed heads head_dim``. Dims are those of the shape, in its
-order. ``layers`` may stand first, for layers stacked along dim 0. A dim that nothing may cut is named with a leading
+order. ``layers`` may be first, for layers stacked along dim 0. The name of a dim that may not be sharded starts with an
 underscore: ``_taps``.
 """
 
@@ -23,10 +23,10 @@ from shardwright.core.model.table import Activation, Contraction, Initializer, M
 from shardwright.core.resolution.resolve import resolve_activation
 
 STORAGE_FIRST = ("embed", "q_lora", "kv_lora")
-"""The dims that carry the cut at rest before any other of a weight, as in our own tables."""
+"""The dims that are tried as storage dim before any other of a weight, as in our own tables."""
 
 NOT_MADE_HERE = Initializer(kind="zeros")
-"""A user's program makes its own initial values; nothing of ours reads this."""
+"""A user's program makes its own initial values; our code does not read this."""
 
 
 def table_of(
@@ -40,12 +40,12 @@ def table_of(
     """The table of a program that is not ours.
 
     ``shapes``: shape and dtype of each weight by name. ``descriptions``: for each name pattern (``*`` stands for any
-    text) a component and the logical name of each dim. ``activations``: the same by plain name, for those whose
-    layout is wanted in the plan; their sizes come from the weights and the request. ``units``: for a logical axis that
-    counts elements, how many make one that may not be split, as ``{"heads": 64}`` where a dim is heads x head_dim.
+    text) a component and the logical name of each dim. ``activations``: the same by plain name, for activations that
+    the plan is to include; their sizes are taken from the weights and the request. ``units``: for a logical axis that
+    counts elements, how many elements form one unit that may not be split, as ``{"heads": 64}`` for a dim of heads x head_dim.
 
-    Raises InputError for a weight that no pattern matches or that two describe differently, a rank that differs, a
-    size that one logical axis has twice over, an unknown component or logical axis, and a unit that does not divide.
+    Raises InputError for a weight that no pattern matches or that two describe differently, a different number of dims, an
+    activation's dim without a single known size, an unknown component or logical axis, and a unit that does not divide.
 
     >>> table = table_of({"h/0/q": ((64, 4, 16), "float32"), "h/0/scale": ((64,), "float32")},
     ...                  {"*/q": "attention: embed heads head_dim", "*/scale": "residual: norm"})
@@ -86,15 +86,15 @@ def table_of(
 
 
 def activation_spec(layout: Layout, mesh: Mesh, logical_axes: str, *, component: str) -> Spec:
-    """How a layout cuts one activation of a component, from the logical names of its dims.
+    """The spec of one activation of a component under a layout, from the logical names of its dims.
 
     Raises InputError for an unknown component and for a mesh of another layout, NotationError for names that are not
     logical axes.
     """
-    strange = [axis for axis in mesh.names if axis not in layout.entries]
-    if strange:
+    unknown = [axis for axis in mesh.names if axis not in layout.entries]
+    if unknown:
         raise InputError(
-            f"the mesh has an axis '{strange[0]}', and layout '{layout.name}' has none. Give the mesh of a plan under it."
+            f"the mesh has an axis '{unknown[0]}', and layout '{layout.name}' has none. Give the mesh of a plan under it."
         )
     known, axes = _parse("the activation", f"{component}: {logical_axes}")
     row = Activation(name="the activation", component=known, logical_axes=axes)
@@ -113,7 +113,7 @@ def _parse(where: str, text: str) -> tuple[str, tuple[str, ...]]:
     if parsed.spec.axes:
         start, stop = parsed.place_of(parsed.spec.dim_of(parsed.spec.axes[0]) or 0)
         raise NotationError(
-            f"{where}: logical names only; which mesh axes cut a dim is the layout's to say",
+            f"{where}: logical names only; the layout decides which mesh axes shard a dim",
             text=parsed.text,
             start=start,
             stop=stop,
@@ -137,7 +137,7 @@ def _weight(name: str, shape: Sequence[int], dtype: str, parsed: Mapping[str, tu
         )
     stacked = bool(axes) and axes[0] == "layers"
     if "layers" in axes[1:]:
-        raise InputError(f"'{pattern}': 'layers' stands first or not at all; the store and the stages cut dim 0.")
+        raise InputError(f"'{pattern}': 'layers' is first or absent; checkpoints and stages shard dim 0.")
     num, axes, shape = (shape[0], axes[1:], tuple(shape[1:])) if stacked else (1, axes, tuple(shape))
     return Weight(
         name=name,
@@ -154,7 +154,7 @@ def _weight(name: str, shape: Sequence[int], dtype: str, parsed: Mapping[str, tu
 
 
 def _in_units(weight: Weight, units: Mapping[str, int]) -> Weight:
-    """The weight with those of the units that it has a dim of."""
+    """The weight with the units of its own dims."""
     own = {axis: elements for axis, elements in units.items() if axis in weight.logical_axes}
     for axis, elements in own.items():
         if elements < 1 or weight.size(axis) % elements:
@@ -166,7 +166,7 @@ def _in_units(weight: Weight, units: Mapping[str, int]) -> Weight:
 
 
 def _storage(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Every dim that may be cut, the usual ones first; a weight of one dim rests whole."""
+    """Every dim that may be sharded, the usual ones first. A weight of one dim is replicated at rest."""
     if len(axes) < 2:
         return ()
     free = [axis for axis in axes if not axis.startswith("_")]
@@ -174,10 +174,10 @@ def _storage(axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _contracted(component: str, axes: tuple[str, ...]) -> tuple[Contraction, ...]:
-    """What a weight's gradient is summed over: the tokens it has seen, and what the tensor it makes is used by.
+    """The dims that are summed over in a weight's gradient: those of tokens, and those of what uses the weight's output.
 
-    A weight of attention without heads (a down-projection, a norm inside) feeds all heads. A vector along ``embed``
-    follows them: it is added to sums that are whole. The router's scores reach the loss through every expert.
+    A weight of attention without heads (a down-projection, an inner norm) feeds all heads. A vector along ``embed`` comes
+    after the heads: it is added to sums that are complete. The router's scores affect the loss through every expert.
     """
     tokens = ((component, "batch"), (component, "groups" if component == "moe" else "length"))
     if component == "router":
@@ -189,7 +189,7 @@ def _contracted(component: str, axes: tuple[str, ...]) -> tuple[Contraction, ...
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern describes a name; ``*`` alone is special in it, since names may hold brackets."""
+    """Whether a pattern matches a name. Only ``*`` is special in a pattern, since names may contain brackets."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
 
 
@@ -203,12 +203,12 @@ def _shape_and_dtype(name: str, given: object) -> tuple[tuple[int, ...], str]:
 
 
 def _sizes(weights: Sequence[Weight]) -> dict[str, int]:
-    """Elements along each logical axis where all weights agree; others have no single size and are left out."""
-    seen: dict[str, set[int]] = {}
+    """Elements along each logical axis that has the same size in all weights; other axes are left out."""
+    found: dict[str, set[int]] = {}
     for weight in weights:
         for axis, size in zip(weight.logical_axes, weight.shape, strict=True):
-            seen.setdefault(axis, set()).add(size)
-    return {axis: next(iter(found)) for axis, found in seen.items() if len(found) == 1}
+            found.setdefault(axis, set()).add(size)
+    return {axis: next(iter(sizes)) for axis, sizes in found.items() if len(sizes) == 1}
 
 
 def _check_sizes_known(row: Activation, sizes: Mapping[str, int]) -> None:

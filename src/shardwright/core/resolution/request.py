@@ -1,4 +1,4 @@
-"""What is planned: a layout for a model, on so many devices, with so many rows. Everything a plan depends on."""
+"""What is planned: a layout for a model, with numbers of devices and rows. Everything that a plan depends on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.model.table import ModelTable
 
 REMAT_POLICIES = ("full", "dots", "none")
-"""What the backward pass recomputes: all of a layer, all but its matrix products, nothing."""
+"""What the backward pass recomputes: an entire layer, all but its matrix products, or nothing."""
 
 
 FLOATS = ("float32", "bfloat16", "float16")
-"""Dtypes of numbers that have a gradient. What is trained is in those of ``precision.TRAINED_IN``."""
+"""Dtypes of tensors that have a gradient. Training uses those of ``precision.TRAINED_IN``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program have.
+    """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program use.
 
-    ``whole_slice``: how its compiler's collectives over a whole slice go, where all devices are one.
+    ``whole_slice``: how its compiler splits collectives over an entire slice, where all devices form one slice.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Chip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A question to the planner.
+    """The input of the planner.
 
-    ``mesh_sizes`` stand in for the layout's own. ``devices`` None: what the sizes multiply to, or, where one
-    is ``auto``, the devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step.
-    ``expert_buffer``: room for the tokens that come to a device's experts, in even shares; None: for all that may come.
-    ``load_balanced``: devices that share a row take pieces from both of its ends (``row_order``).
+    ``mesh_sizes`` replace the layout's own. ``devices`` None: the product of the sizes, or, where one is ``auto``, the
+    devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step. ``expert_buffer``: capacity
+    for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
+    ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``).
 
-    Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for a word that is none
-    of those known. Sizes below 1 are findings, and sizes that together are too many devices.
+    Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
+    word. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
     """
 
     layout: Layout
@@ -78,9 +78,9 @@ class Request:
             if not is_integer(size):
                 raise InputError(f"the size of mesh axis '{axis}' is {shown_number(size)}, and must be a whole number.")
             within(f"the size of mesh axis '{axis}'", size, "devices")
-        room = self.expert_buffer
-        if room is not None and (not is_number(room) or not 0 < room < inf):
-            raise InputError(f"expert_buffer is {room!r}, and must be a finite number above 0.")
+        buffer = self.expert_buffer
+        if buffer is not None and (not is_number(buffer) or not 0 < buffer < inf):
+            raise InputError(f"expert_buffer is {buffer!r}, and must be a finite number above 0.")
         words = {
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),

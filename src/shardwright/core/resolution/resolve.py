@@ -1,4 +1,4 @@
-"""Resolution: from a layout to the spec of each tensor, with a record of every axis asked for and granted."""
+"""Resolution: from a layout to the spec of each tensor, with a record of every axis that is requested, granted or refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.storage import choose_storage
 
 Refusal = Literal["left-out", "kept-whole", "taken", "none-divides", "no-list"]
-"""Why an axis that is asked to cut a weight does not: a rule leaves it out; its entry says ``weights: whole``; it cuts
-another dim of the weight already; no dim of the storage list divides; the table gives no storage list."""
+"""Why an axis that is requested to shard a weight does not: a rule leaves it out; its entry has ``weights: whole``; it
+shards another dim of the weight already; it divides no dim of the storage list; the table gives no storage list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRequest:
-    """One axis that a layout asks to cut a tensor: the dim that it was ``granted``, or why it was ``refused`` one."""
+    """One axis that a layout requests to shard a tensor: the dim it is ``granted``, or why it is ``refused``."""
 
     axis: str
     role: str
@@ -38,7 +38,7 @@ class AxisRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedWeight:
-    """A weight's spec between steps and in the computation, and what became of each axis."""
+    """A weight's specs at rest and in use, and the result for each requested axis."""
 
     weight: Weight
     at_rest: Spec
@@ -49,11 +49,11 @@ class ResolvedWeight:
 def resolve_weight(
     weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str | None = None
 ) -> ResolvedWeight:
-    """The specs of one weight, one layer of it; its dims are the engine's (``as_torch_stores`` under PyTorch).
+    """The specs of one layer of a weight; its dims are the engine's (``as_torch_stores`` under PyTorch).
 
-    ``component``: as if the weight were another component's, for the second use of a tied one; None: its own.
+    ``component``: the component that uses the weight, for the second use of a tied one; None: its own.
 
-    A pipeline stage cuts the stack of layers, which then stands first, as ``layers/stage``.
+    A pipeline stage shards the stack of layers, which is then the first dim, as ``layers/stage``.
     """
     component = component or weight.component
     requests: list[AxisRequest] = []
@@ -61,7 +61,7 @@ def resolve_weight(
     ruled = {name: axes for name, axes in rules.items() if name in weight.logical_axes}
     persistent: dict[str, list[str]] = {name: [] for name in (*weight.logical_axes, "layers")}
     gathered: dict[str, list[str]] = {name: [] for name in weight.logical_axes}
-    storing: list[str] = []
+    storage_axes: list[str] = []
     for axis in mesh.names:
         role = ROLES[layout.role(axis, component)]
         wanted = tuple(n for n in role.weights if n in weight.logical_axes or (n == "layers" and weight.stack))
@@ -70,19 +70,19 @@ def resolve_weight(
             if name in ruled and axis not in ruled[name]:
                 requests.append(AxisRequest(axis=axis, role=role.name, tried=wanted, refused="left-out"))
                 continue
-            travels = role.name == "expert" and layout.move_moe == "weights"
-            (gathered if travels else persistent)[name].append(axis)
+            gathers_experts = role.name == "expert" and layout.move_moe == "weights"
+            (gathered if gathers_experts else persistent)[name].append(axis)
             requests.append(AxisRequest(axis=axis, role=role.name, tried=wanted, granted=name))
         elif role.stores and layout.entries[axis].weights != "whole":
-            storing.append(axis)
+            storage_axes.append(axis)
         elif role.stores:
             requests.append(AxisRequest(axis=axis, role=role.name, tried=(), refused="kept-whole"))
     if ruled:
-        # PyTorch gathers parameters for use, and no buffer: it rests as it is used.
+        # PyTorch gathers parameters, and no buffers: a buffer has the same spec at rest and in use.
         gathers = engine == "jax" or not weight.frozen
-        storing = _apply_rules(ruled, layout, component, gathers, storing, persistent, gathered, requests)
+        storage_axes = _apply_rules(ruled, layout, component, gathers, storage_axes, persistent, gathered, requests)
     already = {name: persistent.get(name, []) + gathered[name] for name in weight.logical_axes}
-    for choice in choose_storage(weight, layout, mesh, engine, storing, already):
+    for choice in choose_storage(weight, layout, mesh, engine, storage_axes, already):
         if choice.granted:
             gathered[choice.granted].extend(choice.axes)
         requests += [
@@ -112,21 +112,21 @@ def _apply_rules(
     layout: Layout,
     component: str,
     gathers: bool,
-    storing: list[str],
+    storage_axes: list[str],
     persistent: dict[str, list[str]],
     gathered: dict[str, list[str]],
     requests: list[AxisRequest],
 ) -> list[str]:
-    """Give the ruled dims exactly their axes; a storing axis that no rule names becomes a replica here.
+    """Give the ruled dims exactly their axes. The weight is replicated over a storage axis that no rule names.
 
-    ``gathers``: whether what only a rule puts on a dim can be gathered for use.
+    ``gathers``: whether an axis that only a rule puts on a dim can be gathered for use.
     """
     placed: dict[str, str] = {
-        axis: name for cuts in (persistent, gathered) for name, axes in cuts.items() for axis in axes
+        axis: name for group in (persistent, gathered) for name, axes in group.items() for axis in axes
     }
     for name, axes in ruled.items():
         for axis in axes:
-            # A second dim for one axis is left out here and reported as SW102.
+            # A second dim for one axis is ignored here and reported as SW102.
             if axis not in placed and not gathers:
                 requests.append(
                     AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), refused="no-list")
@@ -139,7 +139,7 @@ def _apply_rules(
                 requests.append(
                     AxisRequest(axis=axis, role=layout.role(axis, component), tried=(name,), refused="taken")
                 )
-    left = [axis for axis in storing if axis not in placed]
+    left = [axis for axis in storage_axes if axis not in placed]
     requests += [
         AxisRequest(axis=axis, role=layout.role(axis, component), tried=(), refused="left-out") for axis in left
     ]
@@ -147,39 +147,39 @@ def _apply_rules(
 
 
 def operand_spec(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec:
-    """The part of one layer of a weight that a device multiplies with: of what it holds in use, where a rule leaves a
-    dim whole on an axis that cuts it of the activations, its slice."""
-    cuts = {dim.logical_axis: list(dim.axes) for dim in in_use.dims}
+    """The spec of what a device multiplies with, of one layer of a weight: the spec in use, and in addition the axes that
+    shard a dim of the activations and that a rule leaves out of the weight. Over these a device takes its slice."""
+    axes_of = {dim.logical_axis: list(dim.axes) for dim in in_use.dims}
     for axis in mesh.names:
-        # A rule that leaves an axis out of the KV heads' weights leaves the KV heads whole, which ``dim_sharded_by`` knows.
+        # A rule that leaves an axis out of the KV heads' weights replicates the KV heads too: ``dim_sharded_by`` knows it.
         name = layout.dim_sharded_by(axis, component, ("batch", "length", *in_use.logical_axes))
-        if name in cuts and axis not in in_use.axes:
-            cuts[name].append(axis)
-    return Spec.build(in_use.logical_axes, cuts)
+        if name in axes_of and axis not in in_use.axes:
+            axes_of[name].append(axis)
+    return Spec.build(in_use.logical_axes, axes_of)
 
 
 def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, components: frozenset[str]) -> Spec:
-    """The spec of one activation. ``components``: those of the model, over which 'stays' is asked."""
+    """The spec of one activation. ``components``: those of the model, which decide the persistent axes."""
     component = activation.component
-    cuts: dict[str, list[str]] = {name: [] for name in activation.logical_axes}
+    axes_of: dict[str, list[str]] = {name: [] for name in activation.logical_axes}
     for axis in mesh.names:
-        dispatched_from = component == "router" and "groups" in cuts
+        dispatched_from = component == "router" and "groups" in axes_of
         name = (
             dispatched_dim(layout, axis)
             if dispatched_from
             else layout.dim_sharded_by(axis, component, activation.logical_axes)
         )
         if name is not None:
-            cuts[name].append(axis)
+            axes_of[name].append(axis)
     for name in EXCHANGED_FOR_HEADS:
-        # Axes that cut heads in exchange for tokens give them back after attention: they stand behind those that stay,
-        # in the order in which they cut the tokens.
-        exchanged = [axis for axis in cuts.get(name, ()) if layout.role(axis, component) == "context"]
+        # Axes that shard heads in exchange for tokens shard tokens again after attention. They come after the persistent
+        # axes, in the order in which they shard the tokens.
+        exchanged = [axis for axis in axes_of.get(name, ()) if layout.role(axis, component) == "context"]
         if exchanged:
-            staying = [axis for axis in cuts[name] if axis not in exchanged]
-            cuts[name] = [*staying, *order_on("length", exchanged, layout, mesh, components)]
+            persistent = [axis for axis in axes_of[name] if axis not in exchanged]
+            axes_of[name] = [*persistent, *order_on("length", exchanged, layout, mesh, components)]
     return Spec.build(
-        activation.logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in cuts.items()}
+        activation.logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in axes_of.items()}
     )
 
 
@@ -190,7 +190,7 @@ def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components:
     if name not in ("batch", "length", "q_length", "groups"):
         return ordered(mesh, axes, ())
     if name == "groups":
-        # A row is cut further where it lies, so that no share of it has to travel.
+        # Axes that already shard the row come first, so that no tokens have to be sent.
         outside = order_on(
             "length", [a for a in axes if "length" in layout.dims_sharded_by(a, "router")], layout, mesh, components
         )
@@ -200,15 +200,15 @@ def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components:
 
 
 def dispatched_dim(layout: Layout, axis: str) -> str | None:
-    """The dim that an axis cuts of tokens as they are dispatched from, ``batch`` or ``groups``: no axis does their experts'
-    products twice that has a job in ``moe``.
+    """The dim of tokens that an axis shards before their dispatch, ``batch`` or ``groups``: no axis that has a role in
+    ``moe`` repeats the experts' products.
 
-    | role in ``moe`` | tokens |
+    | role in ``moe`` | dim |
     |---|---|
-    | expert, the router's batch cut | batch |
-    | expert, the router's length cut | groups: the pieces of a row |
-    | expert, tokens whole in the router | groups: each device takes its share |
-    | any other | as ``moe`` cuts them |
+    | expert, and the axis shards batch in the router | batch |
+    | expert, and the axis shards length in the router | groups: the chunks of a row |
+    | expert, and tokens are replicated in the router | groups: each device takes its share |
+    | any other | the one that ``moe`` shards |
     """
     if layout.role(axis, "moe") == "expert" and layout.move_moe != "weights":
         return "batch" if "batch" in layout.dims_sharded_by(axis, "router") else "groups"
@@ -216,15 +216,15 @@ def dispatched_dim(layout: Layout, axis: str) -> str | None:
 
 
 def expert_axes(layout: Layout, mesh: Mesh) -> tuple[str, ...]:
-    """The axes over which choices travel to experts, or tokens around a ring; none where the weights travel."""
+    """The axes over which tokens are sent to experts, directly or around a ring; none where the weights are gathered."""
     return () if layout.move_moe == "weights" else mesh.larger_than_one(layout.axes_with("expert", "moe"))
 
 
 def activation_sizes(request: Request, mesh: Mesh) -> Mapping[str, int]:
     """Elements along every logical axis: the table's, the request's, and those of dispatched tokens.
 
-    ``groups`` is the number of pieces into which a row is cut where it is dispatched, each of ``tokens``; ``slots`` are
-    the rows of a device's buffer, for each expert, row and group that it holds.
+    ``groups`` is the number of chunks of a row at the dispatch, each of ``tokens`` tokens. ``slots`` are the rows of a
+    device's buffer for each expert, row and group of that device.
     """
     length = request.length
     sizes = {
@@ -236,15 +236,15 @@ def activation_sizes(request: Request, mesh: Mesh) -> Mapping[str, int]:
         groups = mesh.size(_axes_that_dispatch(request.layout, mesh, "groups"))
         sizes["groups"], sizes["tokens"] = groups, ceil(length / groups)
         traffic = traffic_of(request, mesh)
-        cut = request.layout.axes_sharding
-        rows = ceil(request.batch / request.microbatches / mesh.size(cut("batch", "moe")))
-        held = traffic.experts * rows * ceil(groups / mesh.size(cut("groups", "moe")))
+        axes_sharding = request.layout.axes_sharding
+        rows = ceil(request.batch / request.microbatches / mesh.size(axes_sharding("batch", "moe")))
+        held = traffic.experts * rows * ceil(groups / mesh.size(axes_sharding("groups", "moe")))
         sizes["slots"] = ceil(traffic.buffer_rows(request.expert_buffer) / held)
     return sizes
 
 
 def traffic_of(request: Request, mesh: Mesh) -> Traffic:
-    """What a device sends to experts and may receive, in one layer and microbatch."""
+    """What a device sends to experts and can receive, in one layer and microbatch."""
     table, layout = request.table, request.layout
     axes = expert_axes(layout, mesh)
     row = _axes_that_dispatch(layout, mesh, "groups")
@@ -266,8 +266,8 @@ def _axes_that_dispatch(layout: Layout, mesh: Mesh, name: str) -> tuple[str, ...
 
 
 def capacity_of(table: ModelTable, length: int) -> int | None:
-    """Tokens of one row that one expert of a model takes at most; None where it drops none, or where a user's own
-    table does not say how many experts see a token."""
+    """The capacity of one expert: the most tokens of one row that it takes. None where no token is dropped, or where a
+    user's own table does not give the number of experts of a token."""
     if table.top_k is None:
         return None
     return row_capacity(table.capacity_factor, top_k=table.top_k, experts=table.sizes["experts"], length=length)

@@ -1,9 +1,9 @@
-"""The storage dim: the dim of a weight that its storing axes cut at rest, and that is gathered for use.
+"""The storage dim: the dim of a weight that its storage axes shard at rest, and that is gathered for use.
 
 | engine | storage dim |
 |---|---|
-| jax | the first logical axis of the weight's storage list that all its storage axes and the axes already on that dim divide together |
-| torch | dim 0 as PyTorch stores it, which is what ``fully_shard`` cuts without a copy; it need not divide |
+| jax | the first logical axis of the weight's storage list that is divisible by the product of all its storage axes and the axes already on it |
+| torch | dim 0 as PyTorch stores it, which ``fully_shard`` shards without a copy; it need not divide |
 | either | an entry's ``weights:`` names other dims to try, before those of the table |
 """
 
@@ -21,9 +21,9 @@ from shardwright.core.model.table import Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageChoice:
-    """Where storing axes that share a list end up.
+    """The storage dim of storage axes that share a list.
 
-    ``granted`` None: none of ``tried`` can hold them, or the weight rests whole because it has no list.
+    ``granted`` None: no dim of ``tried`` divides, or the weight is replicated at rest because it has no list.
     """
 
     axes: tuple[str, ...]
@@ -32,14 +32,14 @@ class StorageChoice:
 
     @property
     def refused(self) -> Literal["none-divides", "no-list"] | None:
-        """Why there is no dim."""
+        """Why there is no storage dim; None where there is one."""
         if self.granted is not None:
             return None
         return "none-divides" if self.tried else "no-list"
 
 
 def storage_list(weight: Weight, layout: Layout, axis: str) -> tuple[str, ...]:
-    """The logical axes tried for one storing axis, in order."""
+    """The logical axes tried for one storage axis, in order."""
     named = layout.entries[axis].weights
     own = tuple(n for n in named if n in weight.logical_axes) if isinstance(named, tuple) else ()
     return own + tuple(n for n in weight.storage if n not in own) if weight.storage else ()
@@ -48,14 +48,14 @@ def storage_list(weight: Weight, layout: Layout, axis: str) -> tuple[str, ...]:
 def choose_storage(
     weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, axes: Sequence[str], in_use: dict[str, list[str]]
 ) -> tuple[StorageChoice, ...]:
-    """One choice for each distinct storage list among the storing ``axes``, the longest-standing cuts first.
+    """One choice for each distinct storage list among the storage ``axes``; earlier choices count for later ones.
 
-    ``in_use`` holds the axes that cut each logical axis before storage does.
+    ``in_use`` holds the axes that shard each logical axis before storage axes do.
     """
     lists: dict[tuple[str, ...], list[str]] = {}
     for axis in axes:
         lists.setdefault(storage_list(weight, layout, axis), []).append(axis)
-    taken = {name: prod(mesh.size(a) for a in cuts) for name, cuts in in_use.items()}
+    taken = {name: prod(mesh.size(a) for a in sharding) for name, sharding in in_use.items()}
     choices = []
     for tried, group in lists.items():
         product = mesh.size(group)
