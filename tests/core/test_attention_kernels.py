@@ -1,4 +1,4 @@
-"""By which algorithm real models attend under their layouts on each backend, and that the table says all it should."""
+"""The attention kernels of real models under their layouts on each backend, and that the table in words is complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GATHERED = plan_of("deepseek3-671b", "ep-as-cp", mesh_sizes={"fsdp": 64, "expert
 BALANCED = plan_of("deepseek3-671b", "ep-as-cp", mesh_sizes={"fsdp": 64, "expert": 8}, batch=64, load_balanced=True)
 PLANS = {
     "405b": LLAMA,
-    "671b, whole rows": plan_of("deepseek3-671b", "fsdp", mesh_sizes={"fsdp": 512}, batch=512),
+    "671b, unsharded rows": plan_of("deepseek3-671b", "fsdp", mesh_sizes={"fsdp": 512}, batch=512),
     "671b, gathered": GATHERED,
     "671b, balanced": BALANCED,
     "671b, around a ring": plan_of(
@@ -43,7 +43,7 @@ PLANS = {
 }
 EXPECTED = {
     "405b": ("blockwise", "splash", "triton", "cudnn"),
-    "671b, whole rows": ("blockwise", "splash", "triton", "triton"),
+    "671b, unsharded rows": ("blockwise", "splash", "triton", "triton"),
     "671b, gathered": ("blockwise", "splash", "blockwise", "blockwise"),
     "671b, balanced": ("blockwise", "splash", "blockwise", "blockwise"),
     "671b, around a ring": ("blockwise", "blockwise", "blockwise", "blockwise"),
@@ -58,33 +58,33 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("case", PLANS)
-def test_each_backend_takes_the_best_way_it_has(case: str) -> None:
-    attending = local_attention(PLANS[case])
-    assert attending is not None
-    assert tuple(choose_attention(backend, attending).name for backend in BACKENDS) == EXPECTED[case]
+def test_each_backend_uses_its_fastest_kernel(case: str) -> None:
+    attention = local_attention(PLANS[case])
+    assert attention is not None
+    assert tuple(choose_attention(backend, attention).name for backend in BACKENDS) == EXPECTED[case]
 
 
-def test_what_one_device_attends_with_is_read_off_the_plan() -> None:
+def test_the_attention_of_one_device_is_read_from_the_plan() -> None:
     assert local_attention(LLAMA) == LocalAttention(
         rows=1, queries=8192, keys=8192, heads=128, width=128, value_width=128, dtype="bfloat16"
     )
     gathered = LocalAttention(rows=1, queries=512, keys=4096, heads=128, width=192, value_width=128, dtype="bfloat16")
     assert local_attention(GATHERED) == gathered
     assert local_attention(BALANCED) == replace(gathered, in_order=False)
-    in_turn = plan_of("llama3-405b", "fsdp-tp", mesh_sizes={"fsdp": 64, "tensor": 8}, batch=512, microbatches=4)
-    attending = local_attention(in_turn)
-    assert attending is not None
-    assert (attending.rows, attending.heads) == (2, 16)
+    microbatched = plan_of("llama3-405b", "fsdp-tp", mesh_sizes={"fsdp": 64, "tensor": 8}, batch=512, microbatches=4)
+    attention = local_attention(microbatched)
+    assert attention is not None
+    assert (attention.rows, attention.heads) == (2, 16)
 
 
-def test_what_a_better_way_lacked_is_said() -> None:
-    attending = local_attention(BALANCED)
-    assert attending is not None
-    assert choose_attention("gpu with cuDNN", attending).lacking == {
+def test_the_unmet_needs_of_a_faster_kernel_are_reported() -> None:
+    attention = local_attention(BALANCED)
+    assert attention is not None
+    assert choose_attention("gpu with cuDNN", attention).lacking == {
         "cudnn": ("one width of at most 128, a multiple of 8",),
         "triton": ("queries that are all the tokens of a row, in order",),
     }
-    assert choose_attention("tpu", replace(attending, ring=True)).lacking == {"splash": ("all keys at once (no ring)",)}
+    assert choose_attention("tpu", replace(attention, ring=True)).lacking == {"splash": ("all keys at once (no ring)",)}
 
 
 @pytest.mark.parametrize("need", NEEDS)
@@ -102,7 +102,7 @@ def test_every_need_is_one_that_a_case_can_lack(need: str) -> None:
     ]
     assert NEEDS[need](good)
     assert not all(NEEDS[need](case) for case in bad)
-    assert any(need in way.needs for way in KERNELS)
+    assert any(need in kernel.needs for kernel in KERNELS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -114,7 +114,7 @@ def test_a_block_is_as_large_as_its_scores_permit(backend: Backend, heads: int) 
     assert block == LARGEST_BLOCK[backend] or heads * (2 * block) ** 2 > SCORES_OF_BLOCK
 
 
-def test_the_table_in_words_has_every_way() -> None:
+def test_the_table_in_words_has_every_kernel() -> None:
     text = attention_kernels.__doc__ or ""
-    for name in ("full", *(way.name for way in KERNELS), "blockwise"):
+    for name in ("full", *(kernel.name for kernel in KERNELS), "blockwise"):
         assert f"\n| {name} |" in text

@@ -1,4 +1,4 @@
-"""The collectives that the specs call for, against counts and bytes worked out by hand."""
+"""The collectives that the specs require, against counts and bytes computed by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_fsdp_gathers_each_weight_twice_and_scatters_its_gradient() -> None:
     assert found(plan_of("llama3-test", "fsdp", {"fsdp": 8}, remat="none"), phase="recompute") == []
 
 
-def test_hsdp_scatters_inside_and_sums_between_once_whatever_the_microbatches() -> None:
+def test_hsdp_reduce_scatters_each_microbatch_and_all_reduces_replicas_once() -> None:
     plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, microbatches=2)
     scattered = found(plan, component="mlp", kind="reduce-scatter")
     summed = found(plan, component="mlp", kind="all-reduce")
@@ -56,7 +56,7 @@ def test_hsdp_scatters_inside_and_sums_between_once_whatever_the_microbatches() 
     assert {(c.axes, c.phase, c.count_per_step) for c in summed} == {(("data",), "update", 6 * 3)}
 
 
-def test_tensor_parallel_gathers_before_and_scatters_behind_each_half_of_a_layer() -> None:
+def test_tensor_parallel_gathers_before_and_scatters_after_each_half_of_a_layer() -> None:
     plan = plan_of("llama3-test", "tp", {"tensor": 8})
     stream = BATCH * LENGTH * 256 * 4
     # One gather before attention, one before the feed-forward layer, one before the logits.
@@ -79,12 +79,12 @@ def test_context_gathers_keys_and_values_or_the_latent() -> None:
     assert {(c.bytes_per_device, c.count_per_step) for c in found(plan, **gathers)} == {(latent, 4), (integers, 2)}
 
 
-def test_a_ring_of_keys_passes_a_part_on_once_less_than_there_are_devices() -> None:
+def test_a_ring_of_keys_sends_a_shard_on_once_less_than_there_are_devices() -> None:
     layout = "name: ring\nmesh: {context: 8}\nroles: {context: context}\nmove: {attention: ring}\n"
     plan = plan_of("llama3-test", layout, {})
-    part = BATCH * LENGTH // 8 * 16 * 16 * 4
-    assert only(plan, component="attention", phase="forward", kind="permute") == (part, 7 * 2 * 6)
-    assert found(plan, component="attention", kind="all-gather", axes=("context",), bytes_per_device=8 * part) == []
+    shard = BATCH * LENGTH // 8 * 16 * 16 * 4
+    assert only(plan, component="attention", phase="forward", kind="permute") == (shard, 7 * 2 * 6)
+    assert found(plan, component="attention", kind="all-gather", axes=("context",), bytes_per_device=8 * shard) == []
 
 
 ULYSSES = "name: mine\nmesh: {fsdp: 2, context: 2, tensor: 2}\nroles: {fsdp: fsdp, context: context, tensor: tensor}\nmove: {attention: ulysses}\n"
@@ -95,10 +95,10 @@ def test_tokens_are_exchanged_for_heads_four_times_a_layer() -> None:
     rows = plan.by_name
     assert str(rows["attention.queries_attended"].in_use) == "batch/fsdp q_length heads/tensor/context head_dim"
     assert str(rows["attention.keys_attended"].in_use) == "batch/fsdp kv_length kv_heads/tensor/context head_dim"
-    part = BATCH // 2 * LENGTH // 2 * 16 // 2 * 16 * 4
+    shard = BATCH // 2 * LENGTH // 2 * 16 // 2 * 16 * 4
     for phase in ("forward", "recompute", "backward"):
-        # Queries, keys and values, and what attention gives back.
-        assert only(plan, component="attention", phase=phase, kind="all-to-all") == (part, 4 * 6)
+        # Queries, keys and values, and the output of attention.
+        assert only(plan, component="attention", phase=phase, kind="all-to-all") == (shard, 4 * 6)
 
 
 def test_the_latent_is_gathered_where_its_heads_are_exchanged() -> None:
@@ -117,12 +117,12 @@ def test_the_latent_is_gathered_where_its_heads_are_exchanged() -> None:
     assert moved == {"attention.queries_attended", "attention.output"}
 
 
-def test_kv_heads_that_a_rule_leaves_whole_are_whole_where_they_are_attended() -> None:
+def test_kv_heads_that_a_rule_replicates_are_replicated_in_attention() -> None:
     rule = "rules: {attention: {kv_heads: []}}\n"
     plan = plan_of("llama3-test", ULYSSES + rule, {})
     rows = plan.by_name
     assert str(rows["attention.keys"].in_use) == "batch/fsdp length/context kv_heads head_dim"
-    # Cut by context alone, they would no longer be those that the query heads of a device meet.
+    # Sharded by context alone, they would no longer be those that a device's query heads need.
     assert str(rows["attention.keys_attended"].in_use) == "batch/fsdp kv_length kv_heads head_dim"
     assert str(rows["attention.queries_attended"].in_use) == "batch/fsdp q_length heads/tensor/context head_dim"
 
@@ -145,8 +145,8 @@ def test_queries_that_stay_where_they_are_take_no_second_buffer() -> None:
         return plan_of("llama3-test", text, sizes, remat="none").memory.activations_bytes
 
     gathered, exchanged = ULYSSES.replace("ulysses", "gather"), ULYSSES
-    # Gathered, keys and values are twice their parts beside them. Exchanged, they are parts, and so are queries and what
-    # attention gives back: four buffers of one size either way. Queries have their positions and segments of whole rows.
+    # Gathered, keys and values take two shards each in addition. Exchanged, they are shards, and so are queries and the
+    # output: four buffers of one size either way. Queries have the positions and segments of entire rows.
     integers = 2 * BATCH // 2 * LENGTH // 2 * 4
     assert activations(exchanged) - activations(gathered) == (1 + 2) * integers
 
@@ -155,23 +155,23 @@ EP = "name: mine\nmesh: {{fsdp: 2, expert: 4}}\nroles:\n  fsdp: fsdp\n  expert: 
 
 
 @pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
-def test_tokens_or_weights_travel(move: str) -> None:
+def test_tokens_or_weights_are_sent(move: str) -> None:
     plan = plan_of("mixtral-test", EP.format(move=move), {})
     rows = found(plan, component="moe", phase="forward")
     over_expert = [(c.kind, c.bytes_per_device, c.count_per_step) for c in rows if "expert" in c.axes]
-    choices = BATCH // 8 * LENGTH * 2 * 128 * 4
+    assignments = BATCH // 8 * LENGTH * 2 * 128 * 4
     tokens = BATCH // 2 * LENGTH * 128 * 4
-    # The chosen experts' numbers and their weights, two for each token.
-    chosen = BATCH // 2 * LENGTH * 2 * 4
-    # Over the expert axis first, while fsdp still cuts them.
+    # The experts' indices and routing weights, two for each token.
+    routing = BATCH // 2 * LENGTH * 2 * 4
+    # Over the expert axis first, while fsdp still shards them.
     experts = 8 * 128 * 256 * 4 // 2
     assert (
         sorted(over_expert)
         == {
-            "all-to-all": [("all-to-all", choices, 2 * 4)],
+            "all-to-all": [("all-to-all", assignments, 2 * 4)],
             "ring": [
-                ("all-gather", chosen, 4),
-                ("all-gather", chosen, 4),
+                ("all-gather", routing, 4),
+                ("all-gather", routing, 4),
                 ("all-gather", tokens, 4),
                 ("reduce-scatter", tokens, 4),
             ],
@@ -180,18 +180,18 @@ def test_tokens_or_weights_travel(move: str) -> None:
     )
 
 
-def test_choices_travel_as_they_are_and_say_so() -> None:
+def test_assignments_are_sent_by_ragged_all_to_alls() -> None:
     plan = plan_of("mixtral-test", EP.format(move="all-to-all"), {})
     rows = [row.to_json() for row in plan.collectives]
     ragged = [row for row in rows if row.get("ragged")]
-    # There and back, in each pass.
+    # Dispatch and combine, in each pass.
     assert {(row["component"], row["phase"], row["count_per_step"]) for row in ragged} == {
         ("moe", phase, 2 * 4) for phase in ("forward", "recompute", "backward")
     }
     assert all("ragged" not in row for row in rows if row["kind"] != "all-to-all")
 
 
-def test_what_only_leaves_the_layer_is_made_once() -> None:
+def test_the_combine_of_a_ring_is_not_recomputed() -> None:
     plan = plan_of("mixtral-test", EP.format(move="ring"), {})
     scattered = found(plan, component="moe", kind="reduce-scatter", axes=("expert",))
     assert [row for row in scattered if row.phase == "recompute"] == []
@@ -199,8 +199,8 @@ def test_what_only_leaves_the_layer_is_made_once() -> None:
 
 
 @pytest.mark.parametrize("move", ["ring", "weights"])
-def test_a_model_without_experts_does_not_see_how_they_are_met(move: str) -> None:
-    plans = [plan_of("llama3-test", EP.format(move=how), {}) for how in ("all-to-all", move)]
+def test_the_expert_move_does_not_change_a_model_without_experts(move: str) -> None:
+    plans = [plan_of("llama3-test", EP.format(move=option), {}) for option in ("all-to-all", move)]
     assert plans[0].tensors == plans[1].tensors
     assert plans[0].collectives == plans[1].collectives
 
@@ -208,46 +208,46 @@ def test_a_model_without_experts_does_not_see_how_they_are_met(move: str) -> Non
 @pytest.mark.parametrize(
     ("sizes", "factor", "buffer", "slots"),
     [
-        # All 2 choices of each of a group's 4 x 64 tokens may come to 2 experts of a device, in 4 rows.
+        # Both assignments of each of a group's 4 x 64 tokens may go to the 2 experts of one device, in 4 rows.
         ({"fsdp": 2, "expert": 4}, None, None, 4 * 64 * 2 // (2 * 4)),
         # An expert takes 20 tokens of a row.
         ({"fsdp": 2, "expert": 4}, 1.25, None, 20),
-        # Room for one and a half times the 128 choices of one device's tokens.
+        # Capacity for one and a half times the 128 assignments of one device's tokens.
         ({"fsdp": 2, "expert": 4}, None, 1.5, 192 // (2 * 4)),
-        # One device has all experts: each choice has a place and no more.
+        # One device has all experts: one slot for each assignment and no more.
         ({"fsdp": 8, "expert": 1}, None, None, 64 * 2 // 8),
     ],
 )
-def test_slots_are_the_room_for_what_may_come(sizes, factor, buffer, slots) -> None:
+def test_slots_are_the_capacity_for_received_assignments(sizes, factor, buffer, slots) -> None:
     table = replace(model_table("mixtral-test"), capacity_factor=factor)
     layout = read_layout(parse_yaml(EP.format(move="all-to-all"), "mine.yaml"))
     plan = make_plan(
         Request(layout=layout, table=table, mesh_sizes=sizes, batch=BATCH, length=LENGTH, expert_buffer=buffer)
     )
     assert plan.sizes["slots"] == slots
-    of_room = [finding for finding in plan.findings if finding.code == "SW405" and finding.severity == "warning"]
-    assert bool(of_room) == (buffer is not None)
-    for finding in of_room:
+    warnings = [finding for finding in plan.findings if finding.code == "SW405" and finding.severity == "warning"]
+    assert bool(warnings) == (buffer is not None)
+    for finding in warnings:
         assert "192" in finding.found
         assert "512" in finding.found
 
 
-def test_a_share_of_whole_tokens_is_gathered_again() -> None:
+def test_a_share_of_replicated_tokens_is_gathered_again() -> None:
     layout = (
         "name: mine\nmesh: {fsdp: 2, tensor: 4}\nroles:\n  fsdp: fsdp\n  tensor: {elsewhere: tensor, moe: expert}\n"
     )
     plan = plan_of("mixtral-test", layout, {})
     stream = BATCH // 2 * LENGTH * 128 * 4
     assert only(plan, component="router", phase="forward", kind="all-gather", axes=("tensor",)) == (stream, 4)
-    slopes = found(plan, component="router", phase="backward", kind="all-gather", axes=("tensor",))
+    cotangents = found(plan, component="router", phase="backward", kind="all-gather", axes=("tensor",))
     weights = BATCH // 2 * LENGTH * 2 * 4
-    assert sorted((row.bytes_per_device, row.count_per_step) for row in slopes) == [(weights, 4), (stream, 4)]
+    assert sorted((row.bytes_per_device, row.count_per_step) for row in cotangents) == [(weights, 4), (stream, 4)]
 
 
 def test_a_stage_computes_its_own_layers() -> None:
-    whole = plan_of("llama3-test", "fsdp", {"fsdp": 4})
+    unstaged = plan_of("llama3-test", "fsdp", {"fsdp": 4})
     staged = plan_of("llama3-test", "pp", {"stage": 2, "fsdp": 4})
-    per_layer = {c.count_per_step for c in found(whole, component="mlp", phase="forward")}
+    per_layer = {c.count_per_step for c in found(unstaged, component="mlp", phase="forward")}
     assert per_layer == {18}
     assert {c.count_per_step for c in found(staged, component="mlp", phase="forward")} == {9}
 
@@ -259,8 +259,8 @@ def test_axes_of_size_one_move_nothing() -> None:
         assert plan.collectives == (), preset
 
 
-def test_a_weight_whole_in_use_of_which_each_device_uses_a_slice_has_its_gradient_summed() -> None:
-    """Left out, each device would train its own KV heads, or its own rows of the vocabulary, and keep old ones of the rest."""
+def test_a_replicated_weight_of_which_each_device_uses_a_slice_has_its_gradient_reduced() -> None:
+    """Otherwise each device would train its own KV heads, or its own rows of the vocabulary, and keep old values of the rest."""
     rule = "name: mine\nmesh: {fsdp: 2, tensor: 4}\nroles: {fsdp: fsdp, tensor: tensor}\nrules: {attention: {kv_heads: []}}\n"
     rows = {row.name: row for row in plan_of("llama3-test", rule, {}).weights}
     assert rows["layers.attention.k"].gradient == {"fsdp": "all-reduce", "tensor": "all-reduce"}
@@ -273,11 +273,11 @@ def test_a_weight_whole_in_use_of_which_each_device_uses_a_slice_has_its_gradien
 
 @pytest.mark.parametrize("idle", ["embedding", "logits"])
 def test_a_use_in_which_an_axis_is_idle_makes_the_same_gradient_on_each_of_its_devices(idle: str) -> None:
-    """Of a tied weight: where the other use cuts the rows, the sum over the axis is to count this one once."""
+    """For a tied weight: where the other use shards the rows, the sum over the axis must count this gradient once."""
     roles = f"{{fsdp: fsdp, other: {{elsewhere: fsdp, {idle}: idle}}}}"
     plan = plan_of("llama3-1b", f"name: mine\nmesh: {{fsdp: 4, other: 2}}\nroles: {roles}\n", {})
-    ways = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
-    assert {use: way.replicated_gradient for use, way in ways.items()} == {
+    uses = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+    assert {component: use.replicated_gradient for component, use in uses.items()} == {
         "embedding": (),
         "logits": (),
         idle: ("other",),
@@ -292,8 +292,8 @@ def test_a_routing_bias_is_a_buffer_that_every_rank_holds() -> None:
 
 
 @pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
-def test_how_experts_meet_tokens_changes_no_model_without_experts(move: str) -> None:
-    plan, other = (plan_of("llama3-test", EP.format(move=how), {}) for how in (move, "all-to-all"))
+def test_the_expert_move_changes_no_dump_or_memory_without_experts(move: str) -> None:
+    plan, other = (plan_of("llama3-test", EP.format(move=option), {}) for option in (move, "all-to-all"))
     assert plan.dump() == other.dump()
     assert plan.collectives == other.collectives
     assert plan.memory == other.memory

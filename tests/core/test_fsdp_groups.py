@@ -1,4 +1,4 @@
-"""What PyTorch gathers together, against groups, counts and bytes worked out by hand."""
+"""FSDP parameter groups, against groups, counts and bytes computed by hand."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_a_layer_is_one_gather_and_the_ends_are_another() -> None:
     assert set(forward.tensors) == {row.name for row in plan.weights if row.stack is not None}
 
 
-def test_what_is_kept_for_backward_is_not_gathered_again() -> None:
+def test_without_recomputation_no_weight_is_gathered_again() -> None:
     assert of_weights(plan_of("llama3-test", "fsdp", {"fsdp": 8}, remat="none"), phase="recompute") == []
     assert of_weights(plan_of("llama3-test", "fsdp", {"fsdp": 8}, remat="dots"), phase="recompute") != []
 
 
-def test_weights_travel_in_the_computations_dtype_and_gradients_in_their_own() -> None:
+def test_weights_are_gathered_in_the_computations_dtype_and_gradients_reduced_in_their_own() -> None:
     plan = plan_of("llama3-test", "fsdp", {"fsdp": 8}, dtype="bfloat16")
     assert {row.bytes_per_device for row in of_weights(plan, phase="recompute")} == {
         (A_LAYER - 2 * EMBED) * 2,
@@ -68,7 +68,7 @@ def test_weights_travel_in_the_computations_dtype_and_gradients_in_their_own() -
     assert (A_LAYER - 2 * EMBED) * 4 in {row.bytes_per_device for row in of_weights(plan, phase="backward")}
 
 
-def test_replicas_are_summed_once_a_step_behind_the_scatter() -> None:
+def test_replicas_are_all_reduced_once_a_step_after_the_reduce_scatter() -> None:
     plan = plan_of("llama3-test", "hsdp", {"data": 2, "fsdp": 4}, microbatches=4, batch=32)
     ends = (2 * VOCAB * EMBED + EMBED) // 4
     assert counted(plan, phase="update") == [
@@ -78,9 +78,9 @@ def test_replicas_are_summed_once_a_step_behind_the_scatter() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_replicas_alone_are_one_sum_of_everything(dtype: str) -> None:
+def test_replicas_alone_are_one_all_reduce_of_everything(dtype: str) -> None:
     plan = plan_of("llama3-test", "ddp", {"data": 8}, dtype=dtype)
-    # What rests whole travels in no dtype, so that the norms, which are used in float32, are no group of their own.
+    # Replicated weights have no gather and so no gather dtype: the norms, used in float32, are no group of their own.
     (group,) = groups_of(one for one in weights_of(plan) if one.layer == 0)
     assert len(group.weights) == 2 + 4 + 3
     assert counted(plan) == [
@@ -103,17 +103,17 @@ def test_experts_are_a_group_of_their_own() -> None:
     assert all(not group.other_replicas(one) for group in groups for one in group.weights)
 
 
-def test_what_only_some_of_a_group_sum_is_summed_late_and_all_of_it_at_once() -> None:
+def test_what_only_some_of_a_group_reduce_is_all_reduced_once_after_the_last_microbatch() -> None:
     plan = plan_of("llama3-test", "fsdp-tp", {"fsdp": 2, "tensor": 4}, microbatches=4, batch=32)
     norms = {row.name for row in plan.weights if "norm" in row.name}
     (row,) = of_weights(plan, phase="update")
-    # Each device has half of a norm, of its own tokens on the tensor axis: two of each layer, and one at the end.
+    # Each device has half of a norm, from its own tokens on the tensor axis: two of each layer, and one at the end.
     assert (set(row.tensors), row.axes, row.count_per_step) == (norms, ("tensor",), 1)
     assert row.bytes_per_device == (2 * LAYERS + 1) * EMBED // 2 * 4
 
 
 @pytest.mark.parametrize("layout", ["fsdp", "hsdp", "fsdp-tp"])
-def test_every_weight_that_is_cut_at_rest_is_gathered_once_in_a_pass(layout: str) -> None:
+def test_every_weight_that_is_sharded_at_rest_is_gathered_once_in_a_pass(layout: str) -> None:
     other = {"fsdp": {}, "hsdp": {"data": 2}, "fsdp-tp": {"tensor": 2}}[layout]
     plan = plan_of("llama3-test", layout, {"fsdp": 4, **other})
     for phase in ("forward", "backward"):
@@ -130,7 +130,7 @@ def test_each_stack_of_layers_has_groups_of_its_own() -> None:
         assert row.count_per_step == layers[stack]
 
 
-def test_pytorch_moves_everything_again_where_it_keeps_products() -> None:
+def test_pytorch_moves_everything_again_where_it_saves_products() -> None:
     again = {
         engine: sum(
             row.count_per_step
@@ -139,5 +139,5 @@ def test_pytorch_moves_everything_again_where_it_keeps_products() -> None:
         )
         for engine in ("jax", "torch")
     }
-    # Two gathers of the stream in a layer, and the scatter behind attention; the one behind the layer is not needed.
+    # Two gathers of the stream in a layer, and the scatter after attention; the one after the layer is not needed.
     assert again == {"jax": 0, "torch": 3 * LAYERS}

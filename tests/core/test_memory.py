@@ -14,9 +14,9 @@ STREAM = BATCH // 2 * LENGTH * EMBED * 4
 """One activation as wide as the residual stream, on one of two devices, float32."""
 KEPT = LAYERS * STREAM
 # In a layer: stream, input, q, k, v, attended, projected; input, projected and three widths of hidden units in mlp; and
-# positions and segments of queries and keys as they came and as they are attended.
+# positions and segments of queries and keys, before and after their move to attention.
 WORKING = 2 * (12 * STREAM + 6 * BATCH // 2 * LENGTH * 4)
-# Gathered, and their gradients; the norms are used as they rest.
+# Gathered weights and their gradients; the norms have the same spec at rest and in use.
 WEIGHTS = 2 * 4 * (4 * EMBED * EMBED + 3 * EMBED * WIDTH) + 2 * 4 * EMBED
 
 
@@ -27,7 +27,7 @@ def test_the_peak_is_in_a_layer_where_the_vocabulary_is_small() -> None:
     assert memory.optimizer_bytes == 2 * memory.weights_bytes
 
 
-def test_microbatches_hold_less_at_once_and_the_sums_of_their_gradients() -> None:
+def test_microbatches_hold_fewer_activations_and_the_accumulated_gradients() -> None:
     memory = plan_of("llama3-test", "fsdp", {"fsdp": 2}, microbatches=4).memory
     assert memory.activations_bytes == (KEPT + WORKING) // 4 + WEIGHTS + memory.gradients_bytes
 
@@ -38,7 +38,7 @@ def test_the_peak_is_at_the_logits_where_the_vocabulary_is_large() -> None:
     scores = tokens * vocab * (4 + 2 * 2)
     kernel = 2 * vocab * embed * 2
     kept = layers * tokens * embed * 2
-    # No gradient of a layer is there yet: what is counted as gradients has room for a part of it.
+    # No gradient of a layer exists yet: the memory counted for gradients is free for some of it.
     assert plan.memory.activations_bytes == kept + scores + kernel - plan.memory.gradients_bytes > 0
 
 
@@ -52,7 +52,7 @@ def test_a_tpu_holds_the_gradients_of_one_component_and_one_weight_at_a_time() -
 
 
 def test_no_two_layers_are_computed_at_one_time() -> None:
-    """Beside layers with experts a dense one counts only where it is the larger."""
+    """In a model with expert layers a dense layer counts only where it is the larger."""
     embed = 128
 
     def needed(mlp: int) -> int:
@@ -74,20 +74,22 @@ roles: {{expert: {{elsewhere: fsdp, moe: expert}}}}
 """
 
 
-def test_gradients_of_experts_are_added_up_in_float32() -> None:
+def test_gradients_of_experts_are_accumulated_in_float32() -> None:
     options = {"dtype": "bfloat16", "weights_dtype": "bfloat16"}
-    cut, gathered = (plan_of("mixtral-test", MOVED.format(move=m), {}, **options) for m in ("all-to-all", "weights"))
+    sharded, gathered = (
+        plan_of("mixtral-test", MOVED.format(move=m), {}, **options) for m in ("all-to-all", "weights")
+    )
     experts = sum(row.bytes_per_device for row in gathered.weights if row.component == "moe")
     buffers = [
-        2 * sum(row.bytes_per_device for row in p.activations if row.component == "moe") for p in (cut, gathered)
+        2 * sum(row.bytes_per_device for row in p.activations if row.component == "moe") for p in (sharded, gathered)
     ]
-    # Three parts more than at rest: gathered and as gradients in bfloat16, added up in float32. And the own part once
-    # more, since it is gathered and not used where it lies.
-    difference = gathered.memory.activations_bytes - cut.memory.activations_bytes
+    # Three shards more than at rest: gathered and as gradients in bfloat16, accumulated in float32. And the own shard once
+    # more, since it is copied by the gather.
+    difference = gathered.memory.activations_bytes - sharded.memory.activations_bytes
     assert difference == experts * (3 * (1 + 1 + 2) + 1) + buffers[1] - buffers[0]
 
 
-def test_a_pipeline_stage_keeps_what_its_own_layers_need() -> None:
+def test_a_pipeline_stage_saves_what_its_own_layers_need() -> None:
     one, three = (plan_of("llama3-test", "pp", {"stage": n, "fsdp": 2}).memory for n in (1, 3))
     assert one.activations_bytes - three.activations_bytes == (6 - 2) * STREAM
 
@@ -95,7 +97,7 @@ def test_a_pipeline_stage_keeps_what_its_own_layers_need() -> None:
 def test_the_fullest_stage_holds_its_share_of_the_layers_rounded_up() -> None:
     plan = plan_of("llama3-test", "pp", {"stage": 4, "fsdp": 2})
     layer = 2 * EMBED + (4 * EMBED * EMBED + 3 * EMBED * WIDTH) // 2
-    # 6 layers over 4 stages: no stage has one and a half. Norms are whole, and the ends are on every stage.
+    # 6 layers over 4 stages: no stage has one and a half. Norms are replicated, and the ends are on every stage.
     assert plan.memory.weights_bytes == 4 * (2 * layer + 2 * VOCAB * EMBED // 2 + EMBED)
     assert plan.memory.gradients_bytes == plan.memory.weights_bytes
     assert [finding.code for finding in plan.faults] == ["SW110"]

@@ -1,4 +1,4 @@
-"""Sizes of the mesh axes: every request gives a mesh of as many devices, or a fault with a fix that removes it."""
+"""Sizes of the mesh axes: every request gives a mesh with its number of devices, or an error whose fix works."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from shardwright.files import parse_yaml
 TABLE = model_table("llama3-test")
 
 
-def request(declared: Mapping[str, object], asked: dict[str, int], devices: int | None) -> Request:
+def request(declared: Mapping[str, object], requested: dict[str, int], devices: int | None) -> Request:
     sizes = ", ".join(f"{axis}: {size}" for axis, size in declared.items())
     roles = "".join(f"  {axis}: data\n" for axis in declared)
     layout = read_layout(parse_yaml(f"name: mine\nmesh: {{{sizes}}}\nroles:\n{roles}", "mine.yaml"))
-    return Request(layout=layout, table=TABLE, mesh_sizes=asked, devices=devices, batch=8, length=64)
+    return Request(layout=layout, table=TABLE, mesh_sizes=requested, devices=devices, batch=8, length=64)
 
 
 def fixes(given: Request) -> dict[str, str]:
-    """The faults of a request, and their fixes."""
-    with pytest.raises(FindingsError) as raised:
+    """Each error and its fix."""
+    with pytest.raises(FindingsError) as caught:
         resolve_mesh(given)
-    return {finding.found: finding.fix for finding in raised.value.findings}
+    return {finding.found: finding.fix for finding in caught.value.findings}
 
 
 @pytest.mark.parametrize(
-    ("declared", "asked", "devices", "fix"),
+    ("declared", "requested", "devices", "fix"),
     [
-        # Size 1 takes the fault away, and 1 x 2 are not 8 devices: the size that fills them does not bring another.
+        # Size 1 removes the error, but 1 x 2 are not 8 devices. The size that fills them adds no other error.
         ({"a": 2, "b": 2}, {"a": 0}, 8, {"size 0": "--mesh a=4"}),
         ({"a": 2, "b": 2}, {"a": -1}, None, {"size -1": "--mesh a=1"}),
-        # 3 times whatever are not 4.
+        # No multiple of 3 is 4.
         ({"a": 3, "b": 2}, {"b": 0}, 4, {"size 0": ""}),
         # Both are reported, and each fix removes one of them.
         ({"a": 2, "b": 2}, {"a": 0, "b": -2}, 8, {"size 0": "--mesh a=1", "size -2": "--mesh b=1"}),
         ({"a": 2, "b": 2}, {}, 6, {"a 2 x b 2 = 4": "--mesh a=3"}),
     ],
 )
-def test_a_fix_takes_its_fault_away_and_brings_no_other(declared, asked, devices, fix) -> None:
-    assert fixes(request(declared, asked, devices)) == fix
+def test_a_fix_removes_its_error_and_adds_no_other(declared, requested, devices, fix) -> None:
+    assert fixes(request(declared, requested, devices)) == fix
 
 
 @pytest.mark.parametrize(("known", "left"), [(1, 8), (3, 2), (8, 1), (16, 1)])
@@ -61,12 +61,12 @@ def typed(given: Request, fix: str) -> Request:
     option, value = fix.split()
     if option == "--devices":
         return replace(given, devices=int(value))
-    asked = {**given.mesh_sizes, **mesh_sizes(value)}
-    return replace(given, mesh_sizes={axis: size for axis, size in asked.items() if axis in given.layout.mesh})
+    requested = {**given.mesh_sizes, **mesh_sizes(value)}
+    return replace(given, mesh_sizes={axis: size for axis, size in requested.items() if axis in given.layout.mesh})
 
 
 def faults(given: Request) -> list[tuple[str, str]]:
-    """The places of the faults."""
+    """The code and place of each error."""
     try:
         resolve_mesh(given)
     except FindingsError as error:
@@ -74,29 +74,29 @@ def faults(given: Request) -> list[tuple[str, str]]:
     return []
 
 
-def test_random_sizes_give_a_mesh_of_as_many_devices_or_fixes_that_mend() -> None:
+def test_random_sizes_give_a_mesh_with_their_devices_or_fixes_that_work() -> None:
     random = Random(0)
-    meshes = mended = several = 0
+    meshes = fixed = several = 0
     for _ in range(1500):
         axes = ("a", "b", "c")[: random.randint(1, 3)]
         declared = {axis: random.choice(("auto", 1, 2, 3, 4)) for axis in axes}
-        asked = {axis: random.choice((-1, 0, 1, 2, 4, 6)) for axis in (*axes, "bb") if random.random() < 0.25}
-        given = request(declared, asked, random.choice((None, 1, 4, 6, 8, 12)))
+        requested = {axis: random.choice((-1, 0, 1, 2, 4, 6)) for axis in (*axes, "bb") if random.random() < 0.25}
+        given = request(declared, requested, random.choice((None, 1, 4, 6, 8, 12)))
         before = faults(given)
         if not before:
             mesh, _ = resolve_mesh(given)
-            sizes = {**declared, **asked}
+            sizes = {**declared, **requested}
             assert all(sizes[axis] in ("auto", mesh.size(axis)) for axis in axes)
             assert given.devices in (None, prod(mesh.size(axis) for axis in axes))
             meshes += 1
             continue
-        with pytest.raises(FindingsError) as raised:
+        with pytest.raises(FindingsError) as caught:
             resolve_mesh(given)
-        for finding in raised.value.findings:
+        for finding in caught.value.findings:
             if finding.fix:
                 after = faults(typed(given, finding.fix))
-                assert (finding.code, finding.where) not in after, (declared, asked, given.devices, finding)
+                assert (finding.code, finding.where) not in after, (declared, requested, given.devices, finding)
                 assert set(after) < set(before)
-                mended += 1
+                fixed += 1
         several += len(before) > 1
-    assert min(meshes, mended, several) > 100, (meshes, mended, several)
+    assert min(meshes, fixed, several) > 100, (meshes, fixed, several)

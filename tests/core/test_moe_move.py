@@ -18,17 +18,17 @@ LAYERS = 4
 # A token of 128 float32; gate, up and down of 8 experts, 128 x 256 each.
 TOKEN, EXPERTS = 128 * 4, 3 * 8 * 128 * 256 * 4
 NOT_COUNTED = {"router.grouped_experts", "router.weights"}
-"""Numbers and weights of the chosen experts: a few bytes a token."""
+"""Indices and routing weights of a token's experts: a few bytes a token."""
 
 
 @pytest.mark.parametrize(
     ("sizes", "microbatches", "wire"),
     [
-        # 8 rows of 64 tokens on 4 devices, 2 choices each, half of which stay where they are.
+        # 8 rows of 64 tokens on 4 devices, 2 assignments each, half of which stay on their device.
         ((2, 1, 2), 1, (128 * TOKEN * 2 // 2 * 6, 128 * TOKEN * 5, EXPERTS // 2 * 3)),
-        # In two microbatches half the tokens meet the same weights.
+        # In each of two microbatches half the tokens use the same weights.
         ((2, 1, 2), 2, (64 * TOKEN * 2 // 2 * 6, 64 * TOKEN * 5, EXPERTS // 2 * 3)),
-        # What tensor cuts of an expert's hidden units does not travel; tokens are whole there.
+        # An expert's hidden units stay sharded over tensor; tokens are replicated over it.
         ((2, 2, 2), 1, (128 * TOKEN * 2 // 2 * 6, 128 * TOKEN * 5, EXPERTS // 4 * 3)),
         ((1, 2, 4), 4, (32 * TOKEN * 2 * 3 // 4 * 6, 32 * TOKEN * 3 * 5, EXPERTS // 8 * 3 * 3)),
     ],

@@ -16,11 +16,11 @@ NAMES = ("x", "y", "z")
 
 
 def any_spec(random: Random, mesh: Mesh) -> Spec:
-    cuts: dict[str, list[str]] = {name: [] for name in NAMES}
+    axes_of: dict[str, list[str]] = {name: [] for name in NAMES}
     for axis in random.sample(mesh.names, len(mesh.names)):
         if name := random.choice((*NAMES, None)):
-            cuts[name].append(axis)
-    return Spec.build(NAMES, cuts)
+            axes_of[name].append(axis)
+    return Spec.build(NAMES, axes_of)
 
 
 def test_a_device_holds_no_more_than_the_largest_box() -> None:
@@ -35,7 +35,7 @@ def test_a_device_holds_no_more_than_the_largest_box() -> None:
     assert uneven > 100
 
 
-def test_a_collective_of_a_dim_that_does_not_divide_has_the_larger_part() -> None:
+def test_a_collective_of_a_dim_that_does_not_divide_has_the_larger_shard() -> None:
     mesh, shape = Mesh.of(a=2, b=4), {"x": 9, "y": 5}
     gathered = movement(parse("x/a y/b"), parse("x y/b"), [], shape, mesh)
     assert gathered == (Collective(kind="all-gather", axes=("a",), elements_per_device=9 * 2),)
@@ -46,24 +46,24 @@ def test_a_collective_of_a_dim_that_does_not_divide_has_the_larger_part() -> Non
 @pytest.mark.parametrize(
     ("before", "after", "kinds"),
     [
-        # Of a/b only b is gathered: a still cuts in the end, and is exchanged while parts are small.
+        # Of a/b only b is gathered: a still shards a dim in the end, and is exchanged while shards are small.
         ("x/a/b y", "x y/a", [("all-gather", ("b",)), ("all-to-all", ("a",))]),
         ("x/a/b/c y", "x y/a", [("all-gather", ("b", "c")), ("all-to-all", ("a",))]),
         ("x/c/a/b y", "x/c y/a", [("all-gather", ("b",)), ("all-to-all", ("a",))]),
         ("x/a/b y", "x y", [("all-gather", ("a", "b"))]),
-        # What is in the way of an axis that stays is gathered with it, and cut again.
+        # An axis that stays, but is minor to one that is removed, is gathered with it, and shards the dim again.
         ("x/a/b y", "x/b y", [("all-gather", ("a", "b")), ("slice", ("b",))]),
     ],
 )
-def test_what_leaves_takes_no_other_along_that_still_cuts(before, after, kinds) -> None:
+def test_only_axes_that_shard_nothing_in_the_end_are_gathered(before, after, kinds) -> None:
     found = steps(parse(before), parse(after), [], Mesh.of(a=2, b=2, c=2))
     assert [(step.kind, step.axes) for step in found] == kinds
 
 
 def test_a_sum_waits_until_its_axis_can_scatter_it() -> None:
-    """The axis is to cut a dim behind another that is not there yet: summed everywhere first, it would send twice as much."""
+    """The axis is to shard a dim after another that is not there yet: an all-reduce first would send twice as much."""
     found = steps(parse("x y/b"), parse("x/b/a y"), ["a"], Mesh.of(a=2, b=2))
     assert [(step.kind, step.axes) for step in found] == [("all-to-all", ("b",)), ("reduce-scatter", ("a",))]
-    # One that cuts nothing in the end is summed at once.
+    # One that shards nothing in the end is all-reduced at once.
     found = steps(parse("x y/b"), parse("x/b y"), ["a"], Mesh.of(a=2, b=2))
     assert [(step.kind, step.axes) for step in found] == [("all-reduce", ("a",)), ("all-to-all", ("b",))]

@@ -15,7 +15,7 @@ SHAPES = {
 NAMES = {"h/*/q": "attention: embed heads head_dim", "h/*/scale": "residual: norm"}
 
 
-def test_weights_rest_as_those_of_our_own_models_do() -> None:
+def test_weights_are_stored_as_those_of_our_own_models() -> None:
     table = table_of(SHAPES, NAMES)
     plan = make_plan(Request(layout=load_layout("fsdp-tp"), table=table, devices=8, batch=8, length=16))
     assert {row.name: (str(row.at_rest), str(row.in_use)) for row in plan.weights} == {
@@ -26,7 +26,7 @@ def test_weights_rest_as_those_of_our_own_models_do() -> None:
     }
 
 
-def test_the_usual_dims_carry_the_cut_at_rest_wherever_they_stand() -> None:
+def test_the_usual_dims_are_storage_dims_in_any_position() -> None:
     shapes = {"out": ((4, 16, 64), "float32"), "up": ((8, 32), "float32"), "other": ((16, 24), "float32")}
     names = {
         "out": "attention: heads head_dim embed",
@@ -37,7 +37,7 @@ def test_the_usual_dims_carry_the_cut_at_rest_wherever_they_stand() -> None:
     assert {row.name: str(row.at_rest) for row in plan.weights} == {
         "out": "heads head_dim embed/fsdp",
         "up": "kv_heads kv_lora/fsdp",
-        # Of dims that are none of those, the first.
+        # Where a weight has none of those dims, the first dim.
         "other": "mlp/fsdp embed_out",
     }
 
@@ -48,7 +48,7 @@ def test_stacked_layers_are_one_row() -> None:
     assert (weight.num, weight.stack, weight.shape, weight.dtype) == (12, "layers", (64, 4, 16), "bfloat16")
 
 
-def test_a_dim_with_an_underscore_is_never_cut() -> None:
+def test_a_dim_with_an_underscore_is_never_sharded() -> None:
     table = table_of({"taps": ((8, 64), "float32")}, {"taps": "mlp: _taps embed"})
     plan = make_plan(Request(layout=load_layout("fsdp"), table=table, devices=8, batch=8, length=16))
     assert str(plan.weights[0].at_rest) == "_taps embed/fsdp"
@@ -60,7 +60,7 @@ def test_layers_in_one_weight_are_planned_under_any_name() -> None:
     assert plan.memory.weights_bytes == 12 * 64 * 4 * 16 * 4 // 8
 
 
-def test_under_pytorch_what_cannot_be_cut_along_dim_0_rests_whole() -> None:
+def test_under_pytorch_a_weight_whose_dim_0_may_not_be_sharded_is_replicated() -> None:
     shapes = {"taps": ((8, 64), "float32"), "heat": ((), "float32"), "up": ((96, 64), "float32")}
     table = table_of(shapes, {"taps": "mlp: _taps embed", "heat": "mlp:", "up": "mlp: mlp embed"})
     plan = make_plan(Request(layout=load_layout("fsdp"), table=table, devices=8, batch=8, length=16, engine="torch"))
@@ -71,7 +71,7 @@ def test_under_pytorch_what_cannot_be_cut_along_dim_0_rests_whole() -> None:
     }
 
 
-def test_heads_that_lie_in_one_dim_are_not_split() -> None:
+def test_heads_in_a_merged_dim_are_not_split() -> None:
     shapes = {"q": ((64, 64), "float32")}
     names = {"q": "attention: heads embed"}
     layout = load_layout("tp")
@@ -103,12 +103,12 @@ def test_units_that_do_not_fit(units: dict[str, int], message: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}])
-def test_rows_are_cut_of_components_whose_activations_nobody_listed(sizes: dict[str, int]) -> None:
+def test_rows_are_sharded_in_components_without_listed_activations(sizes: dict[str, int]) -> None:
     request = Request(layout=load_layout("hsdp"), table=table_of(SHAPES, NAMES), mesh_sizes=sizes, batch=8, length=16)
     assert not [finding.text() for finding in make_plan(request).findings if finding.code == "SW103"]
 
 
-def test_activations_are_planned_beside_the_weights() -> None:
+def test_activations_are_planned_with_the_weights() -> None:
     table = table_of(SHAPES, NAMES, activations={"x": "residual: batch length embed"})
     plan = make_plan(Request(layout=load_layout("cp"), table=table, devices=8, batch=8, length=16))
     assert str(plan.by_name["x"].in_use) == "batch/data/fsdp length/context embed"
@@ -196,7 +196,7 @@ def test_one_activation_at_a_time(component: str, dims: str, spec: str) -> None:
     assert str(activation_spec(load_layout("ep-as-cp"), mesh, dims, component=component)) == spec
 
 
-def test_what_feeds_the_heads_has_its_gradient_summed_over_them() -> None:
+def test_what_feeds_the_heads_has_its_gradient_reduced_over_them() -> None:
     """TorchTitan #4054: such a sum was missing, and the loss looked normal."""
     shapes = {"down": ((64, 16), "float32"), "norm": ((16,), "float32"), "bias": ((64,), "float32")}
     shapes |= {"q": ((64, 4, 16), "float32"), "router": ((64, 8), "float32")}
@@ -212,12 +212,12 @@ def test_brackets_in_a_name_are_text() -> None:
 
 
 @pytest.mark.parametrize("given", [(64, 64), ((64, -1), "float32"), ((64, 0.5), "float32"), ((64,), 32), "weights"])
-def test_what_is_no_shape_and_dtype_is_told(given) -> None:
+def test_what_is_no_shape_and_dtype_is_refused(given) -> None:
     with pytest.raises(InputError, match=r"^weight 'w' is given as .* Expected a shape and a dtype"):
         table_of({"w": given}, {"w": "mlp: embed mlp"})
 
 
-def test_a_mesh_of_another_layout_is_told() -> None:
+def test_a_mesh_of_another_layout_is_refused() -> None:
     with pytest.raises(InputError, match=r"^the mesh has an axis 'a', and layout 'tp' has none\."):
         activation_spec(load_layout("tp"), Mesh.of(a=2), "batch length", component="residual")
 
@@ -244,7 +244,7 @@ def test_a_mesh_of_another_layout_is_told() -> None:
         ),
     ],
 )
-def test_a_request_that_cannot_be_is_refused(options, message) -> None:
+def test_an_impossible_request_is_refused(options, message) -> None:
     given = {"layout": load_layout("fsdp"), "table": table_of(SHAPES, NAMES), "batch": 8, "length": 16}
     with pytest.raises(InputError) as caught:
         Request(**{**given, **options})

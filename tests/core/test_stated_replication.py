@@ -1,4 +1,4 @@
-"""What a layout asks for in words that mean nothing else is information: never an error, whatever it costs."""
+"""Replication that a layout states explicitly is information: never an error, whatever it costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
 
 TP = """
-name: whole-keys
+name: replicated-keys
 mesh: {fsdp: 2, tensor: 8}
 roles: {fsdp: fsdp, tensor: tensor}
 rules: {attention: {kv_heads: []}}
@@ -34,8 +34,8 @@ def planned(layout: Layout, table: ModelTable, engine: Engine = "jax", **sizes: 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 6, 12])
-def test_key_heads_that_a_rule_leaves_whole(kv_heads, engine) -> None:
-    """As docs/rules.md has it for more devices than KV heads."""
+def test_key_heads_that_a_rule_replicates(kv_heads, engine) -> None:
+    """As docs/rules.md describes it for more devices than KV heads."""
     table = build("llama3-8b", {"num_layers": "2", "num_heads": "24", "num_kv_heads": str(kv_heads)})
     plan = planned(read_layout(parse_yaml(TP, "mine.yaml")), table, engine)
     assert not plan.errors
@@ -44,18 +44,18 @@ def test_key_heads_that_a_rule_leaves_whole(kv_heads, engine) -> None:
         assert "tensor" not in plan.by_name[name].spec.axes
 
 
-def wishes(layout: Layout, table: ModelTable) -> Iterator[tuple[str, Layout]]:
-    """Each thing that a layout may ask to leave alone, as a text and a layout that asks it."""
+def variants(layout: Layout, table: ModelTable) -> Iterator[tuple[str, Layout]]:
+    """Each replication that a layout may state, as a text and the layout with it."""
     dims = {(w.component, name) for w in table.weights for name in w.logical_axes if w.storage or len(w.shape) > 1}
     for component, name in sorted(dims):
         rule = Rule(component=component, logical_axis=name, axes=())
         yield f"{component} {name}: []", replace(layout, rules=(*layout.rules, rule))
     for axis, entry in layout.entries.items():
         if any(ROLES[role].stores for role in entry.roles.values()):
-            whole = replace(entry, weights="whole")
-            yield f"{axis} weights: whole", replace(layout, entries={**layout.entries, axis: whole})
+            replicated = replace(entry, weights="whole")
+            yield f"{axis} weights: whole", replace(layout, entries={**layout.entries, axis: replicated})
         for component in COMPONENTS:
-            # A layer is on one stage whole, and outside the experts nothing is left of an axis that has them alone.
+            # An entire layer is on one stage, and an axis with role expert alone shards nothing outside the experts.
             if entry.roles[component] not in ("idle", "stage"):
                 named = {c: entry.roles[c] for c in entry.declared} | {component: "idle"}
                 roles = roles_everywhere(named, entry.elsewhere, sequence_parallel=entry.sequence_parallel)
@@ -67,12 +67,12 @@ DRAWN = 60
 MODELS = ("llama3-test", "mixtral-test", "deepseek3-test")
 
 
-def test_a_wish_is_no_error() -> None:
-    """Of layouts that are sound without it."""
+def test_stated_replication_is_no_error() -> None:
+    """In layouts that have no error without it."""
     draw = random.Random(11)
     tables = {model: build(model) for model in MODELS}
     sound: dict[tuple[str, str, Engine], bool] = {}
-    seen: list[str] = []
+    errors: list[str] = []
     for _ in range(DRAWN):
         model, preset = draw.choice(MODELS), draw.choice(preset_names())
         engine: Engine = "jax" if draw.random() < 0.5 else "torch"
@@ -81,15 +81,15 @@ def test_a_wish_is_no_error() -> None:
         key = (model, preset, engine)
         if key not in sound:
             sound[key] = not planned(layout, tables[model], engine).errors
-        what, asked = draw.choice(list(wishes(layout, tables[model])))
+        what, changed = draw.choice(list(variants(layout, tables[model])))
         if sound[key]:
-            seen += [f"{what}, {key}: {f.code} {f.found}" for f in planned(asked, tables[model], engine).errors]
-    assert not seen
+            errors += [f"{what}, {key}: {f.code} {f.found}" for f in planned(changed, tables[model], engine).errors]
+    assert not errors
     assert sum(sound.values()) > DRAWN / 4
 
 
-def test_a_rule_that_names_axes_and_lost_one_is_a_warning_still() -> None:
-    """One axis lost from one rule cost a public model 2.6 times its step (MaxText #4005)."""
+def test_a_rule_that_names_axes_and_omits_one_is_a_warning() -> None:
+    """One axis missing from one rule cost a public model 2.6 times its step time (MaxText #4005)."""
     layout = replace(load_layout("ep"), rules=(Rule(component="attention", logical_axis="embed", axes=("data",)),))
     for fsdp in (1, 2):
         found = list(planned(layout, build("mixtral-test"), data=1, fsdp=fsdp, expert=4).findings)
