@@ -86,14 +86,14 @@ def _tensor_line(change: TensorChange) -> str:
 
 
 def _cost(found: Difference) -> str:
-    parts = [
+    texts = [
         _grown("sent or received in a step", found.bytes_per_step),
         _grown("memory", found.memory.get("total_bytes_per_device", (0, 0))),
     ]
     if found.compiled is not None:
-        parts += _compiled_cost(found.compiled)
-    parts = [text for text in parts if text]
-    return f"of a device: {'; '.join(parts)}" if parts else ""
+        texts += _compiled_cost(found.compiled)
+    lines = [text for text in texts if text]
+    return f"of a device: {'; '.join(lines)}" if lines else ""
 
 
 def _compiled_cost(found: CompiledDifference) -> list[str]:
