@@ -108,7 +108,7 @@ def test_several_tensors_of_one_instruction_are_compared_one_by_one(plan):
         bytes_per_device=gradients + 4 + 64,
         count_per_step=1,
         dtypes=("float32", "int32"),
-        parts=(("float32", gradients), ("float32", 4), ("int32", 64)),
+        tensor_bytes=(("float32", gradients), ("float32", 4), ("int32", 64)),
     )
     program = changed(as_planned(plan, TARGET), where({"kind": "all-reduce"}, lambda _: None))
     agreement = agree(plan, beside(program, [together]))

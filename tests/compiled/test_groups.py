@@ -122,9 +122,9 @@ def test_a_program_for_one_slice_of_several() -> None:
     """Devices are numbered inside a slice, and what crosses slices is the axis that says so, else the major one."""
     named = Mesh((Axis(name="fsdp", size=8), Axis(name="data", size=2, link="dcn")))
     found = numbering(named, 8)
-    assert (found.num_slices, found.resharding, found.axes(((0, 1, 2, 3, 4, 5, 6, 7),))) == (2, ("data",), ("fsdp",))
+    assert (found.num_slices, found.across_slices, found.axes(((0, 1, 2, 3, 4, 5, 6, 7),))) == (2, ("data",), ("fsdp",))
     shared = numbering(Mesh.of(fsdp=8, tensor=2), 4)
-    assert (shared.num_slices, shared.resharding) == (4, ("fsdp",))
+    assert (shared.num_slices, shared.across_slices) == (4, ("fsdp",))
     assert (shared.axes(((0, 2), (1, 3))), shared.axes(((0, 1), (2, 3)))) == (("fsdp",), ("tensor",))
 
 

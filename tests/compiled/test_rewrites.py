@@ -327,7 +327,7 @@ def test_names_of_targets():
         assert set(rewrite.targets) <= known
         assert rewrite.reason
         assert rewrite.rule
-        assert bool(rewrite.ratio) != bool(rewrite.beside) or rewrite.name in ("merged", "padded")
+        assert bool(rewrite.ratio) != bool(rewrite.unplanned) or rewrite.name in ("merged", "padded")
     assert {family(kind) for kind in chips()} == {"tpu", "gpu"}
 
 

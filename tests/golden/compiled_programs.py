@@ -110,7 +110,7 @@ def reported_as_replicated(plan: Plan) -> CompiledProgram:
         "Involuntary full rematerialization. The compiler cannot go from sharding {devices=[8,1]<=[8]} to "
         "{devices=[1,8]<=[8]} efficiently for HLO operation %add.7"
     )
-    return replace(planned(plan), said=(line,))
+    return replace(planned(plan), notes=(line,))
 
 
 def keys_gathered(plan: Plan) -> CompiledProgram:

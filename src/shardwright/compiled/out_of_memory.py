@@ -1,6 +1,6 @@
-"""What a compiler says when a program does not fit: its sizes, and a finding in place of a traceback.
+"""Reads the error of a compiler for a program that does not fit: its sizes, and a finding instead of a traceback.
 
-libtpu refuses to compile such a program, in one of two sentences; CPU and GPU compile whatever they are given.
+libtpu refuses to compile such a program, with one of two messages; CPU and GPU compile any program.
 
 | text | from |
 |---|---|
@@ -28,14 +28,14 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Bytes of one device, as precise as the compiler prints them: three or four digits."""
+    """Bytes of one device, with the three or four digits that the compiler prints."""
 
     needed_bytes: int
     usable_bytes: int
 
 
 def read_out_of_memory(text: str) -> OutOfMemory | None:
-    """The sizes in a compiler's error; None where it is about something else.
+    """The sizes in a compiler's error; None if it is another error.
 
     >>> read_out_of_memory(
     ...     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (16.00G) "
@@ -53,7 +53,7 @@ def read_out_of_memory(text: str) -> OutOfMemory | None:
 
 
 def out_of_memory_findings(plan: Plan, text: str) -> tuple[Finding, ...]:
-    """SW312 from what a compiler said instead of compiling; none where it names no sizes."""
+    """SW312 from a compiler's error; none if the error has no sizes."""
     found = read_out_of_memory(text)
     if found is None:
         return ()

@@ -73,7 +73,7 @@ def _program(target: str, walked: Any, began: float) -> CompiledProgram:
             output_bytes=state,
             aliased_bytes=state,
             peak_bytes=walked.peak_bytes,
-            parts={
+            plan_bytes={
                 "weights_bytes": walked.weights_bytes,
                 "gradients_bytes": walked.gradients_bytes,
                 "optimizer_bytes": walked.moments_bytes,
@@ -81,5 +81,5 @@ def _program(target: str, walked: Any, began: float) -> CompiledProgram:
             },
         ),
         compile_seconds=perf_counter() - began,
-        said=(*((EVEN,) if walked.even else ()), *((ALL_SCORES,) if walked.whole_scores else ())),
+        notes=(*((EVEN,) if walked.even else ()), *((ALL_SCORES,) if walked.whole_scores else ())),
     )

@@ -27,9 +27,9 @@ class Agreement:
 
     def row_of(self, one: CompiledCollective) -> AgreementRow:
         """The row that a collective of the program stands in; of those beside the plan, the first."""
-        alike = [row for row in self.rows if (row.kind, row.component) == (one.kind, one.component)]
-        alike = [row for row in alike if set(row.axes) == set(one.axes)]
-        return alike[0] if alike else _beside(one)
+        same = [row for row in self.rows if (row.kind, row.component) == (one.kind, one.component)]
+        same = [row for row in same if set(row.axes) == set(one.axes)]
+        return same[0] if same else _unplanned_row(one)
 
     @property
     def bytes_error(self) -> float:
@@ -75,7 +75,7 @@ def in_order(rows: Iterable[AgreementRow]) -> tuple[AgreementRow, ...]:
     return tuple(sorted(rows, key=lambda row: (places.index(row.component), -row.bytes, row.kind, row.axes)))
 
 
-def _beside(one: CompiledCollective) -> AgreementRow:
+def _unplanned_row(one: CompiledCollective) -> AgreementRow:
     """What a collective is whose bytes a row of another name or kind has: explained there."""
     return AgreementRow(
         component=one.component,

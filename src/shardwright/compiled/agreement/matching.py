@@ -104,21 +104,23 @@ def total(collectives: Iterable[PlannedCollective | CompiledCollective]) -> int:
     return sum(one.bytes_per_device * one.count_per_step for one in collectives)
 
 
-def parts_of(one: CompiledCollective) -> tuple[CompiledCollective, ...]:
+def per_tensor(one: CompiledCollective) -> tuple[CompiledCollective, ...]:
     """One for each tensor that an instruction moves: compilers let several collectives travel together."""
-    if not one.parts:
+    if not one.tensor_bytes:
         return (one,)
-    return tuple(replace(one, dtypes=(dtype,), bytes_per_device=size, parts=()) for dtype, size in one.parts)
+    return tuple(
+        replace(one, dtypes=(dtype,), bytes_per_device=size, tensor_bytes=()) for dtype, size in one.tensor_bytes
+    )
 
 
 def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]:
     """Every row of a comparison, in no order."""
     known = [rewrite for rewrite in REWRITES.values() if rewrite.holds_for(program.target)]
-    search = _Search(plan, known, [part for one in program.collectives for part in parts_of(one)])
+    search = _Search(plan, known, [part for one in program.collectives for part in per_tensor(one)])
     yield from search.by_name()
     yield from search.merged()
-    yield from search.turned()
-    yield from search.rest()
+    yield from search.replaced()
+    yield from search.remaining()
 
 
 class _Search:
@@ -129,58 +131,58 @@ class _Search:
         scaling = [rewrite for rewrite in known if rewrite.ratio is not None and not rewrite.compiled]
         self.always = [rewrite for rewrite in scaling if rewrite.always]
         self.scaling = [rewrite for rewrite in scaling if not rewrite.always]
-        self.turning = [rewrite for rewrite in known if rewrite.planned and rewrite.compiled]
-        self.besides = [rewrite for rewrite in known if not rewrite.planned]
+        self.replacing = [rewrite for rewrite in known if rewrite.planned and rewrite.compiled]
+        self.unplanned = [rewrite for rewrite in known if not rewrite.planned]
         self.pads = [rewrite for rewrite in known if rewrite.name == PADDED]
         self.planned = _by_key(plan, plan.collectives)
         self.compiled = _by_key(plan, found)
 
     def by_name(self) -> Iterator[AgreementRow]:
         """Rows whose component, kind and axes are the same on both sides."""
-        for key, ours in list(self.planned.items()):
-            theirs = self.compiled.get(key, ())
-            fit = self._fit(ours, theirs)
+        for key, planned in list(self.planned.items()):
+            compiled = self.compiled.get(key, ())
+            fit = self._fit(planned, compiled)
             if fit is None:
                 continue
-            yield _row(key, ours, _without(theirs, fit.aside), fit)
-            self._take([key], _without(theirs, fit.aside))
+            yield _row(key, planned, _without(compiled, fit.aside), fit)
+            self._take([key], _without(compiled, fit.aside))
 
     def merged(self) -> Iterator[AgreementRow]:
         """Rows of one kind and axes that agree together, whatever the names."""
         for kind, axes in dict.fromkeys((key.kind, key.axes) for key in self.planned):
-            ours = [key for key in self.planned if (key.kind, key.axes) == (kind, axes)]
-            theirs = [key for key in self.compiled if (key.kind, key.axes) == (kind, axes)]
-            if ours == theirs and len(ours) == 1:
+            planned = [key for key in self.planned if (key.kind, key.axes) == (kind, axes)]
+            compiled = [key for key in self.compiled if (key.kind, key.axes) == (kind, axes)]
+            if planned == compiled and len(planned) == 1:
                 continue
-            found = tuple(one for key in theirs for one in self.compiled[key])
-            fit = self._fit([one for key in ours for one in self.planned[key]], found)
+            found = tuple(one for key in compiled for one in self.compiled[key])
+            fit = self._fit([one for key in planned for one in self.planned[key]], found)
             if fit is None:
                 continue
             left = _without(found, fit.aside)
-            whole, moved = fit.expected, total(left)
+            expected_bytes, moved_bytes = fit.expected, total(left)
             named = fit._replace(rewrites=(REWRITES["merged"], *fit.rewrites))
-            for key in ours:
+            for key in planned:
                 part = self._expected(self.planned[key], fit.rewrites)
-                share = moved / whole * part if whole else 0
+                share = moved_bytes / expected_bytes * part if expected_bytes else 0
                 own = [one for one in left if one.component == key.component]
                 row = _row(key, self.planned[key], own, named._replace(expected=part))
                 moved_here = round(share)
                 yield replace(row, compiled_bytes=moved_here, agreed_bytes=min(row.predicted_bytes, moved_here))
-            self._take(ours, left)
+            self._take(planned, left)
 
-    def turned(self) -> Iterator[AgreementRow]:
+    def replaced(self) -> Iterator[AgreementRow]:
         """Rows that a rewrite turned into another kind: component by component, then of all components together."""
-        for rewrite in self.turning:
+        for rewrite in self.replacing:
             for kind in rewrite.planned:
                 keys = [key for key in self.planned if key.kind == kind]
                 for key in keys:
-                    yield from self._turned(rewrite, [key], self._standing(rewrite, key))
+                    yield from self._replaced(rewrite, [key], self._stand_ins(rewrite, key))
                 for axes in dict.fromkeys(key.axes for key in keys):
-                    ours = [key for key in keys if key.axes == axes and key in self.planned]
-                    if ours:
-                        yield from self._turned(rewrite, ours, self._standing(rewrite, Key(None, kind, axes)))
+                    planned = [key for key in keys if key.axes == axes and key in self.planned]
+                    if planned:
+                        yield from self._replaced(rewrite, planned, self._stand_ins(rewrite, Key(None, kind, axes)))
 
-    def _standing(self, rewrite: Rewrite, wanted: Key) -> list[CompiledCollective]:
+    def _stand_ins(self, rewrite: Rewrite, wanted: Key) -> list[CompiledCollective]:
         """Collectives of a rewrite's kinds that stand for another kind; those of all components where none is named."""
         return [
             one
@@ -192,19 +194,19 @@ class _Search:
             and wanted.component in (None, key.component)
         ]
 
-    def _turned(
-        self, rewrite: Rewrite, ours: Sequence[Key], standing: Sequence[CompiledCollective]
+    def _replaced(
+        self, rewrite: Rewrite, planned: Sequence[Key], stand_ins: Sequence[CompiledCollective]
     ) -> Iterator[AgreementRow]:
-        found = total(standing)
+        found = total(stand_ins)
         if not found:
             return
-        for others in self._scalings([one for key in ours for one in self.planned[key]], MOST_AT_ONCE - 1):
+        for others in self._scalings([one for key in planned for one in self.planned[key]], MOST_AT_ONCE - 1):
             # What was left as it is counts on its own side; the rest was turned.
-            expected = {key: self._expected(self.planned[key], others) for key in ours}
-            same = {key: self._plain(key) for key in ours}
-            padding = {key: self._padding(same[key]) for key in ours}
-            kept = {key: total(same[key]) - padding[key] for key in ours}
-            left = {key: expected[key] - kept[key] for key in ours if expected[key] > kept[key]}
+            expected = {key: self._expected(self.planned[key], others) for key in planned}
+            same = {key: self._plain(key) for key in planned}
+            padding = {key: self._padding(same[key]) for key in planned}
+            kept = {key: total(same[key]) - padding[key] for key in planned}
+            left = {key: expected[key] - kept[key] for key in planned if expected[key] > kept[key]}
             low, high = (
                 sum(
                     self._bounds(self.planned[key], (rewrite, *others))[end] * left[key] / expected[key] for key in left
@@ -218,22 +220,22 @@ class _Search:
                 named = (rewrite, *others, *(self.pads if padding[key] else ()))
                 row = _row(key, self.planned[key], same[key], Fit(named, there, ()))
                 yield replace(row, compiled_as=rewrite.compiled, compiled_bytes=there)
-            self._take(left, [*standing, *(one for key in left for one in self._plain(key))])
+            self._take(left, [*stand_ins, *(one for key in left for one in self._plain(key))])
             return
 
     def _plain(self, key: Key) -> tuple[CompiledCollective, ...]:
         """What of a key's compiled collectives stands for nothing else."""
         return tuple(one for one in self.compiled.get(key, ()) if one.stands_for in (None, key.kind))
 
-    def rest(self) -> Iterator[AgreementRow]:
+    def remaining(self) -> Iterator[AgreementRow]:
         """What is beside the plan, and what nothing explains."""
         for key in dict.fromkeys([*self.planned, *self.compiled]):
-            ours, theirs = self.planned.get(key, ()), self.compiled.get(key, ())
-            beside = self._known_beside(ours, theirs)
-            left = _without(theirs, beside)
-            yield from self._beside(key, beside)
-            if ours or left:
-                yield replace(_row(key, ours, left, Fit((), total(ours), ())), state="unmatched")
+            planned, compiled = self.planned.get(key, ()), self.compiled.get(key, ())
+            unplanned = self._known_unplanned(planned, compiled)
+            left = _without(compiled, unplanned)
+            yield from self._unplanned_rows(key, unplanned)
+            if planned or left:
+                yield replace(_row(key, planned, left, Fit((), total(planned), ())), state="unmatched")
 
     def _take(self, planned: Iterable[Key], compiled: Iterable[CompiledCollective]) -> None:
         """What has found its partner is looked at no more."""
@@ -243,14 +245,14 @@ class _Search:
         for key in {_key(self.plan, one) for one in taken}:
             self.compiled[key] = _without(self.compiled.get(key, ()), taken)
 
-    def _fit(self, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective]) -> Fit | None:
+    def _fit(self, planned: Sequence[PlannedCollective], compiled: Sequence[CompiledCollective]) -> Fit | None:
         """The fewest rewrites under which the bytes of both sides agree."""
-        beside = self._known_beside(ours, theirs)
-        standing = tuple(one for one in theirs if one.stands_for not in (None, one.kind))
-        for rewrites in self._scalings(ours, MOST_AT_ONCE):
-            low, high = self._bounds(ours, rewrites)
-            for aside in dict.fromkeys(((*beside, *standing), standing, beside, ())):
-                left = _without(theirs, aside)
+        unplanned = self._known_unplanned(planned, compiled)
+        stand_ins = tuple(one for one in compiled if one.stands_for not in (None, one.kind))
+        for rewrites in self._scalings(planned, MOST_AT_ONCE):
+            low, high = self._bounds(planned, rewrites)
+            for aside in dict.fromkeys(((*unplanned, *stand_ins), stand_ins, unplanned, ())):
+                left = _without(compiled, aside)
                 found = total(left)
                 padding = self._padding(left)
                 if (found or not low) and _within(found - padding, low, high):
@@ -261,24 +263,24 @@ class _Search:
                     )
         return None
 
-    def _padding(self, theirs: Iterable[CompiledCollective]) -> int:
+    def _padding(self, compiled: Iterable[CompiledCollective]) -> int:
         """Bytes of a step that the program says it padded, where padding is known."""
-        return sum(one.padding_bytes * one.count_per_step for one in theirs) if self.pads else 0
+        return sum(one.padding_bytes * one.count_per_step for one in compiled) if self.pads else 0
 
-    def _scalings(self, ours: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:
+    def _scalings(self, planned: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:
         """What may have happened to the bytes of planned ones: what always does, and up to ``most`` other rewrites."""
-        always = [rewrite for rewrite in self.always if self._changes(rewrite, ours)]
-        others = [rewrite for rewrite in self.scaling if self._changes(rewrite, ours)]
+        always = [rewrite for rewrite in self.always if self._changes(rewrite, planned)]
+        others = [rewrite for rewrite in self.scaling if self._changes(rewrite, planned)]
         for number in range(most + 1):
             yield from ((*always, *some) for some in combinations(others, number))
 
-    def _changes(self, rewrite: Rewrite, ours: Sequence[PlannedCollective]) -> bool:
-        return self._bounds(ours, (rewrite,)) != (total(ours), total(ours))
+    def _changes(self, rewrite: Rewrite, planned: Sequence[PlannedCollective]) -> bool:
+        return self._bounds(planned, (rewrite,)) != (total(planned), total(planned))
 
-    def _bounds(self, ours: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> tuple[float, float]:
+    def _bounds(self, planned: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> tuple[float, float]:
         """The least and the most bytes that rewrites make of planned ones."""
         least = most = 0.0
-        for one in ours:
+        for one in planned:
             low = high = float(one.bytes_per_device * one.count_per_step)
             for rewrite in rewrites:
                 if rewrite.ratio is not None and one.kind in rewrite.planned:
@@ -287,32 +289,32 @@ class _Search:
             least, most = least + low, most + high
         return least, most
 
-    def _expected(self, ours: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> float:
-        return sum(self._bounds(ours, rewrites)) / 2
+    def _expected(self, planned: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> float:
+        return sum(self._bounds(planned, rewrites)) / 2
 
-    def _known_beside(
-        self, ours: Sequence[PlannedCollective], theirs: Iterable[CompiledCollective]
+    def _known_unplanned(
+        self, planned: Sequence[PlannedCollective], compiled: Iterable[CompiledCollective]
     ) -> tuple[CompiledCollective, ...]:
         """Those beside the plan; one that is as large as a planned one of its kind of numbers is that one."""
-        wanted = {(is_integer(planned_dtype(self.plan, one)), one.bytes_per_device) for one in ours}
+        wanted = {(is_integer(planned_dtype(self.plan, one)), one.bytes_per_device) for one in planned}
         return tuple(
             one
-            for one in theirs
-            if self._besides_of(one) and (all(map(is_integer, one.dtypes)), one.bytes_per_device) not in wanted
+            for one in compiled
+            if self._unplanned_rewrites(one) and (all(map(is_integer, one.dtypes)), one.bytes_per_device) not in wanted
         )
 
-    def _besides_of(self, one: CompiledCollective) -> list[Rewrite]:
+    def _unplanned_rewrites(self, one: CompiledCollective) -> list[Rewrite]:
         return [
             rewrite
-            for rewrite in self.besides
-            if rewrite.beside is not None and one.kind in rewrite.compiled and rewrite.beside(self.plan, one)
+            for rewrite in self.unplanned
+            if rewrite.unplanned is not None and one.kind in rewrite.compiled and rewrite.unplanned(self.plan, one)
         ]
 
-    def _beside(self, key: Key, found: Iterable[CompiledCollective]) -> Iterator[AgreementRow]:
+    def _unplanned_rows(self, key: Key, found: Iterable[CompiledCollective]) -> Iterator[AgreementRow]:
         """Rows that the plan leaves out, by the rewrite that knows them."""
         by_name: dict[str, list[CompiledCollective]] = {}
         for one in found:
-            by_name.setdefault(self._besides_of(one)[0].name, []).append(one)
+            by_name.setdefault(self._unplanned_rewrites(one)[0].name, []).append(one)
         for name, ones in by_name.items():
             yield replace(_row(key, (), ones, Fit((REWRITES[name],), total(ones), ())), state="explained")
 
@@ -328,17 +330,19 @@ def _key(plan: Plan, one: PlannedCollective | CompiledCollective) -> Key:
     return Key(one.component, one.kind, axes_in_order(plan.mesh, one.axes))
 
 
-def _row(key: Key, ours: Sequence[PlannedCollective], theirs: Sequence[CompiledCollective], fit: Fit) -> AgreementRow:
+def _row(
+    key: Key, planned: Sequence[PlannedCollective], compiled: Sequence[CompiledCollective], fit: Fit
+) -> AgreementRow:
     return AgreementRow(
         component=key.component,
         kind=key.kind,
         axes=key.axes,
-        predicted_bytes=total(ours),
-        predicted_count=sum(one.count_per_step for one in ours),
+        predicted_bytes=total(planned),
+        predicted_count=sum(one.count_per_step for one in planned),
         expected_bytes=round(fit.expected),
-        compiled_bytes=total(theirs),
-        compiled_count=sum(one.count_per_step for one in theirs),
-        agreed_bytes=min(total(ours), total(theirs)),
+        compiled_bytes=total(compiled),
+        compiled_count=sum(one.count_per_step for one in compiled),
+        agreed_bytes=min(total(planned), total(compiled)),
         state="matched" if all(rewrite.keeps for rewrite in fit.rewrites) else "explained",
         explained_by=tuple(rewrite.name for rewrite in fit.rewrites),
     )

@@ -50,7 +50,7 @@ class Rewrite:
     """One row of the list; see the top of this file.
 
     ``targets``: kinds of chip, or families of them (``FAMILIES``). ``rule`` says the bytes in words, ``ratio`` and
-    ``beside`` as functions: the compiled bytes for a planned one, and whether a collective is of those beside the plan.
+    ``unplanned`` as functions: the compiled bytes for a planned one, and whether a collective is of those beside the plan.
     ``always``: what it is about is never left as it was.
     """
 
@@ -61,7 +61,7 @@ class Rewrite:
     rule: str
     reason: str
     ratio: Callable[[Plan, PlannedCollective], Range] | None = None
-    beside: Callable[[Plan, CompiledCollective], bool] | None = None
+    unplanned: Callable[[Plan, CompiledCollective], bool] | None = None
     keeps: bool = False
     always: bool = False
 
@@ -88,8 +88,8 @@ def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
 
 def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
     """What all microbatches gather alike, weights that no loop over layers cuts, may be gathered once for all of them."""
-    turns = plan.request.microbatches
-    return 1.0 - _share_of_single(plan, one) * (turns - 1) / turns, 1.0
+    microbatches = plan.request.microbatches
+    return 1.0 - _share_of_single(plan, one) * (microbatches - 1) / microbatches, 1.0
 
 
 def _read_once(plan: Plan, one: PlannedCollective) -> Range:
@@ -119,7 +119,7 @@ def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
     return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
 
 
-def _room_for_all(plan: Plan, one: PlannedCollective) -> Range:
+def _full_buffers(plan: Plan, one: PlannedCollective) -> Range:
     """Where as many rows travel as there are, the buffers on both sides have room for the most that may."""
     if not one.ragged:
         return AS_PLANNED
@@ -144,7 +144,7 @@ def _around_a_ring(plan: Plan, one: PlannedCollective) -> Range:
     return (size - 1) / size, (size + 1) / size
 
 
-def _as_large(plan: Plan, one: PlannedCollective) -> Range:
+def _same_bytes(plan: Plan, one: PlannedCollective) -> Range:
     del plan, one
     return AS_PLANNED
 
@@ -164,10 +164,10 @@ def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
     scores = plan.by_name.get("logits.scores")
     if scores is None:
         return False
-    cut = plan.mesh.in_mesh_order(plan.mesh.larger_than_one(scores.in_use.axes_of("vocab")))
-    if one.kind != "all-reduce" or one.axes != cut or one.component not in ("logits", None):
+    sharding_axes = plan.mesh.in_mesh_order(plan.mesh.larger_than_one(scores.in_use.axes_of("vocab")))
+    if one.kind != "all-reduce" or one.axes != sharding_axes or one.component not in ("logits", None):
         return False
-    tokens = scores.bytes_per_device // width(scores.dtype) // (scores.shape[-1] // plan.mesh.size(cut))
+    tokens = scores.bytes_per_device // width(scores.dtype) // (scores.shape[-1] // plan.mesh.size(sharding_axes))
     each = tokens // plan.request.microbatches * width("float32")
     return one.bytes_per_device % each == 0 and one.bytes_per_device <= LOSS_SUMS * each
 
@@ -204,7 +204,7 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=(),
             rule="the buffer that has room for whatever may come",
             reason="of a ragged all-to-all a program says how large its buffers are; how much travels, the tokens say",
-            ratio=_room_for_all,
+            ratio=_full_buffers,
             keeps=True,
         ),
         Rewrite(
@@ -278,7 +278,7 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=("all-reduce",),
             rule="the same",
             reason="each device writes its part among zeros, and the sum of all is what a gather gives",
-            ratio=_as_large,
+            ratio=_same_bytes,
         ),
         Rewrite(
             name="all-reduce and slice",
@@ -288,7 +288,7 @@ REWRITES: Mapping[str, Rewrite] = {
             rule="the same",
             reason="XLA's partitioner makes no reduce-scatter for CPU, and libtpu takes some apart: all is summed, and each "
             "device keeps its part",
-            ratio=_as_large,
+            ratio=_same_bytes,
         ),
         Rewrite(
             name="single numbers",
@@ -297,7 +297,7 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=("all-reduce",),
             rule="one number each, or an array of a number for each weight",
             reason="the loss, the number of its tokens, and the norm of the gradients are sums that the plan leaves out",
-            beside=_single_numbers,
+            unplanned=_single_numbers,
         ),
         Rewrite(
             name="counts",
@@ -306,7 +306,7 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=("all-gather", "all-reduce"),
             rule="integers alone",
             reason="how many choices each expert has is told to all before tokens travel, and summed for its bias",
-            beside=_counts,
+            unplanned=_counts,
         ),
         Rewrite(
             name="counts of rows",
@@ -315,7 +315,7 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=("all-to-all",),
             rule="integers alone",
             reason="each rank tells each other how many rows will come for each of its experts",
-            beside=_counts,
+            unplanned=_counts,
         ),
         Rewrite(
             name="sums over the vocabulary",
@@ -324,7 +324,7 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=("all-reduce",),
             rule="three numbers a token at most",
             reason="the loss over a cut vocabulary needs the largest score, the sum and the target's from all its parts",
-            beside=_over_a_vocabulary,
+            unplanned=_over_a_vocabulary,
         ),
         Rewrite(
             name="repairs",
@@ -333,7 +333,7 @@ REWRITES: Mapping[str, Rewrite] = {
             compiled=("permute",),
             rule="up to 1/8 of the reduce-scatters over the same axes",
             reason="permutes move the rows of a padded reduce-scatter to where they belong",
-            beside=_repairs,
+            unplanned=_repairs,
         ),
     )
 }

@@ -24,7 +24,7 @@ from shardwright.compiled.findings.exposed import exposed
 from shardwright.compiled.findings.loops import loops
 from shardwright.compiled.findings.memory import chip_memory, donation, scores
 from shardwright.compiled.findings.products import products
-from shardwright.compiled.findings.sizes import expanded, made_whole, summed_and_sliced
+from shardwright.compiled.findings.sizes import expanded, gathered_in_full, summed_and_sliced
 from shardwright.compiled.findings.tools import tools
 from shardwright.compiled.findings.unmatched import unmatched
 from shardwright.compiled.reading.program import CompiledProgram
@@ -35,7 +35,7 @@ CHECKS: tuple[Callable[[Plan, CompiledProgram, Agreement], Iterator[Finding]], .
     experts,
     unmatched,
     loops,
-    made_whole,
+    gathered_in_full,
     expanded,
     summed_and_sliced,
     products,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.compiled.agreement.agreement import Agreement
-from shardwright.compiled.agreement.matching import parts_of, total
+from shardwright.compiled.agreement.matching import per_tensor, total
 from shardwright.compiled.agreement.rewrites import axes_in_order, family
 from shardwright.compiled.agreement.widths import planned_dtype, widest_float, width
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
@@ -23,11 +23,11 @@ def dtypes(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
         dtype = widest_float([planned_dtype(plan, one), *([wanted[key]] if key in wanted else [])])
         if dtype is not None:
             wanted[key] = dtype
-    parts = [part for one in program.collectives for part in parts_of(one)]
+    rows = [row for one in program.collectives for row in per_tensor(one)]
     for key, dtype in wanted.items():
         wide = [
             one
-            for one in parts
+            for one in rows
             if (one.component, one.kind, axes_in_order(plan.mesh, one.axes)) == key
             and width(widest_float(one.dtypes) or dtype) > width(dtype)
         ]

@@ -16,7 +16,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import every
 from shardwright.core.plan.plan import Plan, PlannedCollective, TensorPlan
 
-TRAVELS = {
+MOVES = {
     "all-to-all": "tokens travel: all-to-all",
     "ring": "tokens travel around a ring: all-gather and reduce-scatter",
     "weights": "weights travel: all-gather, and reduce-scatter of their gradients",
@@ -64,7 +64,7 @@ def _finding(
         position=plan.request.layout.entries[axes[0]].position,
         tensor=next((name for one in found for name in one.tensors), None),
         found=f"{what}: {several_times(compiled, runs)}{of_tensors(found)}",
-        needed=f"{TRAVELS[moves]}, {several_times(wanted, times, like=compiled)}",
+        needed=f"{MOVES[moves]}, {several_times(wanted, times, like=compiled)}",
         cost=cost_of(plan, compiled - wanted, axes) if compiled > wanted else "",
     )
 
@@ -73,8 +73,8 @@ def _finding(
         return total(moved) < max(compiled, wanted)
 
     # Tokens that the compiler exchanges unasked can be asked for; what it does not do as asked, in another way only.
-    ways = ("all-to-all",) if moves == "weights" else ("ring", "weights")
-    return settled(plan, Draft(finding=finding, candidates=moe_moves(plan, ways)), cheaper)
+    options = ("all-to-all",) if moves == "weights" else ("ring", "weights")
+    return settled(plan, Draft(finding=finding, candidates=moe_moves(plan, options)), cheaper)
 
 
 def _of_weights(plan: Plan, one: CompiledCollective, rows: Sequence[TensorPlan]) -> bool:
@@ -84,16 +84,16 @@ def _of_weights(plan: Plan, one: CompiledCollective, rows: Sequence[TensorPlan])
     names = {row.name for row in rows}
     if one.tensors:
         return bool(names & set(one.tensors))
-    return one.component == "moe" and one.bytes_per_device in _whole_sizes(plan, rows, one)
+    return one.component == "moe" and one.bytes_per_device in _gathered_sizes(plan, rows, one)
 
 
-def _whole_sizes(plan: Plan, rows: Sequence[TensorPlan], one: CompiledCollective) -> set[int]:
+def _gathered_sizes(plan: Plan, rows: Sequence[TensorPlan], one: CompiledCollective) -> set[int]:
     """Bytes of a layer of each weight on a device that has gathered it over the axes of a collective, in any type."""
     sizes = set()
     for row in rows:
-        part = row.bytes_per_device // width(row.dtype)
-        cutting = [axis for axis in row.spec.axes if axis in one.axes]
-        sizes |= {part * plan.mesh.size(cutting) * wide for wide in (2, 4)}
+        local_elements = row.bytes_per_device // width(row.dtype)
+        gathered_axes = [axis for axis in row.spec.axes if axis in one.axes]
+        sizes |= {local_elements * plan.mesh.size(gathered_axes) * wide for wide in (2, 4)}
     return sizes
 
 

@@ -33,17 +33,17 @@ def settled(plan: Plan, draft: Draft, better: Callable[[Plan], bool]) -> Finding
     return draft.settled(holds)
 
 
-def moe_moves(plan: Plan, ways: Iterable[str]) -> tuple[Candidate, ...]:
+def moe_moves(plan: Plan, options: Iterable[str]) -> tuple[Candidate, ...]:
     """Other ways for tokens to meet experts than the plan's: ``move: {moe: ring}``."""
 
-    def edit(request: Request, way: str) -> Request:
-        return replace(request, layout=replace(request.layout, move_moe=way))
+    def edit(request: Request, option: str) -> Request:
+        return replace(request, layout=replace(request.layout, move_moe=option))
 
     now = plan.request.layout.move_moe
     return tuple(
-        Candidate(text=f"move: {{moe: {way}}}", edit=lambda request, way=way: edit(request, way))
-        for way in ways
-        if way != now
+        Candidate(text=f"move: {{moe: {option}}}", edit=lambda request, option=option: edit(request, option))
+        for option in options
+        if option != now
     )
 
 

@@ -23,9 +23,9 @@ def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterato
 
 def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
     """Gradients of replicas, which wait for the last microbatch: as many times the bytes as there are microbatches."""
-    turns = plan.request.microbatches
+    microbatches = plan.request.microbatches
     late = [one for one in plan.collectives if one.phase == "update" and one.kind == "all-reduce"]
-    for key in dict.fromkeys((one.component, one.axes) for one in late) if turns > 1 else ():
+    for key in dict.fromkeys((one.component, one.axes) for one in late) if microbatches > 1 else ():
         component, axes = key
         wanted = [one for one in late if (one.component, one.axes) == key]
         found = [
@@ -39,7 +39,7 @@ def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Ite
             and one.stands_for is None
             and agreement.row_of(one).state != "matched"
         ]
-        if total(found) < turns * total(wanted) * (1 - TOLERANCE):
+        if total(found) < microbatches * total(wanted) * (1 - TOLERANCE):
             continue
         yield Finding(
             code="SW303",
@@ -47,7 +47,7 @@ def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Ite
             where=place(component, "all-reduce", axes),
             tensor=wanted[0].tensors[0],
             position=plan.request.layout.entries[axes[0]].position,
-            found=f"replicas summed in each of {turns} microbatches: "
+            found=f"replicas summed in each of {microbatches} microbatches: "
             f"{several_times(total(found), _runs(found))}{of_tensors(found, 'gradient')}",
             needed=f"once a step, after the last microbatch: "
             f"{several_times(total(wanted), sum(one.count_per_step for one in wanted), like=total(found))}",

@@ -53,10 +53,10 @@ def _by_component(plan: Plan) -> Mapping[str, float]:
 
 def _cost(plan: Plan, more: float) -> str:
     step = plan.step
-    told = f"{_flops(more)} a device and step more"
+    flops_text = f"{_flops(more)} a device and step more"
     if step is None or not step.flops_per_device:
-        return told
-    return f"{told}, about {seconds_text(more * step.compute_seconds / step.flops_per_device)}"
+        return flops_text
+    return f"{flops_text}, about {seconds_text(more * step.compute_seconds / step.flops_per_device)}"
 
 
 def _flops(number: float) -> str:

@@ -22,16 +22,16 @@ SHOWN = 3
 Key = tuple[str | None, tuple[str, ...]]
 
 
-def made_whole(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+def gathered_in_full(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
     """SW304: a gather of which every user takes a slice, or a line of the compiler's that says so itself."""
     found = [
         one
         for one in program.collectives
         if one.kind == "all-gather" and _only_sliced(one) and agreement.row_of(one).state == "unmatched"
     ]
-    said = "".join(f"\nthe compiler: {line}" for line in program.said[:SHOWN])
-    if len(program.said) > SHOWN:
-        said += f"\nand {len(program.said) - SHOWN} more such lines"
+    log_lines = "".join(f"\nthe compiler: {line}" for line in program.notes[:SHOWN])
+    if len(program.notes) > SHOWN:
+        log_lines += f"\nand {len(program.notes) - SHOWN} more such lines"
     for (component, axes), ones in _by_key(found).items():
         yield Finding(
             code="SW304",
@@ -39,16 +39,16 @@ def made_whole(plan: Plan, program: CompiledProgram, agreement: Agreement) -> It
             where=place(component, "all-gather", axes),
             tensor=_first_tensor(ones),
             found=f"made whole, and sliced by whatever reads it: "
-            f"{several_times(total(ones), _runs(ones))}{of_tensors(ones)}{said}",
+            f"{several_times(total(ones), _runs(ones))}{of_tensors(ones)}{log_lines}",
             needed="each part sent to where it is used: an all-to-all or a permute of the parts",
             cost=cost_of(plan, total(ones), axes),
         )
-    if program.said and not found:
+    if program.notes and not found:
         yield Finding(
             code="SW304",
             severity="error",
             where=f"a step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
-            found=f"tensors made whole on every device{said}",
+            found=f"tensors made whole on every device{log_lines}",
             needed="a movement between the two layouts that the compiler names",
         )
 

@@ -62,6 +62,6 @@ def cost_of_all(plan: Plan, found: Iterable[CompiledCollective], what: str) -> s
 
 def seconds_of(plan: Plan, num_bytes: float, axes: Sequence[str]) -> float | None:
     """Seconds of bytes over axes, at the rate of the plan's own collectives over the same; None where it has none."""
-    alike = [one for one in plan.collectives if set(one.axes) == set(axes) and one.seconds]
-    moved = total(alike)
-    return num_bytes * sum(one.seconds or 0.0 for one in alike) / moved if moved else None
+    same_axes = [one for one in plan.collectives if set(one.axes) == set(axes) and one.seconds]
+    moved = total(same_axes)
+    return num_bytes * sum(one.seconds or 0.0 for one in same_axes) / moved if moved else None

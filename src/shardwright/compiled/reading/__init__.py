@@ -1,13 +1,13 @@
-"""From the text to what the program does.
+"""From the parsed text to what the program does.
 
-read.py         the door: a text in, a program out
-program.py      a program in the core's words
+read.py         the entry point: reads a text into a program
+program.py      a program in the terms of the core
 collectives.py  its collectives, tensor by tensor
-expansion.py    a tensor that a product made larger before it travels
-invariance.py   what is the same in every turn of a loop
-overlap.py      collectives with work between their begin and end
-stands_for.py   a collective that a compiler made of another
-temporaries.py  the largest values held for a while
-flops.py        products of matrices, counted
+expansion.py    tensors that are expanded before they are sent
+invariance.py   loop-invariant values
+overlap.py      collectives with compute between start and done
+stands_for.py   collectives in place of another kind
+temporaries.py  the largest temporaries
+flops.py        flops of matrix products
 tool_chain.py   which compilers are installed
 """

@@ -1,13 +1,13 @@
-"""The collectives of a compiled program, each tensor that one moves a row, equal rows counted together.
+"""The collectives of a compiled program: one row for each tensor of a collective, equal rows counted together.
 
 | in the text | what it is |
 |---|---|
-| `all-gather-start`, `all-gather-done` | one all-gather; the start holds inputs and outputs, the outputs count |
-| `call-start` of a computation with a collective | that collective, begun early |
+| `all-gather-start`, `all-gather-done` | one all-gather; the start has inputs and outputs, the outputs count |
+| `call-start` of a computation with a collective | that collective, asynchronous |
 | one collective in several fusions, the first with `AsyncCollectiveStart` | one, done in steps; the first counts |
-| a fusion that calls `all-reduce-scatter...` | a reduce-scatter, of the result times the group |
-| `ragged-all-to-all` | an all-to-all, ragged |
-| `all-to-all` that leaves a tuple | one tensor in as many parts as there are devices |
+| a fusion that calls `all-reduce-scatter...` | a reduce-scatter, of the result times the group size |
+| `ragged-all-to-all` | a ragged all-to-all |
+| `all-to-all` with a tuple result | one tensor, split into one array per device |
 | any other with several operands | one row each |
 | `send` and `recv` with `_xla_megascale_transfer_type` | a collective across slices |
 | `send` and `recv` with pairs | send-recv |
@@ -39,9 +39,9 @@ KINDS: Mapping[str, str] = {
     "collective-permute": "permute",
     "collective-broadcast": "broadcast",
 }
-"""Our name of each kind by the compiler's."""
+"""Our name of each kind, by the compiler's name."""
 
-_TRAVELS = ("all-gather", "all-to-all", "permute")
+_RESHARDING_KINDS = ("all-gather", "all-to-all", "permute")
 _STARTS = {f"{op}-start": op for op in KINDS}
 _SCATTERS = "all-reduce-scatter"
 _IN_STEPS = '"async_collective_fusion_config"'
@@ -52,18 +52,18 @@ _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the reading of a collective looks things up in. ``says_overlap``: the compiler orders what it begins."""
+    """What reading a collective needs. ``overlap_known``: the order of the text shows which collectives overlap."""
 
     program: Program
     callers: Callers
     numbering: Numbering
     sources: Sources
-    says_overlap: bool
+    overlap_known: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """A tensor that a collective moves, in bytes of one device; ``shape``: of what it leaves."""
+    """A tensor of a collective, in bytes of one device; ``shape``: of its result."""
 
     dtype: str
     num_bytes: int
@@ -78,15 +78,15 @@ def read_collectives(
     numbering: Numbering,
     sources: Sources,
     *,
-    says_overlap: bool,
+    overlap_known: bool,
 ) -> tuple[CompiledCollective, ...]:
-    """Every collective that runs in a step, equal ones as one row, in the order of the text."""
+    """Every collective that runs in a step, equal ones as one row, in text order."""
     context = Context(
         program=program,
         callers=callers,
         numbering=numbering,
         sources=sources,
-        says_overlap=says_overlap,
+        overlap_known=overlap_known,
     )
     rows: dict[CompiledCollective, list[int]] = {}
     for name, computation in program.computations.items():
@@ -139,18 +139,18 @@ def _collective(context: Context, where: Computation, one: Instruction) -> Itera
         loop_invariant=is_loop_invariant(context.callers, where, one),
     )
     origins = _origins(context, where, one, outside, len(moved))
-    for place, (part, origin) in enumerate(zip(moved, origins, strict=True)):
-        row = _with(common, part, origin)
+    for place, (tensor, origin) in enumerate(zip(moved, origins, strict=True)):
+        row = _with(common, tensor, origin)
         yield row if scatters else _with_surroundings(context, where, one, place if len(moved) > 1 else None, row)
 
 
-def _with(common: CompiledCollective, part: Moved, origin: Origin) -> CompiledCollective:
+def _with(common: CompiledCollective, tensor: Moved, origin: Origin) -> CompiledCollective:
     return replace(
         common,
-        bytes_per_device=part.num_bytes,
-        padding_bytes=part.padding,
-        shape=part.shape,
-        dtypes=(our_dtype(part.dtype),),
+        bytes_per_device=tensor.num_bytes,
+        padding_bytes=tensor.padding,
+        shape=tensor.shape,
+        dtypes=(our_dtype(tensor.dtype),),
         component=origin.component,
         phase=origin.phase,
         tensors=origin.tensors,
@@ -161,10 +161,10 @@ def _with(common: CompiledCollective, part: Moved, origin: Origin) -> CompiledCo
 def _with_surroundings(
     context: Context, where: Computation, one: Instruction, element: int | None, row: CompiledCollective
 ) -> CompiledCollective:
-    """The row of a tensor, with what it is used for, was made of, and stands for."""
+    """The row of a tensor, with its users, the bytes that it was expanded from, and the kind that it stands for."""
     program, callers = context.program, context.callers
     packed = any(operand.op == "concatenate" for operand in _makers(program, where, one))
-    # What is done in steps is used where the last step is, which the first does not name.
+    # The users of a collective in steps are those of its last step, which the first does not name.
     in_steps = _IN_STEPS in one.rest
     used_for = () if in_steps else uses(program, callers, where, one, element, packed=packed)
     stands_for = made_from = None
@@ -172,7 +172,7 @@ def _with_surroundings(
         stands_for = permute_stands_for(program, callers, where, one)
     elif row.kind == "all-reduce":
         stands_for = sum_stands_for(program, where, one, used_for)
-    if row.kind in _TRAVELS:
+    if row.kind in _RESHARDING_KINDS:
         made_from = made_from_bytes(program, callers, where, one.operands[element or 0])
         if made_from is not None and row.kind == "all-gather":
             made_from *= row.group_size or 1
@@ -180,7 +180,7 @@ def _with_surroundings(
 
 
 def _makers(program: Program, where: Computation, one: Instruction) -> Iterator[Instruction]:
-    """What makes the operands of an instruction, inside fusions too."""
+    """The instructions that produce the operands of an instruction, also inside fusions."""
     for name in one.operands:
         operand = where.by_name.get(name)
         if operand is not None:
@@ -189,13 +189,13 @@ def _makers(program: Program, where: Computation, one: Instruction) -> Iterator[
 
 
 def _moved(where: Computation, one: Instruction, op: str, size: int) -> list[Moved]:
-    """The tensors that a collective moves, the larger of what goes in and what comes out."""
+    """The tensors of a collective; bytes are those of operand or result, whichever is larger."""
     found = type_of(one.type)
     started = one.op in _STARTS and op != "all-reduce"
     results = [a for a in arrays(found[1] if started and isinstance(found, tuple) else found) if a.dtype != "token"]
     if op == "all-to-all" and len(results) > 1 and "dimensions=" not in one.rest:
-        whole = sum(array.num_bytes for array in results)
-        return [Moved(dtype=results[0].dtype, num_bytes=whole, shape=results[0].dims)]
+        num_bytes = sum(array.num_bytes for array in results)
+        return [Moved(dtype=results[0].dtype, num_bytes=num_bytes, shape=results[0].dims)]
     if op == "ragged-all-to-all":
         taken = _first_array(where, one.operands[0])
         return [Moved(dtype=a.dtype, num_bytes=max(a.num_bytes, taken), shape=a.dims) for a in results[:1]]
@@ -204,7 +204,7 @@ def _moved(where: Computation, one: Instruction, op: str, size: int) -> list[Mov
 
 
 def _scattered(where: Computation, one: Instruction) -> list[Moved]:
-    """What a fused reduce-scatter moves: the operands of its sum, padded or not. It leaves what the fusion does."""
+    """The tensors of a fused reduce-scatter: the operands of its sum, padded or not. Its result is that of the fusion."""
     found: list[Moved] = []
     leaves = where.root.arrays if len(where.root.arrays) == len(one.arrays) else one.arrays
     for array, left, name in zip(one.arrays, leaves, one.operands, strict=True):
@@ -215,7 +215,7 @@ def _scattered(where: Computation, one: Instruction) -> list[Moved]:
 
 
 def _unpadded(where: Computation, name: str) -> int:
-    """Bytes of a value before its rows were made even, and before what fills its tiles was taken for elements."""
+    """Bytes of a value before its rows and tiles were padded."""
     one = where.by_name.get(name)
     while one is not None and one.op in ("pad", "bitcast"):
         one = where.by_name.get(one.operands[0])
@@ -230,9 +230,9 @@ def _first_array(where: Computation, name: str) -> int:
 def _origins(
     context: Context, where: Computation, one: Instruction, outside: Call | None, number: int
 ) -> Iterable[Origin]:
-    """The origin of each tensor: of its own name among merged ones, else of what is summed and what it is made of.
+    """The origin of each tensor: from its own name among merged ones, else from the reducer and from its operands.
 
-    Some compilers keep one name of those that they merge. That of each tensor is then what its neighbours say.
+    Some compilers keep one name of several merged collectives. The origin of each tensor is then that of its neighbours.
     """
     name = one.op_name or (outside.instruction.op_name if outside is not None else None)
     named = [origin for origin in origins_of(name) if origin != NOWHERE] if name is not None else []
@@ -240,18 +240,18 @@ def _origins(
         return named if len(named) == number else [merged(named)]
     known = replace(merged(named), tensors=()) if named else NOWHERE
     reducer = _reducer_origin(context.program, one)
-    # Of merged sums one kept its scopes in the function that adds; which one, nobody says.
+    # The reducer of merged sums has the scopes of one of them; the text does not show which.
     own = reducer if number == 1 else NOWHERE
     operation = known.operation or reducer.operation
     found: list[Origin] = []
     for place in range(number):
-        beside = _beside(context, where, one, place)
-        found.append(replace(filled(filled(own, beside), known), operation=operation))
+        neighbour = _neighbour_origin(context, where, one, place)
+        found.append(replace(filled(filled(own, neighbour), known), operation=operation))
     return found
 
 
-def _beside(context: Context, where: Computation, one: Instruction, place: int) -> Origin:
-    """The origin of what a tensor is made of, or of what uses it where it is gathered to be used."""
+def _neighbour_origin(context: Context, where: Computation, one: Instruction, place: int) -> Origin:
+    """The origin of a tensor's operand; for an all-gather, of its users."""
     if one.op.startswith("all-gather"):
         return used_by(Value(where, one, place))
     operand = where.by_name.get(one.operands[place]) if place < len(one.operands) else None
@@ -259,7 +259,7 @@ def _beside(context: Context, where: Computation, one: Instruction, place: int) 
 
 
 def _reducer_origin(program: Program, one: Instruction) -> Origin:
-    """The scopes that the function that adds was written in; where a gradient is summed often all that is left."""
+    """The scopes of the reducer; for sums of gradients often the only name that is left."""
     reducer = program.computations.get(one.callee("to_apply") or "")
     for parameter in reducer.instructions if reducer is not None else ():
         if parameter.op == "parameter" and (name := parameter.op_name) is not None:
@@ -279,7 +279,7 @@ def _overlapped(context: Context, where: Computation, one: Instruction, outside:
         return True
     if outside is not None and outside.instruction.op in ("call-start", "async-start"):
         return is_overlapped(outside.computation, outside.instruction)
-    return False if context.says_overlap else None
+    return False if context.overlap_known else None
 
 
 def _is_first_step(where: Computation) -> bool:
@@ -287,19 +287,18 @@ def _is_first_step(where: Computation) -> bool:
 
 
 def _sent(context: Context, where: Computation, send: Instruction) -> Iterator[CompiledCollective]:
-    """What is sent to other slices, or to the other end of pairs; what goes to the host is neither."""
+    """A transfer to other slices or to the target of a pair; not a transfer to the host."""
     sent = next((array for array in send.arrays), None)
     if sent is None:
         return
     groups: Groups = source_target_pairs(send.rest) or ()
     transfer = _TRANSFER.search(send.rest)
-    resharding = context.numbering.resharding
-    axes = resharding if transfer else context.numbering.axes(groups)
+    axes = context.numbering.across_slices if transfer else context.numbering.axes(groups)
     if not axes:
         return
     kind = transfer[1].lower().replace("_", "-") if transfer else "send-recv"
     known = kind in KINDS
-    got = _received(where, send)
+    received = _received(where, send)
     common = CompiledCollective(
         kind=kind if known else "send-recv",
         axes=axes,
@@ -311,17 +310,21 @@ def _sent(context: Context, where: Computation, send: Instruction) -> Iterator[C
         group_size=context.numbering.num_slices if transfer and known else None,
         across_slices=transfer is not None,
     )
-    part = Moved(dtype=sent.dtype, num_bytes=max(sent.num_bytes, got.num_bytes if got else 0), shape=(got or sent).dims)
+    tensor = Moved(
+        dtype=sent.dtype,
+        num_bytes=max(sent.num_bytes, received.num_bytes if received else 0),
+        shape=(received or sent).dims,
+    )
     name = send.op_name
     origin = merged(origins_of(name)) if name else origin_of(context.program, context.callers, Value(where, send))
-    yield _with(common, part, origin if name else replace(origin, operation=None))
+    yield _with(common, tensor, origin if name else replace(origin, operation=None))
 
 
 def _received(where: Computation, send: Instruction) -> Array | None:
-    """What comes in return for what is sent, where both have met."""
-    meeting = _RENDEZVOUS.search(send.rest)
-    for one in where.instructions if meeting else ():
+    """The array received in the same rendezvous as a send."""
+    rendezvous = _RENDEZVOUS.search(send.rest)
+    for one in where.instructions if rendezvous else ():
         found = _RENDEZVOUS.search(one.rest) if one.op == "recv" else None
-        if found and meeting and found[1] == meeting[1]:
+        if found and rendezvous and found[1] == rendezvous[1]:
             return next(iter(one.arrays), None)
     return None

@@ -1,7 +1,7 @@
-"""What a tensor that travels was made of, where that is one other tensor which a product or a repetition makes larger.
+"""The smaller tensor that an operand of a collective was computed from alone, by a product or a repetition.
 
-Moved in its place, the smaller one would do: keys and values are made of a latent with a matrix that every device has,
-and heads repeated from fewer. A sum of tensors is made of neither alone, and weights do not count.
+It could have been sent instead: keys and values are computed from a latent with a matrix that every device has, and
+heads are repeated from fewer heads. A sum of tensors is computed from neither alone, and weights do not count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from shardwright.compiled.text.hlo import Computation, Program
 from shardwright.compiled.text.values import Value, made_from
 
 _PRODUCTS = ("dot", "convolution")
-_HANDED_ON = frozenset(
+_PASS_THROUGH = frozenset(
     {
         *("bitcast", "copy", "copy-start", "copy-done", "convert", "reshape", "transpose", "get-tuple-element"),
         *("fusion", "multiply", "divide", "select", "slice", "pad", "tuple", "parameter", "negate"),
@@ -23,7 +23,7 @@ _MOST_LOOKED_AT = 96
 
 
 def made_from_bytes(program: Program, callers: Callers, where: Computation, name: str) -> int | None:
-    """Bytes on one device of the tensor that another is made of; None where it is not made larger from one tensor."""
+    """Bytes on one device of the tensor that another was expanded from; None if it was not expanded from one tensor."""
     one = where.by_name.get(name)
     value = Value(where, one) if one is not None else None
     for _ in range(_MOST_STEPS):
@@ -33,11 +33,11 @@ def made_from_bytes(program: Program, callers: Callers, where: Computation, name
             return _multiplied(program, callers, value)
         if value.one.op == "broadcast":
             return _repeated(value)
-        if value.one.op not in _HANDED_ON:
+        if value.one.op not in _PASS_THROUGH:
             return None
         sources = list(made_from(program, callers, value))
-        whole = [source for source in sources if source.one.op not in ("broadcast", "constant", "iota")]
-        sources = whole or sources
+        variable = [source for source in sources if source.one.op not in ("broadcast", "constant", "iota")]
+        sources = variable or sources
         largest = max((_num_bytes(source) for source in sources), default=0)
         main = [source for source in sources if _num_bytes(source) * 2 > largest]
         value = main[0] if len(main) == 1 else None
@@ -45,7 +45,7 @@ def made_from_bytes(program: Program, callers: Callers, where: Computation, name
 
 
 def _multiplied(program: Program, callers: Callers, value: Value) -> int | None:
-    """Of a product of a weight and something else, the other."""
+    """The factor of a product that is not a weight."""
     factors = list(made_from(program, callers, value))
     computed = [factor for factor in factors if _is_computed(program, callers, factor)]
     return _num_bytes(computed[0]) if len(factors) == 2 and len(computed) == 1 else None
@@ -57,7 +57,7 @@ def _repeated(value: Value) -> int | None:
 
 
 def _is_computed(program: Program, callers: Callers, value: Value) -> bool:
-    """Whether something was computed to make a value; a weight is only cut, cast and gathered."""
+    """Whether a value is the result of a computation; a weight is only sliced, cast and gathered."""
     todo, seen = [value], {(value.where.name, value.one.name, value.element)}
     for _ in range(_MOST_LOOKED_AT):
         if not todo:

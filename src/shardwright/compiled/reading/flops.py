@@ -1,12 +1,12 @@
-"""Floating-point operations of the products of matrices in a compiled program: two for each multiplication.
+"""Floating-point operations of the matrix products in a compiled program: two for each multiplication.
 
-| in the text | multiplications of one run |
+| in the text | multiplications of one execution |
 |---|---|
-| `dot` | elements of the result x those of the dims that are summed over |
-| `convolution`, as TPU writes products | elements of the result x kernel input features x, along each spatial dim, the places where the kernel meets the input rather than its padding or its holes |
-| a call of a library's product, as GPU writes some | as a `dot` |
+| `dot` | elements of the result x elements of the contracted dims |
+| `convolution`, the form of products on TPU | elements of the result x kernel input features x, along each spatial dim, the positions where the kernel meets the input and not its padding or dilation |
+| a library call, the form of some products on GPU | as a `dot` |
 
-What a kernel of one's own multiplies is not in the text.
+The products of custom kernels are not in the text.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 
 
 Flops = Mapping[str | None, Fraction]
-"""Operations of one device in a step by component; None: of the products without one."""
+"""Operations of one device in a step, by component; None: products without a component."""
 
 
 def read_flops(program: Program, runs: Mapping[str, Execution]) -> Flops | None:
-    """What one device computes in a step; None where a loop with products in it does not say how often it runs."""
+    """The flops of one device in a step; None if a loop with products has an unknown trip count."""
     found: dict[str | None, Fraction] = {}
     for name, computation in program.computations.items():
         run = runs.get(name)
@@ -52,7 +52,7 @@ def read_flops(program: Program, runs: Mapping[str, Execution]) -> Flops | None:
 
 
 def flops_of(where: Computation, one: Instruction) -> int:
-    """Operations of one run of an instruction; 0 for what is no product."""
+    """Operations of one execution of an instruction; 0 if it is not a product."""
     if one.op == "dot":
         contracted = _CONTRACTED.search(one.rest)
     elif one.op == "custom-call" and _LIBRARY.search(one.rest):
@@ -83,14 +83,14 @@ def _of_convolution(where: Computation, one: Instruction) -> int:
         window.met(left[label], kernel[label], result[label])
         for label, window in zip(sorted(filter(str.isdigit, result)), windows, strict=True)
     )
-    # Groups of batches are apart from each other, as groups of features are in the kernel's own input features.
+    # Batch groups are independent; feature groups are already in the kernel's input features.
     batches = one.number("batch_group_count") or 1
     return left["b"] // batches * kernel["o"] * kernel["i"] * met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How a kernel goes along one spatial dim. ``holes_left`` and ``holes_kernel``: the distance of elements."""
+    """A convolution's window along one spatial dim. ``holes_left``, ``holes_kernel``: dilation of input and kernel."""
 
     stride: int = 1
     before: int = 0
@@ -98,13 +98,13 @@ class Window:
     holes_kernel: int = 1
 
     def met(self, left: int, kernel: int, result: int) -> int:
-        """Pairs of a place of the result and an element of the kernel that meet an element of the input."""
+        """Pairs of a result position and a kernel element that meet an element of the input."""
         return _met(self, left, kernel, result)
 
 
 @lru_cache(maxsize=4096)
 def _met(window: Window, left: int, kernel: int, result: int) -> int:
-    """A place p and an element k meet at p x stride + k x holes_kernel - before, if the input has an element there.
+    """Position p and kernel element k meet at p x stride + k x holes_kernel - before, if the input has an element there.
 
     >>> _met(Window(), 5, 3, 3), _met(Window(before=1), 5, 3, 5)
     (9, 13)
@@ -119,7 +119,7 @@ def _met(window: Window, left: int, kernel: int, result: int) -> int:
         offset = window.before - element * window.holes_kernel
         if offset % common:
             continue
-        # Places p with p x stride = offset modulo the holes, from the first in the input to the last.
+        # Positions p with p x stride = offset modulo the dilation, from the first in the input to the last.
         first = offset // common * pow(window.stride // common, -1, period) % period if period > 1 else 0
         low, high = max(0, -(-offset // window.stride)), min(result - 1, (farthest + offset) // window.stride)
         low += (first - low) % period

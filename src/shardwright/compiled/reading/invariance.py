@@ -1,4 +1,4 @@
-"""Which values in the body of a loop are the same in every turn."""
+"""Which values in the body of a loop are loop-invariant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FROM_OUTSIDE = frozenset({"recv", "recv-done", "infeed", "rng", "rng-get-and-up
 
 
 def is_loop_invariant(callers: Callers, where: Computation, one: Instruction) -> bool:
-    """Whether an instruction takes the same in every turn of the innermost loop around it; False outside of loops."""
+    """Whether the operands of an instruction are the same in every iteration of the innermost loop; False outside loops."""
     calls = callers.get(where.name, ())
     if any(call.instruction.op == "while" for call in calls):
         return bool(one.operands) and all(name in _unchanged(where) for name in one.operands)
@@ -22,23 +22,23 @@ def is_loop_invariant(callers: Callers, where: Computation, one: Instruction) ->
 
 @lru_cache(maxsize=64)
 def _unchanged(body: Computation) -> frozenset[str]:
-    """The names of what no turn of a loop changes: constants, what it carries as it is, and what is made of them."""
-    carried = body.root.operands if body.root.op == "tuple" else ()
+    """The names of loop-invariant values: constants, unchanged loop-carried values, and values computed from them."""
+    next_state = body.root.operands if body.root.op == "tuple" else ()
     found: set[str] = set()
     for one in body.instructions:
         if one.op == "parameter" or one.op in _FROM_OUTSIDE:
             continue
         if one.op == "get-tuple-element" and body.by_name[one.operands[0]].op == "parameter":
             index = one.number("index")
-            if index is not None and index < len(carried) and _carries(body, carried[index], index):
+            if index is not None and index < len(next_state) and _is_passed_through(body, next_state[index], index):
                 found.add(one.name)
         elif all(name in found for name in one.operands):
             found.add(one.name)
     return frozenset(found)
 
 
-def _carries(body: Computation, name: str, index: int) -> bool:
-    """Whether a value is an element of what a loop carries, as it was handed to this turn."""
+def _is_passed_through(body: Computation, name: str, index: int) -> bool:
+    """Whether a value is the loop-carried element of this index, unchanged in this iteration."""
     one = body.by_name.get(name)
     while one is not None and one.op in ("copy", "bitcast"):
         one = body.by_name.get(one.operands[0])

@@ -1,4 +1,4 @@
-"""Whether a collective is begun early and waited for later, with work in between."""
+"""Whether an asynchronous collective has compute between its start and its done instruction."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WORK = frozenset(
     }
 )
 _SOME_BYTES = 1024
-"""What leaves less is bookkeeping."""
+"""Instructions with smaller results are bookkeeping."""
 
-_IN_TURN = re.compile(r'"is_sync":\s*true')
+_SYNCHRONOUS = re.compile(r'"is_sync":\s*true')
 
 
 def is_overlapped(where: Computation, start: Instruction) -> bool:
-    """For what is begun in one instruction and ends in another: whether anything is computed meanwhile.
+    """Whether anything is computed between a start instruction and its done.
 
-    True where the end is not in the same computation: it is awaited in a later turn of a loop.
+    True if the done is not in the same computation: a later iteration of a loop waits for it.
     """
-    if _IN_TURN.search(start.rest):
+    if _SYNCHRONOUS.search(start.rest):
         return False
     for one in where.instructions[places_of(where)[start.name] + 1 :]:
         if one.op.endswith("-done") and start.name in one.operands[:1]:

@@ -1,4 +1,4 @@
-"""A compiled program in the core's words: what it moves, and the memory that it takes, on one device."""
+"""A compiled program in the terms of the core: its collectives and its memory, on one device."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from shardwright.core.plan.plan import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledCollective:
-    """A collective of a compiled program, ``count_per_step`` times a step, loops multiplied out.
+    """A collective of a compiled program, ``count_per_step`` times a step, with the trip counts of its loops.
 
-    ``kind``: as in a plan (``permute``, ``send-recv`` too). ``axes``: the mesh axes along which the devices of a group,
-    or the ends of a permutation's pairs, differ; mesh order. ``bytes_per_device``: of its operand or result on one
+    ``kind``: as in a plan (also ``permute``, ``send-recv``). ``axes``: the mesh axes along which the devices of a group,
+    or the ends of a permute's pairs, differ, in mesh order. ``bytes_per_device``: of its operand or result on one
     device, whichever is larger, for one execution. ``component``, ``phase`` and ``tensors``: from the scopes that the
-    engine writes; None and empty where the compiler kept none. ``source``: ``file:line``. ``overlapped``: whether the
-    compiler begins it early and waits for it later; None where it does not say. ``num_ops``: the instructions of the
-    text that this row stands for; one that moves several tensors has a part in a row for each.
+    engine writes; None or empty if the compiler kept none. ``source``: ``file:line``. ``overlapped``: whether compute
+    runs between its start and its done; None if the text does not show it. ``num_ops``: how many instructions of the
+    text this row counts; an instruction with several tensors counts in a row for each.
 
-    ``shape``: of its result on one device, or of one part where it comes in parts. ``group_size``: the devices that
-    exchange with each other; None for pairs. ``operation``: what it was in the program that was compiled
-    (``all_gather``, ``dot_general``). ``stands_for``: the kind that the compiler made it of, where the text shows it:
-    permutes around a ring for an all-gather, a sum of which each device keeps a part for a reduce-scatter.
-    ``padding_bytes``: how many of its bytes are there only because the compiler made shapes even. ``across_slices``: it
-    crosses from one slice of a machine to others. ``trips_known`` False: a loop around it does not say how often it
-    runs, and counts once.
+    ``shape``: of its result on one device, or of one array if the result is split into several. ``group_size``: the
+    devices that exchange with each other; None for pairs. ``operation``: its name in the source program
+    (``all_gather``, ``dot_general``). ``stands_for``: the kind that the compiler replaced by it, if the text shows it:
+    permutes around a ring for an all-gather, an all-reduce followed by a slice for a reduce-scatter.
+    ``padding_bytes``: how many of its bytes are padding by the compiler. ``across_slices``: it sends from one slice of a
+    machine to others. ``trips_known`` False: the trip count of a loop around it is unknown, and counts as 1.
 
-    ``users``: the compiler's names of what its result goes into, through what only hands it on and inside fusions
-    (``dynamic-slice``, ``dot``). ``loop_invariant``: the innermost loop around it moves the same in every turn.
-    ``made_from_bytes``: where one smaller tensor is made into what travels, by a product with a weight or by
-    repetition, ``bytes_per_device`` if that one travelled. ``parts``: what an instruction moves that has several
-    tensors, where they have one row.
+    ``users``: the kinds of the instructions that use its result, through pass-through instructions and inside fusions
+    (``dynamic-slice``, ``dot``). ``loop_invariant``: it moves the same in every iteration of the innermost loop.
+    ``made_from_bytes``: if its operand was expanded from one smaller tensor, by a product with a weight or by
+    repetition, the ``bytes_per_device`` of sending that tensor instead. ``tensor_bytes``: dtype and bytes of each
+    tensor, if an instruction with several tensors has one row.
     """
 
     kind: str
@@ -54,7 +53,7 @@ class CompiledCollective:
     padding_bytes: int = 0
     across_slices: bool = False
     trips_known: bool = True
-    parts: tuple[tuple[str, int], ...] = ()
+    tensor_bytes: tuple[tuple[str, int], ...] = ()
     users: tuple[str, ...] = ()
     loop_invariant: bool = False
     made_from_bytes: int | None = None
@@ -77,7 +76,7 @@ class CompiledCollective:
             "group_size": self.group_size,
             "operation": self.operation,
             "loop_invariant": self.loop_invariant,
-            **({"parts": [list(part) for part in self.parts]} if self.parts else {}),
+            **({"parts": [list(one) for one in self.tensor_bytes]} if self.tensor_bytes else {}),
             **({"users": list(self.users)} if self.users else {}),
             **({"ragged": True} if self.ragged else {}),
             **({"stands_for": self.stands_for} if self.stands_for else {}),
@@ -89,10 +88,10 @@ class CompiledCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Temporary:
-    """A value that a step needs for a while, and what it is: see ``CompiledCollective``.
+    """A temporary of a step; for its fields see ``CompiledCollective``.
 
-    ``bytes_per_device``: as it lies in memory, with the rest of tiles that it does not fill. ``num_values``: how many
-    such values the text has, which need not all be there at one time.
+    ``bytes_per_device``: as stored, with the padding to full tiles. ``num_values``: how many such values the text has,
+    which need not all be live at the same time.
     """
 
     bytes_per_device: int
@@ -121,10 +120,10 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledMemory:
-    """Bytes of a program on one device, as its compiler gives them, and its largest temporaries as the text shows them.
+    """Bytes of a program on one device as its compiler reports them, and its largest temporaries from the text.
 
-    ``peak_bytes``: arguments, output and temporaries less what output and arguments share, where the compiler has no
-    better figure of its own. ``parts``: the same as a plan has it, by its names, where the program says what is what.
+    ``peak_bytes``: the compiler's figure; if it has none, arguments, output and temporaries less the bytes that output
+    and arguments share. ``plan_bytes``: the memory under the names of a plan, if the program distinguishes them.
     """
 
     arguments_bytes: int
@@ -133,7 +132,7 @@ class CompiledMemory:
     aliased_bytes: int
     peak_bytes: int
     largest: tuple[Temporary, ...] = ()
-    parts: Mapping[str, int] = field(default_factory=dict)
+    plan_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -143,13 +142,13 @@ class CompiledMemory:
             "aliased_bytes": self.aliased_bytes,
             "peak_bytes": self.peak_bytes,
             "largest": [temporary.to_json() for temporary in self.largest],
-            **self.parts,
+            **self.plan_bytes,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A package that compiled, its version, and the one that JAX asks for, as a requirement (``0.0.42.*``)."""
+    """A compiler package, its version, and the version that JAX requires (``0.0.42.*``)."""
 
     name: str
     version: str
@@ -161,10 +160,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """``target``: as it was asked for (``v5p:4x4x4``). ``flops_per_device``: of the products of matrices that the text
-    shows, loops multiplied out; None where a loop does not say how often it runs. ``component_flops``: the same by
-    component, of those that have a name. ``said``: what the compiler wrote of tensors that it made whole against its
-    will, a line each. ``tools``: see ``compiled/reading/tool_chain.py``."""
+    """``target``: as requested (``v5p:4x4x4``). ``flops_per_device``: of the matrix products in the text, with the trip
+    counts of loops; None if a trip count is unknown. ``component_flops``: the same by component, of the products with a
+    name. ``notes``: log lines of the compiler about tensors that it replicated involuntarily (full
+    rematerialization); for PyTorch, the assumptions of the dry run. ``tools``: see
+    ``compiled/reading/tool_chain.py``."""
 
     target: str
     collectives: tuple[CompiledCollective, ...]
@@ -172,7 +172,7 @@ class CompiledProgram:
     compile_seconds: float
     flops_per_device: int | None = None
     component_flops: Mapping[str, int] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -182,6 +182,6 @@ class CompiledProgram:
             "compile_seconds": self.compile_seconds,
             "flops_per_device": self.flops_per_device,
             "component_flops": dict(self.component_flops),
-            "said": list(self.said),
+            "said": list(self.notes),
             "tools": [tool.to_json() for tool in self.tools],
         }

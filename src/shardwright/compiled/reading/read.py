@@ -1,4 +1,4 @@
-"""Read a compiled program: the one door to the files of this folder that take its text apart."""
+"""Reads a compiled program: the only entry point to the files of this folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIMULATED = "cpu"
 
 
 class Stats(Protocol):
-    """What a compiler says of a program's memory, in bytes on one device."""
+    """The memory of a program as its compiler reports it, in bytes on one device."""
 
     @property
     def arguments_bytes(self) -> int: ...
@@ -33,22 +33,22 @@ class Stats(Protocol):
 
 
 def read(text: str, mesh: Mesh, *, target: str, stats: Stats, compile_seconds: float) -> CompiledProgram:
-    """What a program does in one step of one device, by its text, with what its compiler says of its memory.
+    """One step of a program on one device, from its text and from the memory that its compiler reports.
 
-    ``mesh``: the one that it was compiled for. ``target``: as it was asked for. Raises InputError where the text is not
-    that of a compiled program, or is for another number of devices.
+    ``mesh``: the mesh that it was compiled for. ``target``: as requested. Raises InputError if the text is not that of
+    a compiled program, or is for another number of devices.
     """
     program = parse(text)
     callers = callers_of(program)
     runs = executions(program, callers)
     sources = Sources.of(program.tables)
-    # A simulated device does one thing after the other, whatever the order of the text.
-    says_overlap = target.partition(":")[0] != SIMULATED
+    # A simulated device runs sequentially, so the order of its text shows no overlap.
+    overlap_known = target.partition(":")[0] != SIMULATED
     numbers = numbering(mesh, program.num_partitions)
     flops = read_flops(program, runs)
     return CompiledProgram(
         target=target,
-        collectives=read_collectives(program, callers, runs, numbers, sources, says_overlap=says_overlap),
+        collectives=read_collectives(program, callers, runs, numbers, sources, overlap_known=overlap_known),
         memory=CompiledMemory(
             arguments_bytes=stats.arguments_bytes,
             temporaries_bytes=stats.temporaries_bytes,

@@ -1,14 +1,14 @@
-"""Which kind of collective a compiler made another of, where its text shows it.
+"""The kind of collective that a compiler replaced by another, if its text shows it.
 
 | in the text | stands for |
 |---|---|
 | permutes in a loop `windowed_..._body_ag` | all-gather |
 | the same with `_rs` | reduce-scatter |
-| permutes named after a product, without a loop, of what was a part before | all-gather |
-| the same, of what products were added to | reduce-scatter |
+| permutes named after a product, without a loop, of shards | all-gather |
+| the same, of accumulated products | reduce-scatter |
 | permutes of rows of a padded reduce-scatter | reduce-scatter |
-| an all-reduce of nothing but zeros, of which each device has written its part | all-gather |
-| an all-reduce of which each device keeps a part and nothing else | reduce-scatter |
+| an all-reduce of zeros into which each device has written its shard | all-gather |
+| an all-reduce of which each device only slices its shard | reduce-scatter |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.compiled.text.values import Value, made_from
 _WINDOWED = re.compile(r"windowed_\w+_body_(ag|rs)\b")
 _KIND = {"ag": "all-gather", "rs": "reduce-scatter"}
 _ROWS = frozenset({"slice", "bitcast", "copy", "copy-start", "copy-done", "get-tuple-element", "reshape", "fusion"})
-_PARTS = frozenset({"dynamic-slice", "all-gather"})
+_SHARDS = frozenset({"dynamic-slice", "all-gather"})
 _SUMS = frozenset({"dot", "convolution", "add"})
 _PRODUCT = "/dot_general"
 _DEEPEST = 6
@@ -30,7 +30,7 @@ _FARTHEST = 24
 
 
 def permute_stands_for(program: Program, callers: Callers, where: Computation, permute: Instruction) -> str | None:
-    """What a permute stands for; None where a program asked for it."""
+    """The kind that a permute stands for; None if the source program has the permute."""
     if found := windowed(where.name):
         return found
     name = permute.op_name
@@ -38,20 +38,20 @@ def permute_stands_for(program: Program, callers: Callers, where: Computation, p
         return "reduce-scatter" if repairs(program, callers, where, permute) else None
     if not name.endswith(_PRODUCT):
         return None
-    return "reduce-scatter" if passes_on_sums(program, callers, where, permute) else "all-gather"
+    return "reduce-scatter" if sends_sums(program, callers, where, permute) else "all-gather"
 
 
-def passes_on_sums(program: Program, callers: Callers, where: Computation, permute: Instruction) -> bool:
-    """Whether what a permute passes on is made by products or sums, and is not a part of what was there before.
+def sends_sums(program: Program, callers: Callers, where: Computation, permute: Instruction) -> bool:
+    """Whether a permute sends results of products or sums, and not shards of an existing tensor.
 
-    Zeros, which sums begin with, are passed on too.
+    Zeros, the initial value of sums, count as sums.
     """
     values, seen = [Value(where, permute)], {permute.name}
     for _ in range(_FARTHEST):
         sources = [source for value in values for source in made_from(program, callers, value)]
         if any(source.one.op in _SUMS for source in sources):
             return True
-        if any(source.one.op in _PARTS for source in sources):
+        if any(source.one.op in _SHARDS for source in sources):
             return False
         values = [source for source in sources if source.one.name not in seen]
         if sources and all(source.one.op == "constant" for source in sources):
@@ -61,7 +61,7 @@ def passes_on_sums(program: Program, callers: Callers, where: Computation, permu
 
 
 def windowed(computation: str) -> str | None:
-    """What the permutes inside a loop stand for, by the name of its body.
+    """The kind that the permutes inside a loop stand for, by the name of its body.
 
     >>> windowed("wide.windowed_dot_general_body_ag.1.sunk"), windowed("wide.region_0.1_spmd")
     ('all-gather', None)
@@ -71,7 +71,7 @@ def windowed(computation: str) -> str | None:
 
 
 def repairs(program: Program, callers: Callers, where: Computation, permute: Instruction) -> bool:
-    """Whether a permute moves rows of a padded reduce-scatter to where they belong."""
+    """Whether a permute moves rows of a padded reduce-scatter to the device that owns them."""
     values = [Value(where, permute)]
     for _ in range(_DEEPEST):
         values = [source for value in values[:_DEEPEST] for source in made_from(program, callers, value)]
@@ -84,7 +84,7 @@ def repairs(program: Program, callers: Callers, where: Computation, permute: Ins
 def sum_stands_for(
     program: Program, where: Computation, all_reduce: Instruction, used_for: tuple[str, ...]
 ) -> str | None:
-    """What an all-reduce stands for, by what it is made of and what it is used for."""
+    """The kind that an all-reduce stands for, by its operands and users."""
     operands = [where.by_name.get(name) for name in all_reduce.operands]
     if operands and all(one is not None and _root(program, one).op == "dynamic-update-slice" for one in operands):
         return "all-gather"

@@ -1,8 +1,8 @@
-"""The largest values that a compiled program holds for a while, and what they are.
+"""The largest temporaries of a compiled program, and what they are.
 
-Left out is what has no memory of its own: arguments, constants, what only names parts of something else, results
-written into an operand, and what the step gives back. Values inside a fusion are never in memory. Sizes are those of
-the layout: where tiles are 128 wide, a column of numbers takes 128 columns.
+Values without memory of their own are left out: arguments, constants, aliases, results that are written into an
+operand, and results of the step. Values inside a fusion are never in memory. Sizes are those of the layout: with tiles
+128 wide, a column of numbers takes 128 columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.compiled.text.values import ALIASES, Value, made_from, origin_o
 NUMBER = 10
 
 _NO_MEMORY = ALIASES | {"parameter", "constant", "after-all", "partition-id", "replica-id", "send", "recv"}
-_WHOLE = ("fusion", "custom-call", "async-start", "call-start")
+_OPAQUE = ("fusion", "custom-call", "async-start", "call-start")
 _HOST = 5
 """The number of the host's memory."""
 _IN_PLACE = "dynamic-update-slice"
@@ -31,8 +31,8 @@ _ALIASED = re.compile(r"\{([\d,]*)\}: \(\d+, \{[\d,]*\}")
 def largest_temporaries(
     program: Program, callers: Callers, runs: Mapping[str, Execution], sources: Sources, number: int = NUMBER
 ) -> tuple[Temporary, ...]:
-    """The largest of the values that are neither arguments nor results, equal ones as one row, the largest first."""
-    given_back = _given_back(program, callers)
+    """The largest values that are neither arguments nor results of the step; equal ones are one row, the largest first."""
+    returned = _returned(program, callers)
     entry = program.computations[program.entry]
     on_tpu = any(array.tiled for one in entry.instructions for array in one.arrays)
     found: list[tuple[int, Array, Value]] = []
@@ -41,7 +41,7 @@ def largest_temporaries(
         if _is_inside(callers, name):
             continue
         for one in computation.instructions:
-            if one.op in _NO_MEMORY or one.op.endswith("-start") or (name, one.name) in given_back:
+            if one.op in _NO_MEMORY or one.op.endswith("-start") or (name, one.name) in returned:
                 continue
             arrays = _own_arrays(program, computation, one, on_tpu)
             found += [(array.num_bytes_laid_out, array, Value(computation, one)) for array in arrays]
@@ -76,9 +76,9 @@ def _temporary(program: Program, callers: Callers, sources: Sources, array: Arra
 
 
 def _own_arrays(program: Program, where: Computation, one: Instruction, on_tpu: bool) -> Iterator[Array]:
-    """The arrays that an instruction leaves in memory of their own, in that of the device as a whole.
+    """The result arrays of an instruction that are newly allocated in the device's main memory.
 
-    ``on_tpu``: spaces have numbers that are memories of the chip itself; on GPU they are parts of the same memory.
+    ``on_tpu``: memory spaces are on-chip memories; on GPU they are regions of the main memory.
     """
     arrays = one.arrays
     aliased = _aliased(one)
@@ -93,7 +93,7 @@ def _own_arrays(program: Program, where: Computation, one: Instruction, on_tpu: 
 
 
 def _aliased(one: Instruction) -> set[int]:
-    """The places of results that are written into operands."""
+    """The indices of results that are written into operands."""
     start = one.rest.find("output_to_operand_aliasing={")
     if start == -1:
         return set()
@@ -103,29 +103,29 @@ def _aliased(one: Instruction) -> set[int]:
 
 
 def _roots(program: Program, one: Instruction) -> list[str]:
-    """What makes each of the arrays: the instructions' own kinds, inside a fusion too."""
+    """The kind of the instruction that produces each array, also inside a fusion."""
     called = program.computations.get(one.callees[0]) if one.op == "fusion" and one.callees else None
     if called is None:
         return [one.op]
     root = called.root
     makers = [called.by_name.get(name) for name in root.operands] if root.op == "tuple" else [root]
-    return [_behind(called, maker) for maker in makers]
+    return [_kind_through_bitcasts(called, maker) for maker in makers]
 
 
-def _behind(where: Computation, one: Instruction | None) -> str:
-    """The kind of an instruction, through bitcasts of what it makes."""
+def _kind_through_bitcasts(where: Computation, one: Instruction | None) -> str:
+    """The kind of an instruction, through bitcasts of its result."""
     while one is not None and one.op == "bitcast" and one.operands:
         one = where.by_name.get(one.operands[0])
     return "" if one is None else one.op
 
 
 def _is_inside(callers: Callers, name: str) -> bool:
-    """Whether a computation is the inside of one instruction, whose results alone are in memory."""
-    return any(call.instruction.op in _WHOLE for call in callers.get(name, ()))
+    """Whether a computation is the body of one instruction, such as a fusion, of which only the results are in memory."""
+    return any(call.instruction.op in _OPAQUE for call in callers.get(name, ()))
 
 
-def _given_back(program: Program, callers: Callers) -> set[tuple[str, str]]:
-    """Where the values stand that a step returns, through what only names them or writes into them."""
+def _returned(program: Program, callers: Callers) -> set[tuple[str, str]]:
+    """Computation and name of the values that a step returns, through aliases and in-place writes."""
     entry = program.computations[program.entry]
     found: set[tuple[str, str]] = set()
     places = range(len(entry.root.operands)) if entry.root.op == "tuple" else (None,)

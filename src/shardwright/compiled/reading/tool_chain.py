@@ -1,4 +1,4 @@
-"""Which compilers are installed, and which JAX asks for: a newer libtpu cannot print some of its programs."""
+"""Which compilers are installed, and which JAX requires: a newer libtpu cannot print some of its programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PINNED = re.compile(r"(?P<name>[\w.\-]+)\s*==\s*(?P<version>[\w.*]+)\s*(?:;|$)"
 
 
 def pinned_tools(names: Iterable[str] = ("libtpu",), by: str = "jax") -> tuple[Tool, ...]:
-    """Those of the packages that are installed and that ``by`` pins, in an extra of its own or at all."""
+    """The packages that are installed and that ``by`` pins, in any of its extras or without one."""
     try:
         wanted = _pins(requires(by) or ())
     except PackageNotFoundError:

@@ -13,12 +13,12 @@ from shardwright.compiled.text.loops import trip_count
 _KNOWN_TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)"?\}')
 
 _CALLING = frozenset({"while", "fusion", "call", "conditional", "custom-call", "async-start", "call-start"})
-"""What runs computations; others name reducers, which hold nothing that is looked for."""
+"""Instructions that run computations. Others name reducers, which contain nothing of interest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An instruction that runs a computation, and the computation that it stands in."""
+    """An instruction that runs a computation, and the computation that contains the instruction."""
 
     computation: Computation
     instruction: Instruction
@@ -26,8 +26,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How often a computation runs in a step. ``counted`` False: a loop around it does not say how often it does, and
-    counts once."""
+    """How often a computation runs in a step. ``counted`` False: the trip count of a loop around it is unknown, and
+    counts as 1."""
 
     times: Fraction = Fraction(0)
     in_loop: bool = False
@@ -38,7 +38,7 @@ Callers = Mapping[str, tuple[Call, ...]]
 
 
 def callers_of(program: Program) -> Callers:
-    """For each computation that something runs, all that run it."""
+    """The callers of each computation that has any."""
     found: dict[str, list[Call]] = {}
     for computation in program.computations.values():
         for instruction in computation.instructions:
@@ -48,14 +48,14 @@ def callers_of(program: Program) -> Callers:
 
 
 def callees(instruction: Instruction) -> tuple[str, ...]:
-    """The computations that an instruction runs, reducers left out."""
+    """The computations that an instruction runs, without reducers."""
     return instruction.callees if instruction.op in _CALLING else ()
 
 
 def executions(program: Program, callers: Callers, unknown: Fraction | None = None) -> Mapping[str, Execution]:
-    """For each computation that runs, how often: from the entry on, times the trips of each loop.
+    """How often each computation runs: from the entry on, times the trip count of each loop.
 
-    Every branch counts as taken. ``unknown``: the trips of a loop whose text does not give them, where one knows.
+    Every branch counts as taken. ``unknown``: the trip count to use for loops whose text does not give it.
     """
     found: dict[str, Execution] = {program.entry: Execution(times=Fraction(1))}
     for name in _callers_first(program):
@@ -68,8 +68,12 @@ def executions(program: Program, callers: Callers, unknown: Fraction | None = No
             times, counted, in_loop = here.times, here.counted, here.in_loop
             if instruction.op == "while":
                 trips = trips_of(program, callers, computation, instruction)
-                told = unknown if trips is None else trips
-                times, counted, in_loop = times * (1 if told is None else told), counted and told is not None, True
+                known_trips = unknown if trips is None else trips
+                times, counted, in_loop = (
+                    times * (1 if known_trips is None else known_trips),
+                    counted and known_trips is not None,
+                    True,
+                )
             for callee in called:
                 before = found.get(callee, Execution())
                 found[callee] = Execution(
@@ -81,7 +85,7 @@ def executions(program: Program, callers: Callers, unknown: Fraction | None = No
 
 
 def trips_of(program: Program, callers: Callers, computation: Computation, loop: Instruction) -> int | None:
-    """How often a loop's body runs: as its compiler says, else as its condition, start and step do; None for neither."""
+    """The trip count of a loop: the compiler's, else computed from condition, start and step; None if neither is known."""
     if known := _KNOWN_TRIPS.search(loop.rest):
         return int(known[1])
 
@@ -94,7 +98,7 @@ def trips_of(program: Program, callers: Callers, computation: Computation, loop:
 
 
 def _callers_first(program: Program) -> Iterator[str]:
-    """Every computation that the entry reaches, each after all that run it."""
+    """Every computation that the entry reaches, each after all of its callers."""
     done: dict[str, None] = {}
     seen = {program.entry}
     stack = [(program.entry, _all_callees(program, program.entry))]

@@ -1,13 +1,13 @@
-"""Which devices a collective joins, and along which mesh axes they lie.
+"""The device groups of a collective, and the mesh axes along which they differ.
 
-Groups and pairs hold the numbers of devices as they lie in the flattened mesh, whatever machine is under it.
+Groups and pairs hold positions of devices in the flattened mesh, not physical device ids.
 
 | text | groups |
 |---|---|
-| `replica_groups={{0,2},{1,3}}` | as they stand; `{}` is all devices |
-| `replica_groups=[2,4]<=[4,2]T(1,0)` | 0 to 7 laid out as 4 x 2, dims turned, then cut into 2 rows of 4 |
-| `replica_groups=mesh['a'=4,'b'=2] {'a'}` | a mesh of the compiler's own: along its axis `a` |
-| `replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}` | the same, its devices not in order |
+| `replica_groups={{0,2},{1,3}}` | as listed; `{}` is all devices |
+| `replica_groups=[2,4]<=[4,2]T(1,0)` | 0 to 7 reshaped to 4 x 2, transposed, then split into 2 rows of 4 |
+| `replica_groups=mesh['a'=4,'b'=2] {'a'}` | a mesh that the compiler defines: along its axis `a` |
+| `replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}` | the same, with another device order |
 | `replica_groups=mesh['a'=4,'b'=2] {'a':(1)2}` | along the major 2 of the 4 of `a` |
 | `source_target_pairs={{0,1},{1,0}}` | pairs: from, to |
 """
@@ -36,9 +36,9 @@ _ALONG = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?")
 
 
 def replica_groups(rest: str, num_devices: int) -> Groups:
-    """The groups that an instruction's attributes give, in any form; all devices where they give none.
+    """The groups in an instruction's attributes, in any form; all devices if there are none.
 
-    Raises InputError for a form that is not known: what it moves would be missing without a word.
+    Raises InputError for an unknown form: otherwise the collective would be missing silently.
 
     >>> replica_groups("(%x), replica_groups={{0,2},{1,3}}", 4), replica_groups("(%x), replica_groups={}", 2)
     (((0, 2), (1, 3)), ((0, 1),))
@@ -56,13 +56,13 @@ def replica_groups(rest: str, num_devices: int) -> Groups:
     _, written, form = rest.partition("replica_groups=")
     if written:
         raise InputError(
-            f"The program has groups of devices in a form that this version does not know: 'replica_groups={form[:60]}'."
+            f"The program has device groups in a form that this version does not know: 'replica_groups={form[:60]}'."
         )
     return (tuple(range(num_devices)),)
 
 
 def source_target_pairs(rest: str) -> Groups | None:
-    """From and to of each pair; None where there are none.
+    """Source and target of each pair; None if there are no pairs.
 
     >>> source_target_pairs("(%x), channel_id=1, source_target_pairs={{0,1},{1,0}}")
     ((0, 1), (1, 0))
@@ -73,9 +73,9 @@ def source_target_pairs(rest: str) -> Groups | None:
 
 @lru_cache(maxsize=1024)
 def axes_along(groups: Groups, names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[str, ...]:
-    """The axes along which the devices of a group differ, mesh order.
+    """The axes along which the devices of a group differ, in mesh order.
 
-    Each device is compared with the first of its group, so that the work grows with the devices alone.
+    Each device is compared with the first of its group, so that the work is linear in the number of devices.
 
     >>> axes_along(((0, 4), (1, 5)), ("data", "fsdp", "expert"), (1, 2, 4))
     ('fsdp',)
@@ -103,8 +103,8 @@ def _listed(text: str) -> Groups:
 
 @lru_cache(maxsize=1024)
 def _counted(text: str) -> Groups:
-    shape, laid_out, turned = _iota(text)
-    return _rows(_laid_out(laid_out, turned), shape[-1])
+    shape, laid_out, perm = _iota(text)
+    return _rows(_laid_out(laid_out, perm), shape[-1])
 
 
 @lru_cache(maxsize=1024)
@@ -120,7 +120,7 @@ def _named(text: str) -> Groups:
 
 
 def _split(axes: Sequence[tuple[str, int]], along: Iterable[tuple[str, str, str]]) -> tuple[list[int], list[int]]:
-    """Sizes of the axes, those cut in pieces of which only a part is meant, and the places of the parts that are."""
+    """The sizes of the axes, with each sub-axis that is used split off, and the positions of the axes that are used."""
     parts = {name: (int(before), int(size)) if size else None for name, before, size in along}
     sizes: list[int] = []
     places: dict[str, int] = {}
@@ -133,17 +133,17 @@ def _split(axes: Sequence[tuple[str, int]], along: Iterable[tuple[str, str, str]
 
 
 def _order(device_ids: str | None, number: int) -> Sequence[int]:
-    """The devices in the order of a compiler's mesh."""
+    """The devices in the order of the compiler's mesh."""
     if not device_ids:
         return range(number)
     if _IOTA.fullmatch(device_ids):
-        _, laid_out, turned = _iota(device_ids)
-        return _laid_out(laid_out, turned)
+        _, laid_out, perm = _iota(device_ids)
+        return _laid_out(laid_out, perm)
     return [int(device) for device in re.findall(r"\d+", device_ids)]
 
 
 def _iota(text: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The shape that is meant, the one that numbers are laid out in, and how its dims are turned."""
+    """The result shape, the shape of the iota, and its permutation of dims."""
     found = _IOTA.fullmatch(text)
     assert found is not None, text
     shape = _numbers(found[1])
@@ -151,14 +151,14 @@ def _iota(text: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     return shape, laid_out, _numbers(found[3]) if found[3] else tuple(range(len(laid_out)))
 
 
-def _laid_out(sizes: Sequence[int], turned: Sequence[int]) -> list[int]:
-    """0, 1, 2, ... laid out over ``sizes``, the dims then in the order ``turned``.
+def _laid_out(sizes: Sequence[int], perm: Sequence[int]) -> list[int]:
+    """0, 1, 2, ... reshaped to ``sizes``, then transposed by ``perm``, flat.
 
     >>> _laid_out((2, 3), (1, 0))
     [0, 3, 1, 4, 2, 5]
     """
     strides = [prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
-    steps = [range(0, sizes[dim] * strides[dim], strides[dim]) for dim in turned]
+    steps = [range(0, sizes[dim] * strides[dim], strides[dim]) for dim in perm]
     return [sum(place) for place in product(*steps)]
 
 

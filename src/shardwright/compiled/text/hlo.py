@@ -1,9 +1,9 @@
-"""A compiled program's text, taken apart into computations and instructions.
+"""Parses the text of a compiled program into computations and instructions.
 
-A line that is no instruction, inside a computation, belongs to the instruction above it: kernels print attributes over
-several lines, one of which begins with two braces. A computation ends with a line that is one brace, after which the
-name of the unit that runs it may stand. What an instruction's attributes say is looked up when it is asked for: they
-are most of a text, and few of them matter.
+Inside a computation, a line that is not an instruction belongs to the instruction above it: kernels print attributes
+over several lines, one of which begins with two braces. A computation ends with a line that is one brace, optionally
+followed by the name of the unit that runs it. Attributes of instructions are parsed on access: they are most of a text,
+and few of them are needed.
 """
 
 from __future__ import annotations
@@ -38,47 +38,47 @@ class Instruction:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """What it leaves, tokens left out."""
+        """The arrays of its result, without tokens."""
         return arrays_of(self.type)
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of what it takes."""
+        """The names of its operands."""
         return tuple(_OPERAND.findall(self.rest, 0, _closing(self.rest)))
 
     @property
     def op_name(self) -> str | None:
-        """What the program that was compiled calls it; None where the compiler kept no name."""
+        """Its name in the source program; None if the compiler kept none."""
         found = _OP_NAME.search(self.rest) if 'op_name="' in self.rest else None
         return found[1] if found and found[1] else None
 
     @property
     def callees(self) -> tuple[str, ...]:
-        """The computations that it names, reducers too."""
+        """The computations that it names, including reducers."""
         found = _CALLEE.findall(self.rest)
         for several in _CALLEES.findall(self.rest):
             found += _OPERAND.findall(several) or [name.strip() for name in several.split(",") if name.strip()]
         return tuple(found)
 
     def callee(self, role: str) -> str | None:
-        """The computation that it names as its ``body``, ``condition``, ``calls`` or ``to_apply``."""
+        """The computation of its attribute ``body``, ``condition``, ``calls`` or ``to_apply``."""
         found = re.search(rf"[ {{]{role}=%?([\w.\-]+)", self.rest)
         return found[1] if found else None
 
     @property
     def parameter(self) -> int | None:
-        """Which parameter of its computation it is; None where it is none."""
+        """Its parameter number; None if it is not a parameter."""
         return int(self.rest.split(")")[0]) if self.op == "parameter" else None
 
     def number(self, attribute: str) -> int | None:
-        """A number among its attributes, such as ``index``."""
+        """An integer attribute, such as ``index``."""
         found = re.search(rf"{attribute}=(\d+)", self.rest)
         return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computation:
-    """Instructions in the order of the text; in a scheduled program the order in which they begin."""
+    """Instructions in text order, which in a scheduled program is the order in which they start."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -94,13 +94,13 @@ class Computation:
 
 @lru_cache(maxsize=16)
 def places_of(computation: Computation) -> Mapping[str, int]:
-    """Where in the order of a computation each instruction stands."""
+    """The position of each instruction in a computation."""
     return {instruction.name: place for place, instruction in enumerate(computation.instructions)}
 
 
 @lru_cache(maxsize=16)
 def users_of(computation: Computation) -> Mapping[str, Sequence[Instruction]]:
-    """By the name of each value, the instructions that take it."""
+    """The instructions that use each value, by the name of the value."""
     found: dict[str, list[Instruction]] = {}
     for instruction in computation.instructions:
         for name in dict.fromkeys(instruction.operands):
@@ -110,8 +110,8 @@ def users_of(computation: Computation) -> Mapping[str, Sequence[Instruction]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """``tables``: the lines of the tables of source lines, by the table's name. ``num_partitions``: the devices that
-    the program is for, those of one slice where there are several; None where the text does not say."""
+    """``tables``: the lines of the tables of source locations, by table name. ``num_partitions``: the number of devices
+    of the program, of one slice if there are several; None if the text does not give it."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -120,7 +120,7 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """Take a program's text apart. Raises InputError where it has no entry computation."""
+    """Parse a program's text. Raises InputError if it has no entry computation."""
     computations: dict[str, Computation] = {}
     tables: dict[str, list[str]] = {}
     entry = name = table = None
@@ -159,7 +159,7 @@ def parse(text: str) -> Program:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines one after the other, without a list of all."""
+    """The lines one after another, without a list of all of them."""
     start = 0
     while (stop := text.find("\n", start)) != -1:
         yield text[start:stop]
@@ -172,13 +172,13 @@ def _ends(line: str) -> bool:
 
 
 def _is_open(instruction: Instruction) -> bool:
-    """Whether an instruction that went over several lines has braces left to close."""
+    """Whether an instruction over several lines has unclosed braces."""
     rest = instruction.rest
     return "\n" in rest and rest.count("{") > rest.count("}")
 
 
 def _closing(rest: str) -> int:
-    """Where the parenthesis closes that the operands stand in."""
+    """The position of the parenthesis that closes the operands."""
     stop = rest.find(")")
     if rest.find("(", 0, stop) == -1:
         return stop

@@ -1,8 +1,8 @@
-"""How often a loop runs, worked out of its text: trips = (bound - start) / step.
+"""The trip count of a loop, computed from its text: trips = (bound - start) / step.
 
-The condition compares an element of what the loop carries with a bound, the body adds a step to it, and it starts as
-the loop is entered. The bound alone is not enough: loops that pass parts around have a bound of 4 and a step of 2.
-Either end may itself be carried by this loop or one around it, as long as nothing changes it.
+The condition compares a loop-carried element with a bound, and the body adds a step to the element. Its start is its
+value on entry. The bound alone is not enough: loops of windowed products have a bound of 4 and a step of 2. Start and
+bound may be loop-carried too, by this loop or one around it, if no iteration changes them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from shardwright.compiled.text.hlo import Computation, Instruction
 
 Computations = Mapping[str, Computation]
 Around = Callable[[str], tuple[Computation, Instruction] | None]
-"""The one instruction that runs a computation, with where it stands; None where there are several."""
+"""The one instruction that runs a computation, and the computation that contains it; None if there are several."""
 
 _SAME_VALUE = frozenset({"copy", "bitcast", "convert", "reshape", "copy-start", "copy-done"})
-_TURNED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
+_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 _DEEPEST = 32
 
 
 class Term(NamedTuple):
-    """An element of what a computation is given as a tuple, plus a number; a number alone where there is no element."""
+    """An element of a computation's parameter tuple plus a number; ``element`` None: the number alone."""
 
     element: int | None
     number: int
@@ -35,7 +35,7 @@ class Comparison(NamedTuple):
 
 
 def trip_count(computations: Computations, where: Computation, loop: Instruction, around: Around) -> int | None:
-    """How often the body of a loop that stands in ``where`` runs; None where its text does not tell."""
+    """The trip count of a loop in ``where``; None if its text does not determine it."""
     condition, body = (computations.get(loop.callee(role) or "") for role in ("condition", "body"))
     if condition is None or body is None:
         return None
@@ -44,16 +44,16 @@ def trip_count(computations: Computations, where: Computation, loop: Instruction
         return None
     direction, left, right = found
     if left.element is None:
-        direction, left, right = _TURNED.get(direction, ""), right, left
+        direction, left, right = _MIRRORED.get(direction, ""), right, left
     if left.element is None:
         return None
     step = _step(computations, body, left.element)
-    start = _number(computations, where, _carried(where, loop, left.element), around, 0)
+    start = _number(computations, where, _initial_value(where, loop, left.element), around, 0)
     bound = right.number
     if right.element is not None:
         if _step(computations, body, right.element) != 0:
             return None
-        entered = _number(computations, where, _carried(where, loop, right.element), around, 0)
+        entered = _number(computations, where, _initial_value(where, loop, right.element), around, 0)
         if entered is None:
             return None
         bound += entered
@@ -68,7 +68,7 @@ def _trips(direction: str, distance: int, step: int) -> int | None:
     (2, 3, 3, 3, 2)
     """
     if direction in ("GT", "GE"):
-        direction, distance, step = _TURNED[direction], -distance, -step
+        direction, distance, step = _MIRRORED[direction], -distance, -step
     if direction == "NE":
         return distance // step if distance % step == 0 and distance // step >= 0 else None
     if direction not in ("LT", "LE") or step <= 0:
@@ -79,7 +79,7 @@ def _trips(direction: str, distance: int, step: int) -> int | None:
 def _comparison(
     computations: Computations, where: Computation, one: Instruction, given: Sequence[Term | None] | None, depth: int
 ) -> Comparison | None:
-    """What a condition's result compares, through the fusions that it may be wrapped in."""
+    """The comparison that gives a condition's result, through fusions around it."""
     if depth > _DEEPEST:
         return None
     if one.op == "compare":
@@ -100,7 +100,7 @@ def _comparison(
 def _term(
     computations: Computations, where: Computation, name: str, given: Sequence[Term | None] | None, depth: int
 ) -> Term | None:
-    """A value as an element of what ``where`` is given, plus a number. ``given``: its parameters, in a fusion."""
+    """A value as an element of the parameter of ``where``, plus a number. ``given``: the parameters of a fusion."""
     one = where.by_name.get(name)
     if one is None or depth > _DEEPEST:
         return None
@@ -151,15 +151,15 @@ def _element(
 
 
 def _step(computations: Computations, body: Computation, element: int) -> int | None:
-    """What a turn of a loop adds to an element of what it carries."""
+    """The number that one iteration adds to a loop-carried element; None if it is not such an addition."""
     if body.root.op != "tuple" or element >= len(body.root.operands):
         return None
     after = _term(computations, body, body.root.operands[element], None, 0)
     return after.number if after is not None and after.element == element else None
 
 
-def _carried(where: Computation, loop: Instruction, element: int) -> str | None:
-    """The name of what an element of a loop's state is when it is entered."""
+def _initial_value(where: Computation, loop: Instruction, element: int) -> str | None:
+    """The name of the value of a loop-carried element on entry."""
     state = where.by_name.get(loop.operands[0]) if loop.operands else None
     while state is not None and state.op in ("copy", "optimization-barrier"):
         state = where.by_name.get(state.operands[0])
@@ -167,7 +167,7 @@ def _carried(where: Computation, loop: Instruction, element: int) -> str | None:
 
 
 def _number(computations: Computations, where: Computation, name: str | None, around: Around, depth: int) -> int | None:
-    """A value as a number, looked for through the loops around it as long as none of them changes it."""
+    """A value as a number, searched through the enclosing loops as long as none of them changes it."""
     found = None if name is None else _term(computations, where, name, None, 0)
     if found is None or found.element is None or depth > _DEEPEST:
         return None if found is None or found.element is not None else found.number
@@ -175,5 +175,5 @@ def _number(computations: Computations, where: Computation, name: str | None, ar
     if outer is None or outer[1].op != "while" or _step(computations, where, found.element) != 0:
         return None
     outside, loop = outer
-    entered = _number(computations, outside, _carried(outside, loop, found.element), around, depth + 1)
+    entered = _number(computations, outside, _initial_value(outside, loop, found.element), around, depth + 1)
     return None if entered is None else entered + found.number

@@ -1,9 +1,9 @@
-"""Which mesh axes the devices of a program's groups differ along, in programs for one slice of several too.
+"""The mesh axes along which the devices of a program's groups differ, also for programs of one slice of several.
 
-A program numbers the devices of one slice. What it sends to other slices is no collective of those devices; the axes
-that cross them are those whose entry says ``link: dcn``, else the major ones, as far as there are slices for.
+A program numbers the devices of one slice. Transfers to other slices are not collectives of those devices. The axes
+across slices are those with ``link: dcn``, else the major axes, until all slices are used.
 
-| mesh | slices | axes inside a slice | axes that cross slices |
+| mesh | slices | axes inside a slice | axes across slices |
 |---|---|---|---|
 | data 2 x fsdp 8 | 2 | fsdp 8 | data |
 | data 4 x fsdp 4 | 2 | data 2 x fsdp 4 | data |
@@ -22,31 +22,31 @@ from shardwright.core.mesh.mesh import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbering:
-    """``sizes``: of each axis inside a slice. ``resharding``: the axes that cross slices, ``num_slices`` of them."""
+    """``sizes``: of each axis inside a slice. ``across_slices``: the axes that span the ``num_slices`` slices."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     num_devices: int
     num_slices: int = 1
-    resharding: tuple[str, ...] = ()
+    across_slices: tuple[str, ...] = ()
 
     def axes(self, groups: Groups) -> tuple[str, ...]:
-        """The axes along which the devices of groups, or the ends of pairs, differ; mesh order."""
+        """The axes along which the devices of groups, or the ends of pairs, differ, in mesh order."""
         return axes_along(groups, self.names, self.sizes)
 
 
 def numbering(mesh: Mesh, num_partitions: int | None) -> Numbering:
-    """How a program for so many devices numbers those of a mesh. Raises InputError where it cannot be for that mesh.
+    """How a program with this many partitions numbers the devices of a mesh. Raises InputError if it cannot match.
 
     >>> found = numbering(Mesh.of(data=4, fsdp=4), 8)
-    >>> found.sizes, found.resharding, found.axes(((0, 4),)), found.axes(((0, 1),))
+    >>> found.sizes, found.across_slices, found.axes(((0, 4),)), found.axes(((0, 1),))
     ((2, 4), ('data',), ('data',), ('fsdp',))
     """
     number = mesh.num_devices if num_partitions is None else num_partitions
     if mesh.num_devices % number:
         raise InputError(
-            f"The program is for {number} devices, and the mesh {mesh} has {mesh.num_devices}, which is no multiple of "
-            f"it: read the program with the mesh that it was compiled for."
+            f"The program is for {number} devices, and the mesh {mesh} has {mesh.num_devices}, which is not a multiple of "
+            f"{number}: read the program with the mesh that it was compiled for."
         )
     num_slices = left = mesh.num_devices // number
     inside = {axis.name: axis.size for axis in mesh.axes}
@@ -58,5 +58,5 @@ def numbering(mesh: Mesh, num_partitions: int | None) -> Numbering:
         sizes=tuple(inside.values()),
         num_devices=number,
         num_slices=num_slices,
-        resharding=tuple(axis.name for axis in mesh.axes if inside[axis.name] < axis.size),
+        across_slices=tuple(axis.name for axis in mesh.axes if inside[axis.name] < axis.size),
     )

@@ -1,8 +1,8 @@
-"""Where an operation of a compiled program comes from: its phase, component and tensors, and the line of source.
+"""The origin of an operation of a compiled program: its phase, component, tensors and source line.
 
-An operation's name is the path of scopes that it was written in, innermost last, and what it is:
+An operation's name is the path of its scopes, innermost last, and then the operation itself:
 `jit(step)/transpose(jvp(component=attention))/tensor=layers.attention.q/reduce_scatter`. Merged operations have one
-name with alternatives: `jit(step)/(a/all_gather:b/all_gather)`, or names one after the other, `a/add;b/mul`.
+name with alternatives: `jit(step)/(a/all_gather:b/all_gather)`, or several names, `a/add;b/mul`.
 
 | in the name | phase |
 |---|---|
@@ -31,8 +31,8 @@ _ROOTS = re.compile(r"^.*/(?:site-packages|src)/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """``operation``: what it is in the program that was compiled (`all_gather`, `dot_general`). None and empty: the
-    compiler kept nothing, or merged operations differ."""
+    """``operation``: its name in the source program (`all_gather`, `dot_general`). None or empty: the compiler kept
+    nothing, or merged operations differ."""
 
     component: str | None = None
     phase: Phase | None = None
@@ -45,7 +45,7 @@ NOWHERE = Origin()
 
 @lru_cache(maxsize=65536)
 def origins_of(op_name: str) -> tuple[Origin, ...]:
-    """The origin of each of the operations that were merged into one.
+    """The origins of the operations that were merged into one.
 
     >>> for origin in origins_of("jit(f)/jvp()/(component=mlp/tensor=w/all_gather:component=mlp/tensor=v/all_gather)"):
     ...     print(origin.phase, origin.component, origin.tensors)
@@ -54,14 +54,14 @@ def origins_of(op_name: str) -> tuple[Origin, ...]:
     >>> origins_of("jit(f)/transpose(jvp(component=mlp))/component=residual/psum")[0]
     Origin(component='residual', phase='backward', tensors=(), operation='psum')
     """
-    # A name that is no path is that of an argument: it says where a value came from, not what was done with it.
+    # A name that is not a path is that of an argument: it identifies the value, not an operation.
     return tuple(_origin(name) if "/" in name else NOWHERE for name in _alternatives(op_name))
 
 
 def merged(origins: Iterable[Origin]) -> Origin:
-    """What merged operations have in common, and the tensors of all.
+    """What merged operations have in common, with the tensors of all of them.
 
-    One without a component does not count against the others'.
+    An operation without a component does not conflict with the component of the others.
 
     >>> one, other = Origin(component="mlp", tensors=("up",)), Origin(component="attention", tensors=("q",))
     >>> merged([one, other])
@@ -79,7 +79,7 @@ def merged(origins: Iterable[Origin]) -> Origin:
 
 
 def filled(origin: Origin, other: Origin) -> Origin:
-    """An origin, and of another what it lacks."""
+    """An origin whose missing fields are taken from another."""
     return replace(
         origin,
         component=origin.component or other.component,
@@ -90,7 +90,7 @@ def filled(origin: Origin, other: Origin) -> Origin:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Lines of source by the numbers that instructions name them with."""
+    """Source lines by the frame ids of instructions."""
 
     by_frame: Mapping[int, str]
 
@@ -113,7 +113,7 @@ class Sources:
         return cls({frame: lines[place] for frame, place in places.items() if place in lines})
 
     def of_instruction(self, rest: str) -> str | None:
-        """``file:line`` of an instruction, innermost; the file from the folder on that Python finds it in."""
+        """``file:line`` of an instruction, innermost; the file relative to the folder from which Python imports it."""
         if "stack_frame_id=" in rest and (frame := _FRAME.search(rest)):
             return self.by_frame.get(int(frame[1]))
         if "source_file=" in rest and (line := _LINE.search(rest)):
@@ -140,42 +140,50 @@ def _phase(name: str) -> Phase:
 
 
 def _alternatives(name: str) -> list[str]:
-    """The names of merged operations, each whole.
+    """The full names of merged operations.
 
     >>> _alternatives("jit(f)/(a/x:b/(c:d))"), _alternatives("jit(f)/a;b/add")
     (['jit(f)/a/x', 'jit(f)/b/c', 'jit(f)/b/d'], ['jit(f)/a', 'jit(f)/b/add'])
     """
     if ";" in name:
         first, *others = name.split(";")
-        # What follows is written from where the names part, which the text does not say; its phase is the first's.
+        # The other names begin where they differ from the first, which the text does not mark; they have its phase.
         before = first[: first.rfind("/") + 1] if "component=" not in first else first[: first.find("component=")]
-        return [one for part in (first, *(before + other for other in others)) for one in _alternatives(part)]
+        return [
+            one for alternative in (first, *(before + other for other in others)) for one in _alternatives(alternative)
+        ]
     if ":" not in name:
         return [name]
     for start in [0, *(place + 1 for place, char in enumerate(name) if char == "/")]:
         if start < len(name) and name[start] == "(":
-            stop, cuts = _group(name, start)
-            if cuts:
-                parts = [name[low + 1 : high] for low, high in zip([start, *cuts], [*cuts, stop], strict=True)]
-                return [one for part in parts for one in _alternatives(name[:start] + part + name[stop + 1 :])]
+            stop, colons = _group(name, start)
+            if colons:
+                alternatives = [
+                    name[low + 1 : high] for low, high in zip([start, *colons], [*colons, stop], strict=True)
+                ]
+                return [
+                    one
+                    for alternative in alternatives
+                    for one in _alternatives(name[:start] + alternative + name[stop + 1 :])
+                ]
     return [name]
 
 
 def _group(name: str, start: int) -> tuple[int, list[int]]:
-    """Where the parenthesis that opens at ``start`` closes, and the colons that part what is in it."""
-    depth, cuts = 0, []
+    """The position that closes the parenthesis at ``start``, and the colons that separate its alternatives."""
+    depth, colons = 0, []
     for place in range(start, len(name)):
         char = name[place]
         depth += (char == "(") - (char == ")")
         if depth == 0:
-            return place, cuts
+            return place, colons
         if char == ":" and depth == 1:
-            cuts.append(place)
+            colons.append(place)
     return len(name), []
 
 
 def _same(found: Iterable[Any]) -> Any:
-    """The one value among some that are not None."""
+    """The common value of those that are not None; None if they differ."""
     there = {one for one in found if one is not None}
     return there.pop() if len(there) == 1 else None
 
@@ -191,5 +199,5 @@ def _named(text: str, attribute: str) -> int:
 
 
 def _short(path: str) -> str:
-    """A file without the folders that differ from machine to machine."""
+    """A file name without the folders that depend on the machine."""
     return _ROOTS.sub("", path)

@@ -1,10 +1,10 @@
-"""Types of values as a compiler's text writes them: one array, or a tuple of types.
+"""Types of values in a compiler's text: one array, or a tuple of types.
 
 | text | what it is |
 |---|---|
 | `bf16[4,128]{1,0:T(8,128)(2,1)S(1)}` | 4 x 128, dim 1 fastest, in tiles of 8 x 128, in memory space 1 |
 | `(f32[2]{0}, /*index=1*/s32[])` | a tuple |
-| `((f32[2]{0}), f32[8]{0})` | what an all-gather that was begun holds: its inputs, its output |
+| `((f32[2]{0}), f32[8]{0})` | the result of an `all-gather-start`: its inputs, its output |
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def our_dtype(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
-    """One array. ``dtype``: the compiler's name of it. ``layout``: what stands in braces after the dims."""
+    """One array. ``dtype``: the compiler's name of it. ``layout``: the text in braces after the dims."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -75,7 +75,7 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its elements, without what a layout adds.
+        """Bytes of its elements, without the padding of a layout.
 
         >>> arrays_of("bf16[4,3]{1,0}")[0].num_bytes, arrays_of("s4[3]")[0].num_bytes
         (24, 2)
@@ -84,7 +84,7 @@ class Array:
 
     @property
     def num_bytes_laid_out(self) -> int:
-        """Bytes that it takes in memory: its fastest dims fill whole tiles.
+        """Bytes in memory, with its fastest dims padded to full tiles.
 
         >>> arrays_of("f32[1000,4]{1,0:T(8,128)}")[0].num_bytes_laid_out == 1000 * 128 * 4
         True
@@ -102,7 +102,7 @@ class Array:
 
     @property
     def space(self) -> int:
-        """The number of the memory that it lies in; 0 is that of the device as a whole."""
+        """The number of its memory space; 0 is the device's main memory."""
         found = _SPACE.search(self.layout)
         return int(found[1]) if found else 0
 
@@ -144,7 +144,7 @@ def arrays(found: Type) -> Iterator[Array]:
 
 
 def arrays_of(text: str) -> tuple[Array, ...]:
-    """Every array of a type's text, in order, tokens left out.
+    """Every array of a type's text, in order, without tokens.
 
     >>> [array.dims for array in arrays_of("(f32[2,3]{1,0}, token[], /*index=2*/s32[])")]
     [(2, 3), ()]
@@ -153,5 +153,5 @@ def arrays_of(text: str) -> tuple[Array, ...]:
 
 
 def _dims(text: str) -> tuple[int, ...]:
-    """Sizes; where a dim may be shorter (`<=8`), the most that it can be."""
+    """Sizes; for a bounded dynamic dim (`<=8`), its upper bound."""
     return tuple(int(size.lstrip("<=")) for size in text.split(",") if size.lstrip("<=").isdigit())

@@ -1,4 +1,4 @@
-"""What a value of a compiled program is used for: the kinds of the instructions that it ends up in."""
+"""What a value of a compiled program is used for: the kinds of the instructions that consume it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardwright.compiled.text.calls import Callers
 from shardwright.compiled.text.hlo import Computation, Instruction, Program, users_of
 
-_HANDED_ON = frozenset({"bitcast", "copy", "copy-start", "reshape", "convert"})
+_PASS_THROUGH = frozenset({"bitcast", "copy", "copy-start", "reshape", "convert"})
 _ENDS = "-done"
 _DEEPEST = 16
 
@@ -22,19 +22,20 @@ def uses(
     *,
     packed: bool = False,
 ) -> tuple[str, ...]:
-    """The kinds of what takes an instruction's value, through what only hands it on and inside fusions, each once.
+    """The kinds of the users of an instruction's value, each once, through pass-through instructions and inside fusions.
 
-    ``element``: which of several tensors is meant. ``packed``: it is several tensors in a row, which slices part again.
+    ``element``: the tuple element, if one is meant. ``packed``: the value is a concatenation of tensors, which slices
+    separate again.
     """
-    handed_on = _HANDED_ON | {"slice"} if packed else _HANDED_ON
-    search = _Search(program, callers, handed_on)
+    pass_through = _PASS_THROUGH | {"slice"} if packed else _PASS_THROUGH
+    search = _Search(program, callers, pass_through)
     return tuple(sorted(set(search.uses(where, one, element, 0))))
 
 
 class _Search(NamedTuple):
     program: Program
     callers: Callers
-    handed_on: frozenset[str]
+    pass_through: frozenset[str]
 
     def uses(self, where: Computation, one: Instruction, element: int | None, depth: int) -> Iterator[str]:
         if depth > _DEEPEST:
@@ -46,7 +47,7 @@ class _Search(NamedTuple):
                     yield from self.uses(where, user, None, depth + 1)
             elif user.op.endswith(_ENDS):
                 yield from self.uses(where, user, element, depth + 1)
-            elif user.op in self.handed_on:
+            elif user.op in self.pass_through:
                 yield from self.uses(where, user, None, depth + 1)
             elif user.op == "fusion" and (called := self._called(user)) is not None:
                 for parameter in _parameters(called, user, one.name):
@@ -59,7 +60,7 @@ class _Search(NamedTuple):
             yield from self._outside(where, element, depth)
 
     def _outside(self, where: Computation, element: int | None, depth: int) -> Iterator[str]:
-        """The uses of what a computation's result becomes where it is run."""
+        """The uses of a computation's result in its caller."""
         calls = self.callers.get(where.name, ())
         if len(calls) == 1 and calls[0].instruction.op in ("fusion", "call-start", "async-start"):
             yield from self.uses(calls[0].computation, calls[0].instruction, element, depth + 1)
@@ -71,6 +72,6 @@ class _Search(NamedTuple):
 
 
 def _parameters(called: Computation, fusion: Instruction, name: str) -> Iterator[Instruction]:
-    """What a value is called inside a fusion."""
+    """The parameters of a fusion that are a given value."""
     places = [place for place, operand in enumerate(fusion.operands) if operand == name]
     return (one for one in called.instructions if one.parameter in places)

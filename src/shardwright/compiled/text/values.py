@@ -1,4 +1,4 @@
-"""What a value of a compiled program is made from, through what only hands it on: tuples, loops, calls, copies."""
+"""What a value of a compiled program is computed from, through tuples, loops, calls and copies."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shardwright.compiled.text.origins import NOWHERE, Origin, merged, origins_o
 ALIASES = frozenset(
     {"tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "optimization-barrier", "add-dependency"}
 )
-"""What makes no value of its own."""
+"""Instructions whose result is not a new value."""
 
 _NAMED_AFTER = frozenset(
     {"get-tuple-element", "bitcast", "copy", "copy-start", "copy-done", "all-gather-done", "convert", "call-done"}
 )
-"""What may have the name of what it hands on."""
+"""Instructions that may have the name of their operand."""
 
 _MOST = 64
-"""Instructions that a search looks at before it gives up."""
+"""The largest number of instructions that a search visits."""
 
 
 class Value(NamedTuple):
-    """An instruction where it stands; ``element``: which of the tuple that it leaves, where one is meant."""
+    """An instruction and its computation; ``element``: the element of its result tuple, if one is meant."""
 
     where: Computation
     one: Instruction
@@ -33,7 +33,7 @@ class Value(NamedTuple):
 
 
 def made_from(program: Program, callers: Callers, value: Value) -> Iterator[Value]:
-    """The values that one value is made of, or is another name of; both ends of what a loop carries."""
+    """The direct sources or aliases of a value; for a loop-carried value, that on entry and that of an iteration."""
     where, one, element = value
     if one.op == "get-tuple-element":
         yield from _operands(where, one, (0,), one.number("index"))
@@ -56,7 +56,7 @@ def made_from(program: Program, callers: Callers, value: Value) -> Iterator[Valu
 
 
 def origin_of(program: Program, callers: Callers, value: Value) -> Origin:
-    """The origin of the nearest instructions with a name that a value is made from, the value's own if it has one."""
+    """The origin of the nearest named instructions that a value is computed from; its own name counts first."""
     queue, seen = deque([value]), {(value.where.name, value.one.name, value.element)}
     named: list[Origin] = []
     looked = 0
@@ -83,7 +83,7 @@ def origin_of(program: Program, callers: Callers, value: Value) -> Origin:
 
 
 def used_by(value: Value) -> Origin:
-    """The origin of the nearest instructions with a name that a value is used by, in the same computation."""
+    """The origin of the nearest named instructions that use a value, in the same computation."""
     queue, seen = deque([value]), {value.one.name}
     for _ in range(_MOST):
         if not queue:
@@ -91,7 +91,7 @@ def used_by(value: Value) -> Origin:
         where, one, element = queue.popleft()
         users = users_of(where).get(one.name, ())
         if element is not None and one.op != "get-tuple-element":
-            # Of what begins early the end names the tensor.
+            # For asynchronous collectives the done instruction names the tensor.
             users = [user for user in users if user.op != "get-tuple-element" or user.number("index") == element]
         named = [merged(origins_of(user.op_name)) for user in users if user.op_name and user.op not in _NAMED_AFTER]
         if any(origin != NOWHERE for origin in named):
@@ -115,7 +115,7 @@ def _operands(
 def _given(
     outside: Computation, call: Instruction, where: Computation, one: Instruction, element: int | None
 ) -> Iterator[Value]:
-    """What a computation's parameter is where it is run."""
+    """The argument of a computation's parameter in its caller."""
     place = 0 if call.op == "while" else one.parameter or 0
     if call.op == "conditional":
         place = 1 + call.callees.index(where.name)

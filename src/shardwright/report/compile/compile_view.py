@@ -55,7 +55,7 @@ def _compiled(program: CompiledProgram) -> Text:
             "walked through as ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}"
         )
         line.append(": one rank, shapes without values")
-        for assumption in program.said:
+        for assumption in program.notes:
             line.append(f"; {assumption}")
         return line.append("\n")
     ops = sum(one.num_ops for one in program.collectives)
