@@ -81,7 +81,7 @@ def test_memory_has_both_sides_to_the_byte():
     assert shown["total"] == f"{predicted.total_bytes_per_device:,}"
     assert shown["arguments"] == f"{compiled.arguments_bytes:,}"
     assert shown["temporaries"] == f"{compiled.temporaries_bytes:,}"
-    assert shown["in one place with arguments"] == f"-{compiled.aliased_bytes:,}"
+    assert shown["aliased with arguments"] == f"-{compiled.aliased_bytes:,}"
     assert shown["peak"] == f"{compiled.peak_bytes:,}"
     assert plan.request.chip is not None
     assert shown["TPU v5p has"] == f"{plan.request.chip.usable_bytes:,}"

@@ -1,1 +1,1 @@
-"""What a compiler made of a layout, read back out of its program's text into the words of the core. No framework."""
+"""Reads a compiled program's text back into the terms of the core, and compares it with the plan. No framework."""

@@ -76,8 +76,8 @@ def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -
         # Computed where they are attended to: for a device's own heads, from all tokens that it gathers or receives.
         keys = plan.by_name.get("attention.keys_attended")
         sharding_axes = set(keys.in_use.axes if keys else layout.axes_sharding("batch", component))
-    part = operand_spec(tensor.in_use, component, layout, plan.mesh)
-    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(sharding_axes | set(part.axes))
+    operand = operand_spec(tensor.in_use, component, layout, plan.mesh)
+    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(sharding_axes | set(operand.axes))
 
 
 def _of_scores(plan: Plan) -> float:

@@ -1,7 +1,7 @@
-"""The program beside the plan: what of each is found in the other.
+"""Compares the collectives and the memory of a program with those of its plan.
 
-widths.py      bytes in the dtypes in which a compiler may compute
-rewrites.py    what compilers make of a collective
-matching.py    which of them explains each collective
-agreement.py   what the program and the plan agree on
+widths.py      dtypes of collectives, and their widths
+rewrites.py    the known rewrites of collectives by compilers
+matching.py    matches collectives, directly or by rewrites
+agreement.py   the result of the comparison
 """

@@ -1,4 +1,4 @@
-"""Predicted beside compiled: the collectives of a plan, and those of the program that a compiler made of it."""
+"""Predicted and compiled: the collectives of a plan compared with those of its compiled program."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardwright.core.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What a comparison found. ``rows`` in the order of the components, those without one last.
+    """The result of a comparison. ``rows``: in the order of the components, those without one last.
 
-    ``predicted_bytes`` and ``compiled_bytes``: the memory of one device, as the plan estimates it, and at its peak.
+    ``predicted_bytes`` and ``compiled_bytes``: the memory of one device, the plan's estimate and the program's peak.
     """
 
     rows: tuple[AgreementRow, ...]
@@ -26,26 +26,26 @@ class Agreement:
         return tuple(row for row in self.rows if row.state == state)
 
     def row_of(self, one: CompiledCollective) -> AgreementRow:
-        """The row that a collective of the program stands in; of those beside the plan, the first."""
+        """The row of a collective of the program, the first with its kind, component and axes."""
         same = [row for row in self.rows if (row.kind, row.component) == (one.kind, one.component)]
         same = [row for row in same if set(row.axes) == set(one.axes)]
         return same[0] if same else _unplanned_row(one)
 
     @property
     def bytes_error(self) -> float:
-        """Of the rows that match, the bytes by which they differ as a share of those expected."""
+        """The difference in bytes of the matched rows, as a share of their expected bytes."""
         matched = self.of_state("matched")
         missed = sum(abs(row.compiled_bytes - row.expected_bytes) for row in matched)
         return _share(missed, sum(row.expected_bytes for row in matched))
 
     @property
     def explained_share(self) -> float:
-        """The bytes that only rewrites explain, as a share of the larger side of every row."""
+        """The bytes that only rewrites explain, as a share of all bytes, the larger side of each row."""
         return _share(sum(row.explained_bytes for row in self.rows), sum(row.bytes for row in self.rows))
 
     @property
     def memory_error(self) -> float:
-        """The predicted memory less the peak, as a share of the peak: positive where the plan has too much."""
+        """The predicted memory less the peak, as a share of the peak: positive if the plan predicts too much."""
         return _share(self.predicted_bytes - self.compiled_bytes, self.compiled_bytes)
 
     def to_json(self) -> dict[str, object]:
@@ -61,7 +61,7 @@ class Agreement:
 
 
 def agree(plan: Plan, program: CompiledProgram) -> Agreement:
-    """Every collective of the plan beside the program's, and every difference explained by a known rewrite or not."""
+    """Compare the collectives of the plan and the program, and explain differences by known rewrites."""
     return Agreement(
         rows=in_order(matched_rows(plan, program)),
         predicted_bytes=plan.memory.total_bytes_per_device,
@@ -70,13 +70,13 @@ def agree(plan: Plan, program: CompiledProgram) -> Agreement:
 
 
 def in_order(rows: Iterable[AgreementRow]) -> tuple[AgreementRow, ...]:
-    """By component as the forward pass meets them, then the largest first."""
+    """By component in the order of the forward pass, then the largest first."""
     places: Sequence[str | None] = (*COMPONENTS, None)
     return tuple(sorted(rows, key=lambda row: (places.index(row.component), -row.bytes, row.kind, row.axes)))
 
 
 def _unplanned_row(one: CompiledCollective) -> AgreementRow:
-    """What a collective is whose bytes a row of another name or kind has: explained there."""
+    """The row of a collective whose bytes are in a row of another name or kind, which explains it."""
     return AgreementRow(
         component=one.component,
         kind=one.kind,
@@ -87,5 +87,5 @@ def _unplanned_row(one: CompiledCollective) -> AgreementRow:
     )
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _share(amount: float, reference: float) -> float:
+    return amount / reference if reference else 0.0

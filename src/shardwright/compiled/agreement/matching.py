@@ -1,9 +1,9 @@
-"""How the collectives of a plan and of a program are brought together: by component first, then by kind and axes alone.
+"""Matches the collectives of a plan with those of a program: first by component, then by kind and axes only.
 
-1. What has one component, kind and axes on both sides agrees where its bytes do, as they are or after rewrites.
-2. What is left of one kind and axes, of all components together: compilers merge collectives and lose their names.
-3. What is left of the plan's kinds that a rewrite turns into others, beside what is left of those.
-4. What has no partner then: known to be beside the plan, or without a match.
+1. Collectives with the same component, kind and axes match if their bytes agree, directly or after rewrites.
+2. The rest are matched by kind and axes over all components: compilers merge collectives and lose their names.
+3. The rest of the plan's are matched with collectives of another kind that a rewrite puts in their place.
+4. The rest of the program's are known collectives that the plan leaves out, or unmatched.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shardwright.core.plan.plan import Plan, PlannedCollective
 State = Literal["matched", "explained", "unmatched"]
 
 TOLERANCE = 0.01
-"""Bytes agree where they differ by no more than this share of what was expected."""
+"""Bytes agree if they differ by at most this share of the expected bytes."""
 
 MOST_AT_ONCE = 2
-"""Rewrites that may meet in one row: a wider type and another kind, say."""
+"""How many rewrites may combine in one row: for example a wider dtype and another kind."""
 
 
 class Key(NamedTuple):
-    """What makes collectives comparable. ``component`` None: the compiler kept no name, or all are meant."""
+    """The key of comparable collectives. ``component`` None: the compiler kept no name, or all components."""
 
     component: str | None
     kind: str
@@ -37,12 +37,12 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreementRow:
-    """The collectives of one component, kind and axes: what the plan expects in a step, and what the program has.
+    """The collectives of one component, kind and axes in a step: those of the plan, and those of the program.
 
     Bytes are those of a step on one device: of one execution, times executions. ``component`` None: the compiler kept
-    no name. ``expected_bytes``: the predicted ones after the rewrites that explain the row (``explained_by``).
-    ``agreed_bytes``: those that are the same kind on both sides; what a row has beyond them needs an explanation.
-    ``compiled_as``: the kinds that the compiler made of the plan's, where they are others.
+    no name. ``expected_bytes``: the predicted bytes after the rewrites that explain the row (``explained_by``).
+    ``agreed_bytes``: the bytes of the same kind on both sides; further bytes need an explanation. ``compiled_as``: the
+    kinds in the program, if the compiler replaced the planned kind.
     """
 
     component: str | None
@@ -60,17 +60,17 @@ class AgreementRow:
 
     @property
     def difference(self) -> int:
-        """Bytes a step that the program moves beyond what the plan predicts; negative where it moves less."""
+        """Bytes per step of the program less those of the plan; negative if the program moves less."""
         return self.compiled_bytes - self.predicted_bytes
 
     @property
     def bytes(self) -> int:
-        """The larger side: how much a row weighs among the others."""
+        """The bytes of the larger side: the weight of the row among the others."""
         return max(self.predicted_bytes, self.compiled_bytes)
 
     @property
     def explained_bytes(self) -> int:
-        """Those that only a rewrite explains."""
+        """The bytes that only a rewrite explains."""
         return self.bytes - self.agreed_bytes if self.state == "explained" else 0
 
     def to_json(self) -> dict[str, object]:
@@ -92,7 +92,7 @@ class AgreementRow:
 
 
 class Fit(NamedTuple):
-    """How the two sides of a row go together: by which rewrites, and which of the compiled do not belong to it."""
+    """How the two sides of a row match: the rewrites, the expected bytes, and the compiled ones that are not part of it."""
 
     rewrites: tuple[Rewrite, ...]
     expected: float
@@ -105,7 +105,7 @@ def total(collectives: Iterable[PlannedCollective | CompiledCollective]) -> int:
 
 
 def per_tensor(one: CompiledCollective) -> tuple[CompiledCollective, ...]:
-    """One for each tensor that an instruction moves: compilers let several collectives travel together."""
+    """One collective for each tensor of an instruction: compilers merge several collectives into one."""
     if not one.tensor_bytes:
         return (one,)
     return tuple(
@@ -116,7 +116,7 @@ def per_tensor(one: CompiledCollective) -> tuple[CompiledCollective, ...]:
 def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]:
     """Every row of a comparison, in no order."""
     known = [rewrite for rewrite in REWRITES.values() if rewrite.holds_for(program.target)]
-    search = _Search(plan, known, [part for one in program.collectives for part in per_tensor(one)])
+    search = _Search(plan, known, [each for one in program.collectives for each in per_tensor(one)])
     yield from search.by_name()
     yield from search.merged()
     yield from search.replaced()
@@ -124,7 +124,7 @@ def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]
 
 
 class _Search:
-    """What neither side has found a partner for yet: ``planned`` and ``compiled``."""
+    """The collectives that are not matched yet: ``planned`` and ``compiled``."""
 
     def __init__(self, plan: Plan, known: Sequence[Rewrite], found: Iterable[CompiledCollective]) -> None:
         self.plan = plan
@@ -138,7 +138,7 @@ class _Search:
         self.compiled = _by_key(plan, found)
 
     def by_name(self) -> Iterator[AgreementRow]:
-        """Rows whose component, kind and axes are the same on both sides."""
+        """Rows with the same component, kind and axes on both sides."""
         for key, planned in list(self.planned.items()):
             compiled = self.compiled.get(key, ())
             fit = self._fit(planned, compiled)
@@ -148,7 +148,7 @@ class _Search:
             self._take([key], _without(compiled, fit.aside))
 
     def merged(self) -> Iterator[AgreementRow]:
-        """Rows of one kind and axes that agree together, whatever the names."""
+        """Rows of one kind and axes whose sums agree, whatever their names."""
         for kind, axes in dict.fromkeys((key.kind, key.axes) for key in self.planned):
             planned = [key for key in self.planned if (key.kind, key.axes) == (kind, axes)]
             compiled = [key for key in self.compiled if (key.kind, key.axes) == (kind, axes)]
@@ -162,16 +162,16 @@ class _Search:
             expected_bytes, moved_bytes = fit.expected, total(left)
             named = fit._replace(rewrites=(REWRITES["merged"], *fit.rewrites))
             for key in planned:
-                part = self._expected(self.planned[key], fit.rewrites)
-                share = moved_bytes / expected_bytes * part if expected_bytes else 0
+                expected = self._expected(self.planned[key], fit.rewrites)
+                share = moved_bytes / expected_bytes * expected if expected_bytes else 0
                 own = [one for one in left if one.component == key.component]
-                row = _row(key, self.planned[key], own, named._replace(expected=part))
+                row = _row(key, self.planned[key], own, named._replace(expected=expected))
                 moved_here = round(share)
                 yield replace(row, compiled_bytes=moved_here, agreed_bytes=min(row.predicted_bytes, moved_here))
             self._take(planned, left)
 
     def replaced(self) -> Iterator[AgreementRow]:
-        """Rows that a rewrite turned into another kind: component by component, then of all components together."""
+        """Rows whose kind a rewrite replaced: component by component, then over all components."""
         for rewrite in self.replacing:
             for kind in rewrite.planned:
                 keys = [key for key in self.planned if key.kind == kind]
@@ -183,7 +183,7 @@ class _Search:
                         yield from self._replaced(rewrite, planned, self._stand_ins(rewrite, Key(None, kind, axes)))
 
     def _stand_ins(self, rewrite: Rewrite, wanted: Key) -> list[CompiledCollective]:
-        """Collectives of a rewrite's kinds that stand for another kind; those of all components where none is named."""
+        """Collectives of a rewrite's kinds that stand for the wanted kind; of all components if it names none."""
         return [
             one
             for key, ones in self.compiled.items()
@@ -201,7 +201,7 @@ class _Search:
         if not found:
             return
         for others in self._scalings([one for key in planned for one in self.planned[key]], MOST_AT_ONCE - 1):
-            # What was left as it is counts on its own side; the rest was turned.
+            # Collectives of the planned kind count as they are; the rest was replaced.
             expected = {key: self._expected(self.planned[key], others) for key in planned}
             same = {key: self._plain(key) for key in planned}
             padding = {key: self._padding(same[key]) for key in planned}
@@ -215,8 +215,8 @@ class _Search:
             )
             if not left or not _within(found, low, high):
                 continue
-            for key, part in left.items():
-                there = total(same[key]) + round(found * part / sum(left.values()))
+            for key, left_bytes in left.items():
+                there = total(same[key]) + round(found * left_bytes / sum(left.values()))
                 named = (rewrite, *others, *(self.pads if padding[key] else ()))
                 row = _row(key, self.planned[key], same[key], Fit(named, there, ()))
                 yield replace(row, compiled_as=rewrite.compiled, compiled_bytes=there)
@@ -224,11 +224,11 @@ class _Search:
             return
 
     def _plain(self, key: Key) -> tuple[CompiledCollective, ...]:
-        """What of a key's compiled collectives stands for nothing else."""
+        """The compiled collectives of a key that do not stand for another kind."""
         return tuple(one for one in self.compiled.get(key, ()) if one.stands_for in (None, key.kind))
 
     def remaining(self) -> Iterator[AgreementRow]:
-        """What is beside the plan, and what nothing explains."""
+        """Rows of collectives that the plan leaves out, and unmatched rows."""
         for key in dict.fromkeys([*self.planned, *self.compiled]):
             planned, compiled = self.planned.get(key, ()), self.compiled.get(key, ())
             unplanned = self._known_unplanned(planned, compiled)
@@ -238,7 +238,7 @@ class _Search:
                 yield replace(_row(key, planned, left, Fit((), total(planned), ())), state="unmatched")
 
     def _take(self, planned: Iterable[Key], compiled: Iterable[CompiledCollective]) -> None:
-        """What has found its partner is looked at no more."""
+        """Remove matched collectives from the search."""
         taken = list(compiled)
         for key in list(planned):
             self.planned.pop(key, None)
@@ -246,7 +246,7 @@ class _Search:
             self.compiled[key] = _without(self.compiled.get(key, ()), taken)
 
     def _fit(self, planned: Sequence[PlannedCollective], compiled: Sequence[CompiledCollective]) -> Fit | None:
-        """The fewest rewrites under which the bytes of both sides agree."""
+        """The fit with the fewest rewrites under which the bytes of both sides agree."""
         unplanned = self._known_unplanned(planned, compiled)
         stand_ins = tuple(one for one in compiled if one.stands_for not in (None, one.kind))
         for rewrites in self._scalings(planned, MOST_AT_ONCE):
@@ -264,11 +264,12 @@ class _Search:
         return None
 
     def _padding(self, compiled: Iterable[CompiledCollective]) -> int:
-        """Bytes of a step that the program says it padded, where padding is known."""
+        """Bytes of padding in a step, on targets that pad."""
         return sum(one.padding_bytes * one.count_per_step for one in compiled) if self.pads else 0
 
     def _scalings(self, planned: Sequence[PlannedCollective], most: int) -> Iterator[tuple[Rewrite, ...]]:
-        """What may have happened to the bytes of planned ones: what always does, and up to ``most`` other rewrites."""
+        """The combinations of rewrites that may have scaled the planned bytes: those that always apply, and up to
+        ``most`` others."""
         always = [rewrite for rewrite in self.always if self._changes(rewrite, planned)]
         others = [rewrite for rewrite in self.scaling if self._changes(rewrite, planned)]
         for number in range(most + 1):
@@ -278,7 +279,7 @@ class _Search:
         return self._bounds(planned, (rewrite,)) != (total(planned), total(planned))
 
     def _bounds(self, planned: Sequence[PlannedCollective], rewrites: Sequence[Rewrite]) -> tuple[float, float]:
-        """The least and the most bytes that rewrites make of planned ones."""
+        """The least and the most bytes of planned collectives after rewrites."""
         least = most = 0.0
         for one in planned:
             low = high = float(one.bytes_per_device * one.count_per_step)
@@ -295,7 +296,8 @@ class _Search:
     def _known_unplanned(
         self, planned: Sequence[PlannedCollective], compiled: Iterable[CompiledCollective]
     ) -> tuple[CompiledCollective, ...]:
-        """Those beside the plan; one that is as large as a planned one of its kind of numbers is that one."""
+        """The collectives that the plan leaves out. One with the size of a planned collective, both of integers or both
+        of floats, is the planned one."""
         wanted = {(is_integer(planned_dtype(self.plan, one)), one.bytes_per_device) for one in planned}
         return tuple(
             one
@@ -311,7 +313,7 @@ class _Search:
         ]
 
     def _unplanned_rows(self, key: Key, found: Iterable[CompiledCollective]) -> Iterator[AgreementRow]:
-        """Rows that the plan leaves out, by the rewrite that knows them."""
+        """Rows of collectives that the plan leaves out, by the rewrite that explains them."""
         by_name: dict[str, list[CompiledCollective]] = {}
         for one in found:
             by_name.setdefault(self._unplanned_rewrites(one)[0].name, []).append(one)
@@ -355,5 +357,5 @@ def _within(found: float, low: float, high: float) -> bool:
 def _without(
     found: Iterable[CompiledCollective], aside: Sequence[CompiledCollective]
 ) -> tuple[CompiledCollective, ...]:
-    """Those that are not set aside; equal ones are all set aside or none."""
+    """The collectives that are not in ``aside``; of equal ones all are removed or none."""
     return tuple(one for one in found if one not in aside)

@@ -1,15 +1,15 @@
-"""What compilers are known to make of a plan's collectives: a closed list, and nothing outside it explains a difference.
+"""The known rewrites of a plan's collectives by compilers: a closed list, and nothing outside it explains a difference.
 
-A rewrite says on which targets it happens, which kinds it turns into which, and how many bytes that may take for one
-byte that the plan expects. Three forms:
+A rewrite gives its targets, the kinds that it replaces, the kinds that replace them, and the compiled bytes for one
+planned byte. Three forms:
 
 | form | ``planned`` | ``compiled`` |
 |---|---|---|
 | the same collective with other bytes | its kinds | none: the kind stays |
 | another kind in its place | its kinds | the other kinds |
-| something beside the plan | none | its kinds |
+| a collective that the plan leaves out | none | its kinds |
 
-A rewrite that ``keeps`` kind, axes and what travels counts as agreement; any other is an explained difference.
+A rewrite that ``keeps`` kind, axes and data counts as agreement; any other is an explained difference.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute")
 
 FAMILIES = ("cpu", "tpu", "gpu")
 TORCH = "torch"
-"""PyTorch carries out what it is told: nothing is rewritten, and only what stands beside the plan has rows."""
+"""PyTorch executes what the program calls: nothing is rewritten, and only collectives that the plan leaves out have rows."""
 
 PADDED = "padded"
 PADDING = 1 / 8
 """The most that libtpu pads a reduce-scatter by, as a share of it: 1,024 rows become 1,152 on v5p."""
 
 NUMBER_BYTES = 8
-"""Of one number, at most."""
+"""The most bytes of one number."""
 
 LOSS_SUMS = 3
-"""Numbers a token that a loss sums over a cut vocabulary: the largest score, the sum of all, that of the target."""
+"""Numbers per token that a loss reduces over a sharded vocabulary: the largest logit, the sum, the target's logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
     """One row of the list; see the top of this file.
 
-    ``targets``: kinds of chip, or families of them (``FAMILIES``). ``rule`` says the bytes in words, ``ratio`` and
-    ``unplanned`` as functions: the compiled bytes for a planned one, and whether a collective is of those beside the plan.
-    ``always``: what it is about is never left as it was.
+    ``targets``: kinds of chip, or families of them (``FAMILIES``). ``rule``: the bytes, in words. ``ratio``: the compiled
+    bytes for a planned byte. ``unplanned``: whether a collective is one that the plan leaves out. ``always``: the
+    rewrite applies to every collective that it covers.
     """
 
     name: str
@@ -87,24 +87,24 @@ def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
-    """What all microbatches gather alike, weights that no loop over layers cuts, may be gathered once for all of them."""
+    """Weights that no loop over layers slices are the same in all microbatches, and may be gathered once for all."""
     microbatches = plan.request.microbatches
     return 1.0 - _share_of_single(plan, one) * (microbatches - 1) / microbatches, 1.0
 
 
 def _read_once(plan: Plan, one: PlannedCollective) -> Range:
-    """Of integers that come with the batch, what several uses gather alike, and what nothing reads in the end."""
+    """Integers of the batch that several uses gather are gathered once, and those that nothing reads are not."""
     return (0.0, 1.0) if is_integer(planned_dtype(plan, one)) and one.component != "moe" else AS_PLANNED
 
 
 def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
-    """Of what a row counts, the part of weights that stand in no stack, or alone in theirs."""
+    """The share of a row's executions that are of weights outside a stack, or in a stack of one layer."""
     single = [name for name in one.tensors if plan.by_name[name].kind == "weight" and plan.by_name[name].num == 1]
     return min(1.0, len(single) * plan.request.microbatches / one.count_per_step)
 
 
 def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
-    """Of what a row of activations counts, the part of layers that stand alone in their stack."""
+    """The share of a row of activations that is of layers in a stack of one layer."""
     rows = [plan.by_name[name] for name in one.tensors]
     if any(row.kind == "weight" for row in rows):
         return 0.0
@@ -113,14 +113,14 @@ def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
 
 
 def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
-    """What a layer alone in its stack gathered forward: there is no loop, and the second gather is like the first."""
+    """The gathers of a stack of one layer: without a loop, the gather of the recomputation equals the forward one."""
     if one.phase != "recompute":
         return AS_PLANNED
     return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
 
 
 def _full_buffers(plan: Plan, one: PlannedCollective) -> Range:
-    """Where as many rows travel as there are, the buffers on both sides have room for the most that may."""
+    """A ragged all-to-all sends as many rows as there are assignments; its buffers have the full capacity."""
     if not one.ragged:
         return AS_PLANNED
     traffic = traffic_of(plan.request, plan.mesh)
@@ -129,7 +129,7 @@ def _full_buffers(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _chunks(plan: Plan, one: PlannedCollective) -> Range:
-    """Without a ragged exchange each device sends each other as much as it could ever have to."""
+    """Without a ragged exchange, each device sends every other the most rows that it could have for it."""
     if not one.ragged:
         return AS_PLANNED
     traffic = traffic_of(plan.request, plan.mesh)
@@ -139,7 +139,7 @@ def _chunks(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _around_a_ring(plan: Plan, one: PlannedCollective) -> Range:
-    """Each part goes on from neighbour to neighbour, both ways round, with up to two turns more than there are others."""
+    """Each shard is permuted around the ring in both directions, with up to two iterations more than other devices."""
     size = plan.mesh.size(one.axes)
     return (size - 1) / size, (size + 1) / size
 
@@ -150,7 +150,7 @@ def _same_bytes(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _single_numbers(plan: Plan, one: CompiledCollective) -> bool:
-    """The loss, its count, and the sum of squares of each weight's gradient, alone or as an array of all of them."""
+    """The loss, its token count, and the sum of squares of each weight's gradient, as single numbers or one array."""
     nameless = one.component is None and not one.tensors
     return one.bytes_per_device <= NUMBER_BYTES * (len(plan.weights) if nameless else 1)
 
@@ -173,9 +173,9 @@ def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
 
 
 def _repairs(plan: Plan, one: CompiledCollective) -> bool:
-    """Permutes that put a padded reduce-scatter right again: no more bytes than its padding had.
+    """Permutes that correct a padded reduce-scatter: no more bytes than its padding.
 
-    Whatever their name: reduce-scatters of several components that become one have one of their names.
+    The name does not matter: a reduce-scatter merged over several components has one of their names.
     """
     scattered = sum(
         planned.bytes_per_device * planned.count_per_step
@@ -193,8 +193,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=KINDS,
             compiled=(),
-            rule="those of all together",
-            reason="collectives of one kind and axes become one, which has one of their names, or none",
+            rule="the sum of the merged ones",
+            reason="collectives of one kind and axes are merged into one, with the name of one of them, or none",
             keeps=True,
         ),
         Rewrite(
@@ -202,8 +202,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=("tpu", "gpu"),
             planned=("all-to-all",),
             compiled=(),
-            rule="the buffer that has room for whatever may come",
-            reason="of a ragged all-to-all a program says how large its buffers are; how much travels, the tokens say",
+            rule="the capacity of the buffer",
+            reason="a program shows the buffer sizes of a ragged all-to-all; the bytes sent depend on the routing",
             ratio=_full_buffers,
             keeps=True,
         ),
@@ -222,8 +222,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=("cpu",),
             planned=("all-to-all",),
             compiled=(),
-            rule="the most that one device could send to another, for each of them",
-            reason="the CPU backend has no ragged all-to-all, so chunks with room for the most travel in its place",
+            rule="the most that one device could send to another, for each device",
+            reason="the CPU backend has no ragged all-to-all, so chunks of the largest size are sent instead",
             ratio=_chunks,
             always=True,
         ),
@@ -232,8 +232,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=("all-gather",),
             compiled=(),
-            rule="of weights that no loop over layers cuts, one gather for those of all microbatches",
-            reason="what is the same in every microbatch is taken out of the loop over them",
+            rule="for weights that no loop over layers slices, one gather in place of one for each microbatch",
+            reason="gathers that are the same in every microbatch are moved out of the loop over microbatches",
             ratio=_gathered_once,
         ),
         Rewrite(
@@ -241,8 +241,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=("all-gather",),
             compiled=(),
-            rule="of a stack of one layer, the gathers of the recomputation or none of them",
-            reason="a loop of one turn is no loop, and what it gathers for backward is what it had gathered before",
+            rule="for a stack of one layer, the gathers of the recomputation or none of them",
+            reason="a loop of one iteration is unrolled, and its gather for backward is the same as that of forward",
             ratio=_kept_from_forward,
         ),
         Rewrite(
@@ -250,8 +250,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=("all-gather",),
             compiled=(),
-            rule="of integers outside the experts, as much as is read and differs",
-            reason="positions and segments that several uses gather alike travel once, and unread ones do not",
+            rule="for integers outside the experts, the bytes that are read, each only once",
+            reason="positions and segments that several uses gather are gathered once, and unread ones are not",
             ratio=_read_once,
         ),
         Rewrite(
@@ -259,8 +259,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=("tpu",),
             planned=KINDS,
             compiled=(),
-            rule="as much more as the program says that it padded",
-            reason="libtpu reduces and scatters in one kernel, whose rows it makes even and whose tiles it fills",
+            rule="more by the padding that the program shows",
+            reason="libtpu reduces and scatters in one kernel, which pads rows to even sizes and fills tiles",
         ),
         Rewrite(
             name="windowed products",
@@ -268,7 +268,7 @@ REWRITES: Mapping[str, Rewrite] = {
             planned=("all-gather", "reduce-scatter"),
             compiled=("permute",),
             rule="(N - 1)/N to (N + 1)/N over N devices, so up to 9/7 of what a plain gather sends over 8",
-            reason="a gather or scatter beside a product becomes a loop that passes parts around while it multiplies",
+            reason="a gather or scatter next to a product becomes a loop that permutes shards while it multiplies",
             ratio=_around_a_ring,
         ),
         Rewrite(
@@ -277,7 +277,7 @@ REWRITES: Mapping[str, Rewrite] = {
             planned=("all-gather",),
             compiled=("all-reduce",),
             rule="the same",
-            reason="each device writes its part among zeros, and the sum of all is what a gather gives",
+            reason="each device writes its shard into zeros, and the sum over devices is the gathered tensor",
             ratio=_same_bytes,
         ),
         Rewrite(
@@ -286,8 +286,8 @@ REWRITES: Mapping[str, Rewrite] = {
             planned=("reduce-scatter",),
             compiled=("all-reduce",),
             rule="the same",
-            reason="XLA's partitioner makes no reduce-scatter for CPU, and libtpu takes some apart: all is summed, and each "
-            "device keeps its part",
+            reason="XLA's partitioner makes no reduce-scatter for CPU, and libtpu splits some: everything is summed, and "
+            "each device keeps its shard",
             ratio=_same_bytes,
         ),
         Rewrite(
@@ -296,7 +296,7 @@ REWRITES: Mapping[str, Rewrite] = {
             planned=(),
             compiled=("all-reduce",),
             rule="one number each, or an array of a number for each weight",
-            reason="the loss, the number of its tokens, and the norm of the gradients are sums that the plan leaves out",
+            reason="the plan leaves out the sums of the loss, of its number of tokens, and of the norm of the gradients",
             unplanned=_single_numbers,
         ),
         Rewrite(
@@ -304,8 +304,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=(*FAMILIES, TORCH),
             planned=(),
             compiled=("all-gather", "all-reduce"),
-            rule="integers alone",
-            reason="how many choices each expert has is told to all before tokens travel, and summed for its bias",
+            rule="integers only",
+            reason="the number of assignments of each expert is gathered before tokens are sent, and summed for its bias",
             unplanned=_counts,
         ),
         Rewrite(
@@ -313,8 +313,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=(TORCH,),
             planned=(),
             compiled=("all-to-all",),
-            rule="integers alone",
-            reason="each rank tells each other how many rows will come for each of its experts",
+            rule="integers only",
+            reason="each rank sends every other the number of rows for each of its experts",
             unplanned=_counts,
         ),
         Rewrite(
@@ -322,8 +322,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=(*FAMILIES, TORCH),
             planned=(),
             compiled=("all-reduce",),
-            rule="three numbers a token at most",
-            reason="the loss over a cut vocabulary needs the largest score, the sum and the target's from all its parts",
+            rule="at most three numbers per token",
+            reason="the loss over a sharded vocabulary needs the largest logit, the sum and the target's from all shards",
             unplanned=_over_a_vocabulary,
         ),
         Rewrite(
@@ -332,7 +332,7 @@ REWRITES: Mapping[str, Rewrite] = {
             planned=(),
             compiled=("permute",),
             rule="up to 1/8 of the reduce-scatters over the same axes",
-            reason="permutes move the rows of a padded reduce-scatter to where they belong",
+            reason="permutes move the rows of a padded reduce-scatter to the devices that own them",
             unplanned=_repairs,
         ),
     )
@@ -341,5 +341,5 @@ REWRITES: Mapping[str, Rewrite] = {
 
 
 def axes_in_order(mesh: Mesh, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Axes as a comparison has them: mesh order, without those of size 1."""
+    """Axes as they are compared: in mesh order, without those of size 1."""
     return mesh.larger_than_one(mesh.in_mesh_order(axes))

@@ -1,4 +1,4 @@
-"""Which type a collective of a plan travels in, and how wide types are."""
+"""The dtype of a plan's collective, and the widths of dtypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def width(dtype: str) -> int:
 
 
 def is_integer(dtype: str) -> bool:
-    """Whether a type holds no fractions.
+    """Whether a dtype is an integer or a boolean.
 
     >>> is_integer("int32"), is_integer("bool"), is_integer("bfloat16")
     (True, True, False)
@@ -32,7 +32,7 @@ def is_integer(dtype: str) -> bool:
 
 
 def widest_float(dtypes: Iterable[str]) -> str | None:
-    """The widest of the floating-point types among some; None where there is none.
+    """The widest floating-point dtype of several; None if there is none.
 
     >>> widest_float(["int32", "bfloat16", "float32"]), widest_float(["int32"])
     ('float32', None)
@@ -41,9 +41,9 @@ def widest_float(dtypes: Iterable[str]) -> str | None:
 
 
 def planned_dtype(plan: Plan, one: PlannedCollective) -> str:
-    """The type that a plan's collective travels in.
+    """The dtype in which a plan's collective sends.
 
-    Those of weights are the core's: see ``core/model/precision.py``.
+    That of weights is defined by the core: see ``core/model/precision.py``.
     """
     tensor = plan.by_name[one.tensors[0]]
     if tensor.kind == "activation" or tensor.dtype not in FLOATS:

@@ -1,16 +1,16 @@
-"""What there is to say of a compiled program beside its plan. Each file holds one family of checks.
+"""The findings about a compiled program compared with its plan. Each file has one family of checks.
 
-experts.py    SW301: tokens should travel, and weights do
-unmatched.py  SW302: what the plan does not expect, and what the program lacks
-loops.py      SW303: what a loop repeats without need
-sizes.py      SW304, SW305, SW306: what travels larger than it need be
-products.py   SW307: products that are made more often than the plan counts
-dtypes.py     SW308: a wider type than the plan's
-exposed.py    SW309: what nothing is computed beside
-memory.py     SW310, SW311, SW312: state held twice, scores of a vocabulary, more than the chip has
-tools.py      SW313: a compiler that JAX does not ask for
+experts.py    SW301: weights gathered instead of tokens sent, or the reverse
+unmatched.py  SW302: collectives that the plan does not expect, or that the program lacks
+loops.py      SW303: collectives that a loop repeats without need
+sizes.py      SW304, SW305, SW306: collectives that send more than necessary
+products.py   SW307: products that are computed more often than the plan counts
+dtypes.py     SW308: a wider dtype than the plan's
+exposed.py    SW309: collectives without overlap
+memory.py     SW310, SW311, SW312: state held twice, logits as largest temporary, more memory than the chip has
+tools.py      SW313: a compiler version that JAX does not require
 fixes.py      which edit is printed as a fix
-wording.py    places, bytes and times as they are written
+wording.py    texts of places, bytes and times
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ CHECKS: tuple[Callable[[Plan, CompiledProgram, Agreement], Iterator[Finding]], .
 
 
 def compiled_findings(plan: Plan, program: CompiledProgram, agreement: Agreement) -> tuple[Finding, ...]:
-    """Every finding about a compiled program, the worst first. The plan's own are not among them."""
+    """Every finding about a compiled program, the worst first, without the findings of the plan."""
     return worst_first(finding for check in CHECKS for finding in check(plan, program, agreement))

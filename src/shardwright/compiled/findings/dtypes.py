@@ -1,4 +1,4 @@
-"""SW308: collectives that carry a wider type than the plan's."""
+"""SW308: collectives of a wider dtype than the plan's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.core.plan.plan import Plan
 
 
 def dtypes(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """A warning for each component, kind and axes; information on CPU, which has no narrower collectives."""
+    """A warning for each component, kind and axes; information on CPU, which has no 16-bit collectives."""
     del agreement
     wanted: dict[tuple[str | None, str, tuple[str, ...]], str] = {}
     for one in plan.collectives:

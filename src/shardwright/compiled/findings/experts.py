@@ -1,4 +1,4 @@
-"""SW301: what travels to meet experts. Tokens should, and weights are gathered; or weights should, and tokens travel."""
+"""SW301: weights of experts are gathered where the layout sends tokens, or the reverse."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shardwright.core.layout.wording import every
 from shardwright.core.plan.plan import Plan, PlannedCollective, TensorPlan
 
 MOVES = {
-    "all-to-all": "tokens travel: all-to-all",
-    "ring": "tokens travel around a ring: all-gather and reduce-scatter",
-    "weights": "weights travel: all-gather, and reduce-scatter of their gradients",
+    "all-to-all": "tokens sent: all-to-all",
+    "ring": "tokens sent around a ring: all-gather and reduce-scatter",
+    "weights": "weights gathered: all-gather, and reduce-scatter of their gradients",
 }
 
 
 def experts(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """An error where what travels is not what the layout says; a warning where tokens travel in another way."""
+    """An error if the program moves weights instead of tokens or the reverse; a warning for other collectives of tokens."""
     layout = plan.request.layout
     axes = plan.mesh.larger_than_one(plan.mesh.in_mesh_order(layout.axes_with("expert", "moe")))
     rows = [row for row in plan.weights if row.component == "moe" and "experts" in row.in_use.logical_axes]
@@ -72,13 +72,13 @@ def _finding(
         moved = [one for one in changed.collectives if one.component == "moe" and set(one.axes) & set(axes)]
         return total(moved) < max(compiled, wanted)
 
-    # Tokens that the compiler exchanges unasked can be asked for; what it does not do as asked, in another way only.
+    # If the compiler exchanges tokens anyway, the fix is to declare that; otherwise the fix is another move.
     options = ("all-to-all",) if moves == "weights" else ("ring", "weights")
     return settled(plan, Draft(finding=finding, candidates=moe_moves(plan, options)), cheaper)
 
 
 def _of_weights(plan: Plan, one: CompiledCollective, rows: Sequence[TensorPlan]) -> bool:
-    """Whether a collective moves the experts' weights or their gradients: by its name, or else by its size."""
+    """Whether a collective moves the experts' weights or their gradients: by its name, else by its size."""
     if one.kind not in ("all-gather", "reduce-scatter", "all-reduce"):
         return False
     names = {row.name for row in rows}
@@ -88,7 +88,7 @@ def _of_weights(plan: Plan, one: CompiledCollective, rows: Sequence[TensorPlan])
 
 
 def _gathered_sizes(plan: Plan, rows: Sequence[TensorPlan], one: CompiledCollective) -> set[int]:
-    """Bytes of a layer of each weight on a device that has gathered it over the axes of a collective, in any type."""
+    """Bytes of one layer of each weight after gathering it over the axes of a collective, in dtypes of 2 and 4 bytes."""
     sizes = set()
     for row in rows:
         local_elements = row.bytes_per_device // width(row.dtype)

@@ -1,4 +1,4 @@
-"""SW309: collectives that nothing is computed beside."""
+"""SW309: collectives that do not overlap with compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 3
 
 
 def exposed(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """One line of information with the largest; nothing where the compiler does not say what waits."""
+    """One finding with the largest exposed collectives; none if the text does not show overlap."""
     del agreement
     waiting = [one for one in program.collectives if one.overlapped is False]
     if not waiting:
@@ -30,8 +30,8 @@ def exposed(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Itera
         code="SW309",
         severity="info",
         where=f"a step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
-        found=f"{percent(total(waiting) / total(program.collectives))} of the bytes of its collectives are waited for; "
+        found=f"{percent(total(waiting) / total(program.collectives))} of the bytes of its collectives are exposed; "
         f"the largest:{lines}",
-        needed="nothing; what is computed between a collective's begin and its end hides it",
-        cost=cost_of_all(plan, waiting, "not hidden"),
+        needed="nothing; compute between the start and the done of a collective would hide it",
+        cost=cost_of_all(plan, waiting, "exposed"),
     )

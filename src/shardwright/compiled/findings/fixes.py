@@ -1,6 +1,6 @@
-"""Which of the edits that might mend a finding is printed: the first whose plan can be made and has what is asked of it.
+"""Chooses the fix to print: the first edit whose plan is valid and meets the condition of the finding.
 
-Nothing is compiled again: a fix is checked as far as a plan can be.
+Nothing is compiled again: a fix is checked on the plan only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardwright.core.resolution.request import Request
 
 
 def settled(plan: Plan, draft: Draft, better: Callable[[Plan], bool]) -> Finding:
-    """The finding with its fix. ``better``: whether a changed plan is what the finding wants."""
+    """The finding with its fix. ``better``: whether a changed plan meets the condition of the finding."""
     if not draft.candidates:
         return draft.finding
     known = _errors(plan)
@@ -34,7 +34,7 @@ def settled(plan: Plan, draft: Draft, better: Callable[[Plan], bool]) -> Finding
 
 
 def moe_moves(plan: Plan, options: Iterable[str]) -> tuple[Candidate, ...]:
-    """Other ways for tokens to meet experts than the plan's: ``move: {moe: ring}``."""
+    """The given options of ``move: {moe: ...}`` other than the plan's, as edits: ``move: {moe: ring}``."""
 
     def edit(request: Request, option: str) -> Request:
         return replace(request, layout=replace(request.layout, move_moe=option))

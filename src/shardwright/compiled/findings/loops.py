@@ -1,4 +1,4 @@
-"""SW303: collectives in a loop that would do their work once, outside of it."""
+"""SW303: collectives in a loop that could run once, outside of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shardwright.core.plan.plan import Plan
 
 
 def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """Replicas that are summed in every microbatch, and whatever else a loop repeats without need."""
+    """Replicas that are summed in every microbatch, and loop-invariant collectives."""
     yield from _replicas(plan, program, agreement)
     yield from _repeated(plan, program)
 
 
 def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """Gradients of replicas, which wait for the last microbatch: as many times the bytes as there are microbatches."""
+    """All-reduces over replicas in each microbatch, which could run once after the last: as many times the bytes."""
     microbatches = plan.request.microbatches
     late = [one for one in plan.collectives if one.phase == "update" and one.kind == "all-reduce"]
     for key in dict.fromkeys((one.component, one.axes) for one in late) if microbatches > 1 else ():
@@ -56,7 +56,7 @@ def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Ite
 
 
 def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
-    """One finding for each kind and axes of what no turn of a loop changes."""
+    """One finding for each kind and axes of loop-invariant collectives."""
     repeated = [one for one in program.collectives if one.loop_invariant and one.count_per_step > one.num_ops]
     for kind, axes in dict.fromkeys((one.kind, one.axes) for one in repeated):
         found = [one for one in repeated if (one.kind, one.axes) == (kind, axes)]
@@ -66,7 +66,8 @@ def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
             severity="warning",
             where=place_of((one.component for one in found), kind, axes),
             tensor=next((name for one in found for name in one.tensors), None),
-            found=f"the same in every turn of its loop: {several_times(total(found), _runs(found))}{of_tensors(found)}",
+            found=f"the same in every iteration of its loop: "
+            f"{several_times(total(found), _runs(found))}{of_tensors(found)}",
             needed=f"outside of the loop: {several_times(once, sum(one.num_ops for one in found), like=total(found))}",
             cost=cost_of(plan, total(found) - once, axes),
         )

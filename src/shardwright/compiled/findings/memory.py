@@ -1,4 +1,4 @@
-"""SW310, SW311 and SW312: state that is held twice, scores of a whole vocabulary, and more than the chip has."""
+"""SW310, SW311 and SW312: state that is held twice, logits as the largest temporary, and more than the chip has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.core.plan.plan import Plan
 
 
 def donation(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """SW310: weights and moments that a step does not write over those that it was given."""
+    """SW310: weights and moments that a step does not write into the buffers of its inputs."""
     del agreement
     state = plan.memory.weights_bytes + plan.memory.optimizer_bytes
     shared = program.memory.aliased_bytes
@@ -29,14 +29,14 @@ def donation(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iter
         code="SW310",
         severity="warning",
         where=f"the state of {plan.request.table.name}: weights and moments",
-        found=f"{bytes_text(shared, like=state) if shared else 'nothing'} of it in the place of what was given ({percent(shared / state)})",
+        found=f"{bytes_text(shared, like=state) if shared else 'nothing'} of it in the buffers of the inputs ({percent(shared / state)})",
         needed=f"{bytes_text(state)}: the state donated to the step (donate_argnums), with equal shardings on both sides",
         cost=f"{bytes_text(state - shared)} a device held twice",
     )
 
 
 def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """SW311: the largest temporary has a number for each token and vocabulary entry."""
+    """SW311: the largest temporary has the size of the logits, tokens by vocabulary entries."""
     del agreement
     if not program.memory.largest:
         return
@@ -65,7 +65,7 @@ def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
 
 
 def _has_scores(plan: Plan, one: Temporary) -> bool:
-    """Whether a temporary has a dim of the vocabulary, whole or a device's part, and the tokens of a device."""
+    """Whether a temporary has a vocabulary dim, unsharded or the local shard, and the tokens of a device."""
     row = plan.by_name["logits.scores"]
     if one.shape in {weight.shape for weight in plan.weights}:
         return False
@@ -88,13 +88,13 @@ def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> I
         "arguments": memory.arguments_bytes,
         "temporaries": memory.temporaries_bytes,
         "output": memory.output_bytes,
-        "in one place with arguments": -memory.aliased_bytes,
+        "aliased with arguments": -memory.aliased_bytes,
     }
     yield from too_large(plan, memory.peak_bytes, rows)
 
 
 def too_large(plan: Plan, held: int, rows: dict[str, int], usable: int | None = None) -> Iterator[Finding]:
-    """SW312 for a program that needs ``held`` bytes of a device; ``usable``: as its compiler says, or else the chip's."""
+    """SW312 for a program that needs ``held`` bytes of a device; ``usable``: the compiler's limit, else the chip's."""
     chip = plan.request.chip
     if usable is None:
         if chip is None:
@@ -119,7 +119,7 @@ def too_large(plan: Plan, held: int, rows: dict[str, int], usable: int | None = 
     )
 
     def fits(changed: Plan) -> bool:
-        # What the compiler needs beyond a plan is taken to stay as it is.
+        # The memory that the compiler needs beyond the plan is assumed not to change.
         return changed.memory.total_bytes_per_device + max(0, held - predicted) <= usable
 
     yield settled(plan, Draft(finding=finding, candidates=tuple(cures(plan))), fits)

@@ -1,4 +1,4 @@
-"""SW307: products of matrices that a device makes beyond its share of the model's."""
+"""SW307: matrix products of a device beyond its share of the model's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.cost.wording import seconds_text
 
 
 def products(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """A warning where the program multiplies more than the plan counts; by component where the program has names."""
+    """A warning if the program has more flops than the plan; by component where the program has names."""
     del agreement
     compiled = program.flops_per_device
     if compiled is None:
@@ -35,13 +35,13 @@ def products(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iter
         where=f"'{worst[0]}'" if worst else f"a step of {plan.request.table.name}",
         found=f"{_flops(compiled)} a device and step, {percent(compiled / needed)} of what the plan counts{lines}",
         needed=f"{_flops(needed)}: the model's products over {plan.mesh.num_devices} devices, as far as the layout "
-        f"shares them out, with '{remat}' recomputed",
+        f"divides them, with recomputation '{remat}'",
         cost=_cost(plan, compiled - needed),
     )
 
 
 def _by_component(plan: Plan) -> Mapping[str, float]:
-    """Flops of a step; those of experts with the rows of their buffer that may stay empty, which a program counts too."""
+    """Flops of a step by component; experts with the full capacity of their buffers, which a program multiplies too."""
     work: dict[str, float] = {}
     for (component, _), flops in step_flops(plan).items():
         work[component] = work.get(component, 0.0) + flops

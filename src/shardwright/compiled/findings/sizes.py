@@ -1,4 +1,4 @@
-"""SW304, SW305, SW306: tensors that travel larger than what is used of them, or than what they were made of."""
+"""SW304, SW305, SW306: collectives of more than is used of them, or of more than they were computed from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Key = tuple[str | None, tuple[str, ...]]
 
 
 def gathered_in_full(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """SW304: a gather of which every user takes a slice, or a line of the compiler's that says so itself."""
+    """SW304: a gather of which every user takes a slice, or a log line in which the compiler reports one."""
     found = [
         one
         for one in program.collectives
@@ -38,9 +38,9 @@ def gathered_in_full(plan: Plan, program: CompiledProgram, agreement: Agreement)
             severity="error",
             where=place(component, "all-gather", axes),
             tensor=_first_tensor(ones),
-            found=f"made whole, and sliced by whatever reads it: "
+            found=f"gathered in full, and sliced by every user: "
             f"{several_times(total(ones), _runs(ones))}{of_tensors(ones)}{log_lines}",
-            needed="each part sent to where it is used: an all-to-all or a permute of the parts",
+            needed="each shard sent to where it is used: an all-to-all or a permute of the shards",
             cost=cost_of(plan, total(ones), axes),
         )
     if program.notes and not found:
@@ -48,13 +48,13 @@ def gathered_in_full(plan: Plan, program: CompiledProgram, agreement: Agreement)
             code="SW304",
             severity="error",
             where=f"a step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
-            found=f"tensors made whole on every device{log_lines}",
-            needed="a movement between the two layouts that the compiler names",
+            found=f"tensors replicated on every device{log_lines}",
+            needed="a collective that reshards between the two layouts that the compiler names",
         )
 
 
 def expanded(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """SW305: what travels was made of something much smaller with the same cut, which could have travelled instead."""
+    """SW305: a tensor is sent that was computed from a much smaller one with the same sharding alone."""
     seen: set[Key] = set()
     found = [
         one
@@ -64,7 +64,7 @@ def expanded(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iter
     for (component, axes), ones in _by_key(found).items():
         seen.add((component, axes))
         smaller = sum(_smaller(plan, one) * one.count_per_step for one in ones)
-        yield _expanded(plan, component, axes, ones, smaller, "what it is made of")
+        yield _expanded(plan, component, axes, ones, smaller, "what it is computed from")
     for row in agreement.of_state("unmatched"):
         if row.kind not in ("all-gather", "all-to-all") or (row.component, row.axes) in seen:
             continue
@@ -85,7 +85,7 @@ def _is_of(plan: Plan, one: CompiledCollective | PlannedCollective, row: Agreeme
 
 
 def _smaller(plan: Plan, one: CompiledCollective) -> int:
-    """The bytes of a collective, had that travelled which its operand was made of."""
+    """The bytes of a collective if it sent the tensor from which its operand was expanded."""
     if one.made_from_bytes is None:
         return one.bytes_per_device
     return one.made_from_bytes * (plan.mesh.size(one.axes) if one.kind == "all-gather" else 1)
@@ -106,15 +106,15 @@ def _expanded(
         where=place(component, ones[0].kind, axes),
         tensor=_first_tensor(ones),
         found=f"{several_times(moved, _runs(ones))}, {moved / smaller:.3g} times {what}{of_tensors(ones)}",
-        needed=f"the smaller tensor moved, {bytes_text(smaller, like=moved)} a step, and expanded where it arrives",
+        needed=f"the smaller tensor sent, {bytes_text(smaller, like=moved)} a step, and expanded on arrival",
         cost=cost_of(plan, moved - smaller, axes),
     )
 
 
 def summed_and_sliced(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """SW306: a sum of which every device keeps a part. CPU has no other way for the sums of XLA's partitioner.
+    """SW306: an all-reduce of which every device keeps one shard. Not on CPU, where XLA has no reduce-scatter.
 
-    That a rewrite explains it makes it no cheaper.
+    Rows that a rewrite explains count too: they are as expensive.
     """
     if family(program.target.split(":")[0]) == "cpu":
         return
@@ -134,10 +134,10 @@ def summed_and_sliced(plan: Plan, program: CompiledProgram, agreement: Agreement
             severity="warning",
             where=place_of((one.component for one in ones), "all-reduce", axes),
             tensor=_first_tensor(ones),
-            found=f"summed whole, and sliced by whatever reads it: "
+            found=f"summed in full, and sliced by every user: "
             f"{several_times(total(ones), _runs(ones))}{of_tensors(ones)}",
-            needed="a reduce-scatter, which sends half of it and leaves each device its part",
-            cost=cost_of(plan, total(ones) * (size - 1) / size, axes, "sent for nothing"),
+            needed="a reduce-scatter, which sends half of it and leaves each device its shard",
+            cost=cost_of(plan, total(ones) * (size - 1) / size, axes, "sent unnecessarily"),
         )
 
 

@@ -1,4 +1,4 @@
-"""SW313: a compiler of another version than JAX asks for."""
+"""SW313: a compiler of another version than JAX requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.core.plan.plan import Plan
 
 
 def tools(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
-    """A warning: this time its program could be read."""
+    """A warning, because the program could be read."""
     del plan, agreement
     for tool in program.tools:
         if not is_wanted(tool):
@@ -21,13 +21,13 @@ def tools(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterato
 
 
 def wrong_version(tool: Tool, severity: Severity = "error") -> Finding:
-    """The finding about a package; an error where its program could not be read for it."""
+    """The finding about a package; an error if the program could not be read because of it."""
     return Finding(
         code="SW313",
         severity=severity,
         where=f"package '{tool.name}'",
         found=f"{tool.version} is installed",
-        needed=f"{tool.name}=={tool.wanted}, which this release of JAX asks for: the text of other versions' programs "
-        "may be one that it cannot read",
+        needed=f"{tool.name}=={tool.wanted}, which this release of JAX requires: it may not be able to read the "
+        "programs of other versions",
         fix=f"pip install '{tool.name}=={tool.wanted}'",
     )

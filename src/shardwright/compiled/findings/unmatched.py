@@ -1,4 +1,4 @@
-"""SW302: collectives of a program that the plan does not expect, and those that it expects and the program lacks."""
+"""SW302: collectives that the plan does not expect, and collectives that the program lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 
 SUMS = ("all-reduce", "reduce-scatter")
-"""Kinds without which numbers are wrong, where nothing stands in their place."""
+"""Kinds without which results are wrong, if nothing replaces them."""
 
 
 def unmatched(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
@@ -58,4 +58,4 @@ def _is_missing_sum(row: AgreementRow) -> bool:
 
 
 def _why_wrong(row: AgreementRow) -> str:
-    return f"without a sum over {'/'.join(row.axes)} somewhere, each device goes on with a part of the result"
+    return f"without a sum over {'/'.join(row.axes)} somewhere, each device continues with a partial result"

@@ -1,4 +1,4 @@
-"""Places, bytes and times as findings about compiled programs write them."""
+"""Texts of places, bytes and times in findings about compiled programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def place(component: str | None, kind: str, axes: Sequence[str]) -> str:
 
 
 def place_of(components: Iterable[str | None], kind: str, axes: Sequence[str]) -> str:
-    """The same of several components, each named once.
+    """The same for several components, each named once.
 
     >>> place_of(["mlp", "moe", "mlp"], "all-gather", ["fsdp"]), place_of([None], "all-gather", ["fsdp"])
     ("'mlp' and 'moe': all-gather over fsdp", 'without a name: all-gather over fsdp')
@@ -35,7 +35,7 @@ def several_times(num_bytes: int, executions: int, like: int | None = None) -> s
 
 
 def of_tensors(found: Iterable[CompiledCollective], noun: str = "tensor") -> str:
-    """Which tensors some collectives move and where in the source, a line each; empty where nothing is known."""
+    """The tensors and source lines of some collectives, one text line each; empty if nothing is known."""
     found = sorted(found, key=lambda one: -total([one]))
     tensors = list(dict.fromkeys(name for one in found for name in one.tensors))
     sources = list(dict.fromkeys(one.source for one in found if one.source))
@@ -45,14 +45,14 @@ def of_tensors(found: Iterable[CompiledCollective], noun: str = "tensor") -> str
 
 
 def cost_of(plan: Plan, num_bytes: float, axes: Sequence[str], what: str = "more") -> str:
-    """Bytes a step on a device, and the seconds that they take where the plan has a rate for their axes."""
+    """Bytes per step on a device, and their seconds if the plan has a rate for their axes."""
     seconds = seconds_of(plan, num_bytes, axes)
     timed = f", about {seconds_text(seconds)}" if seconds else ""
     return f"{bytes_text(num_bytes)} a device and step {what}{timed}"
 
 
 def cost_of_all(plan: Plan, found: Iterable[CompiledCollective], what: str) -> str:
-    """The same of several collectives, each at the rate of its own axes; without seconds where one has none."""
+    """The same for several collectives, each at the rate of its axes; without seconds if one has none."""
     found = list(found)
     seconds = [seconds_of(plan, total([one]), one.axes) for one in found]
     known = [time for time in seconds if time is not None]
@@ -61,7 +61,7 @@ def cost_of_all(plan: Plan, found: Iterable[CompiledCollective], what: str) -> s
 
 
 def seconds_of(plan: Plan, num_bytes: float, axes: Sequence[str]) -> float | None:
-    """Seconds of bytes over axes, at the rate of the plan's own collectives over the same; None where it has none."""
+    """Seconds of bytes over axes, at the rate of the plan's collectives over the same axes; None if it has none."""
     same_axes = [one for one in plan.collectives if set(one.axes) == set(axes) and one.seconds]
     moved = total(same_axes)
     return num_bytes * sum(one.seconds or 0.0 for one in same_axes) / moved if moved else None

@@ -121,15 +121,15 @@ def _named(text: str) -> Groups:
 
 def _split(axes: Sequence[tuple[str, int]], along: Iterable[tuple[str, str, str]]) -> tuple[list[int], list[int]]:
     """The sizes of the axes, with each sub-axis that is used split off, and the positions of the axes that are used."""
-    parts = {name: (int(before), int(size)) if size else None for name, before, size in along}
+    sub_axes = {name: (int(before), int(size)) if size else None for name, before, size in along}
     sizes: list[int] = []
     places: dict[str, int] = {}
     for name, size in axes:
-        part = parts.get(name)
-        before, taken = part or (1, size)
-        places[name] = len(sizes) + (1 if part else 0)
-        sizes += [before, taken, size // (before * taken)] if part else [size]
-    return sizes, [places[name] for name in parts]
+        sub_axis = sub_axes.get(name)
+        before, taken = sub_axis or (1, size)
+        places[name] = len(sizes) + (1 if sub_axis else 0)
+        sizes += [before, taken, size // (before * taken)] if sub_axis else [size]
+    return sizes, [places[name] for name in sub_axes]
 
 
 def _order(device_ids: str | None, number: int) -> Sequence[int]:

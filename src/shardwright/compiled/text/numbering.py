@@ -51,8 +51,8 @@ def numbering(mesh: Mesh, num_partitions: int | None) -> Numbering:
     num_slices = left = mesh.num_devices // number
     inside = {axis.name: axis.size for axis in mesh.axes}
     for axis in sorted(mesh.axes, key=lambda axis: axis.link != "dcn"):
-        part = gcd(left, axis.size)
-        left, inside[axis.name] = left // part, axis.size // part
+        across = gcd(left, axis.size)
+        left, inside[axis.name] = left // across, axis.size // across
     return Numbering(
         names=mesh.names,
         sizes=tuple(inside.values()),

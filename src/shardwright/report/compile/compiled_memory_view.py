@@ -34,7 +34,7 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
             ("arguments", compiled.arguments_bytes),
             ("temporaries", compiled.temporaries_bytes),
             ("output", compiled.output_bytes),
-            ("in one place with arguments", -compiled.aliased_bytes),
+            ("aliased with arguments", -compiled.aliased_bytes),
             ("peak", peak),
         ],
     }
