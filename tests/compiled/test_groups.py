@@ -54,7 +54,7 @@ def test_a_form_that_is_not_known() -> None:
     with pytest.raises(InputError) as error:
         replica_groups("%x), replica_groups=<every other device>, dimensions={0}", 8)
     assert str(error.value) == (
-        "The program has groups of devices in a form that this version does not know: "
+        "The program has device groups in a form that this version does not know: "
         "'replica_groups=<every other device>, dimensions={0}'."
     )
 
@@ -119,7 +119,7 @@ def test_thousands_of_devices() -> None:
 
 
 def test_a_program_for_one_slice_of_several() -> None:
-    """Devices are numbered inside a slice, and what crosses slices is the axis that says so, else the major one."""
+    """Devices are numbered inside a slice; the axis across slices is that with ``link: dcn``, else the major one."""
     named = Mesh((Axis(name="fsdp", size=8), Axis(name="data", size=2, link="dcn")))
     found = numbering(named, 8)
     assert (found.num_slices, found.across_slices, found.axes(((0, 1, 2, 3, 4, 5, 6, 7),))) == (2, ("data",), ("fsdp",))
@@ -132,6 +132,6 @@ def test_a_program_for_other_devices_than_the_mesh_has() -> None:
     with pytest.raises(InputError) as error:
         numbering(Mesh.of(fsdp=6), 4)
     assert str(error.value) == (
-        "The program is for 4 devices, and the mesh fsdp 6 has 6, which is no multiple of it: read the program with "
-        "the mesh that it was compiled for."
+        "The program is for 4 devices, and the mesh fsdp 6 has 6, which is not a multiple of 4: read the program "
+        "with the mesh that it was compiled for."
     )

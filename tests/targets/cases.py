@@ -1,4 +1,4 @@
-"""Real models under their layouts on real targets: what is compiled and held against its plan."""
+"""Real models under their layouts on real targets: the cases that are compiled and compared with their plans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRAINED_IN_BF16 = {"weights_dtype": "bfloat16", "moments_dtype": "bfloat16", "dt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A step, its parts as on the command line. ``why``: what it is among the cases for."""
+    """A step, with its options as on the command line. ``why``: the reason for the case."""
 
     model: str
     layout: str
@@ -27,7 +27,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As a file can be called, and one of a kind."""
+        """Unique, and valid as a file name."""
         extra = [part.replace("=", "-").replace(",", " ") for part in (self.move, self.set) if part]
         extra += [f"{self.microbatches} microbatches"] if self.microbatches else []
         extra += [f"buffer {self.expert_buffer:g}"] if self.expert_buffer else []
@@ -58,8 +58,8 @@ LLAMA = {"model": "llama3-8b", "batch": 8, "length": 4096}
 DEEPSEEK = {"model": "deepseek3-16b", "batch": 8, "length": 4096}
 
 CASES: tuple[Case, ...] = (
-    *_on((GPU, V5P, CPU), **MIXTRAL, layout="ep", mesh="expert=8", move="moe=all-to-all", why="tokens travel"),
-    *_on((GPU, V5P, CPU), **MIXTRAL, layout="ep", mesh="expert=8", move="moe=weights", why="weights travel"),
+    *_on((GPU, V5P, CPU), **MIXTRAL, layout="ep", mesh="expert=8", move="moe=all-to-all", why="tokens sent"),
+    *_on((GPU, V5P, CPU), **MIXTRAL, layout="ep", mesh="expert=8", move="moe=weights", why="weights gathered"),
     *_on(
         (GPU,),
         **MIXTRAL,
@@ -81,9 +81,9 @@ CASES: tuple[Case, ...] = (
         microbatches=2,
         why="replicas are summed once",
     ),
-    *_on((GPU, V5P, "b200:1x8"), **LLAMA, layout="fsdp-tp", mesh="fsdp=2,tensor=4", why="two ways to cut a weight"),
+    *_on((GPU, V5P, "b200:1x8"), **LLAMA, layout="fsdp-tp", mesh="fsdp=2,tensor=4", why="two axes that shard a weight"),
     *_on((GPU, V5P), **LLAMA, layout="cp", mesh="fsdp=2,context=4", why="keys are gathered"),
-    *_on((GPU, V5P), **LLAMA, layout="cp", mesh="fsdp=2,context=4", move="attention=ring", why="keys go around"),
+    *_on((GPU, V5P), **LLAMA, layout="cp", mesh="fsdp=2,context=4", move="attention=ring", why="ring attention"),
     *_on((GPU,), **LLAMA, layout="cp", mesh="fsdp=2,context=4", move="attention=ulysses", why="heads for tokens"),
     *_on((GPU, V5P), **DEEPSEEK, layout="ep", mesh="fsdp=2,expert=4", why="a latent, and shared experts"),
     *_on(
@@ -92,12 +92,12 @@ CASES: tuple[Case, ...] = (
         layout="ep-as-cp",
         mesh="fsdp=2,expert=4",
         move="attention=ring",
-        why="the latent goes around",
+        why="ring attention of a latent",
     ),
 )
 
 SIXTEENTH = {"model": "deepseek3-671b", "chips": "v5p:4x4x8", "batch": 128, "length": 4096}
-WHOLE = {"model": "deepseek3-671b", "chips": "v5p:8x8x8", "batch": 512, "length": 4096}
+ON_512_CHIPS = {"model": "deepseek3-671b", "chips": "v5p:8x8x8", "batch": 512, "length": 4096}
 
 LARGE: tuple[Case, ...] = (
     Case(**SIXTEENTH, layout="ep", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText lays it out by default"),
@@ -107,7 +107,7 @@ LARGE: tuple[Case, ...] = (
         mesh="fsdp=16,expert=8",
         move="moe=ring",
         expert_buffer=4.0,
-        why="the same with half the room for what may come",
+        why="the same with half the buffer capacity",
     ),
     Case(**SIXTEENTH, layout="ep-as-cp", mesh="fsdp=16,expert=8", move="moe=ring", why="as MaxText's preset does"),
     Case(
@@ -115,7 +115,7 @@ LARGE: tuple[Case, ...] = (
         layout="ep-as-cp",
         mesh="fsdp=16,expert=8",
         move="moe=ring,attention=ring",
-        why="the same, and no chip has the keys of a whole row",
+        why="the same, and no chip has the keys of an entire row",
     ),
     Case(
         **SIXTEENTH,
@@ -129,10 +129,22 @@ LARGE: tuple[Case, ...] = (
         layout="ep",
         mesh="fsdp=1,expert=128",
         expert_buffer=1.5,
-        why="the same with room for half as much again as comes evenly",
+        why="the same with buffers for 1.5 times the even share",
     ),
-    Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=ring", why="a ring of experts on 512 chips"),
-    Case(**WHOLE, layout="ep-as-cp", mesh="fsdp=64,expert=8", move="moe=all-to-all", why="tokens travel on 512 chips"),
+    Case(
+        **ON_512_CHIPS,
+        layout="ep-as-cp",
+        mesh="fsdp=64,expert=8",
+        move="moe=ring",
+        why="a ring of experts on 512 chips",
+    ),
+    Case(
+        **ON_512_CHIPS,
+        layout="ep-as-cp",
+        mesh="fsdp=64,expert=8",
+        move="moe=all-to-all",
+        why="tokens sent on 512 chips",
+    ),
     Case(
         model="llama3-405b",
         layout="fsdp-tp",

@@ -1,4 +1,4 @@
-"""docs/compiled-moe.md: tokens that travel to experts beside weights that do, line by line, on three targets."""
+"""docs/compiled-moe.md: sending tokens to experts compared with gathering weights, line by line, on three targets."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tests.targets.row import GB
 
 HEAD = """# Tokens or weights, three targets
 
-{model} under `ep` on {devices} devices, {batch} rows of {length:,} tokens, capacity 1.25, computed and kept in bfloat16. On the
-left tokens travel to the experts (`--move moe=all-to-all`), on the right the experts' weights to the tokens
-(`--move moe=weights`). What the layout asks for is what each compiler made, collective by collective: with tokens an
-all-to-all of the component `moe` over `expert`, and no weight of an expert gathered; with weights the reverse.
+{model} under `ep` on {devices} devices, {batch} rows of {length:,} tokens, capacity 1.25, computed and stored in bfloat16. On
+the left tokens are sent to the experts (`--move moe=all-to-all`), on the right the experts' weights are gathered
+(`--move moe=weights`). Each compiler made the collectives that the layout requests: with tokens an all-to-all of the
+component `moe` over `expert`, and no gather of expert weights; with weights the reverse.
 
-Bytes are those that one device moves in a step, loops multiplied out, and in brackets how often. *same*: kind, axes and
-bytes are the plan's. Names are rewrites of the closed list in [agreement.md](agreement.md). Of an all-to-all of tokens the
-plan counts tokens, and the program its buffers, with room for all that a capacity lets come (*room for all*; on CPU
-*chunks*). Written by `python -m tests.targets.table`.
+Bytes are those that one device moves in a step, with the trip counts of loops; the number of executions is in brackets.
+*same*: kind, axes and bytes are those of the plan. Other names are rewrites of the closed list in
+[agreement.md](agreement.md). For an all-to-all of tokens the plan counts tokens, and the program its buffers, with the full
+capacity (*room for all*; on CPU *chunks*). Written by `python -m tests.targets.table`.
 """
 
 Key = tuple[str | None, str, tuple[str, ...]]
 
 
 def moe_page(cases: Sequence[Case], found: Mapping[str, Movements]) -> str:
-    """The page of the cases that were compiled: one table a target."""
+    """The page of the cases that were compiled: one table per target."""
     first = cases[0]
     assert first.mesh == "expert=8"
     head = HEAD.format(model=first.model, devices=8, batch=first.batch, length=first.length)
@@ -51,13 +51,13 @@ def _table(target: str, cases: Sequence[Case], found: Mapping[str, Movements]) -
 
 
 def _joined(lines: Sequence[Movement]) -> Iterator[Movement]:
-    """One line a key, the larger: what is beside the plan may stand in a line of its own, and is a few numbers."""
+    """One line per key, the largest: collectives that the plan leaves out may have a separate line of a few bytes."""
     for key in dict.fromkeys(_key(line) for line in lines):
         yield max((line for line in lines if _key(line) == key), key=lambda line: line.compiled_bytes)
 
 
 def _place(key: Key) -> tuple[int, str, tuple[str, ...]]:
-    """By component as the forward pass meets them, those without one last."""
+    """By component in the order of the forward pass, those without one last."""
     component, kind, axes = key
     return len(COMPONENTS) if component is None else COMPONENTS.index(component), kind, axes
 
@@ -77,7 +77,7 @@ def _cells(line: Movement | None) -> tuple[str, str, str]:
 
 
 def how(line: Movement) -> str:
-    """What became of a line of the plan, in a few words."""
+    """How a line of the plan was compiled, in a few words."""
     if line.state == "unmatched":
         return "**unmatched**"
     return ", ".join(line.explained_by) or "same"

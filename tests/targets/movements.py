@@ -1,4 +1,4 @@
-"""Some cases line by line: every collective predicted and compiled, and the largest temporaries, kept for the pages."""
+"""Some cases line by line: every predicted and compiled collective, and the largest temporaries, stored for the pages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.targets.cases import CASES, LARGE, MIXTRAL, Case
 
 FILE = Path(__file__).parent / "movements.json"
 LARGEST = 4
-"""Temporaries kept of a case."""
+"""The number of temporaries stored for a case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """A line of a comparison: the collectives of one component, kind and axes. Bytes of a step on one device, and times.
+    """A line of a comparison: the collectives of one component, kind and axes, with bytes and executions per step and device.
 
-    ``weights``: those that the program's collectives of this line carry.
+    ``weights``: those in the program's collectives of this line.
     """
 
     component: str | None
@@ -38,7 +38,7 @@ class Movement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A value that a step holds for a while, by what makes it; ``num_values`` such, not all of them at one time."""
+    """A temporary of a step, by the operation that computes it; ``num_values`` such, not all live at the same time."""
 
     bytes_per_device: int
     dtype: str
@@ -59,12 +59,12 @@ class Movements:
 
 
 def is_kept(case: Case) -> bool:
-    """Whether a case is kept line by line: tokens or weights on three targets, and the large ones on TPU."""
+    """Whether a case is stored line by line: tokens or weights on three targets, and the large ones on TPU."""
     return _tokens_or_weights(case) or (case in LARGE and case.chips.startswith("v5p"))
 
 
 def tokens_or_weights() -> tuple[Case, ...]:
-    """The same model on the same number of devices, with tokens that travel to experts and with weights that do."""
+    """The cases of one model on the same number of devices that send tokens, and those that gather weights."""
     return tuple(case for case in CASES if _tokens_or_weights(case))
 
 
@@ -88,7 +88,7 @@ def movements_of(case: Case, compiled: Compiled) -> Movements:
 
 
 def kept_movements() -> dict[str, Movements]:
-    """What was found before, by the names of the cases."""
+    """The stored results, by the names of the cases."""
     if not FILE.exists():
         return {}
     found = json.loads(FILE.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def kept_movements() -> dict[str, Movements]:
 
 
 def keep_movements(found: Iterable[Movements]) -> None:
-    """One line a movement, so that a change of one is one line of the diff."""
+    """Write one line per movement, so that a change of one is one line of the diff."""
     cases = ",\n".join(_case_as_json(one) for one in found)
     FILE.write_text(f"[\n{cases}\n]\n", encoding="utf-8")
 
@@ -115,7 +115,7 @@ def _tokens_or_weights(case: Case) -> bool:
 def _movement(compiled: Compiled, row: AgreementRow) -> Movement:
     known = {weight.name for weight in compiled.plan.weights}
     kinds = (row.kind, *row.compiled_as)
-    carried = {
+    weights = {
         name
         for one in compiled.program.collectives
         if one.component == row.component and one.kind in kinds and set(one.axes) == set(row.axes)
@@ -126,7 +126,7 @@ def _movement(compiled: Compiled, row: AgreementRow) -> Movement:
         component=row.component,
         kind=row.kind,
         axes=row.axes,
-        weights=tuple(sorted(carried)),
+        weights=tuple(sorted(weights)),
         predicted_bytes=row.predicted_bytes,
         predicted_count=row.predicted_count,
         compiled_bytes=row.compiled_bytes,

@@ -1,4 +1,4 @@
-"""docs/compiled.md: what was predicted beside what real compilers made, the bad figures too."""
+"""docs/compiled.md: predictions compared with the programs of real compilers, including the bad figures."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from tests.targets.row import Row
 
 HEAD = """# What compilers make of a plan
 
-The train step of real models, optimizer and donation included, compiled for real targets on a machine that has none of
+The train step of real models, including optimizer and donation, compiled for real targets on a machine that has none of
 them, and read back. `make test-targets` installs the compilers and tests some of these cases;
-`python -m tests.targets.table --large` compiles them all and writes this page. What is predicted lies in
-`tests/targets/predicted.json` and is refused where the plan of today says something else, so that no prediction can
-follow a comparison. [compiled-moe.md](compiled-moe.md) has six of the cases collective by collective, and
-[beside-maxtext.md](beside-maxtext.md) some beside what MaxText's programs move.
+`python -m tests.targets.table --large` compiles them all and writes this page. The predictions are stored in
+`tests/targets/predicted.json`. A case is refused if its current plan differs from them, so that no prediction is adjusted
+to a comparison. [compiled-moe.md](compiled-moe.md) has six of the cases collective by collective, and
+[beside-maxtext.md](beside-maxtext.md) compares some with MaxText's programs.
 
-- *moved*: bytes of all collectives of one step on one device, loops multiplied out: of operand or result, the larger.
-  A ragged exchange counts as the tokens that an even choice sends in the plan, and as its buffers in the program.
+- *moved*: bytes of all collectives of one step on one device, with the trip counts of loops: of operand or result, the
+  larger. A ragged exchange counts in the plan as the tokens of an even routing, and in the program as its buffers.
 - *same*, *rewritten*, *unmatched*: kinds of collective by component and axes. A rewrite is one of a closed list
-  (`compiled/agreement/rewrites.py`), and *by rewrites* is the share of all bytes that only they explain.
-- *error*: of those that are the same, by how many bytes they differ.
-- *memory*: of one device at the peak of a step, arguments too, as its compiler says; weights, gradients and moments rest
-  in bfloat16, as all is computed. What the estimate counts for TPU and GPU was worked out beside these programs, so its
-  error says how well it describes them, not how well it foretells others. *temporaries*: the room that the compiler sets
-  aside for all but the arguments.
+  (`compiled/agreement/rewrites.py`), and *by rewrites* is the share of all bytes that only rewrites explain.
+- *error*: the difference in bytes of those that are the same.
+- *memory*: of one device at the peak of a step, including arguments, as its compiler reports it; weights, gradients and
+  moments are stored in bfloat16, and all is computed in it. The estimate for TPU and GPU was developed with these
+  programs, so its error shows how well it describes them, not how well it predicts others. *temporaries*: the memory
+  that the compiler allocates for everything but the arguments.
 - *seconds*: of compiling, on two cores that may have had other work.
 
 """
 
 
 class Limit(NamedTuple):
-    """What is asked of every case."""
+    """A requirement for every case."""
 
     what: str
     most: str
@@ -44,25 +44,25 @@ class Limit(NamedTuple):
 LIMITS = (
     Limit("collectives that nothing explains", "none", lambda row: len(row.unmatched), 0),
     Limit("bytes by rewrites alone", "10% of all", lambda row: row.explained_share, 0.10),
-    Limit("bytes of what is the same", "1% off", lambda row: row.bytes_error, 0.01),
+    Limit("bytes of those that are the same", "1% off", lambda row: row.bytes_error, 0.01),
     Limit("memory at the peak", "10% off", lambda row: abs(row.memory_error), 0.10),
 )
 
 FAMILIES = {"gpu": "GPUs", "tpu": "TPUs", "cpu": "CPU"}
 
 ON_CPU = (
-    "XLA's CPU backend computes and sends bfloat16 as float32, twice the bytes, and has no ragged exchange: tokens go in "
-    "chunks with room for the most that may come. Kinds and axes of its collectives are the plan's; their bytes and the "
-    "memory are not a chip's."
+    "XLA's CPU backend computes and sends bfloat16 as float32, twice the bytes, and has no ragged exchange: tokens are sent "
+    "in chunks of the largest size. Kinds and axes of its collectives are those of the plan; their bytes and the memory are "
+    "not those of a chip."
 )
 """Why simulated devices miss."""
 
 WHY: Mapping[str, str] = {}
-"""Why a case on a chip misses, by its name, where that is known."""
+"""Why a case on a chip misses a requirement, by its name, if known."""
 
 
 def page(cases: Sequence[Case], found: Mapping[str, Row]) -> str:
-    """The whole page, of the cases that were compiled."""
+    """The page of the cases that were compiled."""
     rows = [found[case.name] for case in cases]
     versions = dict.fromkeys(version for row in rows for version in row.versions)
     parts = [
@@ -77,7 +77,7 @@ def page(cases: Sequence[Case], found: Mapping[str, Row]) -> str:
 
 
 def by_rewrites(rows: Sequence[Row]) -> float:
-    """The share of the bytes of all these cases together that only rewrites explain."""
+    """The share of the bytes of all these cases that only rewrites explain."""
     compared = sum(row.compared_bytes for row in rows)
     return sum(row.explained_share * row.compared_bytes for row in rows) / compared if compared else 0.0
 
@@ -87,17 +87,17 @@ def _summary(rows: Sequence[Row]) -> str:
     exact = sum(row.bytes_error == 0 and not row.unmatched for row in rows)
     shares = ", ".join(f"{by_rewrites(some):.1%} on {FAMILIES[name]}" for name, some in _families(rows).items())
     return (
-        f"{len(rows)} cases. {exact} of them move what was predicted to the byte, but for rewrites; "
+        f"{len(rows)} cases. {exact} of them move exactly the predicted bytes, except for rewrites; "
         f"{sum(bool(row.unmatched) for row in rows)} have a collective that nothing explains. "
         f"Rewrites alone explain {by_rewrites(rows):.1%} of the bytes of all cases: {shares}. "
         f"Memory is off by {_mean([abs(row.memory_error) for row in chips]):.1%} on average on chips, and by "
-        f"{_mean([abs(row.memory_error) for row in rows]):.1%} with CPU. On TPU the room set aside is larger than what is in "
+        f"{_mean([abs(row.memory_error) for row in rows]):.1%} with CPU. On TPU more memory is allocated than is in "
         f"use at the peak, by up to {_gb(max([_unused(row) for row in rows if family(row.target) == 'tpu'], default=0))}."
     )
 
 
 def _unused(row: Row) -> int:
-    """Of the room set aside, what is not in use at the peak."""
+    """The allocated bytes that are not in use at the peak."""
     return row.arguments + row.temporaries - row.peak
 
 
@@ -124,9 +124,9 @@ def _table(cases: Sequence[Case], found: Mapping[str, Row]) -> Iterator[str]:
 
 def _limits(rows: Sequence[Row]) -> Iterator[str]:
     families = _families(rows)
-    yield "## What is asked of every case"
+    yield "## Requirements for every case"
     yield ""
-    yield f"| | asked | {' | '.join(f'{FAMILIES[name]} that hold' for name in families)} |"
+    yield f"| | at most | {' | '.join(f'{FAMILIES[name]} that meet it' for name in families)} |"
     yield f"|---|---|{'---:|' * len(families)}"
     for limit in LIMITS:
         cells = " | ".join(f"{len(some) - len(_missing(limit, some))} of {len(some)}" for some in families.values())
@@ -144,14 +144,14 @@ def _misses(rows: Sequence[Row]) -> Iterator[str]:
     yield "Those that miss:"
     yield ""
     for row in missing:
-        said = [
+        misses = [
             f"{row.explained_share:.1%} by rewrites" if row.explained_share > LIMITS[1].limit else "",
             f"bytes {row.bytes_error:.1%} off" if row.bytes_error > LIMITS[2].limit else "",
             f"memory {row.memory_error:+.1%}" if abs(row.memory_error) > LIMITS[3].limit else "",
             *(f"unmatched: {one}" for one in row.unmatched),
         ]
         why = f". {WHY[row.case]}" if row.case in WHY else ""
-        yield f"- {row.case}: {'; '.join(part for part in said if part)}{why}"
+        yield f"- {row.case}: {'; '.join(part for part in misses if part)}{why}"
     if any(family(row.target) == "cpu" for row in missing):
         yield ""
         yield ON_CPU
@@ -161,7 +161,7 @@ def _rewrites(rows: Sequence[Row]) -> Iterator[str]:
     used = sorted({name for row in rows for name in row.explained})
     if not used:
         return
-    yield "## Rewrites that were met"
+    yield "## Rewrites that occurred"
     yield ""
     for name in used:
         yield f"- *{name}*: {REWRITES[name].reason}"

@@ -1,4 +1,4 @@
-"""What the plans of the cases predict, kept before anything is compiled: written by ``make golden``, never by a comparison."""
+"""The predictions of the cases' plans, stored before anything is compiled: written by ``make golden``, never by a comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Prediction = dict[str, int]
 
 
 def predicted(plan: Plan) -> Prediction:
-    """Bytes on one device by what they are: the memory's parts, and each collective by component, phase, kind and axes."""
+    """Bytes on one device: the memory by category, and each collective by component, phase, kind and axes."""
     found: Prediction = {f"memory {name}": size for name, size in plan.memory.to_json().items()}
     for one in plan.collectives:
         key = f"{one.component} {one.phase} {one.kind} {'/'.join(one.axes)}"
@@ -33,7 +33,7 @@ def kept() -> dict[str, Prediction]:
 
 
 def write() -> None:
-    """Predict every case anew."""
+    """Predict every case again."""
     found = {case.name: predicted(plan_of(case)) for case in (*CASES, *LARGE)}
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What was found for a case, in one row, and the file that keeps the rows."""
+"""The results of a case in one row, and the file that stores the rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One case, by name. Bytes are those of a step on one device; errors are shares of what was compiled.
+    """One case, by name. Bytes are those of a step on one device; errors are relative to the compiled program.
 
-    ``compared_bytes``: of the larger side of each line of the comparison, what ``explained_share`` is a share of.
-    ``temporaries``: the room set aside for them, ``peak``: the most that is in use at one time, arguments too.
+    ``compared_bytes``: of the larger side of each line of the comparison, the reference of ``explained_share``.
+    ``temporaries``: the memory allocated for them. ``peak``: the most memory in use at one time, including arguments.
     ``versions``: of the packages that compiled it.
     """
 
@@ -49,7 +49,7 @@ class Row:
         return self.case.split()[3].partition(":")[0]
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         unmatched = f"  UNMATCHED {'; '.join(self.unmatched)}" if self.unmatched else ""
         return (
             f"{self.predicted_bytes / GB:9.3f} {self.compiled_bytes / GB:9.3f} GB  memory {self.predicted_memory / GB:6.2f} "
@@ -83,7 +83,7 @@ def row_of(case: Case, compiled: Compiled) -> Row:
 
 
 def kept_rows() -> dict[str, Row]:
-    """What was found before, by the names of the cases; rows from before a field was added are left out."""
+    """The stored rows, by the names of the cases; rows without a newer field are left out."""
     if not FILE.exists():
         return {}
     rows: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))

@@ -1,12 +1,12 @@
-"""Compiles cases, holds them against what was predicted, keeps what was found, and writes the pages of all that is kept.
+"""Compiles cases, compares them with their predictions, stores the results, and writes the pages.
 
     python -m tests.targets.table [--only TEXT] [--large]
     python -m tests.targets.table --pages
     python -m tests.targets.table --peer
 
 Needs the compilers (`make test-targets` installs them). --only: cases with this in their names. --large: the largest models
-too. What was found for a case stays until it is compiled again. --pages compiles nothing and writes the pages anew; --peer
-prints the one beside MaxText, of what is kept.
+too. The results of a case stay until it is compiled again. --pages compiles nothing and writes the pages again; --peer
+prints the comparison with MaxText from the stored results.
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ def main() -> int:
 
 
 def compile_cases(cases: list[Case]) -> int:
-    """Each in turn, kept as soon as it is there. 1 where a plan is no longer the one that was predicted."""
+    """Compile each case and store its results at once. 1 if a plan differs from the stored prediction."""
     without_hardware(os.environ, jax_is_loaded=False)
     simulate_devices(8, os.environ, jax_is_loaded=False)
-    began, moved = time.monotonic(), []
+    began, changed = time.monotonic(), []
     for number, case in enumerate(cases, 1):
         question = typed_request(case.model, case.layout, case.options)
         plan = planned(question)
         if predicted(plan) != kept()[case.name]:
-            moved.append(case.name)
+            changed.append(case.name)
             continue
         compiled = compile_plan(question, plan, case.chips)
         row = row_of(case, compiled)
         keep(row, movements_of(case, compiled) if is_kept(case) else None)
-        print(f"{time.monotonic() - began:5.0f} s {number:2d}/{len(cases)} {row.told}", flush=True)
-    for name in moved:
-        print(f"not what was predicted any more: {name} (python -m tests.targets.predicted)", file=sys.stderr)
+        print(f"{time.monotonic() - began:5.0f} s {number:2d}/{len(cases)} {row.text}", flush=True)
+    for name in changed:
+        print(f"the plan differs from its prediction: {name} (python -m tests.targets.predicted)", file=sys.stderr)
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB of memory at most")
-    return 1 if moved else 0
+    return 1 if changed else 0
 
 
 def keep(row: Row, movements: Movements | None) -> None:
-    """Beside the others that were found, and on the pages."""
+    """Store the results with those of the other cases, and write the pages."""
     rows = {**kept_rows(), row.case: row}
     keep_rows(rows[case.name] for case in (*CASES, *LARGE) if case.name in rows)
     if movements is not None:
@@ -87,7 +87,7 @@ def keep(row: Row, movements: Movements | None) -> None:
 
 
 def write_pages() -> None:
-    """Of all that is kept."""
+    """Write the pages of all stored results."""
     rows, movements = kept_rows(), kept_movements()
     pages = {
         "compiled.md": page([case for case in (*CASES, *LARGE) if case.name in rows], rows),

@@ -1,4 +1,4 @@
-"""What is kept of compiled cases says what the cases are there to show, and the pages are those of what is kept."""
+"""The stored results of compiled cases show what the cases are for, and the pages are those of the stored results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROW = Row(
 
 
 def exchanged(lines: Sequence[Movement]) -> list[Movement]:
-    """What goes from device to device in the experts' component over their axis, as the program has it."""
+    """The program's collectives in the experts' component over their axis."""
     return [line for line in lines if line.component == "moe" and "expert" in line.axes and line.compiled_bytes]
 
 
@@ -59,36 +59,36 @@ def test_tokens_and_weights_are_compiled_for_three_targets() -> None:
 
 
 @pytest.mark.parametrize("case", MOVES.values(), ids=MOVES)
-def test_tokens_travel_or_weights_do(case: Case) -> None:
+def test_tokens_are_sent_or_weights_gathered(case: Case) -> None:
     lines = exchanged(kept_movements()[case.name].lines)
-    carried = {name for line in lines if "all-gather" in kinds(line) for name in line.weights}
+    gathered = {name for line in lines if "all-gather" in kinds(line) for name in line.weights}
     if case.move == "moe=all-to-all":
         assert [line for line in lines if kinds(line) == ("all-to-all",)]
-        assert not carried
+        assert not gathered
     else:
         assert not [line for line in lines if kinds(line) == ("all-to-all",)]
-        assert carried == EXPERTS
+        assert gathered == EXPERTS
 
 
 @pytest.mark.parametrize("name", kept_movements())
-def test_a_case_line_by_line_moves_what_its_row_says(name: str) -> None:
+def test_the_lines_of_a_case_add_up_to_its_row(name: str) -> None:
     row, lines = kept_rows()[name], kept_movements()[name].lines
     assert sum(line.predicted_bytes for line in lines) == row.predicted_bytes
-    # What is merged is shared out between lines, to a byte each.
+    # Merged bytes are divided between lines, with an error of at most a byte each.
     assert sum(line.compiled_bytes for line in lines) == pytest.approx(row.compiled_bytes, abs=len(lines))
     states = [line.state for line in lines]
     assert (states.count("matched"), states.count("unmatched")) == (row.matched, len(row.unmatched))
 
 
 @pytest.mark.parametrize("row", kept_rows().values(), ids=kept_rows())
-def test_a_row_is_held_against_the_prediction_of_today(row: Row) -> None:
+def test_a_row_has_the_current_prediction(row: Row) -> None:
     prediction = kept()[row.case]
     assert row.predicted_memory == prediction["memory total_bytes_per_device"]
     moved = {name: size for name, size in prediction.items() if not name.startswith("memory ")}
     assert row.predicted_bytes == sum(moved.values())
 
 
-def test_the_pages_are_those_of_what_is_kept() -> None:
+def test_the_pages_are_those_of_the_stored_results() -> None:
     rows, movements = kept_rows(), kept_movements()
     found = {
         "compiled.md": page([ALL[name] for name in ALL if name in rows], rows),
@@ -122,7 +122,7 @@ def test_a_case_that_misses_is_named(change: dict, missed: str) -> None:
     assert len([limit for limit in LIMITS if limit.value(row) > limit.limit]) == bool(missed)
 
 
-def test_every_step_beside_the_peer_is_a_case_that_is_kept() -> None:
+def test_every_step_compared_with_the_peer_is_a_stored_case() -> None:
     rows = kept_rows()
     assert {one.case for one in PEER} - {None} <= set(rows)
     text = peer_page(rows, kept_movements())
@@ -143,7 +143,7 @@ def test_aims_that_are_missed(moved: float, temporaries: float, seconds: float, 
     assert missed_aims(one, row) == missed
 
 
-def test_what_the_page_says_of_a_buffer_for_all_that_may_come() -> None:
+def test_the_page_gives_the_size_of_a_dropless_buffer() -> None:
     (case,) = (case for case in LARGE if case.mesh == TWO_A_CHIP and case.expert_buffer == 2)
     plan = plan_of(replace(case, expert_buffer=None))
     assert [finding.code for finding in plan.errors] == ["SW312"]

@@ -1,4 +1,4 @@
-"""The predictions that compilers are held against are those that plans make."""
+"""The stored predictions are those of the current plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.targets.predicted import kept, plan_of, predicted
 ALL = {case.name: case for case in (*CASES, *LARGE)}
 
 
-def test_each_case_has_a_name_of_its_own_and_a_prediction() -> None:
+def test_each_case_has_a_unique_name_and_a_prediction() -> None:
     assert len(ALL) == len(CASES) + len(LARGE) >= 24
     assert list(kept()) == list(ALL)
 

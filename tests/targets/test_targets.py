@@ -1,6 +1,6 @@
-"""Real models compiled for chips that are not there, held against their plans. `make test-targets` runs these.
+"""Real models compiled for chips that this machine does not have, compared with their plans. `make test-targets` runs these.
 
-The compilers run in a process of their own, which starts JAX as the command line does.
+The compilers run in a separate process, which starts JAX as the command line does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.targets
 ROOT = Path(__file__).parent.parent.parent
 MIXTRAL = "mixtral-8x7b ep expert8 {} moe-{} capacity_factor-1.25"
 WITHIN = 0.10
-"""Of the memory at the peak."""
+"""The relative error that is allowed for the memory at the peak."""
 
 
 def case(name: str) -> Case:
@@ -29,7 +29,7 @@ def case(name: str) -> Case:
 
 
 def compiled(case: Case) -> dict:
-    """What `shardwright compile --json` says."""
+    """The output of `shardwright compile --json`."""
     options = case.options
     arguments = [case.model, "--layout", case.layout, "--mesh", case.mesh, "--chips", case.chips]
     arguments += ["--batch", str(case.batch), "--length", str(case.length), "--dtype", "bfloat16"]
@@ -38,28 +38,28 @@ def compiled(case: Case) -> dict:
     arguments += ["--set", case.set] if case.set else []
     arguments += ["--microbatches", str(case.microbatches)] if options.microbatches else []
     command = [sys.executable, "-c", "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"]
-    told = subprocess.run(
+    output = subprocess.run(
         [*command, "compile", *arguments, "--json"],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")},
         capture_output=True,
         text=True,
     )
-    assert told.stdout, told.stderr
-    return json.loads(told.stdout)
+    assert output.stdout, output.stderr
+    return json.loads(output.stdout)
 
 
-def of_experts(told: dict, kind: str) -> list[str]:
+def of_experts(output: dict, kind: str) -> list[str]:
     return [
         name
-        for one in told["compiled"]["collectives"]
+        for one in output["compiled"]["collectives"]
         if one["kind"] == kind and "expert" in one["axes"] and one["component"] == "moe"
         for name in one["tensors"] or ["no name"]
     ]
 
 
 @pytest.mark.parametrize("target", ["h100:1x8", "cpu:8", "v5p:2x2x2"])
-def test_tokens_travel_or_weights_do(target: str) -> None:
+def test_tokens_are_sent_or_weights_gathered(target: str) -> None:
     tokens = compiled(case(MIXTRAL.format(target, "all-to-all")))
     assert of_experts(tokens, "all-to-all")
     assert not [name for name in of_experts(tokens, "all-gather") if name.startswith("layers.moe.")]
@@ -83,14 +83,14 @@ def test_tokens_travel_or_weights_do(target: str) -> None:
         "llama3-8b fsdp fsdp8 v6e:2x4",
     ],
 )
-def test_a_program_is_what_was_predicted(name: str) -> None:
-    told = compiled(case(name))
-    agreement = told["agreement"]
+def test_a_program_agrees_with_its_prediction(name: str) -> None:
+    output = compiled(case(name))
+    agreement = output["agreement"]
     assert agreement["collectives_unmatched"] == 0, agreement["rows"]
     assert agreement["bytes_error"] <= 0.01
     assert agreement["explained_share"] <= 0.10
     assert abs(agreement["memory_error"]) <= WITHIN
-    state = told["memory"]
-    held = told["compiled"]["memory"]["arguments_bytes"]
-    # The batch and a counter are the only other arguments, but for padding to the chip's tiles.
+    state = output["memory"]
+    held = output["compiled"]["memory"]["arguments_bytes"]
+    # The batch and a counter are the only other arguments, except for padding to the chip's tiles.
     assert 0 <= held - state["weights_bytes"] - state["optimizer_bytes"] < 0.002 * held
