@@ -1,6 +1,6 @@
 """Compile small programs for several targets and keep their texts: `python -m tests.compiled.make_texts [TARGET ...]`.
 
-Needs the extras `tpu` and `gpu-compile`. The texts are cut: of what a compiler configures stays what is read, and
+Needs the extras `tpu` and `gpu-compile`. The texts are shortened: of what a compiler configures stays what is read, and
 constants of kernels go. What each program moves is worked out by hand in the tests.
 """
 
@@ -24,7 +24,7 @@ _KEPT = re.compile(
 
 
 def trimmed(text: str) -> str:
-    """A program's text without what nothing reads."""
+    """A program's text without the parts that nothing reads."""
     text = text.replace(f"{Path(__file__).parent.parent.parent}/", "/home/somebody/")
     head, _, rest = text.partition("\n")
     partitions = re.search(r"num_partitions=\d+", head)
@@ -60,7 +60,7 @@ def every_kind(mesh: Any) -> Any:
 
 
 def layers(mesh: Any) -> Any:
-    """Three layers that are recomputed: two matrices each, gathered for use, their gradients scattered."""
+    """Three recomputed layers: two matrices each, gathered for use, their gradients reduce-scattered."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -133,7 +133,7 @@ def windowed(mesh: Any) -> Any:
 
 
 def partitioned(mesh: Any) -> Any:
-    """The gradient of two layers of two matrices, fsdp 4 x tensor 2, all collectives XLA's own."""
+    """The gradient of two layers of two matrices, fsdp 4 x tensor 2, with all collectives by XLA."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -156,7 +156,7 @@ def partitioned(mesh: Any) -> Any:
 
 
 def kernel(mesh: Any) -> Any:
-    """Three turns around a kernel of attention, each with a gather before it and an all-to-all behind it."""
+    """Three iterations of an attention kernel, each with a gather before it and an all-to-all after it."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -213,7 +213,7 @@ PROGRAMS: Mapping[str, tuple[Callable[[Any], Any], Mapping[str, int], tuple[str,
     "kernel": (kernel, {"fsdp": 8}, ("v5p:2x2x2",)),
     "slices": (slices, {"data": 2, "fsdp": 8}, ("v5p:2x2x2*2", "v5e:2x4*2")),
 }
-"""Each program with its mesh, and what it is compiled for."""
+"""Each program with its mesh and its targets."""
 
 
 def main(targets: list[str]) -> None:

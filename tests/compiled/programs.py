@@ -1,4 +1,4 @@
-"""Compiled programs made by hand: what a plan expects, and what a test changes of it."""
+"""Compiled programs built by hand: those that a plan expects, and changes of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Change = Callable[[CompiledCollective], CompiledCollective | None]
 
 
 def as_planned(plan: Plan, target: str = "cpu:8", **fields: Any) -> CompiledProgram:
-    """The program of a compiler that does what it is asked for, on a target where nothing is rewritten."""
+    """The program of a compiler that follows the plan, on a target where nothing is rewritten."""
     memory = plan.memory
     state = memory.weights_bytes + memory.optimizer_bytes
     return CompiledProgram(
@@ -33,7 +33,7 @@ def as_planned(plan: Plan, target: str = "cpu:8", **fields: Any) -> CompiledProg
 
 
 def compiled(plan: Plan, one: PlannedCollective) -> CompiledCollective:
-    """A planned collective, word for word."""
+    """A planned collective, unchanged."""
     return CompiledCollective(
         kind=one.kind,
         axes=one.axes,
@@ -50,13 +50,13 @@ def compiled(plan: Plan, one: PlannedCollective) -> CompiledCollective:
 
 
 def changed(program: CompiledProgram, change: Change) -> CompiledProgram:
-    """Each collective changed; one that becomes None is left out."""
+    """Each collective changed; None removes it."""
     found = (change(one) for one in program.collectives)
     return replace(program, collectives=tuple(one for one in found if one is not None))
 
 
 def where(wanted: dict[str, Any], change: Change) -> Change:
-    """The change of those collectives alone that have these values."""
+    """The change, only for collectives with these values."""
 
     def only(one: CompiledCollective) -> CompiledCollective | None:
         return change(one) if all(getattr(one, name) == value for name, value in wanted.items()) else one
@@ -64,11 +64,11 @@ def where(wanted: dict[str, Any], change: Change) -> Change:
     return only
 
 
-def beside(program: CompiledProgram, more: Iterable[CompiledCollective]) -> CompiledProgram:
+def with_more(program: CompiledProgram, more: Iterable[CompiledCollective]) -> CompiledProgram:
     """With collectives that the plan does not have."""
     return replace(program, collectives=(*program.collectives, *more))
 
 
 def remembered(program: CompiledProgram, **fields: Any) -> CompiledProgram:
-    """With other figures of its memory."""
+    """With other figures for its memory."""
     return replace(program, memory=replace(program.memory, **fields))

@@ -1,4 +1,4 @@
-"""Texts of compiled programs, kept or written by hand, read back."""
+"""Reads texts of compiled programs, stored or written by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "texts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What a compiler says of a program's memory."""
+    """The memory of a program as its compiler reports it."""
 
     arguments_bytes: int = 0
     temporaries_bytes: int = 0
@@ -34,7 +34,7 @@ def program_of(text: str, mesh: Mesh, target: str = "v5p:2x2x2") -> CompiledProg
 
 
 def bytes_by_kind(program: CompiledProgram) -> dict[tuple[str, tuple[str, ...]], int]:
-    """Bytes of a step by kind and axes, loops multiplied out."""
+    """Bytes of a step by kind and axes, with the trip counts of loops."""
     found: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for one in program.collectives:
         found[one.kind, one.axes] += one.bytes_per_device * one.count_per_step

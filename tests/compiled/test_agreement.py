@@ -1,4 +1,4 @@
-"""Predicted beside compiled: what agrees, what differs, and what a comparison says of both in numbers."""
+"""Predicted and compiled: what agrees, what differs, and the figures of a comparison."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shardwright.compiled.agreement.matching import AgreementRow, total
 from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan
-from tests.compiled.programs import as_planned, beside, changed, remembered, where
+from tests.compiled.programs import as_planned, changed, remembered, where, with_more
 from tests.cost.plans import plan_of
 from tests.golden.layouts_matrix import cases, make
 
-# A target on which nothing is rewritten without exception.
+# A target on which no rewrite always applies.
 TARGET = "v5p:2x2x2"
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """Capacity lets a buffer hold what comes and no more, so that no all-to-all is ragged in size."""
+    """A plan with a capacity, so that buffers have a fixed size and no all-to-all is ragged."""
     return plan_of("mixtral-test", "ep", devices=8, batch=16)
 
 
@@ -32,7 +32,7 @@ def row_of(agreement: Agreement, component: str | None, kind: str, axes: tuple[s
 
 
 @pytest.mark.parametrize(("preset", "model"), list(cases()))
-def test_a_program_that_is_its_plan_agrees_to_the_byte(preset, model):
+def test_a_program_equal_to_its_plan_agrees_exactly(preset, model):
     plan = make(preset, model)
     agreement = agree(plan, as_planned(plan, TARGET))
     assert {row.state for row in agreement.rows} <= {"matched"}
@@ -66,12 +66,12 @@ def test_bytes_may_differ_by_one_percent(plan, factor, state):
         assert agreement.bytes_error == pytest.approx(row.predicted_bytes * 0.009 / matched, rel=1e-2)
 
 
-def test_what_is_only_planned_and_what_is_only_compiled_have_rows(plan):
+def test_collectives_on_one_side_only_have_rows(plan):
     more = CompiledCollective(
         kind="permute", axes=("fsdp",), bytes_per_device=100_000, count_per_step=3, dtypes=("float32",), component="mlp"
     )
     program = changed(as_planned(plan, TARGET), where({"component": "router", "kind": "all-gather"}, lambda _: None))
-    agreement = agree(plan, beside(program, [more]))
+    agreement = agree(plan, with_more(program, [more]))
     missing = row_of(agreement, "router", "all-gather", ("fsdp", "expert"))
     added = row_of(agreement, "mlp", "permute", ("fsdp",))
     assert (missing.state, missing.compiled_bytes, missing.compiled_count) == ("unmatched", 0, 0)
@@ -98,11 +98,11 @@ def test_axes_in_another_order_and_axes_of_size_one_are_the_same_axes(plan):
     assert {row.state for row in agree(plan, program).rows} == {"matched"}
 
 
-def test_several_tensors_of_one_instruction_are_compared_one_by_one(plan):
-    """The loss, counts and a gradient may travel together: what is beside the plan is told from the rest."""
+def test_several_tensors_of_one_instruction_are_compared_separately(plan):
+    """The loss, counts and a gradient may be one collective: those that the plan leaves out are recognised."""
     summed = [one for one in as_planned(plan, TARGET).collectives if one.kind == "all-reduce"]
     gradients = total(summed)
-    together = replace(
+    merged = replace(
         summed[0],
         component=None,
         bytes_per_device=gradients + 4 + 64,
@@ -111,15 +111,15 @@ def test_several_tensors_of_one_instruction_are_compared_one_by_one(plan):
         tensor_bytes=(("float32", gradients), ("float32", 4), ("int32", 64)),
     )
     program = changed(as_planned(plan, TARGET), where({"kind": "all-reduce"}, lambda _: None))
-    agreement = agree(plan, beside(program, [together]))
+    agreement = agree(plan, with_more(program, [merged]))
     assert not agreement.of_state("unmatched")
     assert row_of(agreement, "residual", "all-reduce", ("fsdp", "expert")).compiled_bytes == gradients
-    beside_it = {row.explained_by: row.compiled_bytes for row in agreement.of_state("explained")}
-    assert beside_it == {("single numbers",): 4, ("counts",): 64}
+    unplanned = {row.explained_by: row.compiled_bytes for row in agreement.of_state("explained")}
+    assert unplanned == {("single numbers",): 4, ("counts",): 64}
 
 
-def test_only_what_differs_is_counted_as_explained():
-    """Of two gathers of the logits' weight one is left out; the other is as planned."""
+def test_only_the_difference_counts_as_explained():
+    """One of two gathers of the logits' weight is missing; the other is as planned."""
     plan = plan_of("llama3-test", "fsdp", devices=8, batch=16, microbatches=2)
     wanted = {"component": "logits", "kind": "all-gather"}
     program = changed(as_planned(plan, TARGET), where(wanted, lambda one: replace(one, count_per_step=1)))

@@ -1,4 +1,4 @@
-"""Each law about compiled programs, broken: the whole text of the finding, a neighbour that keeps it, and its page."""
+"""Each law about compiled programs, violated: the full text of the finding, a neighbour that complies, and its page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ids(case: CompiledCase) -> str:
 
 
 @pytest.mark.parametrize("case", COMPILED_CASES, ids=ids)
-def test_whole_text_is_the_golden_one(case):
+def test_the_full_text_is_the_golden_one(case):
     assert golden_text(case) == case.path.read_text(encoding="utf-8"), HOW
 
 
@@ -46,7 +46,7 @@ def test_its_neighbour_has_no_finding_of_its_code(case):
 
 
 @pytest.mark.parametrize("case", COMPILED_CASES, ids=ids)
-def test_a_program_that_is_its_plan_has_nothing_to_be_said_of(case):
+def test_a_program_equal_to_its_plan_has_no_findings(case):
     assert findings_in(case, planned) == ()
 
 
@@ -90,8 +90,8 @@ def test_page_shows_the_case_with_its_layout_and_its_command(code):
     assert page.block("Wrong", "yaml") == f"# mine.yaml\n{case.layout}"
     command = page.block("Wrong", "sh")
     assert command.startswith(f"shardwright compile {case.model} --layout mine.yaml --chips {case.chips} ")
-    said = {flag.replace("-", "_"): value for flag, value in re.findall(r"--([a-z-]+) (\S+)", command)}
-    assert {name: str(value) for name, value in case.options.items()}.items() <= said.items()
+    options = {flag.replace("-", "_"): value for flag, value in re.findall(r"--([a-z-]+) (\S+)", command)}
+    assert {name: str(value) for name, value in case.options.items()}.items() <= options.items()
 
 
 def test_a_gather_that_something_reads_whole_is_not_made_whole_for_nothing():

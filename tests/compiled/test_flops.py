@@ -36,9 +36,9 @@ def test_products() -> None:
 def test_products_as_tpu_writes_them() -> None:
     plain = "bf16[5,11]{1,0} convolution(%a, %b), dim_labels=bf_io->bf"
     assert flops(plain, "bf16[5,7]{1,0}", "bf16[7,11]{1,0}") == 2 * 5 * 7 * 11
-    turned = "bf16[5,11]{1,0} convolution(%a, %b), dim_labels=fb_io->bf"
-    assert flops(turned, "bf16[7,5]{1,0}", "bf16[7,11]{1,0}") == 2 * 5 * 7 * 11
-    # Three products, each of its own row: a kernel as long as the input, which meets one place at a time.
+    transposed = "bf16[5,11]{1,0} convolution(%a, %b), dim_labels=fb_io->bf"
+    assert flops(transposed, "bf16[7,5]{1,0}", "bf16[7,11]{1,0}") == 2 * 5 * 7 * 11
+    # Three products, one per row: a kernel as long as the input, which meets one position at a time.
     batch = "bf16[3,5,11]{2,1,0} convolution(%a, %b), window={size=3 stride=2 lhs_dilate=3}, dim_labels=0bf_0io->0bf"
     assert flops(batch, "bf16[3,5,7]{2,1,0}", "bf16[3,7,11]{2,1,0}") == 2 * 3 * 5 * 7 * 11
 
@@ -51,7 +51,7 @@ def test_products_as_tpu_writes_them() -> None:
 def test_places_that_meet(
     left: int, kernel: int, result: int, stride: int, holes_left: int, holes_kernel: int, before: int
 ) -> None:
-    """XLA's definition, place by place: an element of the input is met where it is neither padding nor a hole."""
+    """XLA's definition, position by position: an element of the input that is neither padding nor dilation."""
     there = range(0, (left - 1) * holes_left + 1, holes_left)
     pairs = product(range(result), range(kernel))
     expected = sum(place * stride + element * holes_kernel - before in there for place, element in pairs)
@@ -59,7 +59,7 @@ def test_places_that_meet(
     assert window.met(left, kernel, result) == expected
 
 
-def test_components_and_loops_that_say_nothing() -> None:
+def test_products_without_a_component_and_loops_without_a_trip_count() -> None:
     product_of = "dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     lines = f"""
       %a = f32[4,4]{{1,0}} parameter(0)

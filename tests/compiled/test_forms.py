@@ -18,7 +18,7 @@ NAMED = (
 
 
 def test_several_tensors_gathered_at_once() -> None:
-    """Inputs first, then outputs, which count; each tensor has its own name, and the end is not another gather."""
+    """Inputs first, then outputs, which count; each tensor has its own name, and the done is not another gather."""
     program = program_of(
         entry(f"""
           %a = bf16[8,16]{{1,0}} parameter(0)
@@ -58,14 +58,14 @@ def test_several_tensors_gathered_at_once() -> None:
     ],
 )  # fmt: skip
 def test_one_tensor(start: str, kind: str, num_bytes: int) -> None:
-    """The larger of what goes in and what comes out; an all-to-all that leaves parts is one of their sum."""
+    """The larger of operand and result; an all-to-all with a tuple result counts the sum of its arrays."""
     found = only(program_of(entry(f"%p = f32[8]{{0}} parameter(0)\n{start}{WAITS}"), MESH, "h100:1x8"))
     assert (found.kind, found.bytes_per_device, found.axes, found.overlapped) == (kind, num_bytes, ("fsdp",), False)
     assert found.ragged == ("ragged" in start)
 
 
 def test_a_sum_of_several_tensors_is_one_of_each() -> None:
-    """Of different types too. Names are those of what each was made of, since the sum has none."""
+    """Also of different dtypes. Names are those of the operands, since the sum has none."""
     program = program_of(
         entry(f"""
           %p = f32[8]{{0}} parameter(0)
@@ -82,7 +82,7 @@ def test_a_sum_of_several_tensors_is_one_of_each() -> None:
 
 
 def test_tensors_gathered_under_one_name_of_several() -> None:
-    """A compiler that keeps one name: each tensor is what the product that uses it is, and no tensor by name."""
+    """A compiler that keeps one name: the component of each tensor is that of its user, and tensor names are unknown."""
     name = 'metadata={op_name="jit(f)/jvp()/component=mlp/tensor=up/all_gather"}'
     program = program_of(
         entry(f"""
@@ -99,8 +99,8 @@ def test_tensors_gathered_under_one_name_of_several() -> None:
     assert found == [("mlp", "forward", (), "all_gather"), ("attention", "forward", (), "all_gather")]
 
 
-def test_a_sum_whose_scopes_only_its_addition_has_kept() -> None:
-    """The phase is that of what is summed."""
+def test_a_sum_whose_scopes_are_only_in_its_reducer() -> None:
+    """The phase is that of the operand."""
     text = entry(
         f"""
           %p = f32[8]{{0}} parameter(0)
@@ -120,8 +120,8 @@ def test_a_sum_whose_scopes_only_its_addition_has_kept() -> None:
     assert found.phase == "backward"
 
 
-def test_what_is_begun_in_a_unit_of_its_own() -> None:
-    """A computation that another unit runs, whose last line says so: one collective, which overlaps what stands between."""
+def test_a_collective_on_another_execution_thread() -> None:
+    """A computation whose last line names its unit: one collective, which overlaps with the instructions in between."""
     text = entry(
         """
           %p = f32[1024]{0} parameter(0)
@@ -144,15 +144,15 @@ def test_what_is_begun_in_a_unit_of_its_own() -> None:
     )
     found = only(program_of(text, MESH, "tpu7x:2x2x1"))
     assert (found.kind, found.overlapped, found.bytes_per_device) == ("all-gather", True, 16384)
-    in_turn = "\n".join(line for line in text.splitlines() if "%work" not in line)
-    assert only(program_of(in_turn, MESH, "tpu7x:2x2x1")).overlapped is False
+    synchronous = "\n".join(line for line in text.splitlines() if "%work" not in line)
+    assert only(program_of(synchronous, MESH, "tpu7x:2x2x1")).overlapped is False
 
 
 PAIRS = 'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,2},{2,4}}"}'
 
 
 def test_sent_and_received() -> None:
-    """Between the ends of pairs. What goes to the host is nobody's collective."""
+    """Between the ends of pairs. A transfer to the host is not a collective."""
     program = program_of(
         entry(f"""
           %p = f32[8]{{0}} parameter(0)
@@ -171,7 +171,7 @@ def test_sent_and_received() -> None:
 
 
 def test_what_moves_nothing() -> None:
-    """Groups of one device, pairs of a device with itself, a branch that is not there."""
+    """Groups of one device, and pairs of a device with itself."""
     program = program_of(
         entry("""
           %p = f32[8]{0} parameter(0)
@@ -208,12 +208,12 @@ def test_a_program_of_one_slice_of_two() -> None:
     )
     found = only(program)
     assert (found.kind, found.axes, found.group_size) == ("all-gather", ("data",), 2)
-    # What comes is larger than what goes.
+    # The received array is larger than the sent one.
     assert (found.bytes_per_device, found.across_slices) == (64, True)
 
 
 def test_an_instruction_over_several_lines() -> None:
-    """A line that begins with two braces, or is one, ends no computation while an attribute is open."""
+    """A line that begins with two braces, or is one, does not end a computation while an attribute is open."""
     text = entry(f"""
       %p = f32[8]{{0}} parameter(0)
       %k = f32[8]{{0}} custom-call(%p), custom_call_target="kernel", frontend_attributes={{kernel_metadata={{
@@ -237,8 +237,8 @@ def test_text_that_is_no_program() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 12])
-def test_what_a_fused_reduce_scatter_adds(rows: int) -> None:
-    """192 columns fill a tile and a half, and two tiles travel; rows of tiles are added for even parts."""
+def test_the_padding_of_a_fused_reduce_scatter(rows: int) -> None:
+    """192 columns fill a tile and a half, and two tiles are sent; rows of tiles are added for even shards."""
     padded = f"bf16[{8192 + rows},8,128]{{2,1,0:T(8,128)(2,1)}}"
     pad = f"%a = {padded} pad(%b, %c), padding=0_{rows}x0_0x0_0" if rows else f"%a = {padded} bitcast(%b)"
     part = f"bf16[{(8192 + rows) // 4},8,128]{{2,1,0:T(8,128)(2,1)}}"
@@ -260,5 +260,5 @@ def test_what_a_fused_reduce_scatter_adds(rows: int) -> None:
         before=scatter,
     )
     one = only(program_of(text, MESH))
-    travels, asked = (8192 + rows) * 8 * 128 * 2, 2048 * 16 * 192 * 2
-    assert (one.kind, one.bytes_per_device, one.padding_bytes) == ("reduce-scatter", travels, travels - asked)
+    sent, unpadded = (8192 + rows) * 8 * 128 * 2, 2048 * 16 * 192 * 2
+    assert (one.kind, one.bytes_per_device, one.padding_bytes) == ("reduce-scatter", sent, sent - unpadded)

@@ -1,4 +1,4 @@
-"""Replica groups in every form that compilers write: worked by hand, and held against NumPy; and the axes that they are."""
+"""Replica groups in every form that compilers write: by hand and compared with NumPy; and the axes of the groups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_groups(text: str, groups: Groups) -> None:
     assert replica_groups(f"%x), channel_id=3, replica_groups={text}, dimensions={{0}}", 8) == groups
 
 
-def test_what_has_no_groups() -> None:
+def test_a_text_without_groups() -> None:
     assert replica_groups("%x), channel_id=3", 4) == ((0, 1, 2, 3),)
     assert source_target_pairs("%x), channel_id=3") is None
     assert source_target_pairs("%x), channel_id=2, source_target_pairs={{0,1},{1,2}}") == ((0, 1), (1, 2))
@@ -61,7 +61,7 @@ def test_a_form_that_is_not_known() -> None:
 
 @st.composite
 def laid_out(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
-    """Sizes that numbers are laid out over, an order of the dims, and how many numbers a row has then."""
+    """A shape, a permutation of its dims, and the length of a row of the transposed numbers."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     turned = draw(st.permutations(range(len(sizes))))
     taken = draw(st.integers(0, len(sizes)))
@@ -69,7 +69,7 @@ def laid_out(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
 
 
 @given(laid_out())
-def test_numbers_are_laid_out_as_numpy_does(case: tuple[list[int], list[int], int]) -> None:
+def test_iota_groups_equal_those_of_numpy(case: tuple[list[int], list[int], int]) -> None:
     sizes, turned, length = case
     expected = np.arange(prod(sizes)).reshape(sizes).transpose(turned).reshape(-1, length)
     text = f"[{expected.shape[0]},{length}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, turned))})"
@@ -77,7 +77,9 @@ def test_numbers_are_laid_out_as_numpy_does(case: tuple[list[int], list[int], in
 
 
 @given(laid_out(), st.data())
-def test_a_compilers_mesh_is_cut_as_numpy_does(case: tuple[list[int], list[int], int], data: st.DataObject) -> None:
+def test_groups_along_a_compilers_mesh_equal_those_of_numpy(
+    case: tuple[list[int], list[int], int], data: st.DataObject
+) -> None:
     sizes, turned, _ = case
     along = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True, min_size=1))
     order = np.arange(prod(sizes)).reshape([sizes[dim] for dim in turned])
@@ -101,12 +103,12 @@ def test_axes_of_the_groups_of_any_axes(axes: tuple[str, ...]) -> None:
     assert axes_along(groups, MESH.names, tuple(MESH.shape.values())) == MESH.larger_than_one(axes)
 
 
-def test_axes_of_what_is_no_whole_axis() -> None:
+def test_axes_of_a_part_of_an_axis() -> None:
     names, sizes = ("fsdp", "tensor"), (4, 2)
     assert axes_along(((0, 4), (1, 5), (2, 6), (3, 7)), names, sizes) == ("fsdp",)
-    # A permute that turns a mesh around keeps nothing in place.
-    turned = ((0, 0), (1, 2), (2, 4), (3, 6), (4, 1), (5, 3), (6, 5), (7, 7))
-    assert axes_along(turned, names, sizes) == ("fsdp", "tensor")
+    # A permute that transposes a mesh moves along all its axes.
+    transposed = ((0, 0), (1, 2), (2, 4), (3, 6), (4, 1), (5, 3), (6, 5), (7, 7))
+    assert axes_along(transposed, names, sizes) == ("fsdp", "tensor")
     # The end of a ring may be missing.
     assert axes_along(((0, 2), (2, 4), (4, 6)), names, sizes) == ("fsdp",)
 

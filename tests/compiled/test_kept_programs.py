@@ -43,8 +43,8 @@ def test_one_of_each_kind(target: str) -> None:
     assert program.flops_per_device == 2 * 4096 * 1024 * 2048
 
 
-def test_a_reduce_scatter_that_is_padded_and_put_right() -> None:
-    """v5p makes 4,096 rows 4,144, and sends 24 of them on to the neighbour."""
+def test_a_reduce_scatter_that_is_padded_and_corrected() -> None:
+    """v5p pads 4,096 rows to 4,144, and permutes 24 of them to the neighbour."""
     program = program_of(kept("every_kind.v5p"), EXPERTS)
     padding = 48 * ROW_OF_FLOATS
     expected = {**ONE_OF_EACH, ("permute", FSDP): 24 * ROW_OF_FLOATS}
@@ -52,7 +52,7 @@ def test_a_reduce_scatter_that_is_padded_and_put_right() -> None:
     assert bytes_by_kind(program) == expected
     scatter, repair = (one for one in program.collectives if one.axes == FSDP)
     assert (scatter.padding_bytes, scatter.shape) == (padding, (2072, 2048))
-    # The compiler kept a name for neither: they are told by what is summed, and by where the rows come from.
+    # The compiler kept a name for neither: their origin is that of the summed operand, and of the permuted rows.
     assert (scatter.component, scatter.operation, scatter.stands_for) == ("moe", "reduce_scatter", None)
     assert (repair.component, repair.operation, repair.stands_for) == ("moe", None, "reduce-scatter")
     assert program.flops_per_device == 2 * 4096 * 1024 * 2048
@@ -66,7 +66,7 @@ def test_cpu_sends_floats_of_32_bits() -> None:
 
 
 def test_what_overlaps() -> None:
-    """On H100 the matrix is gathered while rows are added, and all else waits; on v5p all waits."""
+    """On H100 the gather of the matrix overlaps with an addition, and no other does; on v5p none does."""
     on_gpu = program_of(kept("every_kind.h100"), EXPERTS, "h100:1x8").collectives
     assert {one.kind for one in on_gpu if one.overlapped} == {"all-gather"}
     assert not any(one.overlapped for one in program_of(kept("every_kind.v5p"), EXPERTS).collectives)
@@ -102,7 +102,7 @@ def test_layers(target: str) -> None:
         **{("all-reduce", phase, ("mlp.out",)): 3 for phase in ("forward", "backward")},
         ("all-reduce", "update", ()): 1,
     }
-    # Two products forward, one of them again, and two for each backward; 1,024 tokens, 512 x 512 on a device.
+    # Two products forward, one of them recomputed, and two for each backward; 1,024 tokens, 512 x 512 on a device.
     assert program.flops_per_device == 3 * (2 + 1 + 4) * 2 * 1024 * 512 * 512
     assert program.component_flops == {"mlp": program.flops_per_device}
 
@@ -122,7 +122,7 @@ def test_lines_of_source() -> None:
 
 
 def test_permutes_in_place_of_a_gather() -> None:
-    """Both ways round, two steps of two at a time in a loop whose bound is 4 and whose step is 2, and one before it."""
+    """In both directions, two steps per iteration in a loop with bound 4 and step 2, and one step before it."""
     text = kept("windowed.v5e")
     program = program_of(text, Mesh.of(fsdp=8), "v5e:2x4")
     assert "constant(4)" in text
@@ -133,7 +133,7 @@ def test_permutes_in_place_of_a_gather() -> None:
     assert program.flops_per_device == 2 * 2048 * 1024 * 4096
 
 
-def test_what_stands_behind_a_kernel_whose_attributes_go_over_several_lines() -> None:
+def test_collectives_after_a_kernel_with_attributes_over_several_lines() -> None:
     text = kept("kernel.v5p")
     assert "\n}}, metadata=" in text
     program = program_of(text, Mesh.of(fsdp=8))
@@ -142,7 +142,7 @@ def test_what_stands_behind_a_kernel_whose_attributes_go_over_several_lines() ->
         ("forward", 8 * MIB, 3),
         ("backward", 8 * MIB, 3),
     ]
-    # So small a gradient is summed whole, and each device keeps its part.
+    # Such a small gradient is all-reduced, and each device slices its shard.
     (scatter,) = [one for one in program.collectives if one.kind == "all-reduce"]
     assert (scatter.stands_for, scatter.operation, scatter.users) == (
         "reduce-scatter",
@@ -153,14 +153,14 @@ def test_what_stands_behind_a_kernel_whose_attributes_go_over_several_lines() ->
 
 @pytest.mark.parametrize("target", ["v5p", "h100"])
 def test_as_many_rows_as_there_are(target: str) -> None:
-    """The larger of the two buffers, 640 rows; H100 kept no name, but what is sent has one."""
+    """The larger of the two buffers, 640 rows; H100 kept no name, but the operand has one."""
     exchange = only(program_of(kept(f"ragged.{target}"), EXPERTS, target))
     assert (exchange.kind, exchange.ragged, exchange.axes) == ("all-to-all", True, EXPERT)
     assert (exchange.bytes_per_device, exchange.component) == (640 * 256 * 2, "moe")
 
 
 def test_names_and_groups_of_a_partitioned_program() -> None:
-    """XLA's own collectives, merged: groups along axes of its own mesh, and sums that have lost their name."""
+    """Merged collectives of XLA's partitioner: groups along axes of its mesh, and sums without a name."""
     text = kept("partitioned.h100")
     assert "replica_groups=mesh[" in text
     program = program_of(text, TENSOR, "h100:1x8")
@@ -177,8 +177,8 @@ def test_names_and_groups_of_a_partitioned_program() -> None:
 @pytest.mark.parametrize(
     "mesh", [Mesh.of(data=2, fsdp=8), Mesh((Axis(name="fsdp", size=8), Axis(name="data", size=2, link="dcn")))]
 )
-def test_what_crosses_slices(target: str, mesh: Mesh) -> None:
-    """No collective of the text: sent and received, and counted once. On v5p the sum inside a slice is whole."""
+def test_collectives_across_slices(target: str, mesh: Mesh) -> None:
+    """A send and a recv in the text, which count as one collective. On v5p the sum inside a slice is an all-reduce."""
     program = program_of(kept(f"slices.{target}"), mesh, f"{target}:2x2x2*2")
     sums = "reduce-scatter" if target == "v5e" else "all-reduce"
     assert bytes_by_kind(program) == {

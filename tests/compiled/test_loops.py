@@ -1,4 +1,4 @@
-"""How often loops run: trips = (bound - start) / step, wherever the three stand; and what is multiplied with what."""
+"""Trip counts of loops: (bound - start) / step, wherever the three are in the text; and products of nested trip counts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CASES = {
     "until it is the bound": (TWICE, "compare(%j, %c), direction=NE", 0, 6, 3),
     "downwards": ("%o = s32[] constant(1)\n  %next = s32[] subtract(%i, %o)", "compare(%j, %c), direction=GT", 7, 4, 3),
     "never": (ONE, UNTIL, 5, 4, 0),
-    "a bound that is carried": (ONE, "compare(%j, %m), direction=LT", 3, 0, 6),
+    "a loop-carried bound": (ONE, "compare(%j, %m), direction=LT", 3, 0, 6),
     "inside fusions": (
         "%next = s32[] fusion(%i), kind=kLoop, calls=%plus",
         "fusion(%j, %c), kind=kLoop, calls=%less",
@@ -104,7 +104,7 @@ def test_the_compiler_knows_better() -> None:
     ],
     ids=["a product", "no comparison", "a bound that changes", "a start that nobody knows"],
 )
-def test_a_loop_that_does_not_say(text: str) -> None:
+def test_a_loop_without_a_known_trip_count(text: str) -> None:
     assert times_of(text, "body") == (1, False)
     assert times_of(text, "body", Fraction(7, 2)) == (Fraction(7, 2), True)
 
@@ -178,8 +178,8 @@ ENTRY %main (y: f32[8], which: s32[]) -> f32[8] {
 """
 
 
-def test_everything_around_multiplies() -> None:
-    """3 turns around 5, whose bound comes from outside both; two branches, one of them by a call; no reducer."""
+def test_enclosing_loops_multiply() -> None:
+    """3 iterations around 5, whose bound is outside both; two branches, one of them by a call; no reducer."""
     program = parse(NESTED)
     runs = executions(program, callers_of(program))
     assert {name: (run.times, run.in_loop) for name, run in runs.items()} == {

@@ -1,4 +1,4 @@
-"""Names of operations as JAX writes them, and what compilers make of them when they merge: phase, component, tensors."""
+"""Names of operations as JAX writes them, and as compilers merge them: phase, component, tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_one_operation(name: str, origin: Origin) -> None:
     assert origins_of(name) == (origin,)
 
 
-def test_merged_operations_each_have_their_own() -> None:
+def test_merged_operations_have_separate_origins() -> None:
     name = (
         f"{IN_LAYER}/(component=mlp/tensor=down/all_gather:"
         "rematted_computation/(component=mlp/tensor=up/all_gather:component=attention/all_gather))"
@@ -46,13 +46,13 @@ def test_merged_operations_each_have_their_own() -> None:
     assert merged(found[:2]).component == "mlp"
 
 
-def test_names_one_after_the_other() -> None:
+def test_several_names() -> None:
     first, second = origins_of("jit(f)/jvp()/component=moe/mul;component=residual/tensor=x/broadcast_in_dim")
     assert (first.component, first.phase, first.operation) == ("moe", "forward", "mul")
     assert (second.component, second.phase, second.tensors) == ("residual", "forward", ("x",))
 
 
-def test_colons_and_parentheses_that_part_nothing() -> None:
+def test_colons_and_parentheses_that_separate_nothing() -> None:
     (one,) = origins_of("jit(f)/vmap(jit(take(x)))/slice:3/component=moe/gather")
     assert (one.component, one.operation) == ("moe", "gather")
 
@@ -86,5 +86,5 @@ TABLES = {
     ],
 )
 def test_lines_of_source(metadata: str, line: str | None) -> None:
-    """The innermost frame; of the file what does not differ from machine to machine."""
+    """The innermost frame; the part of the file name that does not depend on the machine."""
     assert Sources.of(TABLES).of_instruction(f"%x), metadata={{{metadata}}}") == line

@@ -1,4 +1,4 @@
-"""What libtpu says when a program does not fit becomes a finding with its sizes, beside the plan's own figures."""
+"""libtpu's error for a program that does not fit becomes a finding with its sizes and the plan's figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLDER = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.27G 
 
 
 @pytest.mark.parametrize(("text", "sizes"), MEASURED.items())
-def test_sizes_of_what_libtpu_printed(text, sizes):
+def test_sizes_in_the_errors_of_libtpu(text, sizes):
     assert read_out_of_memory(text) == OutOfMemory(needed_bytes=sizes[0], usable_bytes=sizes[1])
 
 

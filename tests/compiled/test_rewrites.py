@@ -15,7 +15,7 @@ from shardwright.compiled.reading.program import CompiledCollective, CompiledPro
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.cost.chips import chips
-from tests.compiled.programs import as_planned, beside, changed, where
+from tests.compiled.programs import as_planned, changed, where, with_more
 from tests.cost.plans import plan_of
 from tests.golden import findings_case
 from tests.laws.test_tables_in_docs import rows_of
@@ -25,7 +25,7 @@ Program = Callable[[Plan, str], CompiledProgram]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``explained``: a program that differs from its plan by the rewrite alone. ``not_explained``: one beside it."""
+    """``explained``: a program that differs from its plan only by the rewrite. ``not_explained``: one close to that."""
 
     rewrite: str
     explained: Program
@@ -48,7 +48,7 @@ class Case:
 
 
 def scaled(factor: float, **wanted: Any) -> Program:
-    """Some collectives as many times as large."""
+    """Some collectives with their bytes multiplied."""
 
     def program(plan: Plan, target: str) -> CompiledProgram:
         def larger(one: CompiledCollective) -> CompiledCollective:
@@ -60,7 +60,7 @@ def scaled(factor: float, **wanted: Any) -> Program:
 
 
 def counted(times: Callable[[CompiledCollective], int], **wanted: Any) -> Program:
-    """Some collectives another number of times."""
+    """Some collectives with another number of executions."""
 
     def program(plan: Plan, target: str) -> CompiledProgram:
         return changed(as_planned(plan, target), where(wanted, lambda one: replace(one, count_per_step=times(one))))
@@ -68,8 +68,8 @@ def counted(times: Callable[[CompiledCollective], int], **wanted: Any) -> Progra
     return program
 
 
-def turned(factor: float, into: str, stands_for: str | None = None, **wanted: Any) -> Program:
-    """Some collectives as another kind, and as many times as large."""
+def as_kind(factor: float, into: str, stands_for: str | None = None, **wanted: Any) -> Program:
+    """Some collectives replaced by another kind, with their bytes multiplied."""
 
     def program(plan: Plan, target: str) -> CompiledProgram:
         def other(one: CompiledCollective) -> CompiledCollective:
@@ -81,12 +81,12 @@ def turned(factor: float, into: str, stands_for: str | None = None, **wanted: An
     return program
 
 
-def padded(padding: int, told: int) -> Program:
-    """Reduce-scatters of one component with more bytes, and how many of them the program says are padding."""
+def padded(padding: int, reported: int) -> Program:
+    """Reduce-scatters of one component with ``padding`` more bytes, of which the program reports some as padding."""
 
     def program(plan: Plan, target: str) -> CompiledProgram:
         def larger(one: CompiledCollective) -> CompiledCollective:
-            return replace(one, bytes_per_device=one.bytes_per_device + padding, padding_bytes=told)
+            return replace(one, bytes_per_device=one.bytes_per_device + padding, padding_bytes=reported)
 
         wanted = {"component": "mlp", "kind": "reduce-scatter"}
         return changed(as_planned(plan, target), where(wanted, larger))
@@ -95,13 +95,13 @@ def padded(padding: int, told: int) -> Program:
 
 
 def with_one(kind: str, size: int, dtype: str, axes: tuple[str, ...] = ("fsdp",), **fields: Any) -> Program:
-    """A collective beside the plan's."""
+    """A collective that the plan does not have."""
 
     def program(plan: Plan, target: str) -> CompiledProgram:
         one = CompiledCollective(
             kind=kind, axes=axes, bytes_per_device=size, count_per_step=1, dtypes=(dtype,), **fields
         )
-        return beside(as_planned(plan, target), [one])
+        return with_more(as_planned(plan, target), [one])
 
     return program
 
@@ -112,7 +112,7 @@ def nameless(factor: float) -> Program:
     def program(plan: Plan, target: str) -> CompiledProgram:
         found = [one for one in as_planned(plan, target).collectives if one.kind == "all-reduce"]
         one = replace(found[0], component=None, bytes_per_device=round(factor * total(found)), count_per_step=1)
-        return beside(changed(as_planned(plan, target), where({"kind": "all-reduce"}, lambda _: None)), [one])
+        return with_more(changed(as_planned(plan, target), where({"kind": "all-reduce"}, lambda _: None)), [one])
 
     return program
 
@@ -139,7 +139,7 @@ def unread_keys(plan: Plan, target: str) -> CompiledProgram:
 BF16 = {"dtype": "bfloat16"}
 WIDE = {"component": "mlp", "kind": "all-gather"}
 SCATTERS = {"component": "mlp", "kind": "reduce-scatter"}
-# 16 rows of 128 tokens over fsdp 4: what a device sums over a cut vocabulary, a number a token.
+# 16 rows of 128 tokens over fsdp 4: what a device sums over a sharded vocabulary, one number per token.
 SUM = 16 // 4 * 128 * 4
 ULYSSES = "name: mine\nmesh: {fsdp: 2, context: 4}\nroles: {fsdp: fsdp, context: context}\nmove: {attention: ulysses}\n"
 
@@ -149,7 +149,7 @@ CASES = (
         rewrite="room for all",
         model="mixtral-test",
         layout="ep",
-        # Four devices, each of which may send all its choices to one.
+        # Four devices, each of which may send all its assignments to one.
         explained=scaled(4, kind="all-to-all"),
         not_explained=scaled(3, kind="all-to-all"),
     ),
@@ -158,7 +158,7 @@ CASES = (
         target="cpu:8",
         options=BF16,
         explained=scaled(2, kind="all-gather"),
-        # Whatever is left narrow was not sent by that backend.
+        # That backend sends no narrow dtype.
         not_explained=scaled(1, kind="all-gather"),
     ),
     Case(
@@ -179,7 +179,7 @@ CASES = (
         rewrite="kept from forward",
         model="llama3-test num_layers=1",
         explained=counted(lambda _: 0, phase="recompute"),
-        # Forward is not given up with it.
+        # The forward gather remains.
         not_explained=counted(lambda _: 0, **WIDE),
     ),
     Case(rewrite="read once", layout=ULYSSES, explained=unread, not_explained=unread_keys),
@@ -187,27 +187,27 @@ CASES = (
     Case(
         rewrite="windowed products",
         target="v6e:2x4",
-        explained=turned(9 / 8, "permute", "all-gather", **WIDE),
-        not_explained=turned(9 / 8 + 0.1, "permute", "all-gather", **WIDE),
+        explained=as_kind(9 / 8, "permute", "all-gather", **WIDE),
+        not_explained=as_kind(9 / 8 + 0.1, "permute", "all-gather", **WIDE),
     ),
     Case(
         rewrite="windowed products",
         target="v6e:2x4",
-        explained=turned(7 / 8, "permute", "reduce-scatter", **SCATTERS),
-        # Permutes that the program asked for stand for nothing else.
-        not_explained=turned(7 / 8, "permute", None, **SCATTERS),
+        explained=as_kind(7 / 8, "permute", "reduce-scatter", **SCATTERS),
+        # Permutes of the source program stand for no other kind.
+        not_explained=as_kind(7 / 8, "permute", None, **SCATTERS),
     ),
     Case(
         rewrite="sum of parts",
         target="v5e:2x4",
-        explained=turned(1, "all-reduce", "all-gather", **WIDE),
-        not_explained=turned(1, "all-reduce", None, **WIDE),
+        explained=as_kind(1, "all-reduce", "all-gather", **WIDE),
+        not_explained=as_kind(1, "all-reduce", None, **WIDE),
     ),
     Case(
         rewrite="all-reduce and slice",
         target="cpu:8",
-        explained=turned(1, "all-reduce", "reduce-scatter", **SCATTERS),
-        not_explained=turned(2, "all-reduce", "reduce-scatter", **SCATTERS),
+        explained=as_kind(1, "all-reduce", "reduce-scatter", **SCATTERS),
+        not_explained=as_kind(2, "all-reduce", "reduce-scatter", **SCATTERS),
     ),
     Case(
         rewrite="single numbers",
@@ -265,7 +265,7 @@ def test_what_it_does_not_explain(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_it_holds_on_its_targets_alone(case):
+def test_it_applies_only_on_its_targets(case):
     rewrite = REWRITES[case.rewrite]
     others = [kind for kind in ("cpu", *chips()) if not rewrite.holds_for(f"{kind}:8")]
     assert rewrite.holds_for(case.target)
@@ -292,28 +292,28 @@ def test_every_rewrite_has_a_case_and_two_may_meet():
 
 
 @pytest.mark.parametrize(("share", "state"), [(1.0, "explained"), (2.0, "unmatched")])
-def test_of_one_row_some_may_be_padded_and_the_rest_turned(share: float, state: str):
-    """``share``: what was turned, in place of a third of the row."""
+def test_a_row_may_be_partly_padded_and_partly_replaced(share: float, state: str):
+    """``share``: the bytes of the replacement, relative to a third of the row."""
     plan = plan_of("llama3-test", "fsdp", devices=8, batch=16)
     ours = {"component": "mlp", "kind": "reduce-scatter"}
     program = as_planned(plan, "v5p:2x2x2")
-    (whole,) = [one for one in program.collectives if (one.component, one.kind) == tuple(ours.values())]
-    third, padding = whole.count_per_step // 3, whole.bytes_per_device // 10
-    assert 3 * third == whole.count_per_step
+    (scatter,) = [one for one in program.collectives if (one.component, one.kind) == tuple(ours.values())]
+    third, padding = scatter.count_per_step // 3, scatter.bytes_per_device // 10
+    assert 3 * third == scatter.count_per_step
     kept = replace(
-        whole,
+        scatter,
         count_per_step=2 * third,
-        bytes_per_device=whole.bytes_per_device + padding,
+        bytes_per_device=scatter.bytes_per_device + padding,
         padding_bytes=padding,
     )
     summed = replace(
-        whole,
+        scatter,
         kind="all-reduce",
         count_per_step=third,
-        bytes_per_device=round(share * whole.bytes_per_device),
+        bytes_per_device=round(share * scatter.bytes_per_device),
         stands_for="reduce-scatter",
     )
-    agreement = agree(plan, beside(changed(program, where(ours, lambda _: None)), [kept, summed]))
+    agreement = agree(plan, with_more(changed(program, where(ours, lambda _: None)), [kept, summed]))
     assert {row.state for row in agreement.rows if row.component == "mlp" and row.kind == "reduce-scatter"} == {state}
     if state == "explained":
         (row,) = agreement.of_state("explained")

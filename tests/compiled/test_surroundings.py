@@ -1,4 +1,4 @@
-"""What stands around a collective: what uses it, what it was made of, whether its loop changes it, what it stands for."""
+"""The context of a collective: its users, its operand's source, whether it is loop-invariant, the kind it stands for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUM = f"%r = f32[64]{{0}} all-reduce(%p), {GROUPS}, to_apply=%add"
         ("%x = f32[4]{0} slice(%r), slice={[0:4]}", ("slice",), None),
     ],
 )  # fmt: skip
-def test_a_sum_and_what_is_kept_of_it(uses: str, found: tuple[str, ...], stands_for: str | None) -> None:
+def test_a_sum_and_its_users(uses: str, found: tuple[str, ...], stands_for: str | None) -> None:
     one = collective(f"%p = f32[64]{{0}} parameter(0)\n%i = s32[] parameter(1)\n{SUM}\n{uses}", SLICED)
     assert (one.users, one.stands_for) == (found, stands_for)
 
@@ -60,8 +60,8 @@ def test_each_of_several_tensors_has_its_own_users() -> None:
     ]
 
 
-def test_tensors_in_a_row_are_parted_again() -> None:
-    """What slices take out of sums that were put in a row is all of each."""
+def test_slices_of_concatenated_tensors_are_no_users() -> None:
+    """Each slice of the sum of concatenated tensors is one entire tensor."""
     one = collective("""
       %p = f32[64]{0} parameter(0)
       %q = f32[128]{0} concatenate(%p, %p), dimensions={0}
@@ -72,7 +72,7 @@ def test_tensors_in_a_row_are_parted_again() -> None:
     assert one.users == ("negate",)
 
 
-def test_a_sum_of_zeros_and_a_part() -> None:
+def test_a_sum_of_a_shard_in_zeros() -> None:
     one = collective(f"""
       %p = s32[4]{{0}} parameter(0)
       %zeros = s32[16]{{0}} broadcast(%zero), dimensions={{}}
@@ -83,19 +83,19 @@ def test_a_sum_of_zeros_and_a_part() -> None:
     assert (one.stands_for, one.dtypes) == ("all-gather", ("int32",))
 
 
-def test_permutes_that_a_program_asked_for() -> None:
+def test_permutes_of_the_source_program() -> None:
     for name, stands_for in (("ppermute", None), ("bld,df->blf/dot_general", "all-gather")):
         one = collective(f"""
           %p = f32[64]{{0}} parameter(0)
-          %part = f32[16]{{0}} dynamic-slice(%p, %i), dynamic_slice_sizes={{16}}
-          %r = f32[16]{{0}} collective-permute(%part), source_target_pairs={{{{0,2}},{{2,4}}}}, metadata={{op_name="jit(f)/{name}"}}
+          %shard = f32[16]{{0}} dynamic-slice(%p, %i), dynamic_slice_sizes={{16}}
+          %r = f32[16]{{0}} collective-permute(%shard), source_target_pairs={{{{0,2}},{{2,4}}}}, metadata={{op_name="jit(f)/{name}"}}
           %z = f32[16]{{0}} negate(%r)
         """)
         assert one.stands_for == stands_for
 
 
 def test_permutes_of_sums_are_a_scatter() -> None:
-    """Zeros are passed on first, then what a product was added to."""
+    """Zeros are permuted first, then accumulated products."""
     name = 'metadata={op_name="jit(f)/transpose(jvp())/dot_general"}, source_target_pairs={{0,2},{2,4}}'
     program = program_of(
         entry(f"""
@@ -144,7 +144,7 @@ LOOP = """%body (p: (s32[], f32[8], f32[8])) -> (s32[], f32[8], f32[8]) {{
         ("%i", "copy(%w)", False),
     ],
 )
-def test_what_no_turn_of_a_loop_changes(of: str, kept: str, invariant: bool) -> None:
+def test_loop_invariant_collectives(of: str, kept: str, invariant: bool) -> None:
     one = collective(
         """
           %y = f32[8]{0} parameter(0)
@@ -158,7 +158,7 @@ def test_what_no_turn_of_a_loop_changes(of: str, kept: str, invariant: bool) -> 
     assert (one.count_per_step, one.in_loop, one.loop_invariant) == (3, True, invariant)
 
 
-def test_nothing_outside_of_loops_is_the_same_in_every_turn() -> None:
+def test_nothing_outside_of_loops_is_loop_invariant() -> None:
     assert not collective(f"%p = f32[64]{{0}} parameter(0)\n{SUM}\n%z = f32[64]{{0}} negate(%r)").loop_invariant
 
 
@@ -172,7 +172,7 @@ LATENT = """
 
 
 @pytest.mark.parametrize(
-    ("travelling", "smaller"),
+    ("sent", "smaller"),
     [
         ("%t = bf16[2048,512]{1,0} transpose(%keys), dimensions={1,0}", 512 * 16 * 2),
         ("%t = bf16[512,16]{1,0} copy(%latent)", None),
@@ -187,8 +187,8 @@ LATENT = """
     ],
     ids=["keys of a latent", "the latent", "a sum", "a gate", "scores", "repeated heads", "a weight"],
 )
-def test_what_travels_was_made_of_something_smaller(travelling: str, smaller: int | None) -> None:
-    """As many bytes as would travel in its place: a gather leaves four times what each device has."""
+def test_operands_that_were_expanded_from_something_smaller(sent: str, smaller: int | None) -> None:
+    """The bytes of sending the smaller one instead: the result of a gather is four times a device's shard."""
     gathered = f"%g = bf16[8192,2048]{{1,0}} all-gather(%t), {GROUPS}, dimensions={{0}}"
-    one = collective(f"{LATENT.strip()}\n{travelling}\n{gathered}\n%z = bf16[8192,2048]{{1,0}} negate(%g)")
+    one = collective(f"{LATENT.strip()}\n{sent}\n{gathered}\n%z = bf16[8192,2048]{{1,0}} negate(%g)")
     assert one.made_from_bytes == (None if smaller is None else 4 * smaller)

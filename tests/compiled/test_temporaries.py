@@ -1,4 +1,4 @@
-"""The largest values of a program that are neither arguments nor results, and types as they lie in memory."""
+"""The largest values of a program that are neither arguments nor results, and types as they are stored in memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def found(lines: str, before: str = FUSED) -> list[tuple[int, str, tuple[int, ..
     return [(one.bytes_per_device, one.dtype, one.shape, one.op) for one in largest]
 
 
-def test_what_has_memory_of_its_own() -> None:
-    """Not arguments, constants, names of parts, what is inside a fusion, or written into an operand; nor the result."""
+def test_which_values_have_memory_of_their_own() -> None:
+    """Not arguments, constants, aliases, values inside a fusion or written into an operand; nor the result."""
     assert found("""
       %p = f32[1000]{0} parameter(0)
       %k = f32[900]{0} constant({...})
@@ -52,7 +52,7 @@ def test_what_has_memory_of_its_own() -> None:
     ]
 
 
-def test_what_is_begun_counts_where_it_ends() -> None:
+def test_an_asynchronous_collective_counts_at_its_done() -> None:
     assert found("""
       %p = f32[8]{0} parameter(0)
       %s = ((f32[8]{0}), f32[64]{0}) all-gather-start(%p), replica_groups={}, dimensions={0}
@@ -61,8 +61,8 @@ def test_what_is_begun_counts_where_it_ends() -> None:
     """) == [(256, "float32", (64,), "all-gather-done")]
 
 
-def test_what_a_fusion_writes_into_its_operands() -> None:
-    """Of three results the first and the last have names of operands; what is written whole is one name of another."""
+def test_results_that_a_fusion_writes_into_its_operands() -> None:
+    """Of three results the first and the last alias operands."""
     aliasing = "output_to_operand_aliasing={{0}: (0, {}), {2}: (0, {1})}"
     assert found(f"""
       %p = f32[8]{{0}} parameter(0)
@@ -73,7 +73,7 @@ def test_what_a_fusion_writes_into_its_operands() -> None:
 
 
 def test_results_that_are_written_in_place_are_no_temporaries() -> None:
-    """A stack that a loop writes and the step returns: neither what it began as nor what each turn writes."""
+    """A stack that a loop writes and the step returns: neither its initial value nor the value of each iteration."""
     body = """%body (p: (s32[], f32[50,10], f32[10])) -> (s32[], f32[50,10], f32[10]) {
   %p = (s32[], f32[50,10]{1,0}, f32[10]{0}) parameter(0)
   %i = s32[] get-tuple-element(%p), index=0
@@ -112,7 +112,7 @@ def test_equal_values_are_one_row_and_ten_rows_at_most() -> None:
 
 
 def test_what_they_are() -> None:
-    """Of the program with layers: what a loop keeps for the way back, and what a compiler did not name."""
+    """Of the program with layers: what a loop keeps for the backward pass, and a value without a name."""
     largest = program_of(kept("layers.h100"), Mesh.of(fsdp=4, tensor=2), "h100:1x8").memory.largest
     kept_for_backward = next(one for one in largest if one.shape == (3, 4, 256, 512))
     assert (kept_for_backward.bytes_per_device, kept_for_backward.phase) == (3 * 1024 * 1024, "forward")
@@ -121,8 +121,8 @@ def test_what_they_are() -> None:
     assert all(one.source for one in named)
 
 
-def test_memory_of_a_tpu_chip_itself_is_not_that_of_the_device() -> None:
-    """Space 1 is part of the same memory on GPU, and another on TPU; space 5 is the host's on both."""
+def test_on_chip_memory_of_a_tpu_is_not_main_memory() -> None:
+    """Space 1 is a region of the main memory on GPU, and another memory on TPU; space 5 is the host's on both."""
     lines = """
       %p = f32[8]{{0{tile}}} parameter(0)
       %a = f32[4096]{{0{tile}S(1)}} broadcast(%p), dimensions={{}}

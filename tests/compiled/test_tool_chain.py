@@ -1,4 +1,4 @@
-"""The compiler that JAX asks for, and the finding where it is another."""
+"""The compiler version that JAX requires, and the finding about another version."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def test_the_whole_text():
         "error SW313: A program is compiled by the version that JAX requires.\n"
         "  where  package 'libtpu'\n"
         "  found  0.0.51 is installed\n"
-        "  needed libtpu==0.0.42.*, which this release of JAX asks for: the text of other versions' programs may be one "
-        "that it cannot read\n"
+        "  needed libtpu==0.0.42.*, which this release of JAX requires: it may not be able to read the programs of other "
+        "versions\n"
         "  fix    pip install 'libtpu==0.0.42.*'"
     )
 
 
-def test_what_jax_pins_is_read_from_its_own_metadata(monkeypatch):
+def test_pins_are_read_from_the_metadata_of_jax(monkeypatch):
     monkeypatch.setattr(tool_chain, "requires", lambda _: ["numpy>=2.1", 'libtpu==0.0.42.* ; extra == "tpu"', "six==1"])
     monkeypatch.setattr(tool_chain, "version", {"libtpu": "0.0.42.1", "six": "1"}.__getitem__)
     assert pinned_tools() == (Tool(name="libtpu", version="0.0.42.1", wanted="0.0.42.*"),)
 
 
-def test_what_is_not_installed_is_left_out():
+def test_packages_that_are_not_installed_are_left_out():
     assert pinned_tools(["no-such-package"]) == ()
     assert pinned_tools(by="no-such-package") == ()
     # JAX pins nothing of this name.

@@ -8,7 +8,7 @@ from shardwright.compiled.agreement.widths import width
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram, Temporary, Tool
 from shardwright.core.plan.plan import Plan
 from shardwright.cost.flops import step_flops
-from tests.compiled.programs import as_planned, beside, changed, remembered, where
+from tests.compiled.programs import as_planned, changed, remembered, where, with_more
 
 V5P = "v5p:2x2x2"
 EXPERTS = ("layers.moe.gate", "layers.moe.up", "layers.moe.down")
@@ -22,7 +22,7 @@ def planned(plan: Plan) -> CompiledProgram:
 def weights_gathered(plan: Plan) -> CompiledProgram:
     """As in batch-major dispatch: every expert's weights are gathered on every device, and their gradients are all-reduced."""
     program = changed(planned(plan), where({"kind": "all-to-all"}, lambda _: None))
-    return beside(program, [one for name in EXPERTS for one in _whole(plan, name)])
+    return with_more(program, [one for name in EXPERTS for one in _whole(plan, name)])
 
 
 def _whole(plan: Plan, name: str) -> list[CompiledCollective]:
@@ -63,7 +63,7 @@ def tokens_exchanged(plan: Plan) -> CompiledProgram:
         tensors=("router.grouped",),
         source=SOURCE,
     )
-    return beside(program, [exchange])
+    return with_more(program, [exchange])
 
 
 def gathered_again(plan: Plan) -> CompiledProgram:
@@ -102,7 +102,7 @@ def gathered_and_sliced(plan: Plan) -> CompiledProgram:
         source="shardwright/engine_jax/model/forward.py:64",
         users=("dynamic-slice",),
     )
-    return beside(planned(plan), [gather])
+    return with_more(planned(plan), [gather])
 
 
 def reported_as_replicated(plan: Plan) -> CompiledProgram:
