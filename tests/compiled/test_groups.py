@@ -63,16 +63,16 @@ def test_a_form_that_is_not_known() -> None:
 def laid_out(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
     """A shape, a permutation of its dims, and the length of a row of the transposed numbers."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
-    turned = draw(st.permutations(range(len(sizes))))
+    perm = draw(st.permutations(range(len(sizes))))
     taken = draw(st.integers(0, len(sizes)))
-    return sizes, list(turned), prod(sizes[dim] for dim in turned[taken:])
+    return sizes, list(perm), prod(sizes[dim] for dim in perm[taken:])
 
 
 @given(laid_out())
 def test_iota_groups_equal_those_of_numpy(case: tuple[list[int], list[int], int]) -> None:
-    sizes, turned, length = case
-    expected = np.arange(prod(sizes)).reshape(sizes).transpose(turned).reshape(-1, length)
-    text = f"[{expected.shape[0]},{length}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, turned))})"
+    sizes, perm, length = case
+    expected = np.arange(prod(sizes)).reshape(sizes).transpose(perm).reshape(-1, length)
+    text = f"[{expected.shape[0]},{length}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, perm))})"
     assert replica_groups(f"%x), replica_groups={text}", prod(sizes)) == tuple(map(tuple, expected.tolist()))
 
 
@@ -80,14 +80,14 @@ def test_iota_groups_equal_those_of_numpy(case: tuple[list[int], list[int], int]
 def test_groups_along_a_compilers_mesh_equal_those_of_numpy(
     case: tuple[list[int], list[int], int], data: st.DataObject
 ) -> None:
-    sizes, turned, _ = case
+    sizes, perm, _ = case
     along = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True, min_size=1))
-    order = np.arange(prod(sizes)).reshape([sizes[dim] for dim in turned])
-    devices = order.transpose(np.argsort(turned))
+    order = np.arange(prod(sizes)).reshape([sizes[dim] for dim in perm])
+    devices = order.transpose(np.argsort(perm))
     others = [dim for dim in range(len(sizes)) if dim not in along]
     expected = devices.transpose(others + along).reshape(-1, prod(sizes[dim] for dim in along))
     mesh = ",".join(f"'axis_{dim}'={size}" for dim, size in enumerate(sizes))
-    ids = f"[{','.join(map(str, order.shape))}]T({','.join(map(str, np.argsort(turned)))})"
+    ids = f"[{','.join(map(str, order.shape))}]T({','.join(map(str, np.argsort(perm)))})"
     named = ",".join(f"'axis_{dim}'" for dim in along)
     text = f"mesh[{mesh}], device_ids=({ids}) {{{named}}}"
     assert replica_groups(f"%x), replica_groups={text}", prod(sizes)) == tuple(map(tuple, expected.tolist()))

@@ -84,8 +84,8 @@ LAYERS = {
 def test_layers(target: str) -> None:
     """Two matrices are gathered in each layer forward and again in its recomputation, and their gradients scattered.
 
-    H100 gathers both in one instruction, which has a name for each, and takes the last turn out of its loop; v5e does
-    one gather in steps, of which each is written as if it were all of it.
+    H100 gathers both in one instruction, which has a name for each, and peels the last iteration off its loop; v5e does
+    one gather in steps, each of which is written as the complete gather.
     """
     program = program_of(kept(f"layers.{target}"), TENSOR, target)
     wider = 2 if target == "cpu" else 1

@@ -79,8 +79,8 @@ def times_of(text: str, computation: str, unknown: Fraction | None = None) -> tu
     return run.times, run.counted
 
 
-def loop(step: str, compare: str, start: int | str, bound: int, known: str = "", carried: str = "n") -> str:
-    body = BODY.format(step=step, bound=carried)
+def loop(step: str, compare: str, start: int | str, bound: int, known: str = "", bound_element: str = "n") -> str:
+    body = BODY.format(step=step, bound=bound_element)
     return FUSED + body + CONDITION.format(compare=compare, bound=bound) + ENTRY.format(start=start, known=known)
 
 
@@ -99,7 +99,7 @@ def test_the_compiler_knows_better() -> None:
     [
         loop("%next = s32[] multiply(%i, %i)", UNTIL, 0, 4),
         loop(ONE, "and(%j, %c)", 0, 4),
-        loop(ONE, "compare(%j, %m), direction=LT", 0, 4, carried="i"),
+        loop(ONE, "compare(%j, %m), direction=LT", 0, 4, bound_element="i"),
         loop(ONE, UNTIL, 0, 4).replace("constant(0)", "custom-call()"),
     ],
     ids=["a product", "no comparison", "a bound that changes", "a start that nobody knows"],

@@ -58,11 +58,11 @@ def test_a_cube_is_three_rings_and_slices_are_outside():
 @pytest.mark.parametrize("minor", [4, 16])
 def test_a_sub_group_of_an_axis_has_the_lines_of_its_devices(which, minor):
     mapping = map_mesh(Mesh.of(fsdp=64), read_machine("v5p:4x4x4"))
-    part = SubGroup(which=which, minor=minor, major=64 // minor)
-    group = mapping.group(["fsdp"], part)
-    assert group.lines == (RING4,) * (1 if part.size == 4 else 2)
+    subgroup = SubGroup(which=which, minor=minor, major=64 // minor)
+    group = mapping.group(["fsdp"], subgroup)
+    assert group.lines == (RING4,) * (1 if subgroup.size == 4 else 2)
     # The devices of the first sub-group: the digits of a device's number are its coordinates on the torus.
-    places = [(device // 16, device // 4 % 4, device % 4) for device in part.groups[0]]
+    places = [(device // 16, device // 4 % 4, device % 4) for device in subgroup.groups[0]]
     spread = [len({place[dim] for place in places}) for dim in range(3)]
     assert sorted(size for size in spread if size > 1) == [line.size for line in group.lines]
     assert (group.inside, group.domains) == (len(places), 1)

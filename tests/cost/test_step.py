@@ -154,7 +154,7 @@ def test_the_fastest_option_is_chosen_and_all_are_shown():
     assert choice.chosen == min(choice.seconds, key=lambda option: choice.seconds[option])
     assert plan.request.layout.move_moe == choice.chosen
     (found,) = [finding for finding in plan.findings if finding.code == "SW105"]
-    assert found.found.startswith(f"'auto' took '{choice.chosen}'; time of one layer")
+    assert found.found.startswith(f"'auto' chose '{choice.chosen}'; time of one layer")
 
 
 def test_a_choice_by_time_may_differ_from_that_by_bytes_and_is_planned():

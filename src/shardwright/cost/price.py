@@ -57,8 +57,8 @@ def _timed_choice(finding: Finding, choice: MoeMove) -> Finding:
     most, least = ordered[-1][1], ordered[0][1]
     return replace(
         finding,
-        found=f"'auto' took '{choice.chosen}'; time of one layer, forward and backward:\n"
+        found=f"'auto' chose '{choice.chosen}'; time of one layer, forward and backward:\n"
         + "\n".join(f"{option:<10}  {seconds_text(seconds)}" for option, seconds in ordered),
-        needed=f"nothing; 'move: {{{choice.what.split('.')[1]}: {choice.chosen}}}' holds it fast",
-        cost=f"the dearest option takes {most / least:.3g} times as long" if least else "",
+        needed=f"nothing; 'move: {{{choice.what.split('.')[1]}: {choice.chosen}}}' makes the choice explicit",
+        cost=f"the most expensive option takes {most / least:.3g} times as long" if least else "",
     )
