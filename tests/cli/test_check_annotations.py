@@ -39,7 +39,9 @@ def test_only_in_github_actions_or_with_the_option(typed, monkeypatch):
 
 def test_the_line_of_the_layout_that_caused_it(typed, tmp_path, monkeypatch):
     (line,) = annotations(typed("check", "--annotations", "github")[1])
-    assert line.startswith("::error file=mine.yaml,line=5,col=3,title=SW601%3A What is locked moves only together with")
+    assert line.startswith(
+        "::error file=mine.yaml,line=5,col=3,title=SW601%3A A locked layout changes only together with"
+    )
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path.parent))
     (line,) = annotations(typed("check", "--annotations", "github")[1])
     assert line.startswith(f"::error file={tmp_path.name}/mine.yaml,line=5,")
