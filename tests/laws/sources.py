@@ -96,3 +96,27 @@ def refusing_engines(root: Path, files: Iterable[Path]) -> list[str]:
                 raised
             )
     return wrong
+
+
+_DIMS = re.compile(r"^_?[a-z][a-z0-9_]*_([A-Z]{1,6})$")
+
+
+def dims_without_legend(root: Path, files: Iterable[Path]) -> list[str]:
+    """Files of an engine with shape suffixes whose letters the module's docstring does not explain.
+
+    The suffix of ``x_BLM`` has a letter for each dim; the docstring has a word for each letter, as in "B batch, L length".
+    """
+    wrong = []
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        if not name.startswith("src/shardwright/engine_"):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        names += [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+        letters = {letter for one in names if (found := _DIMS.match(one)) for letter in found[1]}
+        legend = ast.get_docstring(tree) or ""
+        missing = sorted(letter for letter in letters if not re.search(rf"\b{letter}\b", legend))
+        if missing:
+            wrong.append(f"{name}: its docstring does not say which dims {', '.join(missing)} are")
+    return wrong

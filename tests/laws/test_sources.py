@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.laws.sources import (
     MAX_LINES,
+    dims_without_legend,
     mutable_dataclasses,
     named_after_nothing,
     python_files,
@@ -26,7 +27,8 @@ def test_the_sources_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "law", [too_long, named_after_nothing, without_docstring, mutable_dataclasses, refusing_engines]
+    "law",
+    [too_long, named_after_nothing, without_docstring, mutable_dataclasses, refusing_engines, dims_without_legend],
 )
 def test_law_holds(law: Callable[[Path, Iterable[Path]], list[str]]) -> None:
     wrong = law(ROOT, FILES)
@@ -95,3 +97,13 @@ def test_an_engine_that_refuses_is_noticed(tmp_path: Path) -> None:
     assert refusing_engines(tmp_path, files) == [
         "src/shardwright/engine_jax/support.py: an engine refuses: make it a finding of the plan (core/checks/engines.py)"
     ]
+
+
+def test_a_shape_suffix_without_a_legend_is_noticed(tmp_path: Path) -> None:
+    text = '"""A product. B batch, M embed."""\ndef product(x_BM, kernel_MF):\n    LIMIT_OF = 1\n    return x_BM @ kernel_MF\n'
+    file = write(tmp_path, "src/shardwright/engine_jax/layers/product.py", text)
+    assert dims_without_legend(tmp_path, [file]) == [
+        "src/shardwright/engine_jax/layers/product.py: its docstring does not say which dims F are"
+    ]
+    write(tmp_path, "src/shardwright/engine_jax/layers/product.py", text.replace("M embed", "M embed, F mlp"))
+    assert dims_without_legend(tmp_path, [file]) == []
