@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -87,13 +88,19 @@ def made(shape: Shape, *, seed: int = 0, num_documents: int = 4, shuffled: bool 
 
 def with_cotangents(attend: Attend, made: Made, scale: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """The output of an attention, and the cotangents of queries, keys and values."""
+    return _compiled(attend, scale)(made)
+
+
+@cache
+def _compiled(attend: Attend, scale: float) -> Callable[[Made], tuple[jax.Array, tuple[jax.Array, ...]]]:
+    """One function for all cases, so that cases of one shape share a compilation."""
 
     @jax.jit
     def run(made: Made) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         out_BTHE, pull = jax.vjp(lambda q, k, v: attend(q, k, v, made.mask, scale), *made[:3])
         return out_BTHE, pull(made.d_out_BTHE.astype(out_BTHE.dtype))
 
-    return run(made)
+    return run
 
 
 def reference_attention(made: Made, scale: float) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:

@@ -6,7 +6,7 @@ B rows, T tokens of queries, S tokens of keys, H heads, K KV heads, D head dim, 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +32,12 @@ SHAPES = {
 }
 
 
+@cache
 def in_blocks(block: int = BLOCK) -> Attend:
     return partial(attend_in_blocks, block=block)
 
 
+@cache
 def shard_by_shard(shards: int, block: int = BLOCK) -> Attend:
     """One shard of the keys after the other, as in ring attention."""
 

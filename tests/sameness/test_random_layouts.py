@@ -10,8 +10,8 @@ from tests.sameness.random_page import TITLES
 from tests.sameness.random_runs import AgainstOneDevice, on_jax
 
 SEED = 20261122
-ON_JAX, ON_TORCH = range(0, 48, 2), range(1, 72, 2)
-"""Sixty layouts, fewer of them on JAX, where each is compiled."""
+ON_JAX, ON_TORCH = (0, 2, 8, 10, 12, 16, 18, 20, 22, 42, 44, 46), range(1, 48, 2)
+"""Thirty-six of every kind, fewer where a layout is compiled. ``make test-all`` trains 1,000 others."""
 MOST = {"jax": 8, "torch": 8}
 
 
