@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 TABLE = re.compile(r"^## Words that the project does not use\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+KEYS: Mapping[str, str] = {"src/shardwright/interop/maxtext/importing.py": '"cuts"'}
+"""Keys of JSON contracts, which stay as they are: by file, the text that is not read."""
+
 QUOTED = re.compile(r"``[^`\n]+``|`[^`\n]+`")
 
 
@@ -31,10 +34,11 @@ def violations(files: Iterable[Path], root: Path, words: Mapping[str, str]) -> l
     for path in files:
         text = path.read_text(encoding="utf-8")
         for number, prose in _of_python(text) if path.suffix == ".py" else _of_page(text):
+            name = path.relative_to(root).as_posix()
+            if prose == KEYS.get(name):
+                continue
             for found in pattern.finditer(QUOTED.sub("", prose)):
-                wrong.append(
-                    f"{path.relative_to(root).as_posix()}:{number}: '{found[0]}': write {words[found[0].lower()]}"
-                )
+                wrong.append(f"{name}:{number}: '{found[0]}': write {words[found[0].lower()]}")
     return wrong
 
 

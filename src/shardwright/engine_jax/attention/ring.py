@@ -3,7 +3,7 @@
 Ring attention (arXiv:2310.01889) with the online softmax of arXiv:1805.02867, section 3: one shard of the keys after the
 other, with a running maximum. Devices send keys and values, or the latent from which each device computes them.
 
-B rows, T tokens of queries, S tokens of one shard of keys, H heads, K KV heads, G = H / K, E value dim.
+B rows, T tokens of queries, S tokens of one shard of keys, H heads, K KV heads, G = H / K, D head dim, E value dim.
 """
 
 from __future__ import annotations

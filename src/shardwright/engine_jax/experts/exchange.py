@@ -1,7 +1,8 @@
 """All-to-all of rows to the devices of their experts, and back, with any number of rows for each device.
 
 N rows of a device, sorted by expert; R rows of the buffer of received rows, sorted by expert and, within an expert, by source
-device; M embed; D devices that share the experts, E experts of one of them; C rows of a chunk.
+device; M embed; D devices that share the experts, E experts of one of them; C rows of a chunk. S is D as
+source devices; Q pieces of consecutive indices, I indices of any rows; X any rows.
 
 First an all-gather of all devices' counts, a few integers, tells each device the offset of every row of the group. Then a
 ragged all-to-all sends each row once and nothing else. If the backend has no ragged all-to-all (CPU), an ordinary

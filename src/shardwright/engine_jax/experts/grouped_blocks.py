@@ -1,6 +1,7 @@
 """Grouped products of rows with their experts' matrices, in a loop over blocks of rows.
 
-R rows of a buffer, M embed, F hidden units, E experts of a device, P rows of a block.
+R rows of a buffer, M embed, F hidden units, E experts of a device, P rows of a block; A and B the dims of a
+matrix, X any width.
 
 The loop ends with the last block that has a row of any expert.
 """

@@ -1,7 +1,8 @@
 """A layer of experts: token-expert assignments sorted by expert, dispatched to their experts, and combined by token.
 
 B rows, L tokens, M embed, E experts, K experts of a token, as the router has them; B rows of T tokens as they are dispatched;
-S tokens of one tile; N = B * T * K assignments; R rows of the buffer of received rows. All are sizes on one device.
+S tokens of one tile; N = B * T * K assignments; R rows of the buffer of received rows. I tiles
+of a device, J tiles of all; X any tokens. All others are sizes on one device.
 """
 
 from __future__ import annotations

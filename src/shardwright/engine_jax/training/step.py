@@ -2,6 +2,8 @@
 
 Batch arrays are int32 [rows, length] (``valid``: bool), sharded as the plan shards ``input.tokens``.
 
+B rows, L tokens, V vocabulary; N layers with experts, E experts.
+
 Each device computes gradients of its local shards (``shard_map`` over the entire mesh), and every collective is in the
 plan. Clipping and the optimizer work element by element, under ``jit``.
 """

@@ -3,7 +3,7 @@
 Ring attention (arXiv:2310.01889) with the online softmax of arXiv:1805.02867, section 3: one shard of the keys after the
 other, with a running maximum. Ranks send keys and values, or the latent from which each rank computes them.
 
-B rows, T tokens of queries, S tokens of one shard of keys, H heads, K KV heads, E value dim.
+B rows, T tokens of queries, S tokens of one shard of keys, H heads, K KV heads, D head dim, E value dim.
 """
 
 from __future__ import annotations

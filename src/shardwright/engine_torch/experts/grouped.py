@@ -1,6 +1,7 @@
 """The experts' grouped products: rows sorted by expert, each multiplied with the matrices of its own expert only.
 
-R rows, sorted by expert; M embed, F hidden units; E experts of this rank.
+R rows, sorted by expert; M embed, F hidden units; E experts of this rank; I and O the input and output widths of
+a matrix.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A layer of experts: token-expert assignments sorted by expert, dispatched to their experts, and combined by token.
 
 B rows, L tokens, M embed, E experts, K experts of a token, as the router has them; B rows of T tokens as they are dispatched;
-S tokens of one tile; X tokens in all; N assignments that an expert processes. All are sizes on one rank.
+S tokens of one tile; I tiles of a rank, J tiles of all; X tokens in all; N assignments that an expert processes; R rows
+sorted by expert. All others are sizes on one rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Products of tokens and weights, whose result may have a wider dtype than the operands."""
+"""Products of tokens and weights, whose result may have a wider dtype than the operands.
+
+I and O are the input and output widths of a weight.
+"""
 
 from __future__ import annotations
 

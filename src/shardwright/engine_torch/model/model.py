@@ -1,4 +1,7 @@
-"""A model of the table as modules: this rank's shards of its weights, and the summed loss of a batch."""
+"""A model of the table as modules: this rank's shards of its weights, and the summed loss of a batch.
+
+B rows, L tokens, M embed, V vocabulary.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Gradients are summed over all tokens of the global step and divided once, by their count, so neither microbatches nor ranks
 change a result. ``fully_shard`` sums the gradients of its weights: it reduce-scatters in every microbatch, and all-reduces over
 replicas in the last one. Gradients of other weights with replicas are summed after that, in one collective per set of axes.
+
+N layers with experts, E experts.
 """
 
 from __future__ import annotations
