@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from shardwright.core.plan import attention_kernels
 from shardwright.core.plan.attention_kernels import (
-    BACKENDS,
     KERNELS,
     LARGEST_BLOCK,
     NEEDS,
@@ -61,7 +61,7 @@ EXPECTED = {
 def test_each_backend_uses_its_fastest_kernel(case: str) -> None:
     attention = local_attention(PLANS[case])
     assert attention is not None
-    assert tuple(choose_attention(backend, attention).name for backend in BACKENDS) == EXPECTED[case]
+    assert tuple(choose_attention(backend, attention).name for backend in get_args(Backend)) == EXPECTED[case]
 
 
 def test_the_attention_of_one_device_is_read_from_the_plan() -> None:
@@ -105,7 +105,7 @@ def test_every_need_is_one_that_a_case_can_lack(need: str) -> None:
     assert any(need in kernel.needs for kernel in KERNELS)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", get_args(Backend))
 @pytest.mark.parametrize("heads", [1, 16, 128, 1024])
 def test_a_block_is_as_large_as_its_scores_permit(backend: Backend, heads: int) -> None:
     block = block_of(backend, heads)

@@ -12,14 +12,13 @@ from shardwright.core.boxes.boxes import (
     held_boxes,
     intersections,
     owned_boxes,
-    received,
-    receiving_from_outside,
     saves,
     shard_box,
 )
 from shardwright.core.boxes.coverage import coverage
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.spec import DimSpec, Spec
+from tests.core.received import received, receiving_from_outside
 
 RULES = ("padded", "nested")
 

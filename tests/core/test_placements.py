@@ -13,12 +13,11 @@ from shardwright.core.boxes.placements import (
     Shard,
     StridedShard,
     misnamed_dims,
-    placed_boxes,
-    placement_boxes,
     placements_of,
 )
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.spec import Spec
+from tests.core.placed import placed_boxes, placement_boxes
 
 MESH = Mesh.of(x=2, y=3, z=4)
 

@@ -16,9 +16,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwright.core.boxes.boxes import shard_box
-from shardwright.core.boxes.placements import Placement, Shard, StridedShard, placement_boxes, placements_of
+from shardwright.core.boxes.placements import Placement, Shard, StridedShard, placements_of
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
+from tests.core.placed import placement_boxes
 
 MESH = Mesh.of(x=2, y=3, z=4)
 ORDERS = [order for n in range(4) for order in permutations(MESH.names, n)]

@@ -38,8 +38,7 @@ def test_rows_are_those_of_the_reference(documents: list[str], length: int) -> N
             Rows(corpus=corpus, length=length)
         return
     rows = Rows(corpus=corpus, length=length)
-    assert len(rows) * length + rows.num_left_out == corpus.num_tokens
-    assert 0 <= rows.num_left_out < length
+    assert 0 <= corpus.num_tokens - len(rows) * length < length
     for index in range(len(rows)):
         row = rows[index]
         assert {name: values.dtype for name, values in row.items()} == dict(ROW_FIELDS)
@@ -55,7 +54,7 @@ def test_each_token_but_a_documents_first_is_a_target_once(documents: list[str],
     targets = [token for row in map(rows.__getitem__, range(len(rows))) for token in row["targets"][row["valid"]]]
     expected = [token for document in (*documents, "a" * length) for token in [*document.encode()[1:], END]]
     assert targets == expected[: len(targets)]
-    assert len(expected) - len(targets) <= rows.num_left_out
+    assert len(expected) - len(targets) <= corpus.num_tokens - len(rows) * length
 
 
 def test_no_row_shares_memory_with_the_corpus() -> None:

@@ -54,12 +54,10 @@ def crowded(package: Path) -> list[str]:
 
 
 def unlisted(package: Path) -> list[str]:
-    """Rooms whose docstring omits one of their files, or lists one that does not exist."""
+    """Folders whose docstring omits one of their files, or lists one that does not exist."""
     found = []
     for folder in sorted(path for path in package.rglob("*") if (path / "__init__.py").exists()):
         name = folder.relative_to(package).as_posix()
-        if len(folder.relative_to(package).parts) == 1 or name in ONE_FOR_EACH:
-            continue
         docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
         listed = {line.split()[0] for line in docstring.splitlines() if re.match(r"\w+[.]py ", line)}
         there = {path.name for path in folder.glob("*.py")} - {"__init__.py"}

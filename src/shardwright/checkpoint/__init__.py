@@ -1,5 +1,15 @@
 """The checkpoint store: boxes of tensors in safetensors files and a manifest. A checkpoint is complete or absent.
 
+directory.py   names of checkpoints in a run's folder, and who may write there
+save.py        a save: every process writes its boxes, one commits
+opened.py      an open checkpoint: any box of any tensor
+verified.py    reads of stored boxes against their digests
+reshard.py     which stored boxes are copied to which boxes of another layout
+expected.py    the tensors that a program expects against those of a checkpoint
+inspection.py  what a checkpoint holds, and whether it is intact, for the command line
+retention.py   which old checkpoints are deleted
+file_lock.py   an exclusive lock on a file
+
     save_checkpoint(out, point, tensors, boxes)       one process
     saving, join_save, write_part, commit             several processes
     latest(out), open_checkpoint(directory)           any box of any tensor, on any layout, verified

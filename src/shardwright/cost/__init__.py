@@ -1,6 +1,6 @@
 """The numbers of each chip with their sources, and the time of a plan on a machine. docs/cost.md is its page.
 
-chips.toml      one table of chips, read by chips.py
+chips.py        the table of chips, chips.toml: flops, memory, links, each with its source
 machine.py      the machine that --chips gives: a kind of chip and a shape
 links.py        which links the axes of a mesh use
 collectives.py  seconds of one collective, in closed form

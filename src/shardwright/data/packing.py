@@ -31,7 +31,7 @@ class Rows:
 
     Documents follow one another without padding. If a document does not fit into a row, it continues in the next row
     as an ordinary segment. The last tokens of the corpus, if they are fewer than ``length``, are in
-    no row; ``num_left_out`` counts them.
+    no row.
 
     ``tokens``     the ids.
     ``targets``    the next id of the document, even if it is in the next row; 0 where not valid.
@@ -44,8 +44,8 @@ class Rows:
     >>> corpus = Corpus(source="", tokenizer="bytes", tokens=np.array([97, 98, 99, 256, 100, 256, 101, 256], np.uint16),
     ...                 ends=np.array([4, 6, 8]))
     >>> rows = Rows(corpus=corpus, length=3)
-    >>> len(rows), rows.num_left_out
-    (2, 2)
+    >>> len(rows)
+    2
     >>> for name, values in rows[1].items():
     ...     print(f"{name:12}", *(values * 1))
     tokens       256 100 256
@@ -70,11 +70,6 @@ class Rows:
 
     def __len__(self) -> int:
         return self.corpus.num_tokens // self.length
-
-    @property
-    def num_left_out(self) -> int:
-        """Tokens at the end of the corpus that are in no row."""
-        return self.corpus.num_tokens % self.length
 
     def __getitem__(self, index: int) -> Row:
         """Row ``index``, 0 <= index < len(self)."""

@@ -1,5 +1,7 @@
 """The JAX engine: the mathematics of the models, and the plan lowered to shardings and collectives.
 
+own_program.py  shardings for a user's own pytree
+
 For your own program: ``device_mesh``, ``shapes_of``, ``named_shardings``, ``named_sharding``, ``partition_spec``.
 """
 

@@ -1,5 +1,11 @@
 """Reads files that users write into values with their source positions, and replaces a file atomically.
 
+text.py       the text of a file, and errors that point into it
+yaml_text.py  YAML to values with line and column
+json_text.py  JSON to values
+scalar.py     the value of a plain scalar in YAML
+replaced.py   a file replaced atomically
+
 Imports core and PyYAML only. Any fault of a file is one ``InputError`` that names the position.
 """
 

@@ -1,5 +1,8 @@
 """Model tables by name: ``build("deepseek3-671b", {"num_layers": "4"})``. No framework is loaded.
 
+overrides.py     any dimension of a model set from text
+hugging_face.py  names and dims of published checkpoints
+
 parts/       shared by families: rows of attention, feed-forward layers, experts, embedding and logits
 llama3/      test, 1b, 8b, 70b, 405b
 mixtral/     test, 8x7b, 8x22b

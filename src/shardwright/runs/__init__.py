@@ -1,5 +1,17 @@
 """A training run on any engine: it reads text, writes metrics and checkpoints, and joins its processes.
 
+run.py          a run from start to end
+loop.py         the loop over steps: record, save, end
+engine.py       the interface that an engine implements
+source.py       the rows that a run reads
+records.py      the record of a step
+journal.py      metrics.jsonl and TensorBoard
+earlier.py      which lines of an earlier run's metrics are kept
+saving.py       saves of one or of several processes
+resuming.py     at which checkpoint a run begins
+fingerprint.py  what must be equal for a run to continue as the same run
+hold.py         the lock of a run's folder
+
     run(options, plan, shown, connection=..., make_engine=...)      the entry point
 
 An engine supplies an ``Engine``, which trains the steps, and a ``Connection`` of its processes. The options and the

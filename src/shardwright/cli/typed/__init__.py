@@ -1,7 +1,7 @@
 """Command-line options as values, and the output of a command.
 
 options.py  the verbs and their options, as data
-values.py   lists in the value of one option
+values.py   the value of one option: `fsdp=2,expert=4`
 request.py  from the options to a request
 devices.py  the flag for simulated devices, set before JAX starts
 extras.py   the error for a package of an extra that is not installed

@@ -6,7 +6,7 @@ collectives.py  its collectives, tensor by tensor
 expansion.py    tensors that are expanded before they are sent
 invariance.py   loop-invariant values
 overlap.py      collectives with compute between start and done
-stands_for.py   collectives in place of another kind
+stands_for.py   recognises in the text an operation that stands in for a collective of another kind
 temporaries.py  the largest temporaries
 flops.py        flops of matrix products
 tool_chain.py   which compilers are installed

@@ -41,14 +41,6 @@ class Intersection:
     region: Box
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A region that a device needs and does not hold, and the devices that hold it, ascending."""
-
-    region: Box
-    holders: tuple[int, ...]
-
-
 def shard_range(size: int, splits: Iterable[tuple[int, int]], uneven: Uneven = "padded") -> tuple[int, int]:
     """The indices ``start <= i < stop`` of one shard of a dim of ``size``.
 
@@ -147,52 +139,3 @@ def intersections(target: Box, stored: Iterable[Box]) -> tuple[Intersection, ...
     """
     found = ((index, target.intersect(box)) for index, box in enumerate(stored))
     return tuple(Intersection(index, region) for index, region in found if region is not None)
-
-
-def received(source: Owned, target: Owned) -> tuple[tuple[Received, ...], ...]:
-    """For each device, the regions that it needs for ``target`` and does not hold in ``source``.
-
-    The distinct boxes of ``source`` must not overlap; those of a spec never do. The time grows with the number of
-    devices times the number of distinct boxes.
-
-    >>> mesh = Mesh.of(fsdp=2, expert=2)
-    >>> before, after = (owned_boxes(Spec.of(batch=axes), mesh, (8,)) for axes in (["fsdp", "expert"], ["fsdp"]))
-    >>> [" ".join(f"{r.region} from {r.holders}" for r in regions) for regions in received(before, after)]
-    ['2:4 from (1,)', '0:2 from (0,)', '6:8 from (3,)', '4:6 from (2,)']
-    """
-    assert len(source) == len(target), (len(source), len(target))
-    held = held_boxes(source)
-    return tuple(
-        tuple(
-            Received(found.region, held[found.index].devices)
-            for box in needed
-            for found in intersections(box, (one.box for one in held))
-            if device not in held[found.index].devices
-        )
-        for device, needed in enumerate(target)
-    )
-
-
-def receiving_from_outside(source: Owned, target: Owned, mesh: Mesh, axes: Iterable[str]) -> tuple[int, ...]:
-    """The devices that need data from outside their group over ``axes`` in a resharding from ``source`` to ``target``.
-
-    This decides the order of the axes on a dim. With the persistent axes before the gathered axes, an all-gather
-    over the gathered axes gives no device data from outside; in the reverse order, every device needs some:
-
-    >>> mesh = Mesh.of(fsdp=2, expert=4)
-    >>> after = owned_boxes(Spec.of(batch=["fsdp"]), mesh, (16,))
-    >>> receiving_from_outside(owned_boxes(Spec.of(batch=["fsdp", "expert"]), mesh, (16,)), after, mesh, ["expert"])
-    ()
-    >>> receiving_from_outside(owned_boxes(Spec.of(batch=["expert", "fsdp"]), mesh, (16,)), after, mesh, ["expert"])
-    (0, 1, 2, 3, 4, 5, 6, 7)
-
-    The law holds for ``nested`` boxes of any size. ``padded`` boxes keep it only where the axes divide the dim:
-    9 rows sharded by 2 x 4 have a box 4:6, which overlaps both 0:5 and 5:9.
-    """
-    axes = tuple(axes)
-    outside: list[int] = []
-    for device, regions in enumerate(received(source, target)):
-        group = set(mesh.group(device, axes))
-        if any(group.isdisjoint(region.holders) for region in regions):
-            outside.append(device)
-    return tuple(outside)

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.core.boxes.box import Box
-from shardwright.core.boxes.boxes import Owned, shard_range
+from shardwright.core.boxes.boxes import shard_range
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 
@@ -77,22 +76,6 @@ def _placement_of(spec: Spec, mesh: Mesh, axis: str) -> Placement:
     return Shard(dim) if split_factor == 1 else StridedShard(dim, split_factor)
 
 
-def placement_boxes(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int], device: int) -> tuple[Box, ...]:
-    """The boxes of ``device`` under ``placements``, by DTensor's definition: several if its rows have gaps.
-
-    >>> [str(box) for box in placement_boxes([StridedShard(0, 2)], Mesh.of(fsdp=4), (16,), 1)]
-    ['2:4', '10:12']
-    """
-    assert len(placements) == len(mesh.axes), (placements, mesh)
-    here = mesh.coordinates(device)
-    applied = [(placement, axis.size, here[axis.name]) for placement, axis in zip(placements, mesh.axes, strict=True)]
-    ranges = [
-        placement_rows(size, [one for one in applied if not isinstance(one[0], Replicate) and one[0].dim == dim])
-        for dim, size in enumerate(shape)
-    ]
-    return tuple(Box(tuple(a for a, _ in corner), tuple(b for _, b in corner)) for corner in product(*ranges))
-
-
 def placement_rows(size: int, applied: Iterable[tuple[Placement, int, int]]) -> tuple[RowRange, ...]:
     """The ranges of rows of one dim that a device holds, ascending, no two of them adjacent.
 
@@ -111,11 +94,6 @@ def placement_rows(size: int, applied: Iterable[tuple[Placement, int, int]]) -> 
             held += _rows_between(ranges, low, high)
         ranges = _joined(held)
     return tuple(ranges)
-
-
-def placed_boxes(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> Owned:
-    """The boxes of each device of the mesh under ``placements``."""
-    return tuple(placement_boxes(placements, mesh, shape, device) for device in range(mesh.num_devices))
 
 
 def misnamed_dims(spec: Spec, mesh: Mesh, shape: Sequence[int]) -> tuple[int, ...]:

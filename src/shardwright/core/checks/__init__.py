@@ -1,5 +1,23 @@
 """Checks of an entire plan. Each file holds one group; each check is a generator of drafts.
 
+tensors.py        properties of tensors that several checks use
+edits.py          changes of a request that may fix a finding
+replicas.py       SW101: replicated weights and activations
+two_dims.py       SW102: one axis on two dims
+idle.py           SW103: an axis that shards nothing
+units.py          SW104, SW107: dims that their axes do not divide
+choices.py        SW105: what `auto` chose
+rows.py           SW108: rows and tokens over their axes
+stages.py         SW110: layers and microbatches over stages
+unused.py         SW111: names that no tensor has
+storage.py        SW114, SW118: the storage dim
+strides.py        SW117: a mesh order that separates neighbours
+pays.py           SW121: whether a layout pays
+balance.py        SW122: load balancing without effect
+memory.py         SW312: the memory of a device
+expert_buffer.py  SW405: dropped tokens and the expert buffer
+engines.py        SW415: what an engine does not run
+
 A draft has candidates for a fix. ``check`` prints the first candidate that works: it plans the changed request, runs the
 checks again, and accepts the candidate if the finding is gone, or is only information, and no error is new.
 """

@@ -1,6 +1,6 @@
 """What the planner reads of a model.
 
 table.py       weights, activations, and moves between activations
-capacity.py    capacity of experts and of dispatch buffers
+capacity.py    how many assignments an expert and a receive buffer hold
 precision.py   dtypes of computations, stored results, transfers and sums
 """

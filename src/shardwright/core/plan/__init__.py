@@ -7,7 +7,7 @@ collectives.py        every collective of a training step
 fsdp_groups.py        which weights form one FSDP parameter group
 memory.py             bytes on one device
 moe_move.py           whether tokens are sent to experts or the experts' weights gathered
-attention_kernels.py  which attention kernel a device uses
+attention_kernels.py  which attention kernel a device uses under JAX
 expert_kernels.py     which kernel a device uses for its experts' products
 gate.py               the errors that keep a run from starting
 """

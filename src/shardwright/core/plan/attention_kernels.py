@@ -24,7 +24,6 @@ from shardwright.core.plan.plan import Plan
 Backend = Literal["cpu", "tpu", "gpu", "gpu with cuDNN"]
 KernelName = Literal["full", "splash", "cudnn", "triton", "blockwise"]
 
-BACKENDS: tuple[Backend, ...] = ("cpu", "tpu", "gpu", "gpu with cuDNN")
 ACCELERATORS: tuple[Backend, ...] = ("tpu", "gpu", "gpu with cuDNN")
 
 LARGEST_BLOCK: Mapping[Backend, int] = {"cpu": 128, **dict.fromkeys(ACCELERATORS, 512)}
@@ -131,7 +130,8 @@ def choose_attention(backend: Backend, attention: LocalAttention) -> ChosenKerne
     """The first kernel whose needs are met.
 
     >>> case = LocalAttention(rows=1, queries=4096, keys=4096, heads=16, width=128, value_width=128, dtype="bfloat16")
-    >>> [choose_attention(backend, case).name for backend in BACKENDS]
+    >>> backends = ("cpu", "tpu", "gpu", "gpu with cuDNN")
+    >>> [choose_attention(backend, case).name for backend in backends]
     ['blockwise', 'splash', 'triton', 'cudnn']
     >>> from dataclasses import replace
     >>> choose_attention("gpu", replace(case, queries=1024)).lacking

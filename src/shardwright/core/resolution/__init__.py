@@ -2,9 +2,9 @@
 
 request.py      what is planned: model, layout, devices, batch
 mesh_sizes.py   the size of each mesh axis
-resolve.py      the spec of each tensor, with every axis that is requested, and granted or refused
+resolve.py      the spec of each tensor, with every axis granted or refused; of heads and groups of tokens the order too
 storage.py      the dim that is sharded at rest and gathered for use
-order.py        the order of several axes on one dim
+order.py        the order of several axes on one dim: persistent, then gathered
 row_order.py    the order of a row's tokens over the devices that share it
 gradients.py    how each weight's gradient is reduced over each axis
 own_model.py    a user's own model as a table

@@ -1,7 +1,7 @@
 """Mixtures of experts: routing, dispatch, the experts' products, and combination.
 
 routing.py         the router's scores and the top-k experts of each token
-moe.py             a layer of experts, with its capacity
+moe.py             a layer of experts, and which assignments an expert drops
 exchange.py        all-to-all of rows to their experts' devices and back
 grouped.py         grouped products: each row times the matrices of its own expert
 grouped_blocks.py  the same, a block of rows at a time

@@ -8,7 +8,7 @@ implementations: a kernel (megablox, which JAX ships), or a loop over blocks of 
 make it multiply every row with every expert.
 
 Floating-point operations in a compiled program: the loop has each product once, for one block, and runs
-``num_blocks(sizes_E, kernel.rows)`` times, a number that the program does not contain. The forward pass has three products,
+once for each block of rows that an expert has, a number that the program does not contain. The forward pass has three products,
 the backward pass six, each with 2 x M x F operations a row.
 """
 

@@ -34,15 +34,6 @@ class Hidden(NamedTuple):
     up_RF: jax.Array
 
 
-def num_blocks(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
-    """The iterations of the loop, int32: each expert's rows are rounded up to full blocks.
-
-    >>> int(num_blocks(jnp.asarray([3, 0, 9]), 8))
-    3
-    """
-    return jnp.sum(_blocks_of(sizes_E, rows_of_block), dtype=jnp.int32)
-
-
 def activated(gate: jax.Array, up: jax.Array) -> jax.Array:
     """SwiGLU's hidden units (arXiv:2002.05202)."""
     return silu(gate) * up

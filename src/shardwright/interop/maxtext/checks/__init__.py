@@ -1,5 +1,17 @@
 """What a MaxText configuration decides silently, as findings with file and line.
 
+drafted.py         a finding before its fix is chosen, and edits of rules
+replicated.py      SW101, SW103: what an axis does not shard
+guard.py           SW101 past MaxText's own guard
+axis_conflicts.py  SW102: one axis on two dims
+dispatch.py        SW102 at the dispatch of tokens
+divisibility.py    SW107, SW108: dims that their axes do not divide
+names.py           SW111: names and axes that do not exist
+evaluation.py      SW111: rules of evaluation on the training mesh
+order.py           SW112: results that depend on the order of rules
+sources.py         SW112: values that another source replaces
+dialect.py         SW113: weights that Flax's dialects shard differently
+
 Each check is a generator over one imported configuration. A fix is resolved and checked before it is printed.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,3 @@ def read_module(path: Path) -> Module:
 def package_of(source: str) -> str:
     """The folder that a file's relative imports start from."""
     return Path(source).resolve().parent.name
-
-
-Modules = Mapping[str, Module]
