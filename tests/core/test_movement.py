@@ -10,7 +10,7 @@ from shardwright.core.boxes.boxes import owned_boxes
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.notation import parse
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.plan.movement import Collective, elements_per_device, movement, steps
+from shardwright.core.plan.movement import Collective, elements_per_device, movement, reshard_steps
 
 NAMES = ("x", "y", "z")
 
@@ -56,14 +56,14 @@ def test_a_collective_of_a_dim_that_does_not_divide_has_the_larger_shard() -> No
     ],
 )
 def test_only_axes_that_shard_nothing_in_the_end_are_gathered(before, after, kinds) -> None:
-    found = steps(parse(before), parse(after), [], Mesh.of(a=2, b=2, c=2))
+    found = reshard_steps(parse(before), parse(after), [], Mesh.of(a=2, b=2, c=2))
     assert [(step.kind, step.axes) for step in found] == kinds
 
 
 def test_a_sum_waits_until_its_axis_can_scatter_it() -> None:
     """The axis is to shard a dim after another that is not there yet: an all-reduce first would send twice as much."""
-    found = steps(parse("x y/b"), parse("x/b/a y"), ["a"], Mesh.of(a=2, b=2))
+    found = reshard_steps(parse("x y/b"), parse("x/b/a y"), ["a"], Mesh.of(a=2, b=2))
     assert [(step.kind, step.axes) for step in found] == [("all-to-all", ("b",)), ("reduce-scatter", ("a",))]
     # One that shards nothing in the end is all-reduced at once.
-    found = steps(parse("x y/b"), parse("x/b y"), ["a"], Mesh.of(a=2, b=2))
+    found = reshard_steps(parse("x y/b"), parse("x/b y"), ["a"], Mesh.of(a=2, b=2))
     assert [(step.kind, step.axes) for step in found] == [("all-reduce", ("a",)), ("all-to-all", ("b",))]

@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.checkpoint import open_checkpoint
 from shardwright.cli.main import main
-from shardwright.engine_jax.training.run import JaxEngine, Step
+from shardwright.engine_jax.training.run import JaxEngine, TrainStep
 
 TEXT = argparse.__file__
 """About 100 KB of the standard library."""
@@ -90,7 +90,7 @@ def compiled_once() -> Iterator[None]:
     """Runs of one plan and one schedule share their compiled step, for tests that do not test compilation."""
     compile_step, known = JaxEngine._compiled, {}
 
-    def compiled(self: JaxEngine) -> Step:
+    def compiled(self: JaxEngine) -> TrainStep:
         options = replace(self.options, out=Path(), stop_after=None, resume=False, checkpoint_every=None)
         key = repr((self.plan.request, options))
         if key not in known:

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.plan.movement import Step
+from shardwright.core.plan.movement import ReshardStep
 from shardwright.engine_jax.io import redistribute
 from shardwright.engine_jax.io.layer_io import Ring, index_of, size_of
 
@@ -69,7 +69,7 @@ def by_jax(sizes: Mapping[str, int], axes: tuple[str, ...]) -> Named:
     ring = Ring.over(Mesh.of(**sizes), axes)
 
     def all_of(own_18: jax.Array) -> dict[str, jax.Array]:
-        own, step = own_18[0], Step(kind="all-gather", axes=axes)
+        own, step = own_18[0], ReshardStep(kind="all-gather", axes=axes)
         passed_on, cotangent = jax.vjp(lambda array: redistribute.passed_on(array, ring), own)
         found = {
             "index": jnp.float32(index_of(axes)),
@@ -121,7 +121,7 @@ def test_a_ragged_exchange_has_groups_in_that_order_too(axes: tuple[str, ...]) -
 @pytest.mark.parametrize("which", ["minor", "major"])
 def test_a_hop_takes_a_subgroup_of_an_axis(which) -> None:
     sizes, subgroup = {"b": 2, "a": 4}, SubGroup(which=which, minor=2, major=2)
-    step = Step(kind="all-gather", axes=("a",), subgroup=subgroup)
+    step = ReshardStep(kind="all-gather", axes=("a",), subgroup=subgroup)
     groups = [[base + place for place in group] for base in (0, 4) for group in subgroup.groups]
     expected = by_hand(groups)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from shardwright.core.plan.movement import Step
+from shardwright.core.plan.movement import ReshardStep
 from shardwright.engine_jax.experts.exchange import (
     Exchange,
     _from_experts_in_chunks,
@@ -179,7 +179,9 @@ def test_gather_and_reduce_scatter_are_each_others_gradient() -> None:
     axes = ("expert", "context")
     x = np.random.default_rng(4).normal(size=(8, 2, EMBED)).astype(np.float32)
 
-    ring = TokenRing(gather=(Step(kind="all-gather", axes=axes),), scatter=(Step(kind="reduce-scatter", axes=axes),))
+    ring = TokenRing(
+        gather=(ReshardStep(kind="all-gather", axes=axes),), scatter=(ReshardStep(kind="reduce-scatter", axes=axes),)
+    )
 
     def both(x):
         full, pull = jax.vjp(partial(gathered, ring=ring), x[0])

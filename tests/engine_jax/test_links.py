@@ -15,7 +15,7 @@ from shardwright.core.layout.reading import read_layout
 from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.plan.movement import steps
+from shardwright.core.plan.movement import reshard_steps
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.layer_io import index_of, size_of
@@ -48,7 +48,7 @@ def test_every_device_ends_with_its_shard_of_the_sum(seed: int, mesh: Mesh) -> N
     rng = random.Random(seed)
     before, after = any_spec(rng), any_spec(rng)
     summed = tuple(axis for axis in MESH.names if axis not in before.axes and rng.random() < 0.5)
-    resharding = steps(before, after, summed, mesh)
+    resharding = reshard_steps(before, after, summed, mesh)
     full = np.random.default_rng(seed).integers(-99, 99, (8, 16, 8)).astype(np.float32)
 
     @partial(
@@ -74,8 +74,8 @@ def test_every_device_ends_with_its_shard_of_the_sum(seed: int, mesh: Mesh) -> N
 
 def test_only_a_partial_array_is_summed() -> None:
     before, after = Spec.build(NAMES, {"x": "a"}), Spec.build(NAMES, {"y": "a"})
-    assert [step.kind for step in steps(before, after, ["b"], MESH)] == ["all-reduce", "all-to-all"]
-    assert [step.kind for step in steps(before, after, [], MESH)] == ["all-to-all"]
+    assert [step.kind for step in reshard_steps(before, after, ["b"], MESH)] == ["all-reduce", "all-to-all"]
+    assert [step.kind for step in reshard_steps(before, after, [], MESH)] == ["all-to-all"]
 
 
 @pytest.mark.parametrize("sizes", [{"a": 8}, {"a": 4, "b": 2}, {"a": 2, "b": 2, "c": 2}])
@@ -83,7 +83,7 @@ def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) 
     axes = tuple(sizes)
     mesh = on_slice(Mesh(tuple(Axis(name=axis, size=size) for axis, size in sizes.items())))
     sharded, full = Spec.build(("x", "y"), {"x": axes}), Spec.build(("x", "y"), {})
-    gather, scatter = steps(sharded, full, (), mesh), steps(full, sharded, axes, mesh)
+    gather, scatter = reshard_steps(sharded, full, (), mesh), reshard_steps(full, sharded, axes, mesh)
     assert [step.kind for step in (*gather, *scatter)] == ["all-gather"] * 2 + ["reduce-scatter"] * 2
     array = np.random.default_rng(0).integers(-99, 99, (16, 4)).astype(np.float32)
 

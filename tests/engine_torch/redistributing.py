@@ -11,7 +11,7 @@ import torch
 from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.plan.movement import Step, steps
+from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.redistribute import exchanged, gathered, own_shard, redistribute, scattered, summed
 
@@ -29,12 +29,12 @@ def any_spec(rng: random.Random, mesh: Mesh) -> Spec:
     return Spec.build(NAMES, axes)
 
 
-def any_resharding(seed: int, mesh: Mesh) -> tuple[Spec, Spec, tuple[str, ...], tuple[Step, ...]]:
+def any_resharding(seed: int, mesh: Mesh) -> tuple[Spec, Spec, tuple[str, ...], tuple[ReshardStep, ...]]:
     """Two specs, the axes over which the array of the first one is partial, and the steps from the first to the second."""
     rng = random.Random(seed)
     before, after = any_spec(rng, mesh), any_spec(rng, mesh)
     axes = tuple(axis for axis in mesh.names if axis not in before.axes and rng.random() < 0.5)
-    return before, after, axes, steps(before, after, axes, mesh)
+    return before, after, axes, reshard_steps(before, after, axes, mesh)
 
 
 def ranks_on(mesh: Mesh) -> Ranks:

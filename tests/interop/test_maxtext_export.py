@@ -10,7 +10,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.interop.maxtext.export import export_maxtext
 from shardwright.interop.maxtext.importing import import_maxtext
 from shardwright.interop.maxtext.reading.reading import parse_rule_file
-from shardwright.interop.maxtext.resolution.tensors import Step, tensors_of
+from shardwright.interop.maxtext.resolution.tensors import StepShape, tensors_of
 from shardwright.interop.maxtext.sources import MaxTextRequest
 from shardwright.layouts import preset_names
 from shardwright.models import build
@@ -32,7 +32,7 @@ def at_rest_by_flax(plan: Plan, text: str) -> dict[str, tuple[tuple[str, ...], .
     assert rules is not None
     pipelined = "stage" in plan.mesh.names
     found = {}
-    for tensor in tensors_of(plan.request.table, Step(batch=8, length=64, pipelined=pipelined)):
+    for tensor in tensors_of(plan.request.table, StepShape(batch=8, length=64, pipelined=pipelined)):
         if tensor.kind == "weight":
             spec = logical_to_mesh_axes(tensor.names, tuple((line.name, line.axes) for line in rules)) or ()
             shardings = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]

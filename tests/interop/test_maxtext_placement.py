@@ -15,16 +15,16 @@ from shardwright.interop.maxtext.reading.reading import parse_given, parse_rule_
 from shardwright.interop.maxtext.reading.rules import Rule, rule
 from shardwright.interop.maxtext.reading.vocabulary import LOGICAL_NAMES
 from shardwright.interop.maxtext.resolution.placement import placed_under
-from shardwright.interop.maxtext.resolution.tensors import Step, tensors_of
+from shardwright.interop.maxtext.resolution.tensors import StepShape, tensors_of
 from shardwright.models import build, names
 from tests.interop.rule_files import CLEAN
 
 AXES = ("data", "fsdp", "fsdp_transpose", "context", "tensor", "expert")
-STEP = Step(batch=8, length=32, path="capacity")
+STEP = StepShape(batch=8, length=32, path="capacity")
 EXPERTS = (("activation_batch_moe", "data", "fsdp", "fsdp_transpose", "expert"), ("activation_exp", "expert"))
 
 
-def tensor_of(rules: list[Rule], sizes: dict[str, int], name: str, step: Step = STEP):
+def tensor_of(rules: list[Rule], sizes: dict[str, int], name: str, step: StepShape = STEP):
     configuration = merged([parse_rule_file("logical_axis_rules: []", "none.yml")])
     imported = placed_under(configuration, Mesh.of(**sizes), build("mixtral-test"), step).under(rules)
     return next(placed for placed in imported.placed if placed.tensor.name == name)
@@ -82,7 +82,7 @@ def test_rows_that_come_first_take_the_axis_from_the_experts():
 def test_with_the_flag_each_dim_is_resolved_alone_and_rows_lose_the_experts_axis():
     sizes = {"data": 2, "fsdp": 2, "fsdp_transpose": 2, "expert": 2}
     lines = [rule(*each) for each in EXPERTS]
-    step = Step(batch=8, length=32, path="capacity", peel=True)
+    step = StepShape(batch=8, length=32, path="capacity", peel=True)
     assert tensor_of(lines, sizes, "moe.dispatched", step).dim_axes == (
         ("expert",),
         ("data", "fsdp", "fsdp_transpose"),

@@ -6,19 +6,19 @@ import io
 
 from rich.text import Text
 
-from shardwright.report.text.columns import Column, Rows, aligned, natural_width, section
+from shardwright.report.text.columns import Column, RowGroup, aligned, natural_width, section
 from shardwright.report.text.terminal import to_text
 
 COLUMNS = [Column(header="name"), Column(header="what", flexible=True), Column(header="bytes", right=True)]
 
 
-def rows(*cells: tuple[str, str, str], heading: str | None = None) -> Rows:
-    return Rows(
+def rows(*cells: tuple[str, str, str], heading: str | None = None) -> RowGroup:
+    return RowGroup(
         cells=[[Text(cell) for cell in row] for row in cells], heading=None if heading is None else Text(heading)
     )
 
 
-def drawn(groups: list[Rows], width: int) -> str:
+def drawn(groups: list[RowGroup], width: int) -> str:
     return to_text(lambda _: aligned(COLUMNS, groups, width), io.StringIO(), width=200)
 
 
@@ -75,7 +75,7 @@ def test_a_cell_of_several_lines():
 
 def test_without_headers_there_is_no_line_for_them():
     columns = [Column(header=""), Column(header="")]
-    groups = [Rows(cells=[[Text("a"), Text("b")]])]
+    groups = [RowGroup(cells=[[Text("a"), Text("b")]])]
     assert to_text(lambda _: aligned(columns, groups, 80), io.StringIO()) == "  a  b\n"
 
 

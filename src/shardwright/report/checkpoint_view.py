@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.report.text.columns import Column, Rows, aligned, section
+from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
@@ -82,7 +82,7 @@ def _tensors(tensors: Sequence[Mapping[str, Any]], colors: AxisColors, width: in
         cells += [str(one["num_boxes"]), pretty_bytes(one["bytes"])]
         row = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
         groups.setdefault(group or leaf, []).append(row)
-    rows = [Rows(heading=Text(name, style="bold"), cells=cells) for name, cells in groups.items()]
+    rows = [RowGroup(heading=Text(name, style="bold"), cells=cells) for name, cells in groups.items()]
     return aligned(columns, rows, width)
 
 

@@ -16,7 +16,7 @@ from shardwright.core.plan.fsdp_groups import (
     trained,
     weight_of_layer,
 )
-from shardwright.core.plan.movement import Collective, StepKind, collectives, elements_per_device, movement
+from shardwright.core.plan.movement import Collective, ReshardKind, collectives, elements_per_device, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.resolution.request import FLOATS, Request
@@ -205,7 +205,7 @@ def _of_experts(
     # The gradients of the routing weights need the experts' outputs, so an all-to-all's combine is recomputed. The sums of
     # a ring only leave the layer.
     again = request.remat != "none" and (dispatch or not ring)
-    phases: Mapping[Phase, Sequence[tuple[StepKind, str]]]
+    phases: Mapping[Phase, Sequence[tuple[ReshardKind, str]]]
     phases = {"forward": forward, "recompute": forward if again else (), "backward": backward}
     for phase, found in phases.items():
         for kind, name in found:
@@ -222,7 +222,7 @@ def _of_experts(
                 yield replace(planned, ragged=kind == "all-to-all")
 
 
-def _each(kind: StepKind, tensors: Iterable[str]) -> Sequence[tuple[StepKind, str]]:
+def _each(kind: ReshardKind, tensors: Iterable[str]) -> Sequence[tuple[ReshardKind, str]]:
     return tuple((kind, tensor) for tensor in tensors)
 
 

@@ -10,7 +10,7 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import PRECISION, dtype_of
 from shardwright.core.model.table import DTYPE_BYTES, Move
-from shardwright.core.plan.movement import steps
+from shardwright.core.plan.movement import reshard_steps
 from shardwright.core.plan.plan import Memory, TensorPlan, layers_on_device
 from shardwright.core.resolution.request import Request
 
@@ -73,7 +73,7 @@ def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bo
     if move.kind not in ("queries", "keys") or not {move.source, move.target} <= set(rows):
         return False
     before, after = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
-    return not steps(before, after, (), mesh)
+    return not reshard_steps(before, after, (), mesh)
 
 
 def _at_the_logits(

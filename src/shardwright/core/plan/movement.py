@@ -27,17 +27,17 @@ from shardwright.core.mesh.hops import Hop, SubGroup, hops
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 
-StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "slice"]
+ReshardKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "slice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ReshardStep:
     """One step over ``axes``, major first, which removes them from the dim ``source`` and adds them to the dim ``target``.
 
     ``subgroup``: the groups inside the only axis that take the step, where it is not the entire axis.
     """
 
-    kind: StepKind
+    kind: ReshardKind
     axes: tuple[str, ...]
     source: str | None = None
     target: str | None = None
@@ -54,26 +54,26 @@ class Collective:
     subgroup: SubGroup | None = None
 
 
-def steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[Step, ...]:
+def reshard_steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[ReshardStep, ...]:
     """The steps that reshard a tensor from one spec to another, in order. ``partial``: the axes over which it is partial.
 
     ``before`` and ``after`` have the same logical axes, in any order. Axes of size 1 need no step.
 
     >>> from shardwright.core.mesh.notation import parse
     >>> mesh = Mesh.of(fsdp=2, expert=4)
-    >>> steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
+    >>> reshard_steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
     (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts', subgroup=None),)
     """
     return tuple(hop for step in _steps(before, after, tuple(partial), mesh) for hop in hopped(step, mesh))
 
 
-def hopped(step: Step, mesh: Mesh) -> tuple[Step, ...]:
+def hopped(step: ReshardStep, mesh: Mesh) -> tuple[ReshardStep, ...]:
     """The step itself, or the hops into which the mesh splits it."""
     return tuple(replace(step, axes=hop.axes, subgroup=hop.subgroup) for hop in _hops(step.kind, step.axes, 0, mesh))
 
 
 @lru_cache(maxsize=4096)
-def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> tuple[Step, ...]:
+def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> tuple[ReshardStep, ...]:
     # All layers of a plan have the same steps, and so do the plans that its findings try as fixes.
     assert set(before.logical_axes) == set(after.logical_axes), (str(before), str(after))
     return tuple(_StepSearch(before, after, partial, mesh).found())
@@ -101,13 +101,13 @@ def movement(
     return tuple(found)
 
 
-def collectives(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
+def collectives(kind: ReshardKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
     """One collective, or the hops into which the mesh splits it; ``elements`` of its operand or result, the larger."""
     for hop in _hops(kind, axes, elements, mesh):
         yield Collective(kind=kind, axes=hop.axes, elements_per_device=hop.elements, subgroup=hop.subgroup)
 
 
-def _hops(kind: StepKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Hop]:
+def _hops(kind: ReshardKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Hop]:
     return hops(kind, {axis: mesh.size(axis) for axis in axes}, elements, mesh.num_devices, mesh.whole_slice)
 
 
@@ -123,7 +123,7 @@ def _elements(axes_of: Mapping[str, Sequence[str]], shape: Mapping[str, int], me
     return elements
 
 
-def _apply(step: Step, held: Mapping[str, list[str]]) -> None:
+def _apply(step: ReshardStep, held: Mapping[str, list[str]]) -> None:
     """Change ``held``, the axes that shard each dim, as a step does."""
     for axis in step.axes:
         if step.source is not None:
@@ -141,39 +141,39 @@ class _StepSearch:
         sharding = {axis for axes in self.held.values() for axis in axes}
         self.partial = [axis for axis in mesh.larger_than_one(mesh.in_mesh_order(partial)) if axis not in sharding]
 
-    def found(self) -> Iterator[Step]:
+    def found(self) -> Iterator[ReshardStep]:
         while (step := self._next()) is not None:
             yield step
             _apply(step, self.held)
             self.partial = [axis for axis in self.partial if axis not in step.axes]
         assert self.held == self.wanted, (self.held, self.wanted)
 
-    def _next(self) -> Step | None:
+    def _next(self) -> ReshardStep | None:
         entering = {name: self._entering(name) for name in self.wanted}
         for name, axes in entering.items():
             if run := _leading(axes, lambda axis: self._dim_of(axis) is None and axis not in self.partial):
-                return Step(kind="slice", axes=run, target=name)
+                return ReshardStep(kind="slice", axes=run, target=name)
         for name, axes in entering.items():
             if run := _leading(axes, lambda axis: axis in self.partial):
-                return Step(kind="reduce-scatter", axes=run, target=name)
+                return ReshardStep(kind="reduce-scatter", axes=run, target=name)
         wanted = {axis for axes in self.wanted.values() for axis in axes}
         if replicated := tuple(axis for axis in self.partial if axis not in wanted):
-            return Step(kind="all-reduce", axes=replicated)
+            return ReshardStep(kind="all-reduce", axes=replicated)
         for name, axes in entering.items():
             for source, held in self.held.items():
                 run = _leading(axes, lambda axis, held=held: axis in held)
                 # Only the most minor axes of a dim can be removed, and all that move are removed in one step.
                 if run and source != name and tuple(held[len(held) - len(run) :]) == run:
-                    return Step(kind="all-to-all", axes=run, source=source, target=name)
+                    return ReshardStep(kind="all-to-all", axes=run, source=source, target=name)
         leaving = {name: self._leaving(name) for name in self.held}
         for name, axes in leaving.items():
             minor = _leading(axes[::-1], lambda axis: axis not in wanted)[::-1]
             if minor:
-                return Step(kind="all-gather", axes=minor, source=name)
+                return ReshardStep(kind="all-gather", axes=minor, source=name)
         # Axes that change their order, or that other axes block: the dim is replicated over them for a moment.
         for name, axes in leaving.items():
             if axes:
-                return Step(kind="all-gather", axes=tuple(axes), source=name)
+                return ReshardStep(kind="all-gather", axes=tuple(axes), source=name)
         return None
 
     def _entering(self, name: str) -> list[str]:

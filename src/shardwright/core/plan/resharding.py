@@ -12,7 +12,7 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import sent_dtype, summed_dtype
 from shardwright.core.model.table import Move, as_torch_stores
-from shardwright.core.plan.movement import Step, steps
+from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.core.plan.plan import TensorPlan
 from shardwright.core.resolution.gradients import partial_axes, partial_gradient_axes
 from shardwright.core.resolution.request import Request
@@ -36,12 +36,12 @@ class Resharding:
     cotangent_partial: tuple[str, ...]
     shape: Mapping[str, int]
 
-    def forward(self, mesh: Mesh) -> tuple[Step, ...]:
-        return steps(self.before, self.after, self.partial, mesh)
+    def forward(self, mesh: Mesh) -> tuple[ReshardStep, ...]:
+        return reshard_steps(self.before, self.after, self.partial, mesh)
 
-    def backward(self, mesh: Mesh) -> tuple[Step, ...]:
+    def backward(self, mesh: Mesh) -> tuple[ReshardStep, ...]:
         """The steps of the cotangent."""
-        return steps(self.after, self.before, self.cotangent_partial, mesh)
+        return reshard_steps(self.after, self.before, self.cotangent_partial, mesh)
 
 
 def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Resharding:

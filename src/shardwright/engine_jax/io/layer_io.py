@@ -18,7 +18,7 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.attention_kernels import UNPLANNED, ChosenKernel
 from shardwright.core.plan.expert_kernels import ExpertKernel
-from shardwright.core.plan.movement import Step
+from shardwright.core.plan.movement import ReshardStep
 from shardwright.core.resolution.row_order import IN_ORDER
 
 Params = Mapping[str, jax.Array]
@@ -75,8 +75,8 @@ class AttentionLinks:
 class TokenRing:
     """Expert parallelism by a ring: the steps that gather all tokens on every device, and those that reduce-scatter its outputs."""
 
-    gather: tuple[Step, ...]
-    scatter: tuple[Step, ...]
+    gather: tuple[ReshardStep, ...]
+    scatter: tuple[ReshardStep, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

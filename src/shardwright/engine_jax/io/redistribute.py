@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from shardwright.core.plan.movement import Step
+from shardwright.core.plan.movement import ReshardStep
 from shardwright.engine_jax.io.layer_io import Ring, index_of, size_of
 
 
-def redistribute(array: jax.Array, steps: Iterable[Step], names: Sequence[str]) -> jax.Array:
+def redistribute(array: jax.Array, steps: Iterable[ReshardStep], names: Sequence[str]) -> jax.Array:
     """A local shard after the steps of a resharding; ``names`` are the logical axes of its dims."""
 
     def dim(name: str | None) -> int:
@@ -42,12 +42,12 @@ def own_shard(array: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(array, index_of(axes) * size, size, dim)
 
 
-def gathered(array: jax.Array, step: Step, dim: int) -> jax.Array:
+def gathered(array: jax.Array, step: ReshardStep, dim: int) -> jax.Array:
     """The shards of all devices, concatenated along ``dim``."""
     return jax.lax.all_gather(array, step.axes, axis=dim, tiled=True, axis_index_groups=_groups(step))
 
 
-def scattered(array: jax.Array, step: Step, dim: int) -> jax.Array:
+def scattered(array: jax.Array, step: ReshardStep, dim: int) -> jax.Array:
     """This device's shard, along ``dim``, of the sum over all devices."""
     return jax.lax.psum_scatter(array, step.axes, scatter_dimension=dim, tiled=True, axis_index_groups=_groups(step))
 
@@ -58,5 +58,5 @@ def passed_on(array: jax.Array, ring: Ring) -> jax.Array:
     return jax.lax.ppermute(array, ring.in_mesh_order, onward)
 
 
-def _groups(step: Step) -> list[list[int]] | None:
+def _groups(step: ReshardStep) -> list[list[int]] | None:
     return None if step.subgroup is None else [list(group) for group in step.subgroup.groups]

@@ -19,7 +19,7 @@ from shardwright.core.model.precision import in_use_dtype
 from shardwright.core.model.table import Move, Weight
 from shardwright.core.plan.attention_kernels import Backend, choose_attention, local_attention
 from shardwright.core.plan.expert_kernels import choose_expert_kernel
-from shardwright.core.plan.movement import Step, hopped, steps
+from shardwright.core.plan.movement import ReshardStep, hopped, reshard_steps
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
@@ -81,8 +81,8 @@ class _Resharding(NamedTuple):
     move: Move
     component: str
     names: tuple[str, ...]
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: tuple[ReshardStep, ...]
+    backward: tuple[ReshardStep, ...]
     shape: tuple[int, ...]
 
     @classmethod
@@ -125,9 +125,9 @@ class _Use(NamedTuple):
     """
 
     names: tuple[str, ...]
-    gathered: tuple[Step, ...]
-    scattered: tuple[Step, ...]
-    sliced: tuple[Step, ...]
+    gathered: tuple[ReshardStep, ...]
+    scattered: tuple[ReshardStep, ...]
+    sliced: tuple[ReshardStep, ...]
     replicated_gradient: tuple[str, ...]
     dtype: str
     dtype_at_rest: str
@@ -194,9 +194,9 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, planned: WeightResharding)
     mesh = plan.mesh
     return _Use(
         names=planned.at_rest.logical_axes,
-        gathered=steps(planned.at_rest, planned.gathered, (), mesh),
-        sliced=steps(planned.gathered, planned.operand, (), mesh),
-        scattered=steps(planned.gathered, planned.at_rest, planned.scattered, mesh),
+        gathered=reshard_steps(planned.at_rest, planned.gathered, (), mesh),
+        sliced=reshard_steps(planned.gathered, planned.operand, (), mesh),
+        scattered=reshard_steps(planned.gathered, planned.at_rest, planned.scattered, mesh),
         replicated_gradient=planned.replicated_gradient,
         dtype=in_use_dtype(weight, plan.request.dtype),
         dtype_at_rest=row.dtype,
@@ -252,6 +252,6 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
 
 def _token_ring(axes: tuple[str, ...], mesh: Mesh) -> TokenRing:
     return TokenRing(
-        gather=hopped(Step(kind="all-gather", axes=axes), mesh),
-        scatter=hopped(Step(kind="reduce-scatter", axes=axes), mesh),
+        gather=hopped(ReshardStep(kind="all-gather", axes=axes), mesh),
+        scatter=hopped(ReshardStep(kind="reduce-scatter", axes=axes), mesh),
     )

@@ -22,7 +22,7 @@ from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
 Arrays = State[jax.Array]
-Step = Callable[[Arrays, Mapping[str, jax.Array]], tuple[Arrays, Metrics[jax.Array]]]
+TrainStep = Callable[[Arrays, Mapping[str, jax.Array]], tuple[Arrays, Metrics[jax.Array]]]
 
 
 def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
@@ -42,7 +42,7 @@ class JaxEngine:
         self._mesh = device_mesh(plan.mesh)
         self._feed = feed_of(plan, batch_sharding(plan, self._mesh))
         self._state: Arrays | None = None
-        self._step: Step | None = None
+        self._step: TrainStep | None = None
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -64,7 +64,7 @@ class JaxEngine:
     def prepare(self) -> None:
         self._step = self._compiled()
 
-    def _compiled(self) -> Step:
+    def _compiled(self) -> TrainStep:
         step = train_step(self.plan, self._mesh, optimizer_options(self.options))
         return step.lower(abstract_state(self.plan, self._mesh), abstract_batch(self.plan, self._mesh)).compile()
 

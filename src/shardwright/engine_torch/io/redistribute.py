@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
-from shardwright.core.plan.movement import Step
+from shardwright.core.plan.movement import ReshardStep
 from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.private import all_gather, reduce_scatter
 
 
-def redistribute(array: torch.Tensor, steps: Iterable[Step], names: Sequence[str], ranks: Ranks) -> torch.Tensor:
+def redistribute(array: torch.Tensor, steps: Iterable[ReshardStep], names: Sequence[str], ranks: Ranks) -> torch.Tensor:
     """A local shard after the steps of a resharding; ``names`` are the logical axes of its dims.
 
     Autograd does not differentiate it: the core gives the steps of the backward pass too.

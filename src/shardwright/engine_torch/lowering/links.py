@@ -18,7 +18,7 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import in_use_dtype
 from shardwright.core.model.table import Move
-from shardwright.core.plan.movement import Step, steps
+from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
@@ -73,8 +73,8 @@ class _Resharding:
     source: str
     target: str
     dims: tuple[str, ...]
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: tuple[ReshardStep, ...]
+    backward: tuple[ReshardStep, ...]
     shape: tuple[int, ...]
     ranks: Ranks
 
@@ -117,7 +117,7 @@ class _Use:
     """
 
     dims: tuple[str, ...]
-    sliced: tuple[Step, ...]
+    sliced: tuple[ReshardStep, ...]
     counts: bool
     dtype: torch.dtype
     reduce_dtype: torch.dtype
@@ -129,7 +129,7 @@ class _Use:
         planned = weight_reshardings(plan.request, plan.mesh, plan.by_name[name])[component]
         return cls(
             dims=planned.gathered.logical_axes,
-            sliced=steps(planned.gathered, planned.operand, (), plan.mesh),
+            sliced=reshard_steps(planned.gathered, planned.operand, (), plan.mesh),
             counts=all(plan.mesh.coordinates(ranks.rank)[axis] == 0 for axis in planned.replicated_gradient),
             dtype=torch_dtype(in_use_dtype(weight, plan.request.dtype)),
             reduce_dtype=torch_dtype(planned.reduce_dtype),

@@ -26,7 +26,7 @@ from shardwright.runs import StepMetrics, run
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
-Step = Callable[[State, Params], StepMetrics]
+TrainStep = Callable[[State, Params], StepMetrics]
 
 
 def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
@@ -57,7 +57,7 @@ class TorchEngine:
         self._feed = feed_of(plan, dist.get_rank(), self._device)
         self._model: Model | None = None
         self._state: State | None = None
-        self._step: Step = train_step(plan, optimizer_options(options))
+        self._step: TrainStep = train_step(plan, optimizer_options(options))
 
     @property
     def versions(self) -> Mapping[str, str]:

@@ -19,7 +19,7 @@ from shardwright.interop.maxtext.reading.rules import Rule, rule
 from shardwright.interop.maxtext.reading.sizes import size_key
 from shardwright.interop.maxtext.reading.vocabulary import AXES
 from shardwright.interop.maxtext.resolution.flax_resolution import resolve
-from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, Step, tensors_of
+from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, StepShape, tensors_of
 
 AXIS_OF_ROLE = {
     "data": "data",
@@ -118,7 +118,7 @@ def _axes_are_known(plan: Plan) -> None:
 def _planned_tensors(plan: Plan) -> list[PlannedTensor]:
     request = plan.request
     stages = any(plan.mesh.size(a) > 1 for a in request.layout.axes_with("stage", "attention"))
-    step = Step(batch=request.batch, length=request.length, path="capacity", pipelined=stages)
+    step = StepShape(batch=request.batch, length=request.length, path="capacity", pipelined=stages)
     found = []
     for tensor in tensors_of(request.table, step):
         planned = _as_planned(plan, tensor)

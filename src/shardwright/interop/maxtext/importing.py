@@ -22,7 +22,7 @@ from shardwright.interop.maxtext.reading.sizes import Devices, sized
 from shardwright.interop.maxtext.reading.vocabulary import ALWAYS_ONE, AXES, FILLS, SIZE_KEY_NAMES
 from shardwright.interop.maxtext.resolution.annotations import EXPERT_NAMES, MoePath
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed, placed_under
-from shardwright.interop.maxtext.resolution.tensors import Step
+from shardwright.interop.maxtext.resolution.tensors import StepShape
 from shardwright.interop.maxtext.roles import layout_of
 from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
 
@@ -189,7 +189,7 @@ def _with_divisible_rows(imported: Imported, chosen: dict[str, str]) -> Imported
 
 def _step(
     request: MaxTextRequest, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]
-) -> Step:
+) -> StepShape:
     per_device, length = configuration.value_of("per_device_batch_size"), configuration.value_of("max_target_length")
     batch = request.batch or (max(1, int(float(per_device) * devices)) if per_device else None)
     tokens = request.length or (int(float(length)) if length else None)
@@ -199,7 +199,7 @@ def _step(
     if tokens is None:
         tokens = table.natural_length or 4096
         chosen["--length"] = str(tokens)
-    return Step(
+    return StepShape(
         batch=batch,
         length=tokens,
         weight_dtype=_dtype(configuration, "weight_dtype", "float32"),

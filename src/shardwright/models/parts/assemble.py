@@ -11,7 +11,7 @@ from shardwright.models.parts.ends import ends
 from shardwright.models.parts.experts import PublishedNames, experts_feed_forward
 from shardwright.models.parts.feed_forward import dense_feed_forward, feed_forward_norms
 from shardwright.models.parts.latent_attention import latent_attention
-from shardwright.models.parts.rows import Rows, joined, num_layers
+from shardwright.models.parts.rows import TableRows, joined, num_layers
 from shardwright.models.parts.size import Natural
 
 
@@ -31,7 +31,7 @@ def assemble(
         if isinstance(attention, GroupedQueryAttention)
         else latent_attention(architecture, attention),
         feed_forward_norms(architecture),
-        dense_feed_forward(architecture, architecture.mlp) if architecture.mlp else Rows(),
+        dense_feed_forward(architecture, architecture.mlp) if architecture.mlp else TableRows(),
     ]
     if experts is not None:
         assert names is not None

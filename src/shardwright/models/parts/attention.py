@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from shardwright.core.model.table import Activation, Move
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
-from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+from shardwright.models.parts.rows import TableRows, kernel, norm, num_layers, over_tokens
 
 HEADS = (("attention", "heads"), ("attention", "kv_heads"))
 
 
-def grouped_query_attention(architecture: Architecture, attention: GroupedQueryAttention) -> Rows:
+def grouped_query_attention(architecture: Architecture, attention: GroupedQueryAttention) -> TableRows:
     """Weights of every stack, and the activations and moves that all layers share."""
     num = num_layers(architecture.stacks)
     kv = ("batch", "length", "kv_heads", "head_dim")
     kv_attended = ("batch", "kv_length", "kv_heads", "head_dim")
     mask_rows, query_rows = mask_inputs(), queries(num, value_sizes=None)
-    return Rows(
+    return TableRows(
         weights=tuple(
             weight
             for stack in architecture.stacks
@@ -54,7 +54,7 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
     )
 
 
-def queries(num: int, value_sizes: Mapping[str, int] | None) -> Rows:
+def queries(num: int, value_sizes: Mapping[str, int] | None) -> TableRows:
     """Queries as projected and as they attend, and the outputs of attention in both layouts. ``value_sizes``: dims of
     values whose size is not that of queries."""
     query_axes, attended_axes = ("batch", "length", "heads", "head_dim"), ("batch", "q_length", "heads", "head_dim")
@@ -64,7 +64,7 @@ def queries(num: int, value_sizes: Mapping[str, int] | None) -> Rows:
             name=f"attention.{name}", component="attention", logical_axes=logical_axes, num=num, sizes=sizes
         )
 
-    return Rows(
+    return TableRows(
         activations=(
             row("queries", query_axes),
             row("queries_attended", attended_axes),
@@ -85,11 +85,11 @@ def queries(num: int, value_sizes: Mapping[str, int] | None) -> Rows:
     )
 
 
-def mask_inputs() -> Rows:
+def mask_inputs() -> TableRows:
     """Positions and segments, from which the attention mask is made, for queries and keys. Resharded once a step, not per layer."""
     what = ("positions", "segments")
     sides = {"": "length", "q_": "q_length", "kv_": "kv_length"}
-    return Rows(
+    return TableRows(
         activations=tuple(
             Activation(
                 name=f"attention.{side}{of}", component="attention", logical_axes=("batch", length), dtype="int32"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.core.model.precision import PRECISION, own_dtype
 from shardwright.core.model.table import Activation, Move, Weight
 from shardwright.models.parts.architecture import Architecture
-from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+from shardwright.models.parts.rows import TableRows, kernel, norm, num_layers, over_tokens
 
 TOKENS = ("batch", "length")
 STREAM = ("batch", "length", "embed")
@@ -16,7 +16,7 @@ NO_DOCUMENT = 0
 """The segment of padding: tokens that belong to no document and are not routed to an expert."""
 
 
-def ends(architecture: Architecture) -> Rows:
+def ends(architecture: Architecture) -> TableRows:
     """Embedding, residual stream, final norm and logits. Tied: one weight, used in both components."""
     num = num_layers(architecture.stacks)
 
@@ -24,7 +24,7 @@ def ends(architecture: Architecture) -> Rows:
         dtype = "bool" if name.endswith(".valid") else "int32"
         return Activation(name=name, component=component, logical_axes=logical_axes, dtype=dtype)
 
-    return Rows(
+    return TableRows(
         weights=(*_kernels(architecture), _final_norm(architecture)),
         activations=(
             *(integers(f"input.{what}", "input", *TOKENS) for what in BATCH_FIELDS),

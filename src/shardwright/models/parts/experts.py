@@ -8,7 +8,7 @@ from shardwright.core.model.precision import PRECISION, own_dtype
 from shardwright.core.model.table import Activation, Initializer, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Experts, Stack
 from shardwright.models.parts.feed_forward import feed_forward
-from shardwright.models.parts.rows import LAYER, Rows, in_layers_of, joined, kernel, num_layers, over_tokens
+from shardwright.models.parts.rows import LAYER, TableRows, in_layers_of, joined, kernel, num_layers, over_tokens
 
 TOKENS = ("batch", "length")
 GROUPED = ("batch", "groups", "tokens")
@@ -29,12 +29,12 @@ class PublishedNames:
     shared: str = ""
 
 
-def experts_feed_forward(architecture: Architecture, experts: Experts, names: PublishedNames) -> Rows:
+def experts_feed_forward(architecture: Architecture, experts: Experts, names: PublishedNames) -> TableRows:
     """The feed-forward layers of the stacks that have experts, including shared experts."""
     stacks = tuple(stack for stack in architecture.stacks if stack.experts)
     if not stacks:
-        return Rows()
-    routed = Rows(
+        return TableRows()
+    routed = TableRows(
         weights=tuple(weight for stack in stacks for weight in _weights(architecture, experts, names, stack)),
         activations=in_layers_of(stacks, _activations(experts, num_layers(stacks))),
         moves=(

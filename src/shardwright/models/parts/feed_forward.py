@@ -5,19 +5,21 @@ from __future__ import annotations
 from shardwright.core.model.table import Activation, Move, Weight
 from shardwright.models.parts.architecture import Architecture, Stack
 from shardwright.models.parts.attention import projected
-from shardwright.models.parts.rows import Rows, in_layers_of, kernel, norm, num_layers, over_tokens
+from shardwright.models.parts.rows import TableRows, in_layers_of, kernel, norm, num_layers, over_tokens
 
 
-def dense_feed_forward(architecture: Architecture, width: int) -> Rows:
+def dense_feed_forward(architecture: Architecture, width: int) -> TableRows:
     """The feed-forward layers of the stacks without experts; activations are named ``mlp.*``."""
     stacks = tuple(stack for stack in architecture.stacks if not stack.experts)
     return feed_forward(architecture, stacks, width, "mlp", "mlp")
 
 
-def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: int, name: str, published: str) -> Rows:
+def feed_forward(
+    architecture: Architecture, stacks: tuple[Stack, ...], width: int, name: str, published: str
+) -> TableRows:
     """Rows named ``name.*`` in component ``mlp``. ``published`` is their name inside a layer of a checkpoint."""
     if not stacks:
-        return Rows()
+        return TableRows()
     num = num_layers(stacks)
     hidden = Activation(
         name=f"{name}.hidden",
@@ -26,7 +28,7 @@ def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: i
         num=num,
         sizes={"mlp": width},
     )
-    return Rows(
+    return TableRows(
         weights=tuple(
             _kernel(architecture, stack, width, name, published, which)
             for stack in stacks
@@ -42,9 +44,9 @@ def feed_forward(architecture: Architecture, stacks: tuple[Stack, ...], width: i
     )
 
 
-def feed_forward_norms(architecture: Architecture) -> Rows:
+def feed_forward_norms(architecture: Architecture) -> TableRows:
     """The scale of the norm before each feed-forward layer, which belongs to the residual stream."""
-    return Rows(
+    return TableRows(
         weights=tuple(
             norm(
                 stack,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from shardwright.core.model.table import Activation, Move
 from shardwright.models.parts.architecture import Architecture, LatentAttention, Stack
 from shardwright.models.parts.attention import attention_norm, mask_inputs, output_kernel, projected, queries
-from shardwright.models.parts.rows import Rows, kernel, norm, num_layers, over_tokens
+from shardwright.models.parts.rows import TableRows, kernel, norm, num_layers, over_tokens
 
 FEEDS_HEADS = (*over_tokens("attention"), ("attention", "heads"))
 """All heads use the output of a down-projection: its gradient is partial over the axes that shard heads."""
 
 
-def latent_attention(architecture: Architecture, attention: LatentAttention) -> Rows:
+def latent_attention(architecture: Architecture, attention: LatentAttention) -> TableRows:
     """Weights of every stack, and the activations and moves that all layers share."""
     num = num_layers(architecture.stacks)
 
@@ -25,7 +25,7 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
 
     values = {"head_dim": attention.value_dim}
     mask_rows, query_rows = mask_inputs(), queries(num, values)
-    return Rows(
+    return TableRows(
         weights=tuple(
             weight
             for stack in architecture.stacks

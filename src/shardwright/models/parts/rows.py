@@ -13,7 +13,7 @@ LAYER = "model.layers.{layer}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class TableRows:
     """Weights, activations and moves of one part of a model."""
 
     weights: tuple[Weight, ...] = ()
@@ -21,10 +21,10 @@ class Rows:
     moves: tuple[Move, ...] = ()
 
 
-def joined(groups: Iterable[Rows]) -> Rows:
+def joined(groups: Iterable[TableRows]) -> TableRows:
     """All rows of all groups, in order."""
     groups = tuple(groups)
-    return Rows(
+    return TableRows(
         weights=tuple(row for group in groups for row in group.weights),
         activations=tuple(row for group in groups for row in group.activations),
         moves=tuple(row for group in groups for row in group.moves),

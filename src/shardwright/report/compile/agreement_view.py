@@ -11,7 +11,7 @@ from rich.text import Text
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.matching import AgreementRow
 from shardwright.compiled.agreement.rewrites import REWRITES
-from shardwright.report.text.columns import INDENT, Column, Rows, aligned
+from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.units import pretty_bytes, several
 
@@ -33,7 +33,7 @@ def agreement_table(agreement: Agreement, colors: AxisColors, width: int) -> Ren
     groups = []
     for component in dict.fromkeys(row.component for row in agreement.rows):
         cells = [_cells(row, letters, colors, timed) for row in agreement.rows if row.component == component]
-        groups.append(Rows(heading=Text(component or "without a name", style="bold"), cells=cells))
+        groups.append(RowGroup(heading=Text(component or "without a name", style="bold"), cells=cells))
     return Group(
         aligned(columns, groups, width),
         Text(""),

@@ -10,7 +10,7 @@ from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.reading.program import CompiledProgram, Temporary
 from shardwright.core.plan.plan import Plan
 from shardwright.report.plan.memory_view import BAR, BAR_WIDTH
-from shardwright.report.text.columns import GAP, INDENT, Column, Rows, aligned
+from shardwright.report.text.columns import GAP, INDENT, Column, RowGroup, aligned
 from shardwright.report.text.units import pretty_bytes
 
 SHOWN = 10
@@ -58,7 +58,7 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
             style = "bold" if name in ("total", "peak") else ""
             bar = Text(BAR * round(longest * max(0, number) / full), style="cyan")
             cells.append([Text(name, style=style), Text(f"{number:,}", style=style), Text(pretty_bytes(number)), bar])
-        rows.append(Rows(heading=Text(heading, style="dim"), cells=cells))
+        rows.append(RowGroup(heading=Text(heading, style="dim"), cells=cells))
     columns = [Column(header="part"), Column(header="bytes", right=True), Column(header="", right=True)]
     columns.append(Column(header="", flexible=True))
     text = (
@@ -73,7 +73,7 @@ def temporaries_table(program: CompiledProgram, width: int) -> RenderableType:
     largest = sorted(program.memory.largest, key=lambda one: -one.bytes_per_device)[:SHOWN]
     columns = [Column(header="", right=True), Column(header="what"), Column(header="whose"), Column(header="made by")]
     columns.append(Column(header="at", flexible=True))
-    return aligned(columns, [Rows(cells=[_temporary(one) for one in largest])], width)
+    return aligned(columns, [RowGroup(cells=[_temporary(one) for one in largest])], width)
 
 
 def _temporary(one: Temporary) -> list[Text]:

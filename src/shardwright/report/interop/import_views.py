@@ -17,7 +17,7 @@ from shardwright.interop.layout_text import layout_text
 from shardwright.interop.torchtitan.importing import TorchTitanImport
 from shardwright.interop.torchtitan.rows import StepRows
 from shardwright.report.plan.findings_view import counted, findings_list
-from shardwright.report.text.columns import INDENT, Column, Rows, aligned, section
+from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned, section
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_count, several
 
@@ -39,7 +39,7 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
         if groups:
             cells = [[Text(name), Text(_ranks(ranks))] for name, ranks in groups.items()]
             columns = [Column(header="group"), Column(header="ranks in the group of rank 0", flexible=True)]
-            sections.append(section("groups", aligned(columns, [Rows(cells=cells)], width)))
+            sections.append(section("groups", aligned(columns, [RowGroup(cells=cells)], width)))
         return Group(*sections, *layout_section(found.layout), *findings_section(found.findings, width))
 
     return view
@@ -90,7 +90,7 @@ def hugging_face_view(found: HuggingFaceImport) -> View:
             Column(header="dims", flexible=True),
         ]
         if found.model is not None:
-            sections.append(section("weights", aligned(columns, [Rows(cells=cells)], width)))
+            sections.append(section("weights", aligned(columns, [RowGroup(cells=cells)], width)))
         return Group(*sections, *layout_section(found.layout), *findings_section(found.findings, width))
 
     return view

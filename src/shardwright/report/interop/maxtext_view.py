@@ -12,7 +12,7 @@ from shardwright.interop.maxtext.importing import MaxTextImport
 from shardwright.interop.maxtext.reading.rules import names_of
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 from shardwright.report.interop.import_views import findings_section, heading, layout_section
-from shardwright.report.text.columns import Column, Rows, aligned, section
+from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
@@ -71,7 +71,7 @@ def _table(imported: Imported, tensors: Sequence[Placed], colors: AxisColors, wi
     for placed in tensors:
         groups.setdefault(placed.tensor.component, []).append(placed)
     rows = [
-        Rows(
+        RowGroup(
             heading=Text(component, style="bold"),
             cells=[
                 [

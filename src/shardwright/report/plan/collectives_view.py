@@ -7,7 +7,7 @@ from rich.text import Text
 
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan, PlannedCollective
-from shardwright.report.text.columns import Column, Rows, aligned
+from shardwright.report.text.columns import Column, RowGroup, aligned
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
 
@@ -32,7 +32,7 @@ def collectives_table(plan: Plan, colors: AxisColors, width: int) -> RenderableT
         if lines:
             ordered = sorted(lines.items(), key=lambda line: PHASES.index(line[0][0]))
             cells = [_line(key, ones, colors, timed) for key, ones in ordered]
-            groups.append(Rows(heading=Text(component, style="bold"), cells=cells))
+            groups.append(RowGroup(heading=Text(component, style="bold"), cells=cells))
     total = sum(one.bytes_per_device * one.count_per_step for one in plan.collectives)
     number = sum(one.count_per_step for one in plan.collectives)
     last = Text(f"  {number:,} collectives of {pretty_bytes(total)} together on a device", style="dim")

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardwright.core.plan.plan import Plan
-from shardwright.report.text.columns import GAP, INDENT, Column, Rows, aligned
+from shardwright.report.text.columns import GAP, INDENT, Column, RowGroup, aligned
 from shardwright.report.text.units import pretty_bytes
 
 BAR_WIDTH = 30
@@ -40,4 +40,4 @@ def memory_table(plan: Plan, width: int) -> RenderableType:
         style = "bold" if name == "total" else ""
         bar = Text(note, style="dim") if note else Text(BAR * round(longest * number / full), style="cyan")
         cells.append([Text(name, style=style), Text(f"{number:,}", style=style), Text(pretty_bytes(number)), bar])
-    return aligned(columns, [Rows(cells=cells)], width)
+    return aligned(columns, [RowGroup(cells=cells)], width)

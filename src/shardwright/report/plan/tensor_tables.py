@@ -10,7 +10,7 @@ from rich.text import Text
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan, TensorPlan, layers_on_device
 from shardwright.core.resolution.request import FLOATS
-from shardwright.report.text.columns import Column, Rows, aligned, natural_width
+from shardwright.report.text.columns import Column, RowGroup, aligned, natural_width
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.units import pretty_bytes
 
@@ -30,7 +30,9 @@ def weights_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
         if form != "three lines":
             columns.append(Column(header="gradient"))
         groups = [
-            Rows(heading=_heading(plan, name, rows), cells=[_weight(row, rows, colors, larger, form) for row in rows])
+            RowGroup(
+                heading=_heading(plan, name, rows), cells=[_weight(row, rows, colors, larger, form) for row in rows]
+            )
             for name, rows in grouped(plan.weights)
         ]
         if natural_width(columns, groups) <= width or form == "three lines":
@@ -43,7 +45,7 @@ def activations_table(plan: Plan, colors: AxisColors, width: int) -> RenderableT
     columns = [Column(header="activation"), Column(header="shape"), Column(header="in use", flexible=True)]
     columns.append(Column(header="bytes", right=True))
     groups = [
-        Rows(
+        RowGroup(
             heading=_heading(plan, name, rows),
             cells=[
                 [_leaf(row, rows), _shape(row), colors.spec(str(row.in_use)), Text(pretty_bytes(row.bytes_per_device))]

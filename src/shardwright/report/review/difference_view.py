@@ -9,7 +9,7 @@ from rich.text import Text
 
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.locks.difference import CollectiveChange, CompiledDifference, Difference, Side, TensorChange
-from shardwright.report.text.columns import Column, Rows, aligned, section
+from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
@@ -137,7 +137,7 @@ def _tensors(changes: Sequence[TensorChange], names: tuple[str, str], colors: Ax
     for name, group in ordered:
         times = f" x{group[0].num}" if group[0].num > 1 else ""
         heading = Text.assemble((name, "bold"), times)
-        rows.append(Rows(heading=heading, cells=[row for change in group for row in _tensor(change, colors)]))
+        rows.append(RowGroup(heading=heading, cells=[row for change in group for row in _tensor(change, colors)]))
     return aligned(columns, rows, width)
 
 
@@ -176,11 +176,11 @@ def _collectives(
         lines = [change for change in found.collectives if change.component == component]
         if lines:
             heading = Text(component or UNKNOWN, style="bold")
-            groups.append(Rows(heading=heading, cells=[_collective(change, colors) for change in lines]))
+            groups.append(RowGroup(heading=heading, cells=[_collective(change, colors) for change in lines]))
     before, after = found.bytes_per_step
     cells = [Text("all collectives"), Text(""), Text(""), Text(pretty_bytes(before)), Text("")]
     cells += [Text(pretty_bytes(after)), Text(_ratio(before, after))]
-    return aligned(columns, [*groups, Rows(heading=Text(""), cells=[cells])], width)
+    return aligned(columns, [*groups, RowGroup(heading=Text(""), cells=[cells])], width)
 
 
 def _collective(change: CollectiveChange, colors: AxisColors) -> list[Text]:
@@ -201,7 +201,7 @@ def _memory(memory: Mapping[str, tuple[int, int]], names: tuple[str, str], width
         change = "" if before == after else f"{'+' if after > before else '-'}{pretty_bytes(abs(after - before))}"
         row = [Text(name), Text(f"{before:,}"), Text(f"{after:,}"), Text(change), Text(_ratio(before, after))]
         cells.append(row)
-    return aligned(columns, [Rows(cells=cells)], width)
+    return aligned(columns, [RowGroup(cells=cells)], width)
 
 
 def _ratio(before: int, after: int) -> str:

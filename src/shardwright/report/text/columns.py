@@ -26,20 +26,20 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class RowGroup:
     """Rows of cells under a heading. None: no line for a heading."""
 
     cells: Sequence[Sequence[Text]]
     heading: Text | None = None
 
 
-def natural_width(columns: Sequence[Column], groups: Iterable[Rows]) -> int:
+def natural_width(columns: Sequence[Column], groups: Iterable[RowGroup]) -> int:
     """The width at which nothing wraps."""
     groups = list(groups)
     return _indent(groups) + sum(_widths(columns, groups)) + GAP * (len(columns) - 1)
 
 
-def aligned(columns: Sequence[Column], groups: Sequence[Rows], width: int) -> RenderableType:
+def aligned(columns: Sequence[Column], groups: Sequence[RowGroup], width: int) -> RenderableType:
     """All groups one under another, below one line of column headers where there are any."""
     widths = _widths(columns, groups)
     indent = _indent(groups)
@@ -62,7 +62,7 @@ def section(title: str, *parts: RenderableType) -> RenderableType:
     return Group(Text(title, style="bold"), *parts, Text(""))
 
 
-def _widths(columns: Sequence[Column], groups: Iterable[Rows]) -> list[int]:
+def _widths(columns: Sequence[Column], groups: Iterable[RowGroup]) -> list[int]:
     widths = [len(column.header) for column in columns]
     for group in groups:
         for row in group.cells:
@@ -71,7 +71,7 @@ def _widths(columns: Sequence[Column], groups: Iterable[Rows]) -> list[int]:
     return widths
 
 
-def _indent(groups: Sequence[Rows]) -> int:
+def _indent(groups: Sequence[RowGroup]) -> int:
     """The indent of rows: larger than that of the headings above them."""
     return INDENT * (2 if any(group.heading is not None for group in groups) else 1)
 

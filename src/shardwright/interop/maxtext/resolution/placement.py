@@ -12,7 +12,7 @@ from shardwright.core.model.table import ModelTable
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.rules import Rule, Rules
 from shardwright.interop.maxtext.resolution.flax_resolution import Resolution, SkippedRule, resolve, resolve_nnx
-from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, Step, tensors_of
+from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, StepShape, tensors_of
 
 Dialect = Literal["linen", "nnx", "flax-nnx"]
 """How rules of weights are resolved: as on MaxText's Linen path, as on its NNX path (the same since MaxText #4205), or as by Flax
@@ -99,7 +99,7 @@ class Imported:
     configuration: Configuration
     mesh: Mesh
     table: ModelTable
-    step: Step
+    step: StepShape
     placed: tuple[Placed, ...]
     dialect: Dialect = "linen"
 
@@ -127,7 +127,7 @@ class Imported:
 
 
 def placed_under(
-    configuration: Configuration, mesh: Mesh, table: ModelTable, step: Step, dialect: Dialect = "linen"
+    configuration: Configuration, mesh: Mesh, table: ModelTable, step: StepShape, dialect: Dialect = "linen"
 ) -> Imported:
     """Every tensor of a model's step under a configuration."""
     tensors = tensors_of(table, step)

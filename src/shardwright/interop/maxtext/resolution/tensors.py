@@ -60,7 +60,7 @@ class AnnotatedTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepShape:
     """What the shapes of a step depend on in addition to the model. ``path`` None: no source sets the MoE path."""
 
     batch: int
@@ -82,12 +82,12 @@ class Step:
     """``moe_dispatch_no_expert_sharding``: dims of dispatched tokens are resolved alone, and ``expert`` is removed from rows."""
 
 
-def tensors_of(table: ModelTable, step: Step) -> tuple[AnnotatedTensor, ...]:
+def tensors_of(table: ModelTable, step: StepShape) -> tuple[AnnotatedTensor, ...]:
     """Weights, then activations. Raises InputError for a model with a weight that MaxText lacks."""
     return (*_weights(table, step), *_activations(table, step))
 
 
-def _weights(table: ModelTable, step: Step) -> Iterator[AnnotatedTensor]:
+def _weights(table: ModelTable, step: StepShape) -> Iterator[AnnotatedTensor]:
     own = {**WEIGHTS, **(EXPERT_NAMES[step.expert_names] if step.expert_names else {})}
     if step.decodes_in_parallel:
         nameless = (
@@ -114,7 +114,7 @@ def _weights(table: ModelTable, step: Step) -> Iterator[AnnotatedTensor]:
         yield from (annotated,) if stack is None else _stacked(annotated, stack, weight.num, step)
 
 
-def _stacked(annotated: AnnotatedTensor, stack: str, num: int, step: Step) -> Iterator[AnnotatedTensor]:
+def _stacked(annotated: AnnotatedTensor, stack: str, num: int, step: StepShape) -> Iterator[AnnotatedTensor]:
     """The same weight of all layers of a stack: one array, or two where some layers are outside of the pipeline."""
     inside = min(num, step.pipeline_layers or num) if step.pipelined and stack in PIPELINED else 0
     if inside:
@@ -134,7 +134,7 @@ def _array(annotated: AnnotatedTensor, stack: str | None, num: int) -> Annotated
     )
 
 
-def _activations(table: ModelTable, step: Step) -> Iterator[AnnotatedTensor]:
+def _activations(table: ModelTable, step: StepShape) -> Iterator[AnnotatedTensor]:
     attention = "latent" if "kv_lora" in table.sizes else "grouped"
     factor = step.capacity_factor or table.capacity_factor or CAPACITY_FACTOR
     sizes = {**table.sizes, "batch": step.batch, **dict.fromkeys(("length", "kv_length"), step.length)}
