@@ -13,19 +13,19 @@ show() {
 }
 
 show plan "$model" --layout ep-as-cp --mesh fsdp=2,expert=4
-show train "$model" --layout ep-as-cp --mesh fsdp=2,expert=4 --devices 8 --data stdlib --steps 60 --stop-after 30 --out "$out"
-show train "$model" --layout hsdp --mesh data=4,fsdp=2 --devices 8 --data stdlib --steps 60 --out "$out" --resume
+show train "$model" --layout ep-as-cp --mesh fsdp=2,expert=4 --devices 8 --data stdlib --steps 40 --stop-after 20 --out "$out"
+show train "$model" --layout hsdp --mesh data=4,fsdp=2 --devices 8 --data stdlib --steps 40 --out "$out" --resume
 
-printf '\nmean loss of five steps\n'
+printf '\nmean loss of four steps\n'
 .venv/bin/python - "$out/metrics.jsonl" <<'PYTHON'
 import json
 import sys
 
 with open(sys.argv[1], encoding="utf-8") as file:
     losses = [json.loads(line)["loss"] for line in file]
-for first in range(0, len(losses), 5):
-    five = losses[first : first + 5]
-    layout = "ep-as-cp" if first < 30 else "hsdp"
-    mean = sum(five) / len(five)
-    print(f"  steps {first + 1:>3} to {first + len(five):>3}  {mean:6.3f}  {layout:<8}  {'#' * round(mean * 5)}")
+for first in range(0, len(losses), 4):
+    four = losses[first : first + 4]
+    layout = "ep-as-cp" if first < 20 else "hsdp"
+    mean = sum(four) / len(four)
+    print(f"  steps {first + 1:>3} to {first + len(four):>3}  {mean:6.3f}  {layout:<8}  {'#' * round(mean * 5)}")
 PYTHON
