@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _pairs(commit: str, paths: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
     """The former and the present path of each changed text."""
-    for line in _git("diff", "--name-status", "-M50%", commit, "--", *paths).splitlines():
+    for line in _git("diff", "--name-status", "-M15%", commit, "--", *paths).splitlines():
         kind, *names = line.split("\t")
         if Path(names[-1]).suffix == ".py":
             continue
