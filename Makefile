@@ -40,6 +40,7 @@ test: setup check
 	$(PYTEST) --durations=10 --durations-min=5
 
 test-all: test
+	$(PYTEST) -m matrix
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.sameness.orders
 	$(BIN)/python -m tests.engine_torch.whole

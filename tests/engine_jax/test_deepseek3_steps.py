@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine_jax.places import assert_shardings_of_the_plan
 from tests.engine_jax.steps import Case, assert_trains_as, compiled_step, plan_of
+from tests.matrix import rest
 from tests.sameness.cases import CP_2, DEEPSEEK3, EP_AS_CP_2, covering
 from tests.sameness.measure import assert_same_assignments
 
@@ -30,6 +31,6 @@ def test_tokens_are_assigned_as_on_one_device() -> None:
     assert_same_assignments(EP_AS_CP_2)
 
 
-@pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)
+@pytest.mark.parametrize("case", [*TRAINED, *map(rest, PLACED)], ids=str)
 def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
     assert_shardings_of_the_plan(compiled_step(case), plan_of(case))

@@ -22,6 +22,7 @@ from tests.engine_jax.steps import (
     run_of,
     run_on,
 )
+from tests.matrix import rest
 from tests.sameness.cases import FSDP_8, HSDP_2_4, HSDP_4_2, LLAMA3, covering
 
 CASES = [
@@ -46,7 +47,7 @@ def test_hybrid_shards_train_as_full_ones(hybrid: Case) -> None:
     assert_trains_as(hybrid, FSDP_8)
 
 
-@pytest.mark.parametrize("case", CASES + PLACED, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *map(rest, PLACED)], ids=str)
 def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
     assert_shardings_of_the_plan(compiled_step(case), plan_of(case))
 

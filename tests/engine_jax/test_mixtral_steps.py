@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine_jax.places import assert_shardings_of_the_plan
 from tests.engine_jax.steps import STEPS, Case, assert_trains_as, compiled_step, plan_of
+from tests.matrix import rest
 from tests.sameness.cases import FEW_ROWS, MIXTRAL, case, covering
 from tests.sameness.measure import assert_same_assignments
 
@@ -21,6 +22,7 @@ def test_trains_as_one_device(case: Case) -> None:
     assert_trains_as(case, case.alone)
 
 
+@pytest.mark.matrix
 def test_trains_as_one_device_to_the_last_step() -> None:
     """Differences do not accumulate over steps, and the loss falls."""
     ep_as_cp = case(
@@ -33,7 +35,7 @@ def test_tokens_are_assigned_as_on_one_device() -> None:
     assert_same_assignments(case(MIXTRAL, "ep", "fsdp=2,expert=2"))
 
 
-@pytest.mark.parametrize("case", TRAINED + PLACED, ids=str)
+@pytest.mark.parametrize("case", [*TRAINED, *map(rest, PLACED)], ids=str)
 def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
     assert_shardings_of_the_plan(compiled_step(case), plan_of(case))
 

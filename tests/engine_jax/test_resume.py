@@ -89,7 +89,12 @@ def test_resumed_on_the_same_layout_it_is_bitwise_equal(model, layout, runs, req
     [
         pytest.param(LLAMA3, HSDP, "dense", 1e-5, id="llama3: fsdp, then hsdp"),
         pytest.param(
-            LLAMA3, [*CP, *HEAD_TO_TAIL], "dense", 1e-5, id="llama3: fsdp, then rows head to tail around a ring"
+            LLAMA3,
+            [*CP, *HEAD_TO_TAIL],
+            "dense",
+            1e-5,
+            id="llama3: fsdp, then rows head to tail around a ring",
+            marks=pytest.mark.matrix,
         ),
         pytest.param(DEEPSEEK3, HSDP, "experts", 1e-4, id="deepseek3: ep-as-cp, then hsdp"),
     ],

@@ -17,6 +17,7 @@ from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.training.step import gradient_function
 from shardwright.files import parse_yaml
 from shardwright.models import build
+from tests.matrix import rest
 from tests.models.random_weights import random_weights
 
 ROWS, LENGTH = 4, 16
@@ -44,8 +45,8 @@ def loss_and_gradients(layout: str, *, tied: bool = False) -> Mapping[str, np.nd
         ("embedding: {vocab: []}", False),
         ("logits: {vocab: []}", False),
         ("embedding: {vocab: []}", True),
-        ("mlp: {mlp: []}", False),
-        ("attention: {heads: []}", False),
+        rest("mlp: {mlp: []}", False),
+        rest("attention: {heads: []}", False),
         ("attention: {heads: [], kv_heads: []}", False),
     ],
 )

@@ -22,6 +22,7 @@ from shardwright.engine_torch.dry_run import counting, dry_run
 from shardwright.engine_torch.dry_run.counting import CountedCollective
 from shardwright.engine_torch.dry_run.held import Held
 from shardwright.models import build
+from tests.matrix import some
 
 FOUR = {"microbatches": 4, "batch": 64}
 
@@ -80,7 +81,7 @@ def is_unlisted(one: CountedCollective) -> bool:
     return one.component is None or one.component == "logits" or (integers and one.component == "moe")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some(CASES, (1, 3, 5, 8, 10, 12, 13)), ids=str)
 def test_the_counted_collectives_are_those_of_the_plan(case: Case) -> None:
     plan = plan_of(case)
     expected: Counter[tuple[object, ...]] = Counter()

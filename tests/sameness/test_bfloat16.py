@@ -19,6 +19,7 @@ from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH, tokens_of
 from tests.engine_jax.steps import Run, assert_same_gradients, compile_plan, run_plan
+from tests.matrix import some
 from tests.sameness.bounds import EVERY_EXPERT, Bound, assert_within, bounded
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL
 
@@ -105,7 +106,7 @@ def trained(plan: Plan) -> Run:
     return run_plan(plan, compile_plan(plan, level=0), BATCHES, SEED)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some(CASES, (0, 1, 5, 6)), ids=str)
 def test_a_layout_is_the_same_as_one_device(case: Case) -> None:
     alone, _, bound = one_device(case.model, case.more)
     assert_within(bound, run_of(case), alone)

@@ -62,7 +62,7 @@ def reshard_steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh)
     >>> from shardwright.core.mesh.notation import parse
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> reshard_steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
-    (Step(kind='all-to-all', axes=('expert',), source='groups', target='experts', subgroup=None),)
+    (ReshardStep(kind='all-to-all', axes=('expert',), source='groups', target='experts', subgroup=None),)
     """
     return tuple(hop for step in _steps(before, after, tuple(partial), mesh) for hop in hopped(step, mesh))
 
