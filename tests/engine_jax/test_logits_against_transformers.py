@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from shardwright.core.model.table import ModelTable
-from shardwright.engine_jax.model.forward import forward
 from shardwright.models import build, names
 from shardwright.models.hugging_face import to_published
-from tests.engine_jax.one_device import one_device_links
+from tests.engine_jax.logits import our_logits
 from tests.models.published import (
     CASES,
     LENGTH,
     ROWS,
     TOLERANCE,
     model_class,
-    one_document,
     packed,
     published_config,
     published_logits,
 )
 from tests.models.random_weights import random_weights
-
-
-def our_logits(table: ModelTable, weights: dict[str, np.ndarray], batch: dict[str, np.ndarray]) -> np.ndarray:
-    params = {name: jnp.asarray(array) for name, array in weights.items()}
-    fields = {**one_document(batch["tokens"].shape), **batch}
-    arrays = {name: jnp.asarray(array, jnp.int32) for name, array in fields.items()}
-    rows, length = batch["tokens"].shape
-    links = one_device_links(table, batch=rows, length=length)
-    compiled = jax.jit(lambda p, b: forward(p, b, table, links, remat="none").logits_BLV)
-    return np.asarray(compiled(params, arrays))
 
 
 @pytest.mark.parametrize(("model", "overrides"), CASES.values(), ids=CASES.keys())

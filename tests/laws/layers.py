@@ -35,7 +35,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "engine_jax": {*_FOUNDATION, "runs", "numpy", "jax", "optax"},
         "engine_torch": {*_FOUNDATION, "runs", "numpy", "torch"},
         "compiled": {"core", "cost"},
-        "interop": {"core", "files", "models"},
+        "interop": {"core", "training", "files", "models", "checkpoint", "numpy"},
         "report": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "rich"},
         "cli": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "report", "rich", "tyro"},
         FRONT: {"core", "files", "layouts", "models"},

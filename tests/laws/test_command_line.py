@@ -78,6 +78,8 @@ OPTIONS = {
     "export": {"--model", "--set", "--mesh", "--devices", "--move", "--out", "--json"},
     "ckpt show": {"--json"},
     "ckpt verify": {"--json"},
+    "ckpt import": {"--out", "--model", "--set", "--dtype", "--json"},
+    "ckpt export": {"--to", "--config", "--model", "--set", "--dtype", "--max-file-bytes", "--json"},
 }
 ARGUMENTS = {
     "plan": "MODEL",
@@ -90,11 +92,13 @@ ARGUMENTS = {
     "export": "maxtext NAME|FILE",
     "ckpt show": "DIR",
     "ckpt verify": "DIR",
+    "ckpt import": "huggingface FOLDER",
+    "ckpt export": "huggingface DIR",
 }
 VERBS = {
     "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import", "export"},
     "import": {"maxtext", "torchtitan", "huggingface"},
-    "ckpt": {"show", "verify"},
+    "ckpt": {"show", "verify", "import", "export"},
 }
 
 

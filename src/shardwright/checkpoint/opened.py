@@ -12,10 +12,18 @@ from shardwright.checkpoint.directory import LEFTOVER, committed, step_of
 from shardwright.checkpoint.expected import mismatches
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
-from shardwright.checkpoint.format.manifest import Manifest, RunPoint, StoredFile, StoredTensor, TensorInfo, digest_of
+from shardwright.checkpoint.format.manifest import (
+    Manifest,
+    RunPoint,
+    StoredBox,
+    StoredFile,
+    StoredTensor,
+    TensorInfo,
+    digest_of,
+)
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.reshard import copies_into
-from shardwright.checkpoint.verified import VerifiedBoxes
+from shardwright.checkpoint.verified import CACHE_BYTES, VerifiedBoxes
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.layout.wording import count
@@ -71,6 +79,10 @@ class Checkpoint:
             result[copy.region.within(box).slices] = source[copy.region.within(copy.source.box).slices]
         return result.view(result_dtype)
 
+    def read_stored(self, name: str, stored: StoredBox) -> np.ndarray:
+        """The elements of one stored box of a tensor, verified, as unsigned integers of its dtype's width. Read-only."""
+        return self._boxes.read(name, stored, DTYPES[self.tensor(name).info.dtype])
+
     def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]]) -> None:
         """Compares the checkpoint with the tensors a program expects: name to (shape, dtype).
 
@@ -94,12 +106,14 @@ class Latest:
     passed_over: tuple[CheckpointError, ...]
 
 
-def open_checkpoint(directory: Path | str) -> Checkpoint:
+def open_checkpoint(directory: Path | str, *, cache_bytes: int = CACHE_BYTES) -> Checkpoint:
     """Opens the directory of one step and verifies everything except the elements.
 
     The manifest is self-consistent and matches its digest, boxes cover each tensor exactly once, every file exists and has the
     recorded size and header digest. Raises CheckpointError, one message that names file and tensor; DamagedError
     if the error proves that the checkpoint is not what was saved.
+
+    ``cache_bytes``: how many bytes of the boxes that were read stay in memory for later reads; 0: only the last box.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
@@ -114,7 +128,7 @@ def open_checkpoint(directory: Path | str) -> Checkpoint:
         )
     for file in manifest.files:
         _check_file(directory, file, manifest)
-    return Checkpoint(directory=directory, manifest=manifest, _boxes=VerifiedBoxes(directory))
+    return Checkpoint(directory=directory, manifest=manifest, _boxes=VerifiedBoxes(directory, cache_bytes))
 
 
 def latest(out: Path | str) -> Latest:

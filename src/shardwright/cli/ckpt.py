@@ -1,4 +1,4 @@
-"""`shardwright ckpt show` and `shardwright ckpt verify`."""
+"""`shardwright ckpt show`, `verify`, `import` and `export`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ import sys
 from importlib import import_module
 
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.options import ShowVerb, VerifyVerb
+from shardwright.cli.typed.options import CkptVerb, ExportWeightsVerb, ImportWeightsVerb, ShowVerb, VerifyVerb
 from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.values import settings
+from shardwright.core.findings.bounds import number_text
+from shardwright.core.findings.errors import InputError
+
+
+def run_ckpt(verb: CkptVerb) -> int:
+    """Run one of the verbs about checkpoints."""
+    match verb.verb:
+        case ShowVerb():
+            return run_show(verb.verb)
+        case VerifyVerb():
+            return run_verify(verb.verb)
+        case ImportWeightsVerb():
+            return run_import_weights(verb.verb)
+        case ExportWeightsVerb():
+            return run_export_weights(verb.verb)
 
 
 def run_show(verb: ShowVerb) -> int:
@@ -36,3 +52,51 @@ def run_verify(verb: VerifyVerb) -> int:
 
         write_view(verified_view(checked), sys.stdout)
     return 0 if checked["ok"] else 1
+
+
+def run_import_weights(verb: ImportWeightsVerb) -> int:
+    """Make a checkpoint of a model folder."""
+    if verb.set and verb.model is None:
+        raise InputError("--set is for a model that --model gives. Without it, config.json has all dimensions.")
+    with needing_extra("jax", "importing weights"):
+        importing = import_module("shardwright.interop.hugging_face.weights.importing")
+    request = importing.WeightsImport(
+        folder=verb.folder, out=verb.out, model=verb.model, settings=settings(verb.set), dtype=verb.dtype
+    )
+    if verb.json:
+        write_json(importing.import_weights(request).to_json())
+        return 0
+    from shardwright.report.interop.weights_view import imported_view, weights_progress
+
+    with weights_progress("importing") as progress:
+        imported = importing.import_weights(request, progress)
+    write_view(imported_view(imported), sys.stdout)
+    return 0
+
+
+def run_export_weights(verb: ExportWeightsVerb) -> int:
+    """Write a model folder of a checkpoint."""
+    with needing_extra("jax", "exporting weights"):
+        exporting = import_module("shardwright.interop.hugging_face.weights.exporting")
+    if verb.max_file_bytes is not None and verb.max_file_bytes < 1:
+        raise InputError(f"--max-file-bytes is {number_text(verb.max_file_bytes)}, and must be at least 1.")
+    if verb.config is not None and (verb.model is not None or verb.set):
+        raise InputError("--config gives the model. Leave out --model and --set.")
+    request = exporting.WeightsExport(
+        directory=verb.directory,
+        to=verb.to,
+        config=verb.config,
+        model=verb.model,
+        settings=settings(verb.set),
+        dtype=verb.dtype,
+        max_file_bytes=verb.max_file_bytes or exporting.MAX_FILE_BYTES,
+    )
+    if verb.json:
+        write_json(exporting.export_weights(request).to_json())
+        return 0
+    from shardwright.report.interop.weights_view import exported_view, weights_progress
+
+    with weights_progress("exporting") as progress:
+        exported = exporting.export_weights(request, progress)
+    write_view(exported_view(exported), sys.stdout)
+    return 0

@@ -22,7 +22,6 @@ from shardwright.cli.typed.options import (
     DiffVerb,
     LockVerb,
     PlanVerb,
-    ShowVerb,
     TrainVerb,
 )
 from shardwright.cli.typed.output import write_json, write_view
@@ -195,9 +194,9 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
 
             return run_export(verb)
         case CkptVerb():
-            from shardwright.cli.ckpt import run_show, run_verify
+            from shardwright.cli.ckpt import run_ckpt
 
-            return run_show(verb.verb) if isinstance(verb.verb, ShowVerb) else run_verify(verb.verb)
+            return run_ckpt(verb)
 
 
 def _refuse(error: ShardwrightError, as_json: bool) -> int:

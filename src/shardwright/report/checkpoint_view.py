@@ -54,7 +54,7 @@ def _newest(one: Mapping[str, Any], width: int) -> RenderableType:
     lines = [
         ("step", Text(f"{one['step']:,}")),
         ("model", Text(one["model"])),
-        ("layout", Text.assemble(one["layout"]["name"], " on ", mesh)),
+        ("layout", Text.assemble(one["layout"]["name"], " on ", mesh) if one["mesh"] else Text(one["layout"]["name"])),
         ("seed", Text(str(one["seed"]))),
         ("next row", Text(f"{one['data_position']:,}")),
         ("size", Text(f"{one['bytes']:,} bytes ({pretty_bytes(one['bytes'])}) in {several(one['num_files'], 'file')}")),

@@ -83,8 +83,13 @@ class Field:
 
 def read_json(path: Path) -> Field:
     """The content of a JSON file. Raises CheckpointError if it is not JSON, or if a field is duplicated."""
+    return parse_json(path.read_bytes(), path)
+
+
+def parse_json(data: bytes, path: Path) -> Field:
+    """JSON that was read from ``path``. Raises CheckpointError if it is not JSON, or if a field is duplicated."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not JSON: byte {error.start} is not UTF-8.") from error
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
@@ -286,11 +286,69 @@ class VerifyVerb:
     """Print one JSON object on stdout."""
 
 
+Program = Annotated[Positional[Literal["huggingface"]], arg(metavar="huggingface", help_behavior_hint="")]
+Settings = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportWeightsVerb:
+    """Make a checkpoint at step 0 of the weights in a model folder of Hugging Face. Nothing is written unless every tensor fits."""
+
+    source: Program
+    """The program that wrote the folder."""
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help_behavior_hint="")]
+    """A folder with config.json and safetensors files."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Where the checkpoint goes, as a run's --out."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of config.json)")] = None
+    """The model whose weights they must be, as llama3-8b."""
+    set: Settings = ()
+    """Dimensions of that model, as num_layers=2."""
+    dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the folder)")] = None
+    """Dtype in which the weights are stored. A run reads them in its --weights-dtype."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportWeightsVerb:
+    """Write the weights of a checkpoint as a model folder of Hugging Face, which transformers loads."""
+
+    source: Program
+    """The program that reads the folder."""
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them, whose newest step is taken."""
+    to: Annotated[Path, arg(metavar="FOLDER")]
+    """The folder to write. It must not exist, or be empty."""
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: the one that was imported)")] = (
+        None
+    )
+    """The config.json of the model. It is copied to the folder."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the checkpoint)")] = None
+    """The model, where there is no configuration, as llama3-8b."""
+    set: Settings = ()
+    """Dimensions of that model, as num_layers=2."""
+    dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the checkpoint)")] = None
+    """Dtype in which the weights are written."""
+    max_file_bytes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 5000000000)")] = None
+    """Bytes of tensors from which on another file is begun."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CkptVerb:
-    """Show a checkpoint, or verify it."""
+    """Show a checkpoint, verify it, or exchange weights with another program."""
 
-    verb: Annotated[ShowVerb, subcommand("show")] | Annotated[VerifyVerb, subcommand("verify")]
+    verb: (
+        Annotated[ShowVerb, subcommand("show")]
+        | Annotated[VerifyVerb, subcommand("verify")]
+        | Annotated[ImportWeightsVerb, subcommand("import")]
+        | Annotated[ExportWeightsVerb, subcommand("export")]
+    )
 
 
 Verb = (

@@ -4,4 +4,5 @@ importing.py  from a file to a model, a layout, or both
 config.py     `config.json` as the dimensions of a family
 tp_plan.py    a tensor-parallel plan as a layout
 command.py    the model as a command line
+weights/      the weights of a model folder: from it to a checkpoint, and back
 """

@@ -1,0 +1,103 @@
+"""The tensors of a folder compared with those that a model needs, before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.checkpoint.format.data_file import CHUNK_BYTES
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import nearest
+from shardwright.core.model.table import ModelTable
+from shardwright.interop.hugging_face.weights.casting import FLOATS
+from shardwright.interop.hugging_face.weights.folder import Folder
+from shardwright.interop.hugging_face.weights.mapping import PublishedTensor
+from shardwright.interop.hugging_face.weights.safetensors_file import BY_CODE, FoundTensor
+
+MOST_LINES = 20
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+PREDICTION_LAYERS = "num_nextn_predict_layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Tensors of a folder that the model does not have, by name, and why they may be left out."""
+
+    names: tuple[str, ...]
+    why: str
+
+    def to_json(self) -> dict[str, object]:
+        return {"tensors": list(self.names), "why": self.why}
+
+
+def fit(folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, described: str) -> tuple[LeftOut, ...]:
+    """What is left out of a folder that has every needed tensor. ``described``: by what the model is, for the error.
+
+    Raises InputError that names every tensor that is missing, extra, of another shape, or no floating-point tensor.
+    """
+    left_out = tuple(one for one in (_second_head(folder, table), _prediction_layers(folder, table)) if one.names)
+    lines = mismatches(folder.tensors, needed, {name for one in left_out for name in one.names})
+    if lines:
+        more = [f"... and {len(lines) - MOST_LINES:,} more"] if len(lines) > MOST_LINES else []
+        raise InputError(
+            f"{folder.path}: its tensors are not those of {described}, and nothing was written:\n"
+            + "\n".join(f"  {line}" for line in [*lines[:MOST_LINES], *more])
+        )
+    return left_out
+
+
+def mismatches(found: Mapping[str, FoundTensor], needed: Sequence[PublishedTensor], left_out: set[str]) -> list[str]:
+    """One line for each tensor that does not match."""
+    shapes = {tensor.name: tensor.shape for tensor in needed}
+    extra = [name for name in found if name not in shapes and name not in left_out]
+    lines: list[str] = []
+    for name, shape in shapes.items():
+        tensor = found.get(name)
+        if tensor is None:
+            # Comparing names is slow: not for more lines than are shown.
+            near = nearest(name, extra) if len(lines) < MOST_LINES else None
+            lines.append(f"'{name}': missing" + (f"; the folder has '{near}'" if near else ""))
+        elif tensor.shape != shape:
+            lines.append(f"'{name}': shape: found {tensor.shape}, needed {shape}")
+        elif tensor.dtype not in BY_CODE or tensor.known.name not in FLOATS:
+            lines.append(f"'{name}': dtype: found {tensor.dtype}, needed one of {', '.join(FLOATS)}")
+    return lines + [f"'{name}': extra, {found[name].dtype} {found[name].shape}, not in the model" for name in extra]
+
+
+def _second_head(folder: Folder, table: ModelTable) -> LeftOut:
+    """A copy of tied embeddings, which some folders hold. Raises InputError where it is not the same."""
+    tied = all(weight.hugging_face != HEAD for weight in table.weights)
+    head, embedding = folder.tensors.get(HEAD), folder.tensors.get(EMBEDDING)
+    if not tied or head is None or embedding is None:
+        return LeftOut(names=(), why="")
+    if (head.shape, head.dtype) != (embedding.shape, embedding.dtype) or not _same(head, embedding):
+        raise InputError(
+            f"{folder.path}: the embeddings are tied, and '{HEAD}' is not equal to '{EMBEDDING}'. Nothing was written. "
+            f"Set tie_word_embeddings to false in config.json, or leave that tensor out."
+        )
+    return LeftOut(names=(HEAD,), why=f"equal to '{EMBEDDING}', bit for bit: the embeddings are tied")
+
+
+def _same(one: FoundTensor, other: FoundTensor) -> bool:
+    if one.dtype not in BY_CODE:
+        return False
+    width = one.known.num_bytes
+    size, step = one.num_bytes // width, CHUNK_BYTES // width
+    return all(
+        np.array_equal(one.read(start, min(step, size - start)), other.read(start, min(step, size - start)))
+        for start in range(0, size, step)
+    )
+
+
+def _prediction_layers(folder: Folder, table: ModelTable) -> LeftOut:
+    """The layers after the last one that predict further tokens, where the configuration names them."""
+    num = folder.config.values.get(PREDICTION_LAYERS) if folder.config is not None else None
+    if not isinstance(num, int) or num < 1:
+        return LeftOut(names=(), why="")
+    beyond = range(table.num_layers, table.num_layers + num)
+    names = tuple(name for name in folder.tensors if (layer := LAYER.match(name)) and int(layer[1]) in beyond)
+    return LeftOut(names=names, why="layers for multi-token prediction, which the model omits")

@@ -1,0 +1,71 @@
+"""A model folder of Hugging Face: its configuration, its safetensors files, and every tensor in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.checkpoint.format.fields import parse_json
+from shardwright.core.findings.errors import InputError
+from shardwright.files.text import read_text
+from shardwright.interop.hugging_face.config import Published, read_config
+from shardwright.interop.hugging_face.weights.safetensors_file import FoundTensor, read_header
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SCALES = "weight_scale_inv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A model folder. ``config`` is None where it has no config.json. No element is read yet."""
+
+    path: Path
+    config: Published | None
+    tensors: Mapping[str, FoundTensor]
+
+
+def open_folder(path: Path) -> Folder:
+    """Reads configuration, index and headers. Raises InputError for a folder that is not complete, and for FP8 with scales."""
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder. Give a folder with {CONFIG} and {SINGLE} or {INDEX}.")
+    config = read_config(str(path / CONFIG)) if (path / CONFIG).is_file() else None
+    single, index = (path / SINGLE).exists(), (path / INDEX).exists()
+    if single and index:
+        raise InputError(f"{path}: it has {SINGLE} and {INDEX}, and they may differ. Move one of them away.")
+    if not single and not index:
+        pickled = next(iter(sorted(path.glob("*.bin"))), None)
+        why = "" if pickled is None else f" {pickled.name} is pickled, and is never read: save it as safetensors first."
+        raise InputError(f"{path}: there is no {SINGLE} and no {INDEX}.{why}")
+    tensors = read_header(path / SINGLE) if single else _by_index(path)
+    scaled = [name for name in tensors if name.endswith(SCALES)]
+    if scaled:
+        raise InputError(
+            f"{path}: its weights are FP8 with scales, which are not read: {len(scaled):,} tensors as '{scaled[0]}'. "
+            f"Convert it to bfloat16 first."
+        )
+    return Folder(path=path, config=config, tensors=tensors)
+
+
+def _by_index(folder: Path) -> dict[str, FoundTensor]:
+    """The tensors of all files that an index names. Raises InputError where the index and a header disagree."""
+    top = parse_json(read_text(folder / INDEX).encode(), folder / INDEX)
+    listed: dict[str, dict[str, None]] = {}
+    for name in (weight_map := top["weight_map"]).mapping():
+        file = weight_map[name].text()
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise weight_map[name].error(f"'{file}' is not the name of a .safetensors file next to the index.")
+        listed.setdefault(file, {})[name] = None
+    found: dict[str, FoundTensor] = {}
+    for file, names in listed.items():
+        held = read_header(folder / file)
+        for name in names:
+            if name not in held:
+                raise InputError(f"{folder / INDEX}: '{name}' should be in {file}, and is not. Fetch both again.")
+        for name in held:
+            if name not in names:
+                raise InputError(
+                    f"{folder / file}: it holds '{name}', which {INDEX} does not place there. Fetch both again."
+                )
+        found |= held
+    return found

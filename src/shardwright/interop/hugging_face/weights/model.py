@@ -1,0 +1,119 @@
+"""The model of a folder or of a checkpoint: its name and settings here, and its table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwright.checkpoint import Checkpoint
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import Finding
+from shardwright.core.model.table import ModelTable
+from shardwright.interop.hugging_face.command import nearest_named
+from shardwright.interop.hugging_face.config import Published, model_of, read_config
+from shardwright.interop.hugging_face.weights.folder import Folder
+from shardwright.interop.hugging_face.weights.mapping import ExpertsForm
+from shardwright.models import build
+
+KEPT = "hugging_face"
+"""The field of a checkpoint's metadata with what an export needs: the configuration, and how experts were held."""
+NOT_PUBLISHED = ("architecture.initializer_stddev", "architecture.experts.capacity_factor")
+"""What a configuration may state otherwise than a model of ours: weights that are given do not depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """A model by its name here and its settings. ``config``: the text of the configuration, where there is one."""
+
+    name: str
+    settings: Mapping[str, str]
+    table: ModelTable
+    config: str | None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The arguments with which a command takes this model."""
+        values = " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.name} --set {values}" if values else self.name
+
+
+def model_of_folder(folder: Folder, name: str | None, settings: Mapping[str, str]) -> KnownModel:
+    """The model of a folder's configuration, or a named one, which the configuration must not contradict.
+
+    Raises InputError for a folder without a configuration and a name, and where the two differ.
+    """
+    if name is None:
+        if folder.config is None:
+            raise InputError(f"{folder.path}: there is no config.json. Give the model with --model, as llama3-8b.")
+        return _of_config(folder.config)
+    table = build(name, settings)
+    config = None if folder.config is None else folder.config.text
+    if folder.config is not None:
+        _require_same(
+            architecture_values(model_of(folder.config).table),
+            architecture_values(table),
+            folder.config.source,
+            f"--model {name}",
+        )
+    return KnownModel(name=name, settings=settings, table=table, config=config)
+
+
+def model_of_checkpoint(
+    checkpoint: Checkpoint, config: Path | None, name: str | None, settings: Mapping[str, str]
+) -> KnownModel:
+    """The model of a checkpoint: by a configuration that is given, a name that is given, or what the checkpoint keeps."""
+    metadata = checkpoint.point.metadata
+    kept = _kept(checkpoint)
+    if config is not None:
+        found = _of_config(read_config(str(config)))
+    elif name is None and isinstance(kept.get("config"), str):
+        text = kept["config"]
+        found = _of_config(Published(source=f"{checkpoint.directory}: config.json", text=text, values=json.loads(text)))
+    else:
+        name = checkpoint.point.model if name is None else name
+        found = KnownModel(name=name, settings=settings, table=build(name, settings), config=None)
+    trained = {key: value for key, value in metadata.items() if key.startswith("architecture.")}
+    if trained:
+        where = str(config) if config is not None else f"--model {found.name}"
+        _require_same(architecture_values(found.table), trained, where, str(checkpoint.directory))
+    return found
+
+
+def experts_form(checkpoint: Checkpoint) -> ExpertsForm:
+    """How experts were held in the folder that was imported; one by one where it was none."""
+    return "stacked" if _kept(checkpoint).get("experts") == "stacked" else "each"
+
+
+def _kept(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    kept = checkpoint.point.metadata.get(KEPT)
+    return kept if isinstance(kept, dict) else {}
+
+
+def _of_config(config: Published) -> KnownModel:
+    model = model_of(config)
+    name, settings = nearest_named(model)
+    return KnownModel(
+        name=name, settings=dict(settings), table=model.table, config=config.text, findings=model.findings
+    )
+
+
+def _require_same(found: Mapping[str, Any], needed: Mapping[str, Any], where: str, other: str) -> None:
+    keys = [key for key in found if key in needed and key not in NOT_PUBLISHED and found[key] != needed[key]]
+    if keys:
+        lines = "\n".join(f"  {key.removeprefix('architecture.')}: {found[key]!r}, not {needed[key]!r}" for key in keys)
+        raise InputError(f"{where} and {other} are not the same model, and nothing was written:\n{lines}")
+
+
+def architecture_values(table: ModelTable) -> dict[str, Any]:
+    """The architecture as JSON values under dotted keys, as a run's checkpoint records it."""
+    return dict(_leaves("architecture", json.loads(json.dumps(asdict(table.architecture)))))
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [leaf for key in value for leaf in _leaves(f"{name}.{key}", value[key])]
+    return [(name, value)]

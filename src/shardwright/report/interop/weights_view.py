@@ -1,0 +1,89 @@
+"""Views of weights that were imported or exported, and the progress of that."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.interop.hugging_face.weights.exporting import Exported
+from shardwright.interop.hugging_face.weights.importing import Imported
+from shardwright.report.plan.findings_view import findings_list
+from shardwright.report.text.terminal import View
+from shardwright.report.text.units import pretty_bytes, several
+
+SECONDS_PER_LINE = 10
+
+
+def imported_view(imported: Imported) -> View:
+    """The checkpoint that was written, its model, and what was left out."""
+
+    def view(width: int) -> RenderableType:
+        weights = (
+            f"{several(imported.num_published, 'published tensor')} as {imported.num_tensors:,} of ours, "
+            f"{pretty_bytes(imported.num_bytes)} in {', '.join(imported.dtypes)}"
+        )
+        lines = [("model", imported.model.command), ("weights", weights)]
+        for one in imported.left_out:
+            lines.append(("left out", f"{several(len(one.names), 'tensor')} as '{one.names[0]}': {one.why}"))
+        drawn = _headed(f"imported to {imported.directory}", lines)
+        return Group(drawn, *([findings_list(imported.findings, width)] if imported.findings else []))
+
+    return view
+
+
+def exported_view(exported: Exported) -> View:
+    """The folder that was written, its model, and what was left out."""
+
+    def view(_: int) -> RenderableType:
+        config = "copied" if exported.model.config is not None else "none was kept: add the model's own"
+        weights = (
+            f"{several(exported.num_tensors, 'published tensor')}, {pretty_bytes(exported.num_bytes)} in "
+            f"{several(exported.num_files, 'file')}"
+        )
+        lines = [("from", str(exported.directory)), ("model", exported.model.command), ("weights", weights)]
+        lines.append(("config.json", config))
+        if exported.moments:
+            lines.append(("left out", f"{several(exported.moments, 'tensor')} of the optimizer"))
+        return _headed(f"exported to {exported.folder}", lines)
+
+    return view
+
+
+@contextmanager
+def weights_progress(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields ``progress(done, total)``, in bytes. A bar on a terminal; else a line now and then. Both go to standard error."""
+    if not sys.stderr.isatty():
+        last = time.monotonic()
+
+        def line(done: int, total: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= SECONDS_PER_LINE:
+                last = time.monotonic()
+                print(f"{doing}: {pretty_bytes(done)} of {pretty_bytes(total)}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+
+        def moved(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield moved
+
+
+def _headed(heading: str, lines: Sequence[tuple[str, str]]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim")
+    for label, text in lines:
+        grid.add_row(label, Text(text))
+    return Group(Text(heading, style="bold"), Padding(grid, (0, 0, 0, 2)))
