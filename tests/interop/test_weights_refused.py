@@ -294,6 +294,18 @@ def test_an_export_of_another_model(folder: Path) -> None:
     assert not to.exists()
 
 
+@pytest.mark.parametrize("kept", ["{", "[]", '{"model_type": "gpt2"}', '{"model_type": "llama"}'])
+def test_a_configuration_in_a_checkpoint_that_is_none(kept: str, tmp_path: Path) -> None:
+    metadata = {"hugging_face": {"config": kept, "experts": [], "settings": 1}}
+    point = RunPoint(
+        step=0, seed=0, data_position=0, model="x", layout_name="", layout_text="", mesh={}, metadata=metadata
+    )
+    directory = save_checkpoint(tmp_path, point, [], [])
+    with pytest.raises(InputError) as error:
+        export_weights(WeightsExport(directory=tmp_path, to=tmp_path / "back"))
+    assert str(error.value).startswith(f"{directory}: config.json")
+
+
 def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     imported(folder)
 

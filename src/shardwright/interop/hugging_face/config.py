@@ -94,7 +94,11 @@ class Model:
 
 def read_config(path: str) -> Published:
     """A JSON object from a file. Raises InputError for any other content."""
-    text = read_text(path)
+    return parse_config(read_text(path), path)
+
+
+def parse_config(text: str, path: str) -> Published:
+    """The same of a text that came from ``path``."""
     parse_json(text, path)
     values = json.loads(text)
     if not isinstance(values, dict):

@@ -13,7 +13,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.command import nearest_named
-from shardwright.interop.hugging_face.config import Published, model_of, read_config
+from shardwright.interop.hugging_face.config import Published, model_of, parse_config, read_config
 from shardwright.interop.hugging_face.weights.folder import Folder
 from shardwright.interop.hugging_face.weights.mapping import ExpertsForm
 from shardwright.models import build
@@ -71,8 +71,7 @@ def model_of_checkpoint(
     if config is not None:
         found = _of_config(read_config(str(config)))
     elif name is None and isinstance(kept.get("config"), str):
-        text = kept["config"]
-        found = _of_config(Published(source=f"{checkpoint.directory}: config.json", text=text, values=json.loads(text)))
+        found = _of_config(parse_config(kept["config"], f"{checkpoint.directory}: config.json"))
     else:
         name = checkpoint.point.model if name is None else name
         found = KnownModel(name=name, settings=settings, table=build(name, settings), config=None)
