@@ -2,7 +2,7 @@
 
     python -m tests.cli.drawn [--first 0] [--count 200]
 
-Where the plan has no error, the step is built: lowered by JAX for simulated devices, or walked through by PyTorch.
+Where the plan has no error, the step is built: lowered by JAX for simulated devices, or dry-run by PyTorch.
 """
 
 from __future__ import annotations

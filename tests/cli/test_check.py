@@ -354,3 +354,13 @@ def test_a_lock_with_the_former_name_of_an_option_holds(typed):
     code, out, _ = typed("check", LOCK)
     assert code == 1
     assert "microbatches" in out
+
+
+def test_a_lock_with_both_names_of_an_option_is_refused(typed):
+    path = Path(LOCK)
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('"microbatches": 1', '"microbatches": 1, "micro_steps": 2')
+    )
+    code, _, err = typed("check", LOCK)
+    assert code == 2
+    assert "'request' has 'micro_steps' and 'microbatches', which are one option" in err

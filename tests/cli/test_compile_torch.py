@@ -41,11 +41,11 @@ def test_the_contract(capsys) -> None:
 def test_what_is_printed(capsys) -> None:
     assert main(["compile", *EXPERTS]) == 0
     out, err = capsys.readouterr()
-    assert "walked through as torch:fake x 16 in" in out
+    assert "dry run as torch:fake x 16 in" in out
     assert EVEN in " ".join(out.split())
     assert "counts of rows" in out
     assert "unmatched" not in out
-    assert err == "walking through a step of mixtral-test as one of 16 ranks ...\n"
+    assert err == "dry run of a step of mixtral-test as one of 16 ranks ...\n"
 
 
 def test_a_model_without_experts_assumes_nothing(capsys) -> None:

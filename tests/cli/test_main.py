@@ -295,7 +295,7 @@ def test_the_plan_of_the_largest_model_takes_less_than_a_second(user_environment
     assert min(times) < 1
 
 
-@pytest.mark.parametrize("former", [["--micro-steps", "2"], ["--micro-steps=2"]])
+@pytest.mark.parametrize("former", [["--micro-steps", "2"], ["--micro-steps=2"], ["--micro_steps", "2"]])
 def test_an_option_is_still_read_under_its_former_name(former, capsys):
     words = ["plan", "llama3-test", "--layout", "fsdp", "--devices", "8", "--batch", "16", "--json"]
     assert main([*words, *former]) == 0

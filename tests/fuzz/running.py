@@ -179,6 +179,6 @@ def _nothing_starts() -> Iterator[None]:
         mock.patch("shardwright.cli.running.train.import_module", _start),
         mock.patch("shardwright.cli.running.compile.compile_plan", _start),
         mock.patch("shardwright.cli.reviewing.locked_program.compile_plan", _start),
-        mock.patch("shardwright.cli.running.compile.walk_through", _start),
+        mock.patch("shardwright.cli.running.compile.compile_by_dry_run", _start),
     ):
         yield

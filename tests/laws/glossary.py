@@ -12,6 +12,9 @@ TABLE = re.compile(r"^## Words that the project does not use\n(.*?)(?=^## |\Z)",
 KEYS: Mapping[str, str] = {"src/shardwright/interop/maxtext/importing.py": '"cuts"'}
 """Keys of JSON contracts, which stay as they are: by file, the text that is not read."""
 
+TEXTS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+"""Tokens with prose; from Python 3.12 on, an f-string is several tokens."""
+
 QUOTED = re.compile(r"``[^`\n]+``|`[^`\n]+`")
 
 
@@ -54,7 +57,7 @@ def _of_page(text: str) -> Iterator[tuple[int, str]]:
 def _of_python(text: str) -> Iterator[tuple[int, str]]:
     """The comments, the texts and the names of a source file: names are read as words, ``cut_by`` as 'cut by'."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
+        if token.type in TEXTS:
             for line, prose in enumerate(token.string.splitlines()):
                 yield token.start[0] + line, prose
         elif token.type == tokenize.NAME:

@@ -62,7 +62,7 @@ def save_checkpoint(
     """Writes the checkpoint of one step from one process, and returns its directory.
 
     ``boxes`` are the boxes of all tensors, each once: only the first of several replicas. With ``keep``, older
-    complete checkpoints beyond that number are deleted afterwards.
+    intact checkpoints beyond that number are deleted afterwards.
 
     Raises CheckpointError and leaves nothing half-written: another save is running here, the step was saved
     before, boxes do not cover a tensor exactly once, the disk is full or not writable.

@@ -151,11 +151,11 @@ def _read(arguments: list[str], as_json: bool) -> EveryVerb:
 def _as_named_now(argument: str) -> str:
     """An argument, with an option's former name replaced by its name.
 
-    >>> _as_named_now("--micro-steps=2")
-    '--microbatches=2'
+    >>> _as_named_now("--micro-steps=2"), _as_named_now("--micro_steps")
+    ('--microbatches=2', '--microbatches')
     """
     option, equals, value = argument.partition("=")
-    return FORMER_OPTIONS.get(option, option) + equals + value
+    return FORMER_OPTIONS.get(option.replace("_", "-"), option) + equals + value
 
 
 def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The PyTorch engine: it runs a plan on ranks. Its files have the names of those of the JAX engine.
+"""The PyTorch engine: it runs a plan on ranks. A file that the JAX engine has too has the same name.
 
 For your own module: ``shapes_of``, ``parallelize``.
 """

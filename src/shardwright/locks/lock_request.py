@@ -142,6 +142,9 @@ def _renamed(value: object) -> object:
     """A request with the present names of its options; any other value unchanged."""
     if not isinstance(value, dict):
         return value
+    for former, name in FORMER.items():
+        if former in value and name in value:
+            raise NotSavedError(f"'request' has '{former}' and '{name}', which are one option")
     renamed = {FORMER.get(name, name): setting for name, setting in value.items()}
     if isinstance(by_default := renamed.get("by_default"), list):
         renamed["by_default"] = [FORMER.get(name, name) if isinstance(name, str) else name for name in by_default]

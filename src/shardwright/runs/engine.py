@@ -29,8 +29,8 @@ class StepMetrics:
 class Engine(Protocol):
     """One plan, trained by one framework on the devices of this process; it holds the state of the run.
 
-    It is made before anything is read or allocated, by a function that raises InputError for a plan that the engine does not
-    run and for missing devices. Then ``begin``, ``prepare`` and the steps are called in this order. ``begin`` is called again
+    It is made before anything is read or allocated, by a function that raises FindingsError for a plan that the engine does
+    not run, and InputError for missing devices. Then ``begin``, ``prepare`` and the steps are called in this order. ``begin`` is called again
     where any process finds a checkpoint damaged. ``tensors`` and ``boxes`` are called between two steps.
     """
 

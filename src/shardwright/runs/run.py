@@ -22,7 +22,7 @@ from shardwright.runs.source import open_source
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 
 MakeEngine = Callable[[RunOptions, Plan], Engine]
-"""Raises InputError for a plan that the engine does not run and for missing devices. Allocates nothing."""
+"""Raises FindingsError for a plan that the engine does not run, InputError for missing devices. Allocates nothing."""
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     One of several processes joins the others first. Only process 0 locks the folder, reports to ``shown`` and writes
     metrics.
 
-    Raises InputError, before anything is allocated or written, for text that cannot be used, too few devices, a folder
+    Raises FindingsError for a plan with errors. Raises InputError, before anything is allocated or written, for text that cannot be used, too few devices, a folder
     that another run holds or that already has a run, a checkpoint that this run cannot continue, or processes with
     different options; RunError for a loss that is not finite.
     """

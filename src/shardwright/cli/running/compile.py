@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from shardwright.cli.running.compile_torch import walk_through
+from shardwright.cli.running.compile_torch import compile_by_dry_run
 from shardwright.cli.running.compiled import Compiled
 from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
@@ -49,7 +49,7 @@ def run_compile(verb: CompileVerb) -> int:
     require_lowered(plan)
     try:
         if on_torch:
-            compiled = walk_through(plan, keep_text=verb.hlo)
+            compiled = compile_by_dry_run(plan, keep_text=verb.hlo)
         else:
             compiled = compile_plan(typed, plan, str(verb.plan.chips), keep_text=verb.hlo)
     except FindingsError as refused:
@@ -89,7 +89,7 @@ def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path |
         raise InputError("compile needs a target: --chips v5p:4x4x4, h100:8x8, or cpu:8 for simulated devices.")
     if typed.request.engine == "torch":
         raise InputError(
-            "--engine torch: nothing is compiled that could be locked. `shardwright compile` walks through its step."
+            "--engine torch: nothing is compiled that could be locked. `shardwright compile` makes a dry run of its step."
         )
     if keep_text is not None and not keep_text.parent.is_dir():
         raise InputError(f"--hlo: cannot write {keep_text}: there is no folder {keep_text.parent}.")

@@ -21,7 +21,7 @@ EVEN = "assumes that every expert gets the same number of rows"
 ALL_SCORES = "attention materialises all scores, as on a CPU: a GPU's kernel for a latent needs less"
 
 
-def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
+def compile_by_dry_run(plan: Plan, keep_text: Path | None = None) -> Compiled:
     """A dry run of the plan's step on rank 0 of its mesh, compared with the plan.
 
     Raises InputError for ``keep_text``: PyTorch compiles no program, so there is no text.
@@ -36,7 +36,7 @@ def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
         dry_run = import_module("shardwright.engine_torch.dry_run.dry_run").dry_run
     target = f"torch:fake x {plan.mesh.num_devices}"
     with compile_progress() as doing:
-        doing(f"walking through a step of {plan.request.table.name} as one of {plan.mesh.num_devices} ranks")
+        doing(f"dry run of a step of {plan.request.table.name} as one of {plan.mesh.num_devices} ranks")
         began = perf_counter()
         program = _program(target, dry_run(plan), began)
     agreement = agree(plan, program)
@@ -45,10 +45,10 @@ def walk_through(plan: Plan, keep_text: Path | None = None) -> Compiled:
     return Compiled(plan=plan, program=program, agreement=agreement, findings=worst_first((*plan.findings, *found)))
 
 
-def _program(target: str, walked: Any, began: float) -> CompiledProgram:
+def _program(target: str, run: Any, began: float) -> CompiledProgram:
     """The dry run in the form of a compiled program. The state is an argument, and the output aliases it."""
-    state = walked.weights_bytes + walked.moments_bytes
-    given = state + walked.batch_bytes
+    state = run.weights_bytes + run.moments_bytes
+    given = state + run.batch_bytes
     return CompiledProgram(
         target=target,
         collectives=tuple(
@@ -65,21 +65,21 @@ def _program(target: str, walked: Any, began: float) -> CompiledProgram:
                 ragged=one.ragged,
                 group_size=one.group_size,
             )
-            for one, count in walked.collectives
+            for one, count in run.collectives
         ),
         memory=CompiledMemory(
             arguments_bytes=given,
-            temporaries_bytes=walked.peak_bytes - given,
+            temporaries_bytes=run.peak_bytes - given,
             output_bytes=state,
             aliased_bytes=state,
-            peak_bytes=walked.peak_bytes,
+            peak_bytes=run.peak_bytes,
             plan_bytes={
-                "weights_bytes": walked.weights_bytes,
-                "gradients_bytes": walked.gradients_bytes,
-                "optimizer_bytes": walked.moments_bytes,
-                "activations_bytes": walked.peak_bytes - state - walked.gradients_bytes,
+                "weights_bytes": run.weights_bytes,
+                "gradients_bytes": run.gradients_bytes,
+                "optimizer_bytes": run.moments_bytes,
+                "activations_bytes": run.peak_bytes - state - run.gradients_bytes,
             },
         ),
         compile_seconds=perf_counter() - began,
-        notes=(*((EVEN,) if walked.even else ()), *((ALL_SCORES,) if walked.whole_scores else ())),
+        notes=(*((EVEN,) if run.even else ()), *((ALL_SCORES,) if run.whole_scores else ())),
     )

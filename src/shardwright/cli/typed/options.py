@@ -123,7 +123,7 @@ class PlanOptions:
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: the model's own)")] = None
     """Dtype of the computation."""
     remat: Annotated[Remat, arg(help_behavior_hint="(default: full)")] = None
-    """What the backward pass recomputes: whole layers, all but matrix products, nothing."""
+    """What the backward pass recomputes: full layers, all but matrix products, nothing."""
     microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Number of microbatches per step, computed one after the other with their gradients summed. Formerly --micro-steps."""
     expert_buffer: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: the largest possible need)")] = None

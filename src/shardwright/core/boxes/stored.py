@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBox:
+class TableBox:
     """A box of the table's dims, and its place in a stored shard.
 
     ``local``: its range along each stored dim, relative to the shard's first element. ``shape``: its shape there with
@@ -42,14 +42,14 @@ class StoredBox:
         return tuple(stop - start for start, stop in self.local)
 
 
-def stored_boxes(weight: Weight, shard: Box) -> tuple[StoredBox, ...]:
+def table_boxes(weight: Weight, shard: Box) -> tuple[TableBox, ...]:
     """The boxes of the table's dims that make up ``shard``, a box of the stored dims of one layer.
 
     >>> from shardwright.core.model.table import Initializer
     >>> w = Weight(name="q", component="attention", logical_axes=("embed", "heads", "head_dim"), shape=(64, 4, 16),
     ...            initializer=Initializer(kind="normal", stddev=0.1), contracted=(), storage=("embed",),
     ...            torch_dims=(("heads", "head_dim"), ("embed",)))
-    >>> for stored in stored_boxes(w, Box((24, 0), (48, 64))):
+    >>> for stored in table_boxes(w, Box((24, 0), (48, 64))):
     ...     print(stored.box, stored.local, stored.shape, stored.to_table)
     0:64,1:2,8:16 ((0, 8), (0, 64)) (1, 8, 64) (2, 0, 1)
     0:64,2:3,0:16 ((8, 24), (0, 64)) (1, 16, 64) (2, 0, 1)
@@ -61,13 +61,13 @@ def stored_boxes(weight: Weight, shard: Box) -> tuple[StoredBox, ...]:
         list(_unmerged_ranges(start, stop, [weight.size(name) for name in dim]))
         for dim, start, stop in zip(dims, shard.start, shard.stop, strict=True)
     ]
-    return tuple(_stored_box(combination, shard, to_table) for combination in product(*ranges))
+    return tuple(_table_box(combination, shard, to_table) for combination in product(*ranges))
 
 
-def _stored_box(combination: Sequence[tuple[Range, list[Range]]], shard: Box, to_table: tuple[int, ...]) -> StoredBox:
+def _table_box(combination: Sequence[tuple[Range, list[Range]]], shard: Box, to_table: tuple[int, ...]) -> TableBox:
     ranges = [one for _, inner in combination for one in inner]
     box = [ranges[place] for place in to_table]
-    return StoredBox(
+    return TableBox(
         box=Box(tuple(start for start, _ in box), tuple(stop for _, stop in box)),
         local=tuple(
             (start - first, stop - first) for ((start, stop), _), first in zip(combination, shard.start, strict=True)

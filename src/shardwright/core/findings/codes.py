@@ -252,7 +252,7 @@ CODES: dict[str, Code] = {
             code="SW405",
             severity="warning",
             title="buffer capacity for experts' tokens",
-            law="No token is dropped silently, and no buffer capacity is reserved for one without a report.",
+            law="No token is dropped silently, and the capacity of the experts' buffers is reported.",
         ),
         Code(
             code=NOT_RUN,

@@ -62,7 +62,7 @@ class SubGroup:
 
 
 class Hop(NamedTuple):
-    """One hop over these axes, or over ``part`` of a single axis; ``elements`` of its operand or result, the larger."""
+    """One hop over these axes, or over ``subgroup`` of a single axis; ``elements`` of its operand or result, the larger."""
 
     axes: tuple[str, ...]
     subgroup: SubGroup | None

@@ -1,4 +1,4 @@
-"""What follows from the specs: the plan, its collectives, its memory, and what an engine does not run.
+"""What follows from the specs: the plan, its collectives, memory, FSDP groups and kernels, and the gate before a run.
 
 plan.py               the plan, the one object that every other layer reads
 movement.py           the steps from one spec to another

@@ -8,7 +8,8 @@
 | triton | NVIDIA | JAX's Pallas kernel; masked by segments, and by the positions of tokens in their row |
 | blockwise | everywhere | plain JAX, a block of queries and of keys at a time; takes any positions and segments |
 
-Only the first holds a score for every pair of tokens. The first kernel whose needs are met is used. A plan can therefore
+Only ``full`` holds a score for every pair of tokens: it is used where all keys fit in one block. Otherwise the first kernel
+whose needs are met is used, ``blockwise`` last. A plan can therefore
 state which kernel an engine will use, and why not a faster one.
 """
 

@@ -2,7 +2,7 @@
 
 request.py      what is planned: model, layout, devices, batch
 mesh_sizes.py   the size of each mesh axis
-resolve.py      the spec of each tensor, with every axis granted or refused; of heads and groups of tokens the order too
+resolve.py      the spec of each tensor, with every axis granted or refused; and the order on heads and groups of tokens
 storage.py      the dim that is sharded at rest and gathered for use
 order.py        the order of several axes on one dim: persistent, then gathered
 row_order.py    the order of a row's tokens over the devices that share it

@@ -1,6 +1,7 @@
 """The router: each token's top-k experts and their weights, by softmax, or by sigmoid limited to groups with a balancing bias.
 
-B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group.
+B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group; Z layers
+of a stack.
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ def top_k(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
     return jnp.concatenate(values, axis=-1), jnp.concatenate(indices, axis=-1)
 
 
-def updated_bias(bias_LE: jax.Array, counts_LE: jax.Array, rate: float) -> jax.Array:
+def updated_bias(bias_ZE: jax.Array, counts_ZE: jax.Array, rate: float) -> jax.Array:
     """The balancing bias after a step: plus ``rate`` for experts below the mean load, minus ``rate`` for those above it.
 
-    ``counts_LE``: the assignments of each expert of each layer in the global step.
+    ``counts_ZE``: the assignments of each expert of each layer in the global step.
     Source: arXiv:2408.15664, algorithm 1.
     """
-    counts_LE = counts_LE.astype(jnp.float32)
-    violation_LE = jnp.mean(counts_LE, axis=-1, keepdims=True) - counts_LE
-    return bias_LE + rate * jnp.sign(violation_LE).astype(bias_LE.dtype)
+    counts_ZE = counts_ZE.astype(jnp.float32)
+    violation_ZE = jnp.mean(counts_ZE, axis=-1, keepdims=True) - counts_ZE
+    return bias_ZE + rate * jnp.sign(violation_ZE).astype(bias_ZE.dtype)
 
 
 def _in_best_groups(scores_BLE: jax.Array, experts: Experts, best_of_group: int) -> jax.Array:

@@ -2,7 +2,7 @@
 
 Batch arrays are int32 [rows, length] (``valid``: bool), sharded as the plan shards ``input.tokens``.
 
-B rows, L tokens, V vocabulary; N layers with experts, E experts.
+B rows, L tokens, V vocabulary; Z layers of a stack with experts, E experts.
 
 Each device computes gradients of its local shards (``shard_map`` over the entire mesh), and every collective is in the
 plan. Clipping and the optimizer work element by element, under ``jit``.
@@ -185,8 +185,8 @@ def _summed(tree: Any, axes: tuple[str, ...]) -> Any:
     return jax.lax.psum(tree, axes) if axes else tree
 
 
-def _updated_bias(plan: Plan, name: str, bias_NE: jax.Array, counts: Mapping[str, MoeCounts]) -> jax.Array:
+def _updated_bias(plan: Plan, name: str, bias_ZE: jax.Array, counts: Mapping[str, MoeCounts]) -> jax.Array:
     """A routing bias after the step, updated by the counts of its stack."""
     stack = plan.by_name[name].stack
     assert stack is not None, name
-    return updated_bias(bias_NE, counts[stack].by_expert, BIAS_RATE)
+    return updated_bias(bias_ZE, counts[stack].by_expert, BIAS_RATE)

@@ -1,6 +1,7 @@
 """The router: each token's top-k experts and their weights, by softmax, or by sigmoid limited to groups with a balancing bias.
 
-B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group.
+B rows, L tokens, M embed, E experts, K experts of a token, N groups of experts, X experts of a group; Z layers
+of a stack.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ def top_k(x: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values[..., :num], indices[..., :num]
 
 
-def updated_bias(bias_LE: torch.Tensor, counts_LE: torch.Tensor, rate: float) -> torch.Tensor:
+def updated_bias(bias_ZE: torch.Tensor, counts_ZE: torch.Tensor, rate: float) -> torch.Tensor:
     """The balancing bias after a step: plus ``rate`` for experts below the mean load, minus ``rate`` for those above it.
 
-    ``counts_LE``: the assignments of each expert of each layer in the global step.
+    ``counts_ZE``: the assignments of each expert of each layer in the global step.
     Source: arXiv:2408.15664, algorithm 1.
     """
-    counts_LE = counts_LE.float()
-    violation_LE = counts_LE.mean(dim=-1, keepdim=True) - counts_LE
-    return bias_LE + rate * violation_LE.sign().to(bias_LE.dtype)
+    counts_ZE = counts_ZE.float()
+    violation_ZE = counts_ZE.mean(dim=-1, keepdim=True) - counts_ZE
+    return bias_ZE + rate * violation_ZE.sign().to(bias_ZE.dtype)
 
 
 def _in_best_groups(scores_BLE: torch.Tensor, experts: Experts, best_of_group: int) -> torch.Tensor:

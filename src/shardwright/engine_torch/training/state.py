@@ -14,7 +14,7 @@ import torch
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
-from shardwright.core.boxes.stored import StoredBox, stored_boxes
+from shardwright.core.boxes.stored import TableBox, table_boxes
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.fsdp_groups import WeightOfLayer
 from shardwright.core.plan.plan import Plan, TensorPlan
@@ -116,11 +116,11 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
             continue
         arrays = {"": local_of(parameter), FIRST: state.first[one.key], SECOND: state.second[one.key]}
         for prefix, array in arrays.items():
-            for stored_box in _stored_boxes(plan, one, ranks):
+            for table_box in _table_boxes(plan, one, ranks):
                 yield OwnedBox(
                     name=prefix + one.weight,
-                    box=_of_layer(stored_box.box, one),
-                    array=partial(_on_host, array, stored_box, _of_layer(stored_box.box, one)),
+                    box=_of_layer(table_box.box, one),
+                    array=partial(_on_host, array, table_box, _of_layer(table_box.box, one)),
                 )
     for row in _frozen(plan):
         assert row.at_rest is not None
@@ -134,16 +134,16 @@ def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks
     box = one.box(plan.mesh, ranks.rank)
     shape = box.shape if box is not None else (0, *one.shape[1:])
     local = torch.empty(shape, dtype=dtype, device=ranks.device)
-    for stored_box in _stored_boxes(plan, one, ranks):
-        values = read(prefix + one.weight, _of_layer(stored_box.box, one)).view(stored_box.box.shape)
-        stored = values.permute(stored_box.to_stored).reshape(stored_box.local_shape)
-        local[tuple(slice(*along) for along in stored_box.local)] = stored.to(device=ranks.device, dtype=dtype)
+    for table_box in _table_boxes(plan, one, ranks):
+        values = read(prefix + one.weight, _of_layer(table_box.box, one)).view(table_box.box.shape)
+        stored = values.permute(table_box.to_stored).reshape(table_box.local_shape)
+        local[tuple(slice(*along) for along in table_box.local)] = stored.to(device=ranks.device, dtype=dtype)
     return local
 
 
-def _on_host(array: torch.Tensor, stored_box: StoredBox, box: Box) -> np.ndarray:
-    stored = array.detach()[tuple(slice(*along) for along in stored_box.local)]
-    return _bits(stored.reshape(stored_box.shape).permute(stored_box.to_table).reshape(box.shape))
+def _on_host(array: torch.Tensor, table_box: TableBox, box: Box) -> np.ndarray:
+    stored = array.detach()[tuple(slice(*along) for along in table_box.local)]
+    return _bits(stored.reshape(table_box.shape).permute(table_box.to_table).reshape(box.shape))
 
 
 def _bits(array: torch.Tensor) -> np.ndarray:
@@ -152,9 +152,9 @@ def _bits(array: torch.Tensor) -> np.ndarray:
     return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
 
 
-def _stored_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[StoredBox, ...]:
+def _table_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[TableBox, ...]:
     box = one.box(plan.mesh, ranks.rank)
-    return () if box is None else stored_boxes(plan.request.table.weight(one.weight), box)
+    return () if box is None else table_boxes(plan.request.table.weight(one.weight), box)
 
 
 def _of_layer(box: Box, one: WeightOfLayer) -> Box:

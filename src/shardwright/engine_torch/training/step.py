@@ -4,7 +4,7 @@ Gradients are summed over all tokens of the global step and divided once, by the
 change a result. ``fully_shard`` sums the gradients of its weights: it reduce-scatters in every microbatch, and all-reduces over
 replicas in the last one. Gradients of other weights with replicas are summed after that, in one collective per set of axes.
 
-N layers with experts, E experts.
+Z layers of a stack with experts, E experts.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def changed(
         options=options,
         decayed={one.key for one in model.weights if one.weight in decayed},
     )
-    for name, bias_NE in model.frozen.items():
+    for name, bias_ZE in model.frozen.items():
         stack = model.plan.by_name[name].stack
         assert stack is not None, name
-        model.frozen[name] = updated_bias(bias_NE, gradients.counts[stack].by_expert, BIAS_RATE)
+        model.frozen[name] = updated_bias(bias_ZE, gradients.counts[stack].by_expert, BIAS_RATE)
     state.step += 1
     return gradients, norm
 

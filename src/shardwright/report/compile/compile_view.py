@@ -51,9 +51,7 @@ def compile_view(
 
 def _compiled(program: CompiledProgram) -> Text:
     if family(program.target.split(":")[0]) == TORCH:
-        line = Text.assemble(
-            "walked through as ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}"
-        )
+        line = Text.assemble("dry run as ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}")
         line.append(": one rank, shapes without values")
         for assumption in program.notes:
             line.append(f"; {assumption}")

@@ -44,7 +44,7 @@ class Placed:
 
     def mark(self, dim: int) -> tuple[int, int]:
         """The start and end of a dim in ``notation``."""
-        start = sum(len(scalar) + 1 for scalar in self.words[:dim])
+        start = sum(len(word) + 1 for word in self.words[:dim])
         return start, start + len(self.words[dim])
 
     def dim_of(self, axis: str) -> int | None:
