@@ -70,6 +70,7 @@ def test_the_engine_gets_the_options_and_the_plan(calls, capsys):
 def test_every_option_reaches_the_engine(calls):
     arguments = ["--data", "text", "--warmup", "0", "--weight-decay", "0", "--clip", "0.5", "--seed", "7", "--resume"]
     arguments += ["--checkpoint-every", "5", "--keep", "2", "--tensorboard", "--devices", "8", "--resume-from", "5"]
+    arguments += ["--weights", "start"]
     assert main([*TRAIN, *arguments, "--json"]) == 0
     ((run, _),) = calls
     assert run == RunOptions(
@@ -82,6 +83,7 @@ def test_every_option_reaches_the_engine(calls):
         seed=7,
         checkpoint_every=5,
         keep=2,
+        weights=Path("start"),
         resume=True,
         resume_from=5,
         tensorboard=True,

@@ -41,6 +41,7 @@ RUN = {
     "--seed",
     "--checkpoint-every",
     "--keep",
+    "--weights",
     "--resume",
     "--resume-from",
     "--tensorboard",

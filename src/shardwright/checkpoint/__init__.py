@@ -23,7 +23,7 @@ from shardwright.checkpoint.format.data_file import OwnedBox
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import Manifest, RunPoint, StoredBox, StoredTensor, TensorInfo
 from shardwright.checkpoint.inspection import describe, verify
-from shardwright.checkpoint.opened import Checkpoint, Latest, latest, open_checkpoint
+from shardwright.checkpoint.opened import Checkpoint, Latest, latest, open_checkpoint, open_newest
 from shardwright.checkpoint.reshard import ReshardPlan, reshard_plan
 from shardwright.checkpoint.save import Save, commit, join_save, save_checkpoint, saving, write_part
 
@@ -46,6 +46,7 @@ __all__ = [
     "join_save",
     "latest",
     "open_checkpoint",
+    "open_newest",
     "reshard_plan",
     "save_checkpoint",
     "saving",

@@ -13,6 +13,7 @@ from shardwright.checkpoint.expected import mismatches
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import (
+    FILE_NAME,
     Manifest,
     RunPoint,
     StoredBox,
@@ -83,12 +84,15 @@ class Checkpoint:
         """The elements of one stored box of a tensor, verified, as unsigned integers of its dtype's width. Read-only."""
         return self._boxes.read(name, stored, DTYPES[self.tensor(name).info.dtype])
 
-    def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]]) -> None:
+    def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]], *, unread: tuple[str, ...] = ()) -> None:
         """Compares the checkpoint with the tensors a program expects: name to (shape, dtype).
+
+        ``unread``: prefixes of names that the checkpoint may have in addition.
 
         Raises CheckpointError (SW504) that names every tensor that is missing, unexpected, or has another shape or dtype.
         """
-        lines = mismatches(self.tensors, wanted)
+        found = {name: info for name, info in self.tensors.items() if name in wanted or not name.startswith(unread)}
+        lines = mismatches(found, wanted)
         if lines:
             shown = lines[:20] + ([f"... and {len(lines) - 20} more"] if len(lines) > 20 else [])
             raise CheckpointError(
@@ -96,6 +100,19 @@ class Checkpoint:
                 + "\n".join(f"  {line}" for line in shown),
                 code="SW504",
             )
+
+
+def open_newest(directory: Path, *, cache_bytes: int = CACHE_BYTES) -> Checkpoint:
+    """Opens the directory of one step, or the newest step in that of a run. Raises CheckpointError if there is none."""
+    if (directory / FILE_NAME).exists() or step_of(directory) is not None:
+        return open_checkpoint(directory, cache_bytes=cache_bytes)
+    found = committed(directory)
+    if not found:
+        raise CheckpointError(
+            f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
+            f"as in OUT/checkpoints/step-00000010."
+        )
+    return open_checkpoint(found[0], cache_bytes=cache_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

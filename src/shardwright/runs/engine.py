@@ -44,8 +44,10 @@ class Engine(Protocol):
         """The rows of a step that this process reads, counted from the step's first row, ascending."""
         ...
 
-    def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
+    def begin(self, checkpoint: Checkpoint | None, seed: int, *, weights_only: bool = False) -> int:
         """Make the initial values of ``seed``, or read the state of a checkpoint. Returns the number of steps done.
+
+        With ``weights_only``, only its weights are read: moments are zero, and no step is done.
 
         Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
         """

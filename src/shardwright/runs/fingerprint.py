@@ -31,6 +31,7 @@ def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str
         "moments_dtype": request.moments_dtype,
         "tokenizer": source.corpus.tokenizer,
         "corpus": source.digest,
+        **({} if options.weights is None else {"weights": str(options.weights)}),
         **_described("architecture", asdict(request.table.architecture)),
     }
 

@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0, or at which checkpoint."""
+"""Where a run begins: at step 0, with which weights, or at which checkpoint."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from shardwright.checkpoint import (
     committed,
     latest,
     open_checkpoint,
+    open_newest,
     set_aside,
     step_of,
 )
 from shardwright.core.findings.errors import InputError
+from shardwright.core.plan.plan import Plan
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
+
+ONLY_AT_THE_START = ("architecture.initializer_stddev", "architecture.experts.capacity_factor")
+"""What may differ from the model that the weights are of: their values do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,37 @@ def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Path, s
     for directory in committed(options.out):
         if (step := step_of(directory)) is not None and step > first:
             shown.say(f"kept under another name, later than step {first}: {set_aside(directory, 'set-aside')}")
+
+
+def open_weights(path: Path, plan: Plan, fingerprint: Mapping[str, Any]) -> Checkpoint:
+    """The checkpoint whose weights a run begins with. Reads no element.
+
+    Raises InputError where it cannot be opened, is of another model, or stores the weights in another dtype.
+    """
+    try:
+        checkpoint = open_newest(path)
+    except CheckpointError as error:
+        raise InputError(f"--weights: {error}") from None
+    of = checkpoint.point.metadata
+    changed = [
+        f"  {key.removeprefix('architecture.')}: {of[key]!r}, not {value!r}"
+        for key, value in fingerprint.items()
+        if key.startswith("architecture.") and key in of and key not in ONLY_AT_THE_START and of[key] != value
+    ]
+    if changed:
+        raise InputError(
+            f"--weights {path}: these are weights of another model than {plan.request.table.name}:\n"
+            + "\n".join(changed)
+            + "\nGive its dimensions with --set."
+        )
+    for row in plan.weights:
+        found = checkpoint.tensors.get(row.name)
+        if found is not None and found.dtype != row.dtype:
+            raise InputError(
+                f"--weights {path}: '{row.name}' is stored in {found.dtype}, and this run has it in {row.dtype}. Give "
+                f"--weights-dtype {found.dtype}, or import the weights again with --dtype {row.dtype}."
+            )
+    return checkpoint
 
 
 def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -> Beginning:
@@ -145,7 +181,8 @@ def _require_same_run(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) ->
     changed = [
         f"  {name}: was {before.get(name)!r}, is {value!r}"
         for name, value in fingerprint.items()
-        if before.get(name) != value and name != "tokenizer"  # a path; its effect on the text is in "corpus"
+        # Paths: the effect of the tokenizer on the text is in "corpus", and a run that goes on reads no other weights.
+        if before.get(name) != value and name not in ("tokenizer", "weights")
     ]
     if changed:
         raise InputError(

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
-from shardwright.checkpoint import DamagedError
+from shardwright.checkpoint import Checkpoint, DamagedError
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine
@@ -17,7 +17,7 @@ from shardwright.runs.journal import board_writer
 from shardwright.runs.loop import Loop
 from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
-from shardwright.runs.resuming import Beginning, beginning, older
+from shardwright.runs.resuming import Beginning, beginning, older, open_weights
 from shardwright.runs.source import open_source
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 
@@ -63,6 +63,9 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
     source = open_source(options, plan)
     same = run_fingerprint(options, plan, source)
     start = beginning(options, same, shown)
+    weights = None
+    if start.checkpoint is None and options.weights is not None:
+        weights = open_weights(options.weights, plan, same)
     must_agree(
         group, {**same, **shared_by_processes(options, plan, start.step, engine.versions)}, "before the first step"
     )
@@ -70,7 +73,10 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
         f"text: {source.corpus.num_tokens:,} tokens of {source.corpus.num_documents:,} documents "
         f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
     )
-    first, start = _begun(engine, options, start, same, group, shown)
+    if weights is None:
+        first, start = _begun(engine, options, start, same, group, shown)
+    else:
+        first = _begun_with(weights, engine, options, group, shown)
     loop = Loop(
         options=options,
         plan=plan,
@@ -85,6 +91,22 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
     if start.checkpoint is None:
         return loop.go(first, 0, None)
     return loop.go(first, start.checkpoint.point.data_position, start.checkpoint.directory)
+
+
+def _begun_with(weights: Checkpoint, engine: Engine, options: RunOptions, group: Group, shown: Listener) -> int:
+    """Read the weights of a checkpoint; every process raises InputError where any finds damage. Returns 0: no step is done."""
+    shown.doing(f"reading weights of {weights.directory}")
+    damage = None
+    try:
+        engine.begin(weights, options.seed, weights_only=True)
+    except DamagedError as error:
+        damage = str(error)
+    found = group.exchange("reading weights", damage)
+    damage = next((one.value for one in found if one.value is not None), None)
+    if damage is not None:
+        raise InputError(f"--weights: {damage}")
+    shown.say(f"weights from {weights.directory} (step {weights.point.step:,} of {weights.point.model})")
+    return 0
 
 
 def _begun(

@@ -162,6 +162,8 @@ class TrainOptions:
     """Save every N steps."""
     keep: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: all)")] = None
     """How many checkpoints to keep."""
+    weights: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: initial values)")] = None
+    """Begin with the weights of this checkpoint, with new optimizer state, at step 0."""
     resume: Flag = False
     """Go on from the newest intact checkpoint in --out, on any layout."""
     resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None

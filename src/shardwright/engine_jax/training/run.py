@@ -52,13 +52,13 @@ class JaxEngine:
     def offsets(self) -> Sequence[int]:
         return self._feed.offsets
 
-    def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
+    def begin(self, checkpoint: Checkpoint | None, seed: int, *, weights_only: bool = False) -> int:
         # Free a state from a checkpoint that another process found damaged, before the next checkpoint is read.
         self._state = None
         if checkpoint is None:
             self._state = initial_state(self.plan, self._mesh, seed)
         else:
-            self._state = load_state(checkpoint, self.plan, self._mesh)
+            self._state = load_state(checkpoint, self.plan, self._mesh, weights_only=weights_only)
         return int(self._state.step)
 
     def prepare(self) -> None:

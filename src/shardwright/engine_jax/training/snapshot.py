@@ -14,6 +14,7 @@ from shardwright.core.boxes.boxes import saves
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.lowering.shardings import at_rest_spec
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
+from shardwright.training.optimizer import FIRST, SECOND
 
 
 def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
@@ -40,14 +41,20 @@ def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
     return lambda: np.asarray(shard.data)
 
 
-def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> State[jax.Array]:
+def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh, *, weights_only: bool = False) -> State[jax.Array]:
     """The state of a checkpoint, sharded as the plan says, whatever layout wrote it.
+
+    With ``weights_only``, the state before the first step: moments are zero, and those of the checkpoint are not read.
 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
-    checkpoint.expect({row.name: (row.shape, str(row.dtype)) for row in tensors_of(plan, mesh)})
+    rows = [row for row in tensors_of(plan, mesh) if row.name == row.weight or not weights_only]
+    unread = (FIRST, SECOND) if weights_only else ()
+    checkpoint.expect({row.name: (row.shape, str(row.dtype)) for row in rows}, unread=unread)
 
     def read(tensor: Tensor, box: Box) -> np.ndarray:
+        if weights_only and tensor.name != tensor.weight:
+            return np.zeros(box.shape, tensor.dtype)
         return checkpoint.read_box(tensor.name, box)
 
-    return make_state(plan, mesh, read, checkpoint.point.step)
+    return make_state(plan, mesh, read, 0 if weights_only else checkpoint.point.step)

@@ -67,14 +67,17 @@ class TorchEngine:
     def offsets(self) -> Sequence[int]:
         return self._feed.offsets
 
-    def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
+    def begin(self, checkpoint: Checkpoint | None, seed: int, *, weights_only: bool = False) -> int:
         # Free a state from a checkpoint that another rank found damaged, before the next checkpoint is read.
         self._state = None
         # All ranks make its process groups at the same time, once.
         if self._model is None:
             ranks = ranks_of(self.plan, self._device)
             self._model = Model(self.plan, links_of(self.plan, ranks), ranks)
-        self._state = initial_state(self._model, seed) if checkpoint is None else load_state(self._model, checkpoint)
+        if checkpoint is None:
+            self._state = initial_state(self._model, seed)
+        else:
+            self._state = load_state(self._model, checkpoint, weights_only=weights_only)
         return self._state.step
 
     def prepare(self) -> None:

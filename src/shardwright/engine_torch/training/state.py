@@ -71,21 +71,29 @@ def initial_state(model: Model, seed: int) -> State:
     return make_state(model, read, 0)
 
 
-def load_state(model: Model, checkpoint: Checkpoint) -> State:
+def load_state(model: Model, checkpoint: Checkpoint, *, weights_only: bool = False) -> State:
     """The state of a checkpoint, sharded as the plan says, whatever layout and engine wrote it.
+
+    With ``weights_only``, the state before the first step: moments are zero, and those of the checkpoint are not read.
 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
     infos = {info.name: info for info in tensors_of(model.plan)}
-    checkpoint.expect({name: (info.shape, info.dtype) for name, info in infos.items()})
+    unread = (FIRST, SECOND) if weights_only else ()
+    wanted = {
+        name: (info.shape, info.dtype) for name, info in infos.items() if not (unread and name.startswith(unread))
+    }
+    checkpoint.expect(wanted, unread=unread)
 
     def read(name: str, box: Box) -> torch.Tensor:
+        if name not in wanted:
+            return torch.zeros(box.shape)
         dtype = torch_dtype(infos[name].dtype)
         raw = checkpoint.read_box(name, box, raw=True)
         bits = raw.view(np.dtype(f"<i{dtype.itemsize}") if dtype.itemsize > 1 else np.uint8)
         return torch.from_numpy(np.ascontiguousarray(bits)).view(dtype).view(box.shape)
 
-    return make_state(model, read, checkpoint.point.step)
+    return make_state(model, read, 0 if weights_only else checkpoint.point.step)
 
 
 def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint import Checkpoint, CheckpointError, StoredBox, committed, open_checkpoint, step_of
+from shardwright.checkpoint import Checkpoint, CheckpointError, StoredBox, open_newest
 from shardwright.checkpoint.directory import make_durable
-from shardwright.checkpoint.format.manifest import FILE_NAME
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.table import ModelTable
@@ -78,7 +77,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     """
     if request.to.exists() and not (request.to.is_dir() and not any(request.to.iterdir())):
         raise InputError(f"--to {request.to}: it exists already, and is never overwritten. Give another folder.")
-    checkpoint = _opened(request.directory)
+    checkpoint = open_newest(request.directory, cache_bytes=0)
     model = model_of_checkpoint(checkpoint, request.config, request.model, request.settings)
     moments = _check_fit(checkpoint, model)
     tensors = published_tensors(model.table, experts_form(checkpoint))
@@ -98,18 +97,6 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
         num_bytes=sum(shard.num_bytes for shard in shards),
         moments=moments,
     )
-
-
-def _opened(directory: Path) -> Checkpoint:
-    if (directory / FILE_NAME).exists() or step_of(directory) is not None:
-        return open_checkpoint(directory, cache_bytes=0)
-    found = committed(directory)
-    if not found:
-        raise CheckpointError(
-            f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
-            f"as in OUT/checkpoints/step-00000010."
-        )
-    return open_checkpoint(found[0], cache_bytes=0)
 
 
 def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
