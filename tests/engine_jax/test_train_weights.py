@@ -54,6 +54,7 @@ def test_a_run_begins_with_the_weights(engine: list[str], made: Made) -> None:
     assert all(np.isfinite(run.read_box(FIRST + name)).all() for name in made.weights)
     # From the weights of a run, whose moments are not read.
     assert train("--layout", "tp", "--mesh", "data=1,tensor=2", *still[:-1], "run", "--out", "again") == 0
+    assert newest("again").point.step == 1
     for prefix in (FIRST, SECOND):
         for name in made.weights:
             np.testing.assert_allclose(

@@ -94,11 +94,14 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
 
 
 def _begun_with(weights: Checkpoint, engine: Engine, options: RunOptions, group: Group, shown: Listener) -> int:
-    """Read the weights of a checkpoint; every process raises InputError where any finds damage. Returns 0: no step is done."""
+    """Read the weights of a checkpoint and return the number of steps done, which is 0.
+
+    Every process raises InputError if any process finds damage.
+    """
     shown.doing(f"reading weights of {weights.directory}")
-    damage = None
+    damage, done = None, 0
     try:
-        engine.begin(weights, options.seed, weights_only=True)
+        done = engine.begin(weights, options.seed, weights_only=True)
     except DamagedError as error:
         damage = str(error)
     found = group.exchange("reading weights", damage)
@@ -106,7 +109,7 @@ def _begun_with(weights: Checkpoint, engine: Engine, options: RunOptions, group:
     if damage is not None:
         raise InputError(f"--weights: {damage}")
     shown.say(f"weights from {weights.directory} (step {weights.point.step:,} of {weights.point.model})")
-    return 0
+    return done
 
 
 def _begun(
