@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
+from shardwright.core.model.architecture import architecture_values
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.source import Source
 from shardwright.training.options import RunOptions
@@ -32,7 +31,7 @@ def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str
         "tokenizer": source.corpus.tokenizer,
         "corpus": source.digest,
         **({} if options.weights is None else {"weights": str(options.weights)}),
-        **_described("architecture", asdict(request.table.architecture)),
+        **architecture_values(request.table),
     }
 
 
@@ -50,10 +49,3 @@ def shared_by_processes(
         "goes on from": goes_on_from,
         **versions,
     }
-
-
-def _described(name: str, value: Any) -> dict[str, Any]:
-    """A value as JSON under ``name``; a dict is flattened, with its keys joined by dots."""
-    if isinstance(value, dict):
-        return {key: leaf for field in value for key, leaf in _described(f"{name}.{field}", value[field]).items()}
-    return {name: json.loads(json.dumps(value))}

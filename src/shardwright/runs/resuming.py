@@ -19,11 +19,9 @@ from shardwright.checkpoint import (
     step_of,
 )
 from shardwright.core.findings.errors import InputError
+from shardwright.core.model.architecture import differences_of_weights
 from shardwright.core.plan.plan import Plan
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
-
-ONLY_AT_THE_START = ("architecture.initializer_stddev", "architecture.experts.capacity_factor")
-"""What may differ from the model that the weights are of: their values do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +92,7 @@ def open_weights(path: Path, plan: Plan, fingerprint: Mapping[str, Any]) -> Chec
         checkpoint = open_newest(path)
     except CheckpointError as error:
         raise InputError(f"--weights: {error}") from None
-    of = checkpoint.point.metadata
-    changed = [
-        f"  {key.removeprefix('architecture.')}: {of[key]!r}, not {value!r}"
-        for key, value in fingerprint.items()
-        if key.startswith("architecture.") and key in of and key not in ONLY_AT_THE_START and of[key] != value
-    ]
+    changed = differences_of_weights(checkpoint.point.metadata, fingerprint)
     if changed:
         raise InputError(
             f"--weights {path}: these are weights of another model than {plan.request.table.name}:\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,13 @@ def write_data_file(
     Raises OSError, and CheckpointError (SW501) for an array whose shape or dtype does not match its box.
     """
     keys = _keys(boxes)
-    header = _header(keys, boxes, step)
+    header = safetensors_header(
+        (
+            (key, info.dtype, owned.box.shape, _num_bytes(info, owned.box))
+            for key, (info, owned) in zip(keys, boxes, strict=True)
+        ),
+        {"shardwright": "1", "step": str(step)},
+    )
     offset = len(header)
     stored: list[tuple[str, StoredBox]] = []
     with path.open("xb") as file:
@@ -139,14 +145,18 @@ def _keys(boxes: Sequence[tuple[TensorInfo, OwnedBox]]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _header(keys: Sequence[str], boxes: Sequence[tuple[TensorInfo, OwnedBox]], step: int) -> bytes:
-    value: dict[str, object] = {"__metadata__": {"shardwright": "1", "step": str(step)}}
+def safetensors_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a safetensors file, its elements aligned to eight bytes.
+
+    ``tensors``: the name, the dtype (a key of ``DTYPES``), the shape and the bytes of each, in the order of their elements.
+    """
+    value: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
-    for key, (info, owned) in zip(keys, boxes, strict=True):
-        end = offset + _num_bytes(info, owned.box)
-        value[key] = {
-            "dtype": DTYPES[info.dtype].safetensors,
-            "shape": list(owned.box.shape),
+    for name, dtype, shape, num_bytes in tensors:
+        end = offset + num_bytes
+        value[name] = {
+            "dtype": DTYPES[dtype].safetensors,
+            "shape": list(shape),
             "data_offsets": [offset, end],
         }
         offset = end

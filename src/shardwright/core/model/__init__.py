@@ -1,6 +1,7 @@
 """What the planner reads of a model.
 
-table.py       weights, activations, and moves between activations
-capacity.py    how many assignments an expert and a receive buffer hold
-precision.py   dtypes of computations, stored results, transfers and sums
+table.py         weights, activations, and moves between activations
+architecture.py  the architecture as JSON values, and where two differ
+capacity.py      how many assignments an expert and a receive buffer hold
+precision.py     dtypes of computations, stored results, transfers and sums
 """

@@ -12,6 +12,7 @@ from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, committed, sa
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
+from shardwright.core.model.architecture import architecture_values
 from shardwright.core.model.table import Weight
 from shardwright.interop.hugging_face.weights.casting import cast
 from shardwright.interop.hugging_face.weights.fitting import LeftOut, fit
@@ -23,7 +24,7 @@ from shardwright.interop.hugging_face.weights.mapping import (
     published_tensors,
     stored_shape,
 )
-from shardwright.interop.hugging_face.weights.model import KEPT, KnownModel, architecture_values, model_of_folder
+from shardwright.interop.hugging_face.weights.model import KEPT, KnownModel, model_of_folder
 from shardwright.interop.hugging_face.weights.safetensors_file import FoundTensor
 
 Progress = Callable[[int, int], None]

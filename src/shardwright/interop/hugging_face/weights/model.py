@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint import Checkpoint
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
+from shardwright.core.model.architecture import architecture_values, differences_of_weights
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.command import nearest_named
 from shardwright.interop.hugging_face.config import Published, model_of, parse_config, read_config
@@ -20,8 +20,6 @@ from shardwright.models import build
 
 KEPT = "hugging_face"
 """The field of a checkpoint's metadata with what an export needs: the configuration, and how experts were held."""
-NOT_PUBLISHED = ("architecture.initializer_stddev", "architecture.experts.capacity_factor")
-"""What a configuration may state otherwise than a model of ours: weights that are given do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,6 @@ def model_of_checkpoint(
     checkpoint: Checkpoint, config: Path | None, name: str | None, settings: Mapping[str, str]
 ) -> KnownModel:
     """The model of a checkpoint: by a configuration that is given, a name that is given, or what the checkpoint keeps."""
-    metadata = checkpoint.point.metadata
     kept = _kept(checkpoint)
     if config is not None:
         found = _of_config(read_config(str(config)))
@@ -75,10 +72,8 @@ def model_of_checkpoint(
     else:
         name = checkpoint.point.model if name is None else name
         found = KnownModel(name=name, settings=settings, table=build(name, settings), config=None)
-    trained = {key: value for key, value in metadata.items() if key.startswith("architecture.")}
-    if trained:
-        where = str(config) if config is not None else f"--model {found.name}"
-        _require_same(architecture_values(found.table), trained, where, str(checkpoint.directory))
+    where = str(config) if config is not None else f"--model {found.name}"
+    _require_same(architecture_values(found.table), checkpoint.point.metadata, where, str(checkpoint.directory))
     return found
 
 
@@ -101,18 +96,6 @@ def _of_config(config: Published) -> KnownModel:
 
 
 def _require_same(found: Mapping[str, Any], needed: Mapping[str, Any], where: str, other: str) -> None:
-    keys = [key for key in found if key in needed and key not in NOT_PUBLISHED and found[key] != needed[key]]
-    if keys:
-        lines = "\n".join(f"  {key.removeprefix('architecture.')}: {found[key]!r}, not {needed[key]!r}" for key in keys)
-        raise InputError(f"{where} and {other} are not the same model, and nothing was written:\n{lines}")
-
-
-def architecture_values(table: ModelTable) -> dict[str, Any]:
-    """The architecture as JSON values under dotted keys, as a run's checkpoint records it."""
-    return dict(_leaves("architecture", json.loads(json.dumps(asdict(table.architecture)))))
-
-
-def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [leaf for key in value for leaf in _leaves(f"{name}.{key}", value[key])]
-    return [(name, value)]
+    changed = differences_of_weights(found, needed)
+    if changed:
+        raise InputError(f"{where} and {other} are not the same model, and nothing was written:\n" + "\n".join(changed))

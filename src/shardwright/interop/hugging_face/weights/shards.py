@@ -10,11 +10,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
+from shardwright.checkpoint.format.data_file import safetensors_header
 from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.files.replaced import replace_text
 from shardwright.interop.hugging_face.weights.folder import INDEX, SINGLE
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor
 
@@ -53,25 +56,15 @@ def shards_of(tensors: Sequence[PublishedTensor], dtypes: Mapping[str, str], max
 def _shard(name: str, tensors: Sequence[PublishedTensor], dtypes: Mapping[str, str]) -> Shard:
     # Wide elements first, so that all are aligned.
     ordered = sorted(tensors, key=lambda tensor: -DTYPES[dtypes[tensor.name]].num_bytes)
-    value: dict[str, object] = {"__metadata__": WRITTEN}
-    starts: dict[str, int] = {}
-    end = 0
-    for tensor in ordered:
-        starts[tensor.name] = end
-        end += _num_bytes(tensor, dtypes)
-        value[tensor.name] = {
-            "dtype": DTYPES[dtypes[tensor.name]].safetensors,
-            "shape": list(tensor.shape),
-            "data_offsets": [starts[tensor.name], end],
-        }
-    text = json.dumps(value, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
+    sizes = [_num_bytes(tensor, dtypes) for tensor in ordered]
+    rows = [(one.name, dtypes[one.name], one.shape, size) for one, size in zip(ordered, sizes, strict=True)]
+    header = safetensors_header(rows, WRITTEN)
+    starts = accumulate(sizes, initial=len(header))
     return Shard(
         name=name,
         header=header,
-        offsets={name: len(header) + start for name, start in starts.items()},
-        num_bytes=len(header) + end,
+        offsets={tensor.name: start for tensor, start in zip(ordered, starts, strict=False)},
+        num_bytes=len(header) + sum(sizes),
     )
 
 
@@ -101,7 +94,7 @@ def written(
 
     yield elements
     if len(shards) > 1:
-        _write_durably(folder / INDEX, index_text(shards).encode())
+        replace_text(folder / INDEX, index_text(shards))
     for data in mapped.values():
         data.flush()
 
@@ -112,13 +105,6 @@ def _created(path: Path, shard: Shard) -> np.memmap:
         os.posix_fallocate(file.fileno(), 0, shard.num_bytes)
         file.write(shard.header)
     return np.memmap(path, np.uint8, "r+")
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _num_bytes(tensor: PublishedTensor, dtypes: Mapping[str, str]) -> int:
