@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from shardwright.models import build, names
-from shardwright.models.hugging_face import to_published
 from tests.engine_jax.logits import our_logits
 from tests.models.published import (
     CASES,
@@ -22,6 +21,7 @@ from tests.models.published import (
     published_logits,
 )
 from tests.models.random_weights import random_weights
+from tests.models.to_published import to_published
 
 
 @pytest.mark.parametrize(("model", "overrides"), CASES.values(), ids=CASES.keys())

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from shardwright.core.model.table import ModelTable
 from shardwright.models import build
-from shardwright.models.hugging_face import to_published
 from tests.models.published import model_class, published_config
 from tests.models.random_weights import random_weights
+from tests.models.to_published import to_published
 
 SMALL = {"num_layers": "3", "vocab": "256"}
 

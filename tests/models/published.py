@@ -10,9 +10,9 @@ import transformers
 from safetensors.numpy import save_file
 
 from shardwright.core.model.table import ModelTable
-from shardwright.models.hugging_face import to_published
 from shardwright.models.parts.architecture import Architecture, Experts, GroupedQueryAttention, LatentAttention
 from shardwright.models.parts.rope import Rope
+from tests.models.to_published import to_published
 
 ROWS, LENGTH = 2, 48
 TOLERANCE = 1e-4
