@@ -2,9 +2,11 @@
 
 directory.py   names of checkpoints in a run's folder, and who may write there
 save.py        a save: every process writes its boxes, one commits
+data_file.py   the file in which boxes are written
+merging.py     what all processes have written becomes the index and the manifest
 opened.py      an open checkpoint: any box of any tensor
-verified.py    reads of stored boxes against their digests
-reshard.py     which stored boxes are copied to which boxes of another layout
+files.py       the files of an open checkpoint against their digests
+streams.py     reads of regions of stored boxes, piece by piece
 expected.py    the tensors that a program expects against those of a checkpoint
 inspection.py  what a checkpoint holds, and whether it is intact, for the command line
 retention.py   which old checkpoints are deleted
@@ -18,13 +20,12 @@ file_lock.py   an exclusive lock on a file
 Format: docs/checkpoint.md.
 """
 
+from shardwright.checkpoint.data_file import OwnedBox
 from shardwright.checkpoint.directory import committed, set_aside, step_of
-from shardwright.checkpoint.format.data_file import OwnedBox
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
-from shardwright.checkpoint.format.manifest import Manifest, RunPoint, StoredBox, StoredTensor, TensorInfo
+from shardwright.checkpoint.format.manifest import Manifest, RunPoint, TensorInfo
 from shardwright.checkpoint.inspection import describe, verify
 from shardwright.checkpoint.opened import Checkpoint, Latest, latest, open_checkpoint, open_newest
-from shardwright.checkpoint.reshard import ReshardPlan, reshard_plan
 from shardwright.checkpoint.save import Save, commit, join_save, save_checkpoint, saving, write_part
 
 __all__ = [
@@ -34,11 +35,8 @@ __all__ = [
     "Latest",
     "Manifest",
     "OwnedBox",
-    "ReshardPlan",
     "RunPoint",
     "Save",
-    "StoredBox",
-    "StoredTensor",
     "TensorInfo",
     "commit",
     "committed",
@@ -47,7 +45,6 @@ __all__ = [
     "latest",
     "open_checkpoint",
     "open_newest",
-    "reshard_plan",
     "save_checkpoint",
     "saving",
     "set_aside",

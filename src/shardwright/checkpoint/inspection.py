@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint.directory import checkpoints_directory, committed, leftovers, step_of, unknown
-from shardwright.checkpoint.format.data_file import digest_of_span, read_span
+from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, StoredBox
+from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest
+from shardwright.checkpoint.format.part import DATA_NAME, StoredBox, data_name, part_name
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.opened import Checkpoint, open_checkpoint
-from shardwright.checkpoint.verified import digest_error, read_error
+from shardwright.checkpoint.streams import PieceReader
 
 
 def describe(directory: Path | str) -> dict[str, Any]:
@@ -89,18 +91,18 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
         "layout": {"name": point.layout_name, "text": point.layout_text},
         "mesh": dict(point.mesh),
         "metadata": dict(point.metadata),
-        "bytes": sum(file.num_bytes for file in checkpoint.manifest.files),
-        "num_files": len(checkpoint.manifest.files),
+        "bytes": checkpoint.num_bytes,
+        "num_files": sum(part.num_files for part in checkpoint.manifest.parts),
         "tensors": [
             {
                 "name": name,
-                "shape": list(tensor.info.shape),
-                "dtype": tensor.info.dtype,
-                "spec": tensor.info.spec,
-                "bytes": sum(stored.num_bytes for stored in tensor.boxes),
-                "num_boxes": len(tensor.boxes),
+                "shape": list(info.shape),
+                "dtype": info.dtype,
+                "spec": info.spec,
+                "bytes": prod(info.shape) * DTYPES[info.dtype].num_bytes,
+                "num_boxes": len(checkpoint.index.tables[name]),
             }
-            for name, tensor in checkpoint.manifest.tensors.items()
+            for name, info in checkpoint.tensors.items()
         ],
     }
 
@@ -116,14 +118,16 @@ def _verified(directory: Path) -> dict[str, Any]:
         with suppress(CheckpointError):
             problems += _unlisted_files(directory, read_manifest(directory))
     else:
-        boxes = [(name, box) for name, tensor in checkpoint.manifest.tensors.items() for box in tensor.boxes]
-        problems += [error for name, box in boxes if (error := _box_problem(directory, name, box))]
+        for process in range(len(checkpoint.parts)):
+            stored = checkpoint.parts.stored(process)
+            problems += [error for box in stored if (error := _box_problem(checkpoint, box))]
+            try:
+                checkpoint.parts.check_headers(process)
+            except CheckpointError as error:
+                problems.append(error)
+            result["num_boxes"] += len(stored)
         problems += _unlisted_files(directory, checkpoint.manifest)
-        result |= {
-            "step": checkpoint.point.step,
-            "num_boxes": len(boxes),
-            "bytes": sum(file.num_bytes for file in checkpoint.manifest.files),
-        }
+        result |= {"step": checkpoint.point.step, "bytes": checkpoint.num_bytes}
     return {
         **result,
         "ok": not problems,
@@ -131,22 +135,35 @@ def _verified(directory: Path) -> dict[str, Any]:
     }
 
 
-def _box_problem(directory: Path, name: str, stored: StoredBox) -> CheckpointError | None:
+def _box_problem(checkpoint: Checkpoint, stored: StoredBox) -> CheckpointError | None:
     try:
-        found = digest_of_span(read_span(directory / stored.file, stored.offset, stored.num_bytes))
-    except OSError as error:
-        return read_error(directory, name, stored, error)
-    return None if found == stored.digest else digest_error(directory, name, stored)
+        with PieceReader(checkpoint.directory, stored, checkpoint.manifest.piece_bytes) as reader:
+            reader.verify()
+    except CheckpointError as error:
+        return error
+    return None
 
 
 def _unlisted_files(directory: Path, manifest: Manifest) -> list[CheckpointError]:
     """An error for each file that the manifest does not list. Nothing reads such a file, and a save never leaves one."""
-    listed = {FILE_NAME, *(file.name for file in manifest.files)}
+    names = {FILE_NAME, INDEX_NAME, *(part_name(process) for process in range(len(manifest.parts)))}
     try:
         return [
             CheckpointError(f"{path}: the manifest does not list this file. Move it away.")
             for path in sorted(directory.iterdir())
-            if path.name not in listed
+            if path.name not in names and not _is_data_file(path.name, manifest)
         ]
     except OSError as error:
         return [CheckpointError(f"{directory}: its files cannot be listed: {error.strerror}.")]
+
+
+def _is_data_file(name: str, manifest: Manifest) -> bool:
+    match = DATA_NAME.fullmatch(name)
+    if match is None:
+        return False
+    process, number = int(match.group(1)), int(match.group(2))
+    return (
+        name == data_name(process, number)
+        and process < len(manifest.parts)
+        and number < manifest.parts[process].num_files
+    )

@@ -10,26 +10,15 @@ import numpy as np
 
 from shardwright.checkpoint.directory import LEFTOVER, committed, step_of
 from shardwright.checkpoint.expected import mismatches
-from shardwright.checkpoint.format.data_file import check_header
+from shardwright.checkpoint.files import Parts, read_known
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
-from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
-from shardwright.checkpoint.format.manifest import (
-    FILE_NAME,
-    Manifest,
-    RunPoint,
-    StoredBox,
-    StoredFile,
-    StoredTensor,
-    TensorInfo,
-    digest_of,
-)
-from shardwright.checkpoint.format.read_manifest import NO_MEMORY, read_manifest
-from shardwright.checkpoint.format.regular_file import open_regular
-from shardwright.checkpoint.reshard import copies_into
-from shardwright.checkpoint.verified import CACHE_BYTES, VerifiedBoxes, empty
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.index import Index, read_index
+from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest, RunPoint, TensorInfo
+from shardwright.checkpoint.format.read_manifest import read_manifest
+from shardwright.checkpoint.streams import empty, read_regions
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.core.layout.wording import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +27,8 @@ class Checkpoint:
 
     directory: Path
     manifest: Manifest
-    _boxes: VerifiedBoxes = field(repr=False)
+    index: Index = field(repr=False)
+    parts: Parts = field(repr=False)
 
     @property
     def point(self) -> RunPoint:
@@ -48,10 +38,15 @@ class Checkpoint:
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Shape, dtype and spec of every tensor, by name."""
-        return {name: tensor.info for name, tensor in self.manifest.tensors.items()}
+        return self.manifest.tensors
 
-    def tensor(self, name: str) -> StoredTensor:
-        """A tensor and its stored boxes. Raises CheckpointError (SW504) for an unknown name."""
+    @property
+    def num_bytes(self) -> int:
+        """Of all data files."""
+        return sum(part.data_bytes for part in self.manifest.parts)
+
+    def tensor(self, name: str) -> TensorInfo:
+        """Shape, dtype and spec of a tensor. Raises CheckpointError (SW504) for an unknown name."""
         try:
             return self.manifest.tensors[name]
         except KeyError:
@@ -60,31 +55,41 @@ class Checkpoint:
                 code="SW504",
             ) from None
 
+    def boxes(self, name: str) -> tuple[Box, ...]:
+        """The boxes in which a tensor is stored, in the order of their starts. Raises CheckpointError (SW504) for an unknown name."""
+        self.tensor(name)
+        return self.index.tables[name].boxes()
+
     def read_box(self, name: str, box: Box | None = None, *, raw: bool = False) -> np.ndarray:
         """The elements of any box of a tensor (the full tensor by default), however it was sharded when it was saved.
 
-        Reads only the stored boxes that overlap it, and verifies each before returning any of its elements.
-        The result is a new array in the tensor's dtype: nothing is ever cast. With ``raw`` the
+        As ``read_boxes`` for one box.
+        """
+        return self.read_boxes(name, [Box.whole(self.tensor(name).shape) if box is None else box], raw=raw)[0]
+
+    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
+        """The elements of several boxes of a tensor. What several of them need is read once.
+
+        Reads only the pieces that have an element of a box, and verifies each before returning any of its elements.
+        The results are new arrays in the tensor's dtype: nothing is ever cast. With ``raw`` the
         elements are opaque (``np.void`` of their width), for callers that move them without interpreting them.
 
         Raises CheckpointError for an unknown name (SW504) and for what cannot be read (SW503), DamagedError for bytes that are
         not those that were saved (SW503).
         """
-        stored = self.tensor(name)
-        info, dtype = stored.info, DTYPES[stored.info.dtype]
-        box = Box.whole(info.shape) if box is None else box
-        assert len(box.start) == len(info.shape), (name, info.shape, box)
-        assert Box.whole(info.shape).contains(box), (name, info.shape, box)
+        info, table = self.tensor(name), self.index.tables[name]
+        dtype = DTYPES[info.dtype]
+        for box in boxes:
+            assert len(box.start) == len(info.shape), (name, info.shape, box)
+            assert Box.whole(info.shape).contains(box), (name, info.shape, box)
         result_dtype = dtype.raw if raw else numpy_dtype(dtype, name)
-        result = empty(box.shape, dtype.bits, f"{self.directory}: tensor '{name}', box [{box}]")
-        for copy in copies_into(stored.boxes, box):
-            source = self._boxes.read(name, copy.source, dtype)
-            result[copy.region.within(box).slices] = source[copy.region.within(copy.source.box).slices]
-        return result.view(result_dtype)
-
-    def read_stored(self, name: str, stored: StoredBox) -> np.ndarray:
-        """The elements of one stored box of a tensor, verified, as unsigned integers of its dtype's width. Read-only."""
-        return self._boxes.read(name, stored, DTYPES[self.tensor(name).info.dtype])
+        results = [empty(box.shape, dtype.bits, f"{self.directory}: tensor '{name}', box [{box}]") for box in boxes]
+        targets = list(zip(boxes, results, strict=True))
+        numbers = {number: None for box in boxes for number in table.overlapping(box).tolist()}
+        for number in sorted(numbers):
+            stored = self.parts.box(int(table.part[number]), int(table.row[number]), name, table.box(number))
+            read_regions(self.directory, stored, self.manifest.piece_bytes, targets)
+        return [result.view(result_dtype) for result in results]
 
     def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]], *, unread: tuple[str, ...] = ()) -> None:
         """Compares the checkpoint with the tensors a program expects: name to (shape, dtype).
@@ -104,19 +109,6 @@ class Checkpoint:
             )
 
 
-def open_newest(directory: Path, *, cache_bytes: int = CACHE_BYTES) -> Checkpoint:
-    """Opens the directory of one step, or the newest step in that of a run. Raises CheckpointError if there is none."""
-    if (directory / FILE_NAME).exists() or step_of(directory) is not None:
-        return open_checkpoint(directory, cache_bytes=cache_bytes)
-    found = committed(directory)
-    if not found:
-        raise CheckpointError(
-            f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
-            f"as in OUT/checkpoints/step-00000010."
-        )
-    return open_checkpoint(found[0], cache_bytes=cache_bytes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
     """The newest intact checkpoint, or None, and why each newer one was skipped."""
@@ -125,14 +117,16 @@ class Latest:
     passed_over: tuple[CheckpointError, ...]
 
 
-def open_checkpoint(directory: Path | str, *, cache_bytes: int = CACHE_BYTES) -> Checkpoint:
+def open_checkpoint(directory: Path | str, *, all_files: bool = True) -> Checkpoint:
     """Opens the directory of one step and verifies everything except the elements.
 
-    The manifest is self-consistent and matches its digest, boxes cover each tensor exactly once, every file exists and has the
-    recorded size and header digest, and its header says of each box what the manifest says. Raises CheckpointError, one
-    message that names file and tensor; DamagedError if the error proves that the checkpoint is not what was saved.
+    The manifest is self-consistent and matches its digest, so does the index, and boxes cover each tensor exactly once. Every
+    part file matches its digest and the index, every data file exists and has the recorded size and header digest, and its
+    header says of each box what the part file says. Without ``all_files`` a part file is verified when a box of it is
+    read: of thousands of processes one verifies all files, and each of the others those that it reads.
 
-    ``cache_bytes``: how many bytes of the boxes that were read stay in memory for later reads; 0: only the last box.
+    Raises CheckpointError, one message that names file and tensor; DamagedError if the error proves that the checkpoint is
+    not what was saved.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
@@ -145,10 +139,31 @@ def open_checkpoint(directory: Path | str, *, cache_bytes: int = CACHE_BYTES) ->
         raise CheckpointError(
             f"{directory}: the manifest is of step {manifest.point.step}, the directory of step {step}."
         )
-    boxes = manifest.boxes_by_file()
-    for file in manifest.files:
-        _check_file(directory, file, boxes[file.name])
-    return Checkpoint(directory=directory, manifest=manifest, _boxes=VerifiedBoxes(directory, cache_bytes))
+    infos, stored = tuple(manifest.tensors.values()), manifest.index
+    path = directory / INDEX_NAME
+    index = read_index(
+        path,
+        read_known(path, stored.num_bytes, stored.digest, "It holds the boxes of all tensors."),
+        infos,
+        len(manifest.parts),
+    )
+    parts = Parts(directory, manifest)
+    if all_files:
+        parts.check_all(index)
+    return Checkpoint(directory=directory, manifest=manifest, index=index, parts=parts)
+
+
+def open_newest(directory: Path) -> Checkpoint:
+    """Opens the directory of one step, or the newest step in that of a run. Raises CheckpointError if there is none."""
+    if (directory / FILE_NAME).exists() or step_of(directory) is not None:
+        return open_checkpoint(directory)
+    found = committed(directory)
+    if not found:
+        raise CheckpointError(
+            f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
+            f"as in OUT/checkpoints/step-00000010."
+        )
+    return open_checkpoint(found[0])
 
 
 def latest(out: Path | str) -> Latest:
@@ -160,32 +175,3 @@ def latest(out: Path | str) -> Latest:
         except CheckpointError as error:
             passed_over.append(error)
     return Latest(checkpoint=None, passed_over=tuple(passed_over))
-
-
-def _check_file(directory: Path, file: StoredFile, boxes: Sequence[tuple[TensorInfo, StoredBox]]) -> None:
-    path, kind = directory / file.name, DamagedError
-    try:
-        with open_regular(path) as opened:
-            header = opened.read(file.header_bytes)
-        num_bytes = path.stat().st_size
-        if num_bytes == file.num_bytes and digest_of(header) == file.header_digest:
-            check_header(path, header, boxes)
-            return
-        problem = "its header does not match its digest: the file was damaged after it was written"
-        if num_bytes != file.num_bytes:
-            problem = f"found {num_bytes} bytes, needed {file.num_bytes}"
-    except FileNotFoundError:
-        problem = "the file is missing"
-    except (OSError, MemoryError) as error:
-        reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
-        problem, kind = f"cannot be read: {reason}", CheckpointError
-    raise kind(
-        f"{path}: {problem}. It holds {_held(boxes)}. Restore it from a copy, or resume from another checkpoint."
-    )
-
-
-def _held(boxes: Sequence[tuple[TensorInfo, StoredBox]]) -> str:
-    """Which tensors have boxes in a file, the first few by name."""
-    names = list(dict.fromkeys(info.name for info, _ in boxes))
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return f"boxes of {shown}" + (f" and {count(len(names) - 3, 'more tensor')}" if len(names) > 3 else "")

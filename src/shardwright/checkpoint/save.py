@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardwright.checkpoint.data_file import MAX_FILE_BYTES, OwnedBox, grouped, joined, write_data_file
 from shardwright.checkpoint.directory import (
     LEFTOVER,
     leftovers,
@@ -29,12 +30,22 @@ from shardwright.checkpoint.directory import (
     step_directory,
     temporary_name,
 )
-from shardwright.checkpoint.format.data_file import MAX_FILE_BYTES, OwnedBox, grouped, write_data_file
+from shardwright.checkpoint.format.arrays import write_bytes
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
-from shardwright.checkpoint.format.part import Part, merge, part_name, read_part, write_part_file
-from shardwright.checkpoint.format.read_manifest import MAX_BOX_BYTES, check_cover, read_manifest
+from shardwright.checkpoint.format.manifest import FILE_NAME, RunPoint, TensorInfo, manifest_text
+from shardwright.checkpoint.format.part import (
+    MAX_BOX_BYTES,
+    StoredBox,
+    StoredFile,
+    data_name,
+    declared_name,
+    part_bytes,
+    part_name,
+)
+from shardwright.checkpoint.format.pieces import PIECE_BYTES
+from shardwright.checkpoint.format.read_manifest import read_manifest
+from shardwright.checkpoint.merging import declared_bytes, merged
 from shardwright.checkpoint.retention import check_keep, delete_old
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
@@ -122,10 +133,12 @@ def write_part(
     *,
     process: int = 0,
     max_file_bytes: int = MAX_FILE_BYTES,
+    piece_bytes: int = PIECE_BYTES,
 ) -> None:
     """Writes the boxes that one process owns, durably, and then the list of them. The list marks this process as done.
 
-    Every process passes the same ``tensors``. Boxes of size 0 are omitted. Raises CheckpointError.
+    Every process passes the same ``tensors`` and the same ``piece_bytes``: the bytes that have a digest of their own. Boxes of
+    size 0 are omitted. Raises CheckpointError.
     """
     known = {info.name: info for info in tensors}
     if len(known) != len(tensors):
@@ -140,11 +153,16 @@ def write_part(
             )
     owned = [(_info_of(box, known), box) for box in boxes]
     with _explained(step_directory(save.out, save.step)):
-        part = Part(infos=tuple(tensors))
-        for number, group in enumerate(grouped([pair for pair in owned if pair[1].box.size], max_file_bytes)):
-            path = save.directory / f"boxes-{process:05d}-{number:05d}.safetensors"
-            part = part.with_file(*write_data_file(path, group, save.step))
-        write_part_file(save.directory, process, part)
+        (save.directory / declared_name(process)).write_bytes(declared_bytes(tensors))
+        numbers = {info.name: number for number, info in enumerate(tensors)}
+        files: list[StoredFile] = []
+        rows: list[tuple[int, int, StoredBox]] = []
+        parts = joined([pair for pair in owned if pair[1].box.size], max_file_bytes)
+        for number, group in enumerate(grouped(parts, max_file_bytes)):
+            file, stored = write_data_file(save.directory / data_name(process, number), group, save.step, piece_bytes)
+            files.append(file)
+            rows += [(numbers[box.info.name], number, box) for box in stored]
+        write_bytes(save.directory / part_name(process), part_bytes(files, rows, piece_bytes))
 
 
 def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | None = None) -> Path:
@@ -157,18 +175,11 @@ def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | N
     final = step_directory(save.out, save.step)
     assert point.step == save.step, (point.step, save.step)
     with _explained(final):
-        parts = [read_part(save.directory, final, process) for process in range(num_processes)]
-        files, stored = merge(final, parts)
-        for tensor in stored:
-            check_cover(final, tensor)
-        manifest = Manifest(point=point, files=files, tensors={tensor.info.name: tensor for tensor in stored})
-        with (save.directory / FILE_NAME).open("x", encoding="utf-8") as file:
-            file.write(manifest_text(manifest))
-            file.flush()
-            os.fsync(file.fileno())
+        manifest = merged(save.directory, final, point, num_processes)
+        write_bytes(save.directory / FILE_NAME, manifest_text(manifest).encode())
         read_manifest(save.directory)
         for process in range(num_processes):
-            (save.directory / part_name(process)).unlink()
+            (save.directory / declared_name(process)).unlink()
         make_durable(save.directory)
         _refuse_to_overwrite(final)
         os.rename(save.directory, final)

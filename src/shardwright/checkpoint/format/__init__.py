@@ -1,9 +1,13 @@
 """The files of a checkpoint.
 
-manifest.py       what a checkpoint holds, and where each box is stored
+manifest.py       which tensors a checkpoint holds, which processes wrote it, and the state of the run
 read_manifest.py  reads and validates the manifest
-part.py           the part file: the boxes that one process has written in a save
-data_file.py      boxes in a safetensors file
+part.py           the part file: the boxes that one process has written
+index.py          the index: which process wrote which box
+box_table.py      the boxes of one tensor as arrays
+pieces.py         the digests of a box, piece by piece
+arrays.py         small safetensors files of integers
+header.py         the header of a safetensors file
 dtypes.py         dtypes by name and width
 fields.py         JSON values with their path in the file
 regular_file.py   opens a file that is no pipe and no device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 from collections import Counter
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.regular_file import open_regular
+from shardwright.checkpoint.format.regular_file import read_regular
 
 MOST = (1 << 63) - 1
 """The largest number in a manifest: what 64 bits hold, as the counters of files, NumPy and the engines."""
 MAX_JSON_BYTES = 1 << 30
-"""The largest JSON file that is read: some four million boxes."""
+"""The largest JSON file that is read: a manifest of some ten million processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,7 @@ class Field:
 
 def read_json(path: Path) -> Field:
     """The content of a JSON file. Raises OSError, also if it is too large, and CheckpointError if it is not JSON."""
-    with open_regular(path) as file:
-        num_bytes = path.stat().st_size
-        if num_bytes > MAX_JSON_BYTES:
-            raise OSError(errno.EFBIG, f"found {num_bytes:,} bytes, needed at most {MAX_JSON_BYTES:,}", str(path))
-        return parse_json(file.read(num_bytes), path)
+    return parse_json(read_regular(path, MAX_JSON_BYTES), path)
 
 
 def parse_json(data: bytes, path: Path) -> Field:

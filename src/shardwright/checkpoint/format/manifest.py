@@ -1,19 +1,18 @@
-"""The manifest: what a checkpoint holds, where each box is stored, and the state of the run. Page: docs/checkpoint.md."""
+"""The manifest: which tensors a checkpoint holds, which processes wrote it, and the state of the run. Page: docs/checkpoint.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import xxhash
-
-from shardwright.core.boxes.box import Box
+from shardwright.checkpoint.format.pieces import digest_of
 
 FORMAT = "shardwright-checkpoint"
-VERSION = 1
+VERSION = 2
 FILE_NAME = "manifest.json"
+INDEX_NAME = "boxes.index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,36 +26,21 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBox:
-    """One box of a tensor: ``num_bytes`` bytes at ``offset`` of ``file``, under the key ``key``.
+class StoredIndex:
+    """The file that says which process wrote which box: its size and its digest."""
 
-    ``digest`` is the XXH3 128-bit hash of these bytes, in hex.
-    """
-
-    box: Box
-    file: str
-    key: str
-    offset: int
     num_bytes: int
     digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """One tensor and the boxes that cover it."""
+class StoredPart:
+    """The part file of one process: its size and its digest. ``data_bytes``: of the ``num_files`` data files of the process."""
 
-    info: TensorInfo
-    boxes: tuple[StoredBox, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """One data file. ``header_digest`` is of its first ``header_bytes`` bytes; boxes fill the rest without a gap."""
-
-    name: str
     num_bytes: int
-    header_bytes: int
-    header_digest: str
+    digest: str
+    num_files: int
+    data_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,24 +63,13 @@ class RunPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint except the elements of its tensors."""
+    """Everything about a checkpoint except its boxes and their elements. Process i wrote ``parts[i]``."""
 
     point: RunPoint
-    files: tuple[StoredFile, ...]
-    tensors: Mapping[str, StoredTensor]
-
-    def boxes_by_file(self) -> Mapping[str, Sequence[tuple[TensorInfo, StoredBox]]]:
-        """The boxes in each file, with their tensors."""
-        found: dict[str, list[tuple[TensorInfo, StoredBox]]] = {file.name: [] for file in self.files}
-        for tensor in self.tensors.values():
-            for stored in tensor.boxes:
-                found[stored.file].append((tensor.info, stored))
-        return found
-
-
-def digest_of(data: Any) -> str:
-    """XXH3, 128 bits, in hex, of bytes or a contiguous array."""
-    return xxhash.xxh3_128_hexdigest(data)
+    tensors: Mapping[str, TensorInfo]
+    piece_bytes: int
+    index: StoredIndex
+    parts: tuple[StoredPart, ...]
 
 
 def content_digest(value: Mapping[str, Any]) -> str:
@@ -106,16 +79,12 @@ def content_digest(value: Mapping[str, Any]) -> str:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The text of ``manifest.json``: one line for each field, file and box."""
+    """The text of ``manifest.json``: one line for each field, tensor and part."""
     value = manifest_value(manifest)
     lines: list[str] = []
     for key, item in value.items():
-        if key == "files":
-            lines.append(f' "files": [{_rows(map(_compact, item))}]')
-        elif key == "tensors":
-            lines.append(f' "tensors": [{_rows(map(_tensor_text, item))}]')
-        else:
-            lines.append(f" {json.dumps(key)}: {_compact(item)}")
+        text = f"[{_rows(map(_compact, item))}]" if key in ("tensors", "parts") else _compact(item)
+        lines.append(f" {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -132,53 +101,29 @@ def manifest_value(manifest: Manifest) -> dict[str, Any]:
         "layout": {"name": point.layout_name, "text": point.layout_text},
         "mesh": dict(point.mesh),
         "metadata": dict(point.metadata),
-        "files": [file_value(file) for file in manifest.files],
         "tensors": [tensor_value(tensor) for tensor in manifest.tensors.values()],
+        "piece_bytes": manifest.piece_bytes,
+        "index": {"bytes": manifest.index.num_bytes, "digest": manifest.index.digest},
+        "parts": [
+            {
+                "bytes": part.num_bytes,
+                "digest": part.digest,
+                "num_files": part.num_files,
+                "data_bytes": part.data_bytes,
+            }
+            for part in manifest.parts
+        ],
     }
     return {**value, "manifest_digest": content_digest(value)}
 
 
-def file_value(file: StoredFile) -> dict[str, Any]:
-    return {
-        "name": file.name,
-        "bytes": file.num_bytes,
-        "header_bytes": file.header_bytes,
-        "header_digest": file.header_digest,
-    }
+def tensor_value(info: TensorInfo) -> dict[str, Any]:
+    return {"name": info.name, "shape": list(info.shape), "dtype": info.dtype, "spec": info.spec}
 
 
-def tensor_value(tensor: StoredTensor) -> dict[str, Any]:
-    info = tensor.info
-    return {
-        "name": info.name,
-        "shape": list(info.shape),
-        "dtype": info.dtype,
-        "spec": info.spec,
-        "boxes": [_box_value(stored) for stored in tensor.boxes],
-    }
-
-
-def _box_value(stored: StoredBox) -> dict[str, Any]:
-    return {
-        "start": list(stored.box.start),
-        "stop": list(stored.box.stop),
-        "file": stored.file,
-        "key": stored.key,
-        "offset": stored.offset,
-        "bytes": stored.num_bytes,
-        "digest": stored.digest,
-    }
-
-
-def _tensor_text(value: Mapping[str, Any]) -> str:
-    head = _compact({key: item for key, item in value.items() if key != "boxes"})
-    return f'{head[:-1]}, "boxes": [{_rows(map(_compact, value["boxes"]), indent=3)}]}}'
-
-
-def _rows(rows: Iterable[str], indent: int = 2) -> str:
-    space = " " * indent
-    text = f",\n{space}".join(rows)
-    return f"\n{space}{text}" if text else ""
+def _rows(rows: Iterable[str]) -> str:
+    text = ",\n  ".join(rows)
+    return f"\n  {text}" if text else ""
 
 
 def _compact(value: Any) -> str:

@@ -1,105 +1,281 @@
-"""The part file of one process in a save: a list of the boxes it has written. Part files are merged into the manifest."""
+"""The part file of one process: the boxes that it has written, where each is stored, and the digests of their pieces."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
+import numpy as np
+
+from shardwright.checkpoint.format.arrays import arrays_bytes, read_arrays
+from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.fields import read_json
-from shardwright.checkpoint.format.manifest import (
-    StoredBox,
-    StoredFile,
-    StoredTensor,
-    TensorInfo,
-    file_value,
-    tensor_value,
-)
-from shardwright.checkpoint.format.read_manifest import read_file_field, read_tensor_field
+from shardwright.checkpoint.format.header import MAX_HEADER_BYTES
+from shardwright.checkpoint.format.manifest import TensorInfo
+from shardwright.checkpoint.format.pieces import DIGEST_BYTES
+from shardwright.core.boxes.box import Box
+
+DATA_NAME = re.compile(r"boxes-([0-9]{5,18})-([0-9]{5,18})\.safetensors")
+MAX_BOX_BYTES = 1 << 39
+"""512 GiB: more than one process holds of a tensor."""
+ARRAYS = {
+    "tensor": ("int32", 1),
+    "corners": ("int64", 1),
+    "file": ("int32", 1),
+    "offset": ("int64", 1),
+    "digests": ("uint8", 2),
+    "file_bytes": ("int64", 1),
+    "header_bytes": ("int64", 1),
+    "header_digests": ("uint8", 2),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InfoTable:
+    """The tensors of a checkpoint as arrays, made once for all parts.
+
+    ``num_dims`` and ``widths`` (bytes of an element): int64 (tensors,). ``shapes``: by a number of dims, int64 (tensors, dims),
+    0 for tensors with another number of dims.
+    """
+
+    infos: tuple[TensorInfo, ...]
+    num_dims: np.ndarray
+    widths: np.ndarray
+    shapes: Mapping[int, np.ndarray]
+
+    @classmethod
+    def of(cls, infos: Sequence[TensorInfo]) -> InfoTable:
+        shapes: dict[int, np.ndarray] = {}
+        for number, info in enumerate(infos):
+            empty = np.zeros((len(infos), len(info.shape)), np.int64)
+            shapes.setdefault(len(info.shape), empty)[number] = info.shape
+        return cls(
+            infos=tuple(infos),
+            num_dims=np.array([len(info.shape) for info in infos], np.int64),
+            widths=np.array([DTYPES[info.dtype].num_bytes for info in infos], np.int64),
+            shapes=shapes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One data file. ``header_digest`` is of its first ``header_bytes`` bytes; boxes fill the rest without a gap."""
+
+    name: str
+    num_bytes: int
+    header_bytes: int
+    header_digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredBox:
+    """One box of a tensor: ``num_bytes`` bytes at ``offset`` of ``file``. ``digests``: of its pieces, uint8 (pieces, 16)."""
+
+    info: TensorInfo
+    box: Box
+    file: str
+    offset: int
+    num_bytes: int
+    digests: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """All tensors of the state, as every process declares them, and the files and boxes of one process."""
+    """The boxes of one process as arrays, in the order of their bytes: row i is box i.
 
-    infos: tuple[TensorInfo, ...]
-    files: tuple[StoredFile, ...] = ()
-    boxes: tuple[tuple[str, StoredBox], ...] = field(default=())
+    ``tensor``: int32 (boxes,), number of the tensor in the manifest. ``first_corner``: int64 (boxes,), where a box begins in
+    ``corners``, int64 (...,), which has the start and then the stop of each box. ``file``: int32 (boxes,). ``offset``:
+    int64 (boxes,). ``num_bytes``: int64 (boxes,). ``first_piece``: int64 (boxes,), where a box begins in ``digests``.
+    """
 
-    def with_file(self, file: StoredFile, boxes: Sequence[tuple[str, StoredBox]]) -> Part:
-        return Part(infos=self.infos, files=(*self.files, file), boxes=(*self.boxes, *boxes))
+    process: int
+    files: tuple[StoredFile, ...]
+    tensor: np.ndarray
+    corners: np.ndarray
+    first_corner: np.ndarray
+    file: np.ndarray
+    offset: np.ndarray
+    num_bytes: np.ndarray
+    digests: np.ndarray
+    first_piece: np.ndarray
 
-    def tensors(self) -> tuple[StoredTensor, ...]:
-        """Every declared tensor with the boxes of this process, often none."""
-        boxes: dict[str, list[StoredBox]] = {info.name: [] for info in self.infos}
-        for name, stored in self.boxes:
-            boxes[name].append(stored)
-        return tuple(StoredTensor(info=info, boxes=tuple(boxes[info.name])) for info in self.infos)
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def corners_of(self, rows: np.ndarray, num_dims: int) -> tuple[np.ndarray, np.ndarray]:
+        """The starts and the stops, int64 (rows, dims), of boxes whose tensor has ``num_dims`` dims."""
+        found = self.corners[self.first_corner[rows][:, None] + np.arange(2 * num_dims)]
+        return found[:, :num_dims], found[:, num_dims:]
+
+    def box(self, row: int, infos: Sequence[TensorInfo]) -> StoredBox:
+        info, first = infos[int(self.tensor[row])], int(self.first_corner[row])
+        num_dims, num_bytes = len(info.shape), int(self.num_bytes[row])
+        corner = self.corners[first : first + 2 * num_dims].tolist()
+        piece = int(self.first_piece[row])
+        end = int(self.first_piece[row + 1]) if row + 1 < len(self) else len(self.digests)
+        return StoredBox(
+            info=info,
+            box=Box(tuple(corner[:num_dims]), tuple(corner[num_dims:])),
+            file=self.files[int(self.file[row])].name,
+            offset=int(self.offset[row]),
+            num_bytes=num_bytes,
+            digests=self.digests[piece:end],
+        )
 
 
 def part_name(process: int) -> str:
-    return f"part-{process:05d}.json"
+    return f"part-{process:05d}.index"
 
 
-def write_part_file(directory: Path, process: int, part: Part) -> None:
-    """Writes the part file of one process, with the names of its data files, and makes it durable."""
-    value = {
-        "files": [file_value(file) for file in part.files],
-        "tensors": [tensor_value(tensor) for tensor in part.tensors()],
+def declared_name(process: int) -> str:
+    return f"declared-{process:05d}.json"
+
+
+def data_name(process: int, number: int) -> str:
+    return f"boxes-{process:05d}-{number:05d}.safetensors"
+
+
+def part_bytes(files: Sequence[StoredFile], boxes: Sequence[tuple[int, int, StoredBox]], piece_bytes: int) -> bytes:
+    """A part file. ``boxes``: the number of the tensor, the number of the file and the box, in the order of their bytes."""
+    digests = [box.digests for _, _, box in boxes]
+    arrays = {
+        "tensor": np.array([tensor for tensor, _, _ in boxes], np.int32),
+        "corners": np.array([at for _, _, box in boxes for at in (*box.box.start, *box.box.stop)], np.int64),
+        "file": np.array([file for _, file, _ in boxes], np.int32),
+        "offset": np.array([box.offset for _, _, box in boxes], np.int64),
+        "digests": np.concatenate(digests) if digests else np.zeros((0, DIGEST_BYTES), np.uint8),
+        "file_bytes": np.array([file.num_bytes for file in files], np.int64),
+        "header_bytes": np.array([file.header_bytes for file in files], np.int64),
+        "header_digests": np.frombuffer(b"".join(file.header_digest for file in files), np.uint8).reshape(
+            -1, DIGEST_BYTES
+        ),
     }
-    # Renamed when complete: process 0 must never read a partly written list.
-    temporary = directory / f"{part_name(process)}.tmp"
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(json.dumps(value, separators=(",", ":")))
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, directory / part_name(process))
+    return arrays_bytes(arrays, {"piece_bytes": str(piece_bytes)})
 
 
-def read_part(directory: Path, final: Path, process: int) -> Part:
-    """The part of one process. Raises CheckpointError, naming the process, if its file is missing."""
-    try:
-        top = read_json(directory / part_name(process))
-    except FileNotFoundError as error:
+def read_part(path: Path, data: bytes, process: int, table: InfoTable) -> tuple[Part, int]:
+    """The part of one process from the bytes of its file, and the size of its pieces. All its numbers fit together.
+
+    Raises CheckpointError: SW501 for a box that exceeds its tensor, else SW503.
+    """
+    arrays, metadata = read_arrays(path, data, ARRAYS)
+    if not (text := metadata.get("piece_bytes", "")).isdecimal() or not 1 <= int(text) < 1 << 63:
+        raise CheckpointError(f"{path}: piece_bytes: found '{text[:40]}', needed a whole number, at least 1.")
+    piece_bytes = int(text)
+    files = _files(path, arrays, process)
+    tensor = arrays["tensor"]
+    if len(tensor) and not 0 <= tensor.min() <= tensor.max() < len(table.infos):
+        raise CheckpointError(f"{path}: tensor: a box is of none of the {len(table.infos)} tensors.")
+    if not len(tensor) == len(arrays["file"]) == len(arrays["offset"]):
+        raise CheckpointError(f"{path}: 'tensor', 'file' and 'offset' do not have the same number of boxes.")
+    num_dims = table.num_dims[tensor]
+    first_corner = _starts(2 * num_dims)
+    if len(arrays["corners"]) != 2 * num_dims.sum():
+        raise CheckpointError(f"{path}: corners: found {len(arrays['corners']):,}, needed {2 * num_dims.sum():,}.")
+    num_bytes = _num_bytes(path, tensor, arrays["corners"], first_corner, table)
+    pieces = -(-num_bytes // piece_bytes)
+    if arrays["digests"].shape != (pieces.sum(), DIGEST_BYTES):
         raise CheckpointError(
-            f"{final}: process {process} has not written its part, so this checkpoint is not committed."
-        ) from error
-    tensors = [read_tensor_field(item) for item in top["tensors"].items()]
-    return Part(
-        infos=tuple(tensor.info for tensor in tensors),
-        files=tuple(read_file_field(item) for item in top["files"].items()),
-        boxes=tuple((tensor.info.name, stored) for tensor in tensors for stored in tensor.boxes),
+            f"{path}: digests: found {arrays['digests'].shape}, needed {(int(pieces.sum()), DIGEST_BYTES)}."
+        )
+    part = Part(
+        process=process,
+        files=files,
+        tensor=tensor,
+        corners=arrays["corners"],
+        first_corner=first_corner,
+        file=arrays["file"],
+        offset=arrays["offset"],
+        num_bytes=num_bytes,
+        digests=arrays["digests"],
+        first_piece=_starts(pieces),
+    )
+    _check_bytes_of_files(path, part, table)
+    return part, piece_bytes
+
+
+def _files(path: Path, arrays: dict[str, np.ndarray], process: int) -> tuple[StoredFile, ...]:
+    sizes, headers, digests = arrays["file_bytes"], arrays["header_bytes"], arrays["header_digests"]
+    if not len(sizes) == len(headers) == len(digests) or digests.shape[1:] != (DIGEST_BYTES,):
+        raise CheckpointError(
+            f"{path}: 'file_bytes', 'header_bytes' and 'header_digests' do not have the same number of files."
+        )
+    for size in headers.tolist():
+        if not 8 <= size <= MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path}: header_bytes: found {size:,}, needed 8 to {MAX_HEADER_BYTES:,}.")
+    return tuple(
+        StoredFile(
+            name=data_name(process, number),
+            num_bytes=size,
+            header_bytes=header,
+            header_digest=digests[number].tobytes(),
+        )
+        for number, (size, header) in enumerate(zip(sizes.tolist(), headers.tolist(), strict=True))
     )
 
 
-def merge(final: Path, all_parts: Sequence[Part]) -> tuple[tuple[StoredFile, ...], tuple[StoredTensor, ...]]:
-    """All files, and every tensor with the boxes of all processes in the order of their starts."""
-    first = all_parts[0]
-    for process, part in enumerate(all_parts):
-        if part.infos != first.infos:
+def _num_bytes(
+    path: Path, tensor: np.ndarray, corners: np.ndarray, first_corner: np.ndarray, table: InfoTable
+) -> np.ndarray:
+    """The bytes of every box. Raises CheckpointError for one that exceeds its tensor or is too large."""
+    num_bytes = np.zeros(len(tensor), np.int64)
+    # All boxes with one number of dims at a time: a part has boxes of hundreds of tensors.
+    for num_dims, all_shapes in table.shapes.items():
+        rows = np.flatnonzero(table.num_dims[tensor] == num_dims)
+        shapes = all_shapes[tensor[rows]]
+        found = corners[first_corner[rows][:, None] + np.arange(2 * num_dims)]
+        starts, stops = found[:, :num_dims], found[:, num_dims:]
+        good = ((starts >= 0) & (starts < stops) & (stops <= shapes)).all(axis=1)
+        if not good.all():
+            bad = int(np.flatnonzero(~good)[0])
+            info = table.infos[int(tensor[rows[bad]])]
             raise CheckpointError(
-                f"{final}: process {process} and process 0 do not have the same tensors: {_difference(first, part)}. "
-                f"Every process must run the same program with the same options.",
-                code="SW504",
+                f"{path}: tensor '{info.name}': from {tuple(starts[bad].tolist())} to {tuple(stops[bad].tolist())} is not a box "
+                f"within the shape {info.shape}.",
+                code="SW501",
             )
-    merged = Part(
-        infos=first.infos,
-        files=tuple(file for part in all_parts for file in part.files),
-        boxes=tuple(sorted((pair for part in all_parts for pair in part.boxes), key=lambda pair: pair[1].box)),
-    )
-    return merged.files, merged.tensors()
+        # Within a shape whose bytes fit into 63 bits.
+        num_bytes[rows] = (stops - starts).prod(axis=1) * table.widths[tensor[rows]]
+    if len(tensor) and num_bytes.max() > MAX_BOX_BYTES:
+        info = table.infos[int(tensor[num_bytes.argmax()])]
+        raise CheckpointError(
+            f"{path}: tensor '{info.name}': a box has {num_bytes.max():,} bytes, needed at most {MAX_BOX_BYTES:,}.",
+            code="SW501",
+        )
+    return num_bytes
 
 
-def _difference(first: Part, other: Part) -> str:
-    found, needed = {info.name: info for info in other.infos}, {info.name: info for info in first.infos}
-    for name in (*needed, *found):
-        if found.get(name) != needed.get(name):
-            return f"'{name}' is {_described(found.get(name))} there and {_described(needed.get(name))} in process 0"
-    return "their order is different"
+def _check_bytes_of_files(path: Path, part: Part, table: InfoTable) -> None:
+    """Checks that every byte of every file belongs to its header or to exactly one box: a digest covers each byte."""
+    if len(part) and not (
+        part.file.min() >= 0 and part.file.max() < len(part.files) and (np.diff(part.file) >= 0).all()
+    ):
+        raise CheckpointError(f"{path}: file: needed numbers of the {len(part.files)} files, in ascending order.")
+    for number, file in enumerate(part.files):
+        rows = np.flatnonzero(part.file == number)
+        ends = file.header_bytes + np.cumsum(part.num_bytes[rows])
+        needed = np.concatenate([[file.header_bytes], ends[:-1]]) if len(rows) else ends
+        wrong = np.flatnonzero(part.offset[rows] != needed)
+        if len(wrong):
+            stored = part.box(int(rows[wrong[0]]), table.infos)
+            raise CheckpointError(
+                f"{path}: tensor '{stored.info.name}', box [{stored.box}]: starts at byte {stored.offset} of '{file.name}', "
+                f"needed {int(needed[wrong[0]])}, where the bytes before it end."
+            )
+        end = int(ends[-1]) if len(rows) else file.header_bytes
+        if end != file.num_bytes:
+            raise CheckpointError(
+                f"{path}: file '{file.name}': header and boxes have {end} bytes in total, the listed size is {file.num_bytes}."
+            )
 
 
-def _described(info: TensorInfo | None) -> str:
-    return f"{info.dtype} {info.shape} {info.spec!r}" if info else "missing"
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """Where each of several consecutive ranges begins."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])[:-1]
+
+
+def box_bytes(info: TensorInfo, box: Box) -> int:
+    return prod(box.shape) * DTYPES[info.dtype].num_bytes

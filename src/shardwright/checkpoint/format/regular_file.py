@@ -16,3 +16,12 @@ def open_regular(path: Path) -> FileIO:
     if not S_ISREG(mode) and not S_ISDIR(mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return cast(FileIO, path.open("rb", buffering=0))
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """All bytes of a regular file. Raises OSError, also for a file of more than ``most_bytes``."""
+    with open_regular(path) as file:
+        num_bytes = path.stat().st_size
+        if num_bytes > most_bytes:
+            raise OSError(errno.EFBIG, f"found {num_bytes:,} bytes, needed at most {most_bytes:,}", str(path))
+        return file.read(num_bytes)

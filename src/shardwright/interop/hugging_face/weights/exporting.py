@@ -1,4 +1,4 @@
-"""From a checkpoint to a model folder that transformers loads. Each stored box is read and verified once."""
+"""From a checkpoint to a model folder that transformers loads. What is read is verified."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint import Checkpoint, CheckpointError, StoredBox, open_newest
+from shardwright.checkpoint import Checkpoint, CheckpointError, open_newest
 from shardwright.checkpoint.directory import make_durable
-from shardwright.core.boxes.box import Box
+from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.findings.errors import InputError
-from shardwright.core.model.table import ModelTable
 from shardwright.files.replaced import replace_text
 from shardwright.interop.hugging_face.weights.casting import FLOATS, cast
 from shardwright.interop.hugging_face.weights.folder import CONFIG
 from shardwright.interop.hugging_face.weights.importing import Progress, unseen
-from shardwright.interop.hugging_face.weights.mapping import Piece, PublishedTensor, published_tensors, stored_shape
+from shardwright.interop.hugging_face.weights.mapping import PublishedTensor, published_tensors, stored_shape
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
 from shardwright.interop.hugging_face.weights.shards import shards_of, written
 from shardwright.training.optimizer import FIRST, SECOND
@@ -77,7 +76,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     """
     if request.to.exists() and not (request.to.is_dir() and not any(request.to.iterdir())):
         raise InputError(f"--to {request.to}: it exists already, and is never overwritten. Give another folder.")
-    checkpoint = open_newest(request.directory, cache_bytes=0)
+    checkpoint = open_newest(request.directory)
     model = model_of_checkpoint(checkpoint, request.config, request.model, request.settings)
     moments = _check_fit(checkpoint, model)
     tensors = published_tensors(model.table, experts_form(checkpoint))
@@ -87,7 +86,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
         if model.config is not None:
             replace_text(folder / CONFIG, model.config)
         with written(folder, shards, tensors, dtypes) as elements:
-            _copy(checkpoint, model.table, tensors, dtypes, elements, progress)
+            _copy(checkpoint, tensors, dtypes, elements, progress)
     return Exported(
         folder=request.to,
         directory=checkpoint.directory,
@@ -127,7 +126,7 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
 
 def _dtype(checkpoint: Checkpoint, tensor: PublishedTensor, asked: str | None) -> str:
     """The dtype of a published tensor: as asked, except of frozen weights; without asking, as it is stored."""
-    found = {piece.weight.name: checkpoint.tensor(piece.weight.name).info.dtype for piece in tensor.pieces}
+    found = {piece.weight.name: checkpoint.tensor(piece.weight.name).dtype for piece in tensor.pieces}
     if asked is not None and not tensor.pieces[0].weight.frozen:
         return asked
     if len(set(found.values())) > 1:
@@ -142,39 +141,22 @@ def _dtype(checkpoint: Checkpoint, tensor: PublishedTensor, asked: str | None) -
 
 def _copy(
     checkpoint: Checkpoint,
-    table: ModelTable,
     tensors: Sequence[PublishedTensor],
     dtypes: Mapping[str, str],
     elements: Callable[[str], np.ndarray],
     progress: Progress,
 ) -> None:
-    """Reads every stored box of the weights once, and writes its elements where they are published."""
-    places = {(piece.weight.name, piece.index): (tensor.name, piece) for tensor in tensors for piece in tensor.pieces}
-    boxes = [(weight.name, stored) for weight in table.weights for stored in checkpoint.tensor(weight.name).boxes]
-    total, done = sum(stored.num_bytes for _, stored in boxes), 0
-    depths = {piece.weight.name: len(piece.index) for tensor in tensors for piece in tensor.pieces}
-    for name, stored in boxes:
-        data = checkpoint.read_stored(name, stored)
-        for index, inner in _indices(stored, depths[name]):
-            published, piece = places[name, index]
-            source = data[tuple(place - start for place, start in zip(index, stored.box.start, strict=False))]
-            target = _target(elements(published), piece)
-            target[inner.slices] = cast(source, checkpoint.tensors[name].dtype, dtypes[published])
-        done += stored.num_bytes
-        progress(done, total)
-
-
-def _indices(stored: StoredBox, depth: int) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """The leading indices of the pieces that a box has elements of, and its bounds within each of them."""
-    start, stop = stored.box.start, stored.box.stop
-    inner = Box(start[depth:], stop[depth:])
-    for index in product(*(range(a, b) for a, b in zip(start[:depth], stop[:depth], strict=True))):
-        yield index, inner
-
-
-def _target(elements: np.ndarray, piece: Piece) -> np.ndarray:
-    view = piece.in_our_dims(elements[piece.start : piece.start + piece.size])
-    return view[(0,) * len(piece.index)] if piece.index else view
+    """Reads the pieces of every published tensor, and writes their elements where they are published."""
+    total = sum(prod(tensor.shape) * DTYPES[dtypes[tensor.name]].num_bytes for tensor in tensors)
+    done = 0
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            source = checkpoint.tensors[piece.weight.name].dtype
+            data = checkpoint.read_box(piece.weight.name, piece.box, raw=True).view(DTYPES[source].bits)
+            target = piece.in_our_dims(elements(tensor.name)[piece.start : piece.start + piece.size])
+            target[...] = cast(data, source, dtypes[tensor.name])
+            done += target.nbytes
+            progress(done, total)
 
 
 @contextmanager

@@ -1,0 +1,171 @@
+"""A data file: the safetensors format, written as a stream and hashed on the way.
+
+It is written here and not by the safetensors library because a box is hashed and written in one pass, is created only when
+it is written, and is freed afterwards: the state is never in memory twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from shardwright.checkpoint.format.dtypes import DTYPES, as_bytes
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.header import METADATA, Tensors, safetensors_header
+from shardwright.checkpoint.format.manifest import TensorInfo
+from shardwright.checkpoint.format.part import StoredBox, StoredFile, box_bytes
+from shardwright.checkpoint.format.pieces import PieceHasher
+from shardwright.core.boxes.box import Box
+
+CHUNK_BYTES = 8 << 20
+MAX_FILE_BYTES = 4 << 30
+"""A new file is started before one grows past this; a single box larger than this has a file of its own."""
+MAX_FILE_BOXES = 100_000
+"""A new file is also started before the header grows past the 100 MB that the safetensors library reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedBox:
+    """One box of one tensor, with its elements, as its owner passes it to a save.
+
+    ``array`` has the box's shape and the tensor's dtype (or opaque elements of the same width). Or it is a
+    function that returns this array when the box is written, so that device memory is copied box by box.
+    """
+
+    name: str
+    box: Box
+    array: np.ndarray | Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedBox:
+    """Boxes of one tensor that follow each other along the first dim: stored as one box, their bytes one after the other."""
+
+    info: TensorInfo
+    members: tuple[OwnedBox, ...]
+
+    @property
+    def box(self) -> Box:
+        return Box(self.members[0].box.start, self.members[-1].box.stop)
+
+    @property
+    def num_bytes(self) -> int:
+        return box_bytes(self.info, self.box)
+
+
+def joined(boxes: Sequence[tuple[TensorInfo, OwnedBox]], max_bytes: int) -> list[JoinedBox]:
+    """All boxes, joined where they can be and have no more than ``max_bytes`` together, in the order of tensors and starts.
+
+    A stack of layers, of which each layer is sharded alike, becomes one box of all layers.
+    """
+    numbers: dict[str, int] = {}
+    for info, _ in boxes:
+        numbers.setdefault(info.name, len(numbers))
+    ordered = sorted(boxes, key=lambda pair: (numbers[pair[0].name], pair[1].box.start[1:], pair[1].box.start))
+    found: list[list[OwnedBox]] = []
+    infos: list[TensorInfo] = []
+    num_bytes = 0
+    for info, owned in ordered:
+        size = box_bytes(info, owned.box)
+        if infos and infos[-1] is info and _follows(found[-1][-1].box, owned.box) and num_bytes + size <= max_bytes:
+            found[-1].append(owned)
+            num_bytes += size
+        else:
+            found.append([owned])
+            infos.append(info)
+            num_bytes = size
+    rows = [JoinedBox(info=info, members=tuple(members)) for info, members in zip(infos, found, strict=True)]
+    return sorted(rows, key=lambda row: (numbers[row.info.name], row.box))
+
+
+def _follows(first: Box, second: Box) -> bool:
+    return (
+        len(first.start) > 0
+        and first.stop[0] == second.start[0]
+        and (first.start[1:], first.stop[1:]) == (second.start[1:], second.stop[1:])
+    )
+
+
+def grouped(
+    boxes: Sequence[JoinedBox], max_bytes: int, max_boxes: int = MAX_FILE_BOXES
+) -> Iterator[Sequence[JoinedBox]]:
+    """The boxes of each file in turn, wide elements first, so that every box is aligned to its elements."""
+    ordered = sorted(boxes, key=lambda box: -DTYPES[box.info.dtype].num_bytes)
+    group: list[JoinedBox] = []
+    num_bytes = 0
+    for box in ordered:
+        if group and (num_bytes + box.num_bytes > max_bytes or len(group) == max_boxes):
+            yield group
+            group, num_bytes = [], 0
+        group.append(box)
+        num_bytes += box.num_bytes
+    if group:
+        yield group
+
+
+def write_data_file(
+    path: Path, boxes: Sequence[JoinedBox], step: int, piece_bytes: int
+) -> tuple[StoredFile, list[StoredBox]]:
+    """Writes one new file and makes it durable. Returns its description, and its boxes in the order given.
+
+    Raises OSError, and CheckpointError (SW501) for an array whose shape or dtype does not match its box.
+    """
+    header = safetensors_header(
+        header_tensors([(box.info, box.box) for box in boxes]), {"shardwright": "2", "step": str(step)}
+    )
+    offset = len(header)
+    stored: list[StoredBox] = []
+    with path.open("xb") as file:
+        file.write(header)
+        for box in boxes:
+            hasher = PieceHasher(piece_bytes)
+            for member in box.members:
+                _write_box(file.write, hasher, box.info, member)
+            stored.append(
+                StoredBox(
+                    info=box.info,
+                    box=box.box,
+                    file=path.name,
+                    offset=offset,
+                    num_bytes=box.num_bytes,
+                    digests=hasher.digests(),
+                )
+            )
+            offset += box.num_bytes
+        file.flush()
+        os.fsync(file.fileno())
+    digest = xxhash.xxh3_128_digest(header)
+    described = StoredFile(name=path.name, num_bytes=offset, header_bytes=len(header), header_digest=digest)
+    return described, stored
+
+
+def header_tensors(boxes: Sequence[tuple[TensorInfo, Box]]) -> Tensors:
+    """The entries of a data file's header. The key of a box that is the full tensor is its name, else the name and the box."""
+    used = {METADATA}
+    for info, box in boxes:
+        key = info.name if box == Box.whole(info.shape) else f"{info.name}[{box}]"
+        while key in used:
+            key += "'"
+        used.add(key)
+        yield key, info.dtype, box.shape, box_bytes(info, box)
+
+
+def _write_box(write: Callable[[memoryview], object], hasher: PieceHasher, info: TensorInfo, owned: OwnedBox) -> None:
+    array = np.asarray(owned.array() if callable(owned.array) else owned.array)
+    dtype = DTYPES[info.dtype]
+    if array.shape != owned.box.shape or (array.dtype.name != dtype.name and array.dtype != dtype.raw):
+        raise CheckpointError(
+            f"tensor '{info.name}', box [{owned.box}]: found an array of shape {array.shape} and dtype {array.dtype.name}, "
+            f"needed {owned.box.shape} and {info.dtype}.",
+            code="SW501",
+        )
+    data = as_bytes(array).data
+    for start in range(0, len(data), CHUNK_BYTES):
+        chunk = data[start : start + CHUNK_BYTES]
+        hasher.update(chunk)
+        write(chunk)

@@ -1,0 +1,117 @@
+"""The index: which process wrote which box. It is made of the part files of all processes when a save is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shardwright.checkpoint.format.arrays import arrays_bytes, read_arrays
+from shardwright.checkpoint.format.box_table import BoxTable, check_cover
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.manifest import TensorInfo
+from shardwright.checkpoint.format.part import Part
+
+ARRAYS = {"num_boxes": ("int64", 1), "corners": ("int64", 1), "part": ("int32", 1), "row": ("int32", 1)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Index:
+    """The boxes of every tensor, by its name, in the order of the manifest."""
+
+    tables: Mapping[str, BoxTable]
+
+    def by_part(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """All boxes in the order of their parts and rows: tensor, part and row, int (boxes,) each; corners, int64 (...,); ends.
+
+        The corners of box i are those from ``ends[i - 1]`` to ``ends[i]``, its start and then its stop.
+        """
+        tables = tuple(self.tables.values())
+        sizes = [len(table) for table in tables]
+        tensor = np.repeat(np.arange(len(tables)), sizes)
+        part = np.concatenate([*(table.part for table in tables), np.zeros(0, np.int32)])
+        row = np.concatenate([*(table.row for table in tables), np.zeros(0, np.int32)])
+        corners = np.concatenate([*(_corners(table) for table in tables), np.zeros(0, np.int64)])
+        lengths = np.repeat([2 * table.starts.shape[1] for table in tables], sizes)
+        order = np.lexsort((row, part))
+        first = (np.cumsum(lengths) - lengths)[order]
+        lengths = lengths[order]
+        ends = np.cumsum(lengths)
+        found = corners[np.repeat(first - (ends - lengths), lengths) + np.arange(len(corners))]
+        return tensor[order], part[order], row[order], found, ends
+
+
+def index_of(final: Path, infos: Sequence[TensorInfo], parts: Sequence[Part]) -> Index:
+    """The boxes of all parts. Raises CheckpointError (SW501) unless they cover every tensor exactly once."""
+    tensor = np.concatenate([part.tensor for part in parts])
+    sizes = np.array([len(part) for part in parts])
+    process, row = np.repeat(np.arange(len(parts)), sizes), np.concatenate([np.arange(size) for size in sizes])
+    moved = np.repeat(np.cumsum([0, *(len(part.corners) for part in parts[:-1])]), sizes)
+    first_corner = np.concatenate([part.first_corner for part in parts]) + moved
+    corners = np.concatenate([part.corners for part in parts])
+    order = np.argsort(tensor, kind="stable")
+    ends = np.searchsorted(tensor[order], np.arange(len(infos)), side="right").tolist()
+    index: dict[str, BoxTable] = {}
+    for info, start, end in zip(infos, [0, *ends[:-1]], ends, strict=True):
+        rows, num_dims = order[start:end], len(info.shape)
+        found = corners[first_corner[rows][:, None] + np.arange(2 * num_dims)]
+        index[info.name] = BoxTable.sorted(found[:, :num_dims], found[:, num_dims:], process[rows], row[rows])
+        check_cover(final, info.name, info.shape, index[info.name])
+    return Index(tables=index)
+
+
+def index_bytes(index: Index) -> bytes:
+    """The bytes of the index file."""
+    tables = index.tables.values()
+    corners = [_corners(table) for table in tables]
+    return arrays_bytes(
+        {
+            "num_boxes": np.array([len(table) for table in tables], np.int64),
+            "corners": np.concatenate([*corners, np.zeros(0, np.int64)]),
+            "part": np.concatenate([*(table.part for table in tables), np.zeros(0)]).astype(np.int32),
+            "row": np.concatenate([*(table.row for table in tables), np.zeros(0)]).astype(np.int32),
+        },
+        {},
+    )
+
+
+def read_index(path: Path, data: bytes, infos: Sequence[TensorInfo], num_parts: int) -> Index:
+    """The index of a file's bytes. Every box is within its tensor, and the boxes of a tensor cover it exactly once.
+
+    Raises CheckpointError: SW501 for boxes that do not cover a tensor, else SW503.
+    """
+    arrays, _ = read_arrays(path, data, ARRAYS)
+    counts, corners, part, row = (arrays[name] for name in ("num_boxes", "corners", "part", "row"))
+    if len(counts) != len(infos) or (counts < 0).any():
+        raise CheckpointError(f"{path}: num_boxes: needed one number for each of the {len(infos)} tensors.")
+    total = sum(counts.tolist())
+    num_corners = sum(count * 2 * len(info.shape) for count, info in zip(counts.tolist(), infos, strict=True))
+    if len(part) != total or len(row) != total or len(corners) != num_corners:
+        raise CheckpointError(
+            f"{path}: found {len(part):,} parts, {len(row):,} rows and {len(corners):,} corners, "
+            f"needed {total:,}, {total:,} and {num_corners:,}."
+        )
+    if total and not (part.min() >= 0 and part.max() < num_parts and row.min() >= 0):
+        raise CheckpointError(f"{path}: part: needed numbers of the {num_parts} parts.")
+    index: dict[str, BoxTable] = {}
+    box, corner = 0, 0
+    for info, count in zip(infos, counts.tolist(), strict=True):
+        num_dims = len(info.shape)
+        found = corners[corner : corner + count * 2 * num_dims].reshape(count, 2 * num_dims)
+        starts, stops = found[:, :num_dims], found[:, num_dims:]
+        table = BoxTable(starts=starts, stops=stops, part=part[box : box + count], row=row[box : box + count])
+        if not ((starts >= 0) & (starts < stops) & (stops <= np.array(info.shape, np.int64))).all():
+            raise CheckpointError(
+                f"{path}: tensor '{info.name}': a box is not within the shape {info.shape}.", code="SW501"
+            )
+        check_cover(path, info.name, info.shape, table)
+        index[info.name] = table
+        box, corner = box + count, corner + count * 2 * num_dims
+    return Index(tables=index)
+
+
+def _corners(table: BoxTable) -> np.ndarray:
+    """The start and the stop of each box, one after the other."""
+    return np.concatenate([table.starts, table.stops], axis=1).ravel()

@@ -1,0 +1,227 @@
+"""Reads regions of stored boxes as streams of verified pieces. Nothing is read that no region needs, and nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
+from shardwright.checkpoint.format.part import StoredBox
+from shardwright.checkpoint.format.pieces import first_mismatch
+from shardwright.checkpoint.format.regular_file import open_regular
+from shardwright.core.boxes.box import Box
+
+BLOCK_BYTES = 8 << 20
+"""About how many bytes of a box are in memory besides the arrays that are filled."""
+
+
+def read_regions(
+    directory: Path, stored: StoredBox, piece_bytes: int, targets: Sequence[tuple[Box, np.ndarray]]
+) -> int:
+    """Fills the part of each target that a stored box has, and returns the bytes read.
+
+    ``targets``: boxes of the tensor, each with its array of unsigned integers of the dtype's width.
+    Raises DamagedError for bytes that are not those that were saved, CheckpointError where they cannot be read.
+    """
+    width = DTYPES[stored.info.dtype].num_bytes
+    regions: list[tuple[Box, np.ndarray]] = []
+    for box, array in targets:
+        common = stored.box.intersect(box)
+        if common is not None:
+            regions.append((common.within(stored.box), array[(*common.within(box).slices, ...)]))
+    if not regions:
+        return 0
+    shape = stored.box.shape
+    with PieceReader(directory, stored, piece_bytes) as reader:
+        if len(regions) == 1 and is_contiguous(regions[0][0], shape) and regions[0][1].flags.c_contiguous:
+            region, array = regions[0]
+            first = int(np.ravel_multi_index(region.start, shape)) if shape else 0
+            reader.read_into(array.reshape(-1).view(np.uint8).data, first * width)
+            return reader.bytes_read
+        for first, block in blocks(shape, width, [region for region, _ in regions], piece_bytes):
+            data = reader.read(first * width, (first + block.size) * width)
+            elements = np.frombuffer(data, DTYPES[stored.info.dtype].bits).reshape(block.shape)
+            for region, array in regions:
+                common = block.intersect(region)
+                if common is not None:
+                    array[(*common.within(region).slices, ...)] = elements[(*common.within(block).slices, ...)]
+        return reader.bytes_read
+
+
+def bytes_to_read(stored: Box, width: int, piece_bytes: int, targets: Sequence[Box]) -> int:
+    """The bytes that ``read_regions`` reads of a stored box for these targets. ``width``: bytes of an element."""
+    regions = [common.within(stored) for target in targets if (common := stored.intersect(target)) is not None]
+    num_bytes, end, total = stored.size * width, 0, 0
+    for first, block in blocks(stored.shape, width, regions, piece_bytes):
+        start = max(end, first * width // piece_bytes * piece_bytes)
+        end = min(-(-(first + block.size) * width // piece_bytes) * piece_bytes, num_bytes)
+        total += end - start
+    return total
+
+
+def blocks(shape: Sequence[int], width: int, regions: Sequence[Box], piece_bytes: int) -> Iterator[tuple[int, Box]]:
+    """Contiguous blocks of an array that have all indices of the regions, in row-major order, each with its first element.
+
+    A block is about ``BLOCK_BYTES`` long at most. Rows of at most a piece are in it completely, since their pieces are read
+    anyway; of longer rows only what a region has.
+    """
+    if regions:
+        yield from _blocks(tuple(shape), width, regions, piece_bytes, (), 0)
+
+
+def _blocks(
+    shape: tuple[int, ...], width: int, regions: Sequence[Box], piece_bytes: int, above: tuple[int, ...], first: int
+) -> Iterator[tuple[int, Box]]:
+    dim = len(above)
+    if dim == len(shape):
+        yield first, Box(above, tuple(index + 1 for index in above))
+        return
+    row = prod(shape[dim + 1 :])
+    for start, stop in _joined_ranges([(region.start[dim], region.stop[dim]) for region in regions]):
+        if row * width <= piece_bytes:
+            rows = max(1, BLOCK_BYTES // (row * width))
+            after = tuple(index + 1 for index in above)
+            for low in range(start, stop, rows):
+                high = min(low + rows, stop)
+                yield (
+                    first + low * row,
+                    Box((*above, low, *[0] * len(shape[dim + 1 :])), (*after, high, *shape[dim + 1 :])),
+                )
+        else:
+            for index in range(start, stop):
+                inside = [region for region in regions if region.start[dim] <= index < region.stop[dim]]
+                yield from _blocks(shape, width, inside, piece_bytes, (*above, index), first + index * row)
+
+
+def _joined_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same indices as disjoint ranges in ascending order."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def is_contiguous(region: Box, shape: Sequence[int]) -> bool:
+    """Whether the elements of a region follow each other in an array of ``shape``."""
+    sizes = region.shape
+    dims = [dim for dim, size in enumerate(sizes) if size != shape[dim]]
+    return not dims or all(size == 1 for size in sizes[: dims[-1]])
+
+
+class PieceReader:
+    """Reads ranges of one stored box, in ascending order, and verifies each piece before any of its bytes is returned.
+
+    ``bytes_read``: so far. The last piece is kept, because the next range may begin in it.
+    """
+
+    def __init__(self, directory: Path, stored: StoredBox, piece_bytes: int) -> None:
+        self._directory, self._stored, self._piece_bytes = directory, stored, piece_bytes
+        self._kept: tuple[int, bytes] = (-1, b"")
+        self.bytes_read = 0
+        try:
+            self._file = open_regular(directory / stored.file)
+        except OSError as error:
+            raise read_error(directory, stored, error) from error
+
+    def __enter__(self) -> PieceReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Bytes ``start`` to ``stop`` of the box."""
+        size, (number, kept) = self._piece_bytes, self._kept
+        first, end = start // size * size, min(-(-stop // size) * size, self._stored.num_bytes)
+        data = empty((end - first,), np.dtype(np.uint8), self._place()).data
+        done = 0
+        if number == first // size:
+            data[: len(kept)] = kept
+            done = len(kept)
+        self._fill(data[done:], first + done)
+        last = (end - 1) // size
+        self._kept = (last, bytes(data[last * size - first :])) if stop < end else (-1, b"")
+        return data[start - first : stop - first]
+
+    def read_into(self, target: memoryview, start: int) -> None:
+        """Fills ``target`` with the bytes of the box from ``start`` on: complete pieces without a copy."""
+        size, stop = self._piece_bytes, start + len(target)
+        first = min(-(-start // size) * size, stop)
+        end = stop if stop == self._stored.num_bytes else max(stop // size * size, first)
+        if start < first:
+            target[: first - start] = self.read(start, first)
+        step = max(BLOCK_BYTES // size, 1) * size
+        for low in range(first, end, step):
+            high = min(low + step, end)
+            self._fill(target[low - start : high - start], low)
+        if end < stop:
+            target[end - start :] = self.read(end, stop)
+
+    def verify(self) -> None:
+        """Reads and verifies all pieces."""
+        step = max(BLOCK_BYTES // self._piece_bytes, 1) * self._piece_bytes
+        for start in range(0, self._stored.num_bytes, step):
+            self.read(start, min(start + step, self._stored.num_bytes))
+
+    def _fill(self, data: memoryview, start: int) -> None:
+        """Fills ``data`` from byte ``start`` of the box, where a piece begins, and verifies it."""
+        if not len(data):
+            return
+        stored, size = self._stored, self._piece_bytes
+        filled = 0
+        try:
+            self._file.seek(stored.offset + start)
+            # A single read stops at 2 GiB on Linux.
+            while filled < len(data):
+                count = self._file.readinto(data[filled:])
+                if not count:
+                    break
+                filled += count
+        except OSError as error:
+            raise read_error(self._directory, stored, error) from error
+        self.bytes_read += filled
+        first = start // size
+        wrong = first_mismatch(data, stored.digests[first : first + -(-len(data) // size)], size)
+        if filled < len(data) and wrong is None:
+            wrong = filled // size
+        if wrong is not None:
+            raise digest_error(self._directory, stored, (first + wrong) * size, size)
+
+    def _place(self) -> str:
+        return f"{self._directory / self._stored.file}: tensor '{self._stored.info.name}', box [{self._stored.box}]"
+
+
+def digest_error(directory: Path, stored: StoredBox, start: int, piece_bytes: int) -> DamagedError:
+    """The error of a piece whose bytes are not those that were saved. ``start``: its first byte in the box."""
+    end = min(start + piece_bytes, stored.num_bytes)
+    return DamagedError(
+        f"{directory / stored.file}: tensor '{stored.info.name}', box [{stored.box}]: bytes {stored.offset + start} to "
+        f"{stored.offset + end} do not match their digest: the file was damaged after it was written. "
+        f"Restore it from a copy, or resume from another checkpoint."
+    )
+
+
+def read_error(directory: Path, stored: StoredBox, error: OSError) -> CheckpointError:
+    """The error of a box that cannot be read at all."""
+    return CheckpointError(
+        f"{directory / stored.file}: tensor '{stored.info.name}', box [{stored.box}]: cannot be read: {error.strerror}."
+    )
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype, place: str) -> np.ndarray:
+    """A new array. Raises CheckpointError where there is too little memory for it."""
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError as error:
+        num_bytes = prod(shape) * dtype.itemsize
+        raise CheckpointError(f"{place}: {num_bytes:,} bytes, for which there is not enough memory.") from error
