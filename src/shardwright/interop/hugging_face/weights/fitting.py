@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.checkpoint.format.data_file import CHUNK_BYTES
+from shardwright.checkpoint.data_file import CHUNK_BYTES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.findings.nearest import nearest
