@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -40,35 +42,52 @@ def read_regions(
     with PieceReader(directory, stored, piece_bytes) as reader:
         if len(regions) == 1 and is_contiguous(regions[0][0], shape) and regions[0][1].flags.c_contiguous:
             region, array = regions[0]
-            first = int(np.ravel_multi_index(region.start, shape)) if shape else 0
-            reader.read_into(array.reshape(-1).view(np.uint8).data, first * width)
+            reader.read_into(array.reshape(-1).view(np.uint8).data, _number(region.start, shape) * width)
             return reader.bytes_read
-        for first, block in blocks(shape, width, [region for region, _ in regions], piece_bytes):
-            data = reader.read(first * width, (first + block.size) * width)
-            elements = np.frombuffer(data, DTYPES[stored.info.dtype].bits).reshape(block.shape)
+        for block in blocks(shape, width, [region for region, _ in regions], piece_bytes):
+            start, stop = block.first * width, (block.first + block.box.size) * width
+            data = reader.read(start, stop, block.low * width, block.high * width)
+            elements = np.frombuffer(data, DTYPES[stored.info.dtype].bits).reshape(block.box.shape)
             for region, array in regions:
-                common = block.intersect(region)
+                common = block.box.intersect(region)
                 if common is not None:
-                    array[(*common.within(region).slices, ...)] = elements[(*common.within(block).slices, ...)]
+                    array[(*common.within(region).slices, ...)] = elements[(*common.within(block.box).slices, ...)]
         return reader.bytes_read
 
 
 def bytes_to_read(stored: Box, width: int, piece_bytes: int, targets: Sequence[Box]) -> int:
-    """The bytes that ``read_regions`` reads of a stored box for these targets. ``width``: bytes of an element."""
+    """The bytes that ``read_regions`` reads of a stored box for these targets. ``width``: bytes of an element.
+
+    They are those of the pieces that have a byte of a target's element, each once.
+    """
     regions = [common.within(stored) for target in targets if (common := stored.intersect(target)) is not None]
     num_bytes, end, total = stored.size * width, 0, 0
-    for first, block in blocks(stored.shape, width, regions, piece_bytes):
-        start = max(end, first * width // piece_bytes * piece_bytes)
-        end = min(-(-(first + block.size) * width // piece_bytes) * piece_bytes, num_bytes)
+    for block in blocks(stored.shape, width, regions, piece_bytes):
+        start = max(end, block.low * width // piece_bytes * piece_bytes)
+        end = min(-(-block.high * width // piece_bytes) * piece_bytes, num_bytes)
         total += end - start
     return total
 
 
-def blocks(shape: Sequence[int], width: int, regions: Sequence[Box], piece_bytes: int) -> Iterator[tuple[int, Box]]:
-    """Contiguous blocks of an array that have all indices of the regions, in row-major order, each with its first element.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A contiguous block of an array: ``box``, whose first element is number ``first`` of the array.
 
-    A block is about ``BLOCK_BYTES`` long at most. Rows of at most a piece are in it completely, since their pieces are read
-    anyway; of longer rows only what a region has.
+    ``low`` and ``high``: all elements of the block that a region has are numbers ``low`` to ``high`` of the array, without
+    ``high``. Every piece in between has one.
+    """
+
+    box: Box
+    first: int
+    low: int
+    high: int
+
+
+def blocks(shape: Sequence[int], width: int, regions: Sequence[Box], piece_bytes: int) -> Iterator[Block]:
+    """Contiguous blocks of an array that have all indices of the regions, in row-major order.
+
+    A block is about ``BLOCK_BYTES`` long at most. Rows of at most a piece are in it completely, and their pieces are those that
+    a region has, but for the first and the last; of longer rows a block has only what a region has.
     """
     if regions:
         yield from _blocks(tuple(shape), width, regions, piece_bytes, (), 0)
@@ -76,37 +95,71 @@ def blocks(shape: Sequence[int], width: int, regions: Sequence[Box], piece_bytes
 
 def _blocks(
     shape: tuple[int, ...], width: int, regions: Sequence[Box], piece_bytes: int, above: tuple[int, ...], first: int
-) -> Iterator[tuple[int, Box]]:
+) -> Iterator[Block]:
     dim = len(above)
+    after = tuple(index + 1 for index in above)
     if dim == len(shape):
-        yield first, Box(above, tuple(index + 1 for index in above))
+        yield Block(box=Box(above, after), first=first, low=first, high=first + 1)
         return
-    row = prod(shape[dim + 1 :])
-    for start, stop in _joined_ranges([(region.start[dim], region.stop[dim]) for region in regions]):
-        if row * width <= piece_bytes:
-            rows = max(1, BLOCK_BYTES // (row * width))
-            after = tuple(index + 1 for index in above)
-            for low in range(start, stop, rows):
-                high = min(low + rows, stop)
-                yield (
-                    first + low * row,
-                    Box((*above, low, *[0] * len(shape[dim + 1 :])), (*after, high, *shape[dim + 1 :])),
-                )
-        else:
+    inner = shape[dim + 1 :]
+    row = prod(inner)
+    if row * width > piece_bytes:
+        for start, stop, inside in _ranges(regions, dim):
             for index in range(start, stop):
-                inside = [region for region in regions if region.start[dim] <= index < region.stop[dim]]
                 yield from _blocks(shape, width, inside, piece_bytes, (*above, index), first + index * row)
+        return
+    rows = max(1, BLOCK_BYTES // (row * width))
+    for start, stop, low, high in _runs(inner, width, _ranges(regions, dim), piece_bytes, first):
+        for begin in range(start, stop, rows):
+            end = min(begin + rows, stop)
+            yield Block(
+                box=Box((*above, begin, *[0] * len(inner)), (*after, end, *inner)),
+                first=first + begin * row,
+                low=max(low, first + begin * row),
+                high=min(high, first + end * row),
+            )
 
 
-def _joined_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same indices as disjoint ranges in ascending order."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+def _runs(
+    inner: tuple[int, ...], width: int, ranges: Iterable[tuple[int, int, Sequence[Box]]], piece_bytes: int, first: int
+) -> list[tuple[int, int, int, int]]:
+    """Rows of at most a piece, as ``(start, stop, low, high)``: a range of rows, and the numbers of its elements that regions have.
+
+    Every piece from ``low`` to ``high`` has an element of a region: among rows of the same regions because it is at least as
+    long as a row, and ranges are joined only where no piece lies between them.
+    """
+    row, dims = prod(inner), len(inner)
+    runs: list[tuple[int, int, int, int]] = []
+    for start, stop, inside in ranges:
+        low = first + start * row + min(_number(region.start[-dims:], inner) if dims else 0 for region in inside)
+        last = max(_number([at - 1 for at in region.stop[-dims:]], inner) if dims else 0 for region in inside)
+        high = first + (stop - 1) * row + last + 1
+        if runs and runs[-1][1] == start and low * width // piece_bytes <= -(-runs[-1][3] * width // piece_bytes):
+            runs[-1] = (runs[-1][0], stop, runs[-1][2], high)
         else:
-            joined.append((start, stop))
-    return joined
+            runs.append((start, stop, low, high))
+    return runs
+
+
+def _number(index: Sequence[int], shape: Sequence[int]) -> int:
+    """The number of an element in row-major order."""
+    number = 0
+    for at, size in zip(index, shape, strict=True):
+        number = number * size + at
+    return number
+
+
+def _ranges(regions: Sequence[Box], dim: int) -> Iterator[tuple[int, int, Sequence[Box]]]:
+    """The indices of a dim that regions have, as ascending ranges, each with the regions that have all of it."""
+    waiting = sorted(regions, key=lambda region: region.start[dim], reverse=True)
+    ends = sorted({end for region in regions for end in (region.start[dim], region.stop[dim])})
+    inside: list[Box] = []
+    for start, stop in pairwise(ends):
+        inside = [region for region in inside if region.stop[dim] > start]
+        while waiting and waiting[-1].start[dim] == start:
+            inside.append(waiting.pop())
+        if inside:
+            yield start, stop, inside
 
 
 def is_contiguous(region: Box, shape: Sequence[int]) -> bool:
@@ -124,7 +177,7 @@ class PieceReader:
 
     def __init__(self, directory: Path, stored: StoredBox, piece_bytes: int) -> None:
         self._directory, self._stored, self._piece_bytes = directory, stored, piece_bytes
-        self._kept: tuple[int, bytes] = (-1, b"")
+        self._kept: tuple[int, bytes | memoryview] = (-1, b"")
         self.bytes_read = 0
         try:
             self._file = open_regular(directory / stored.file)
@@ -139,19 +192,25 @@ class PieceReader:
     ) -> None:
         self._file.close()
 
-    def read(self, start: int, stop: int) -> memoryview:
-        """Bytes ``start`` to ``stop`` of the box."""
+    def read(self, start: int, stop: int, low: int, high: int) -> memoryview:
+        """Bytes ``start`` to ``stop`` of the box, of which only the pieces that have bytes ``low`` to ``high`` are read.
+
+        What the other bytes are is not defined.
+        """
         size, (number, kept) = self._piece_bytes, self._kept
-        first, end = start // size * size, min(-(-stop // size) * size, self._stored.num_bytes)
-        data = empty((end - first,), np.dtype(np.uint8), self._place()).data
-        done = 0
+        first, end = low // size * size, min(-(-high // size) * size, self._stored.num_bytes)
+        base = min(start, first)
+        data = empty((max(stop, end) - base,), np.dtype(np.uint8), self._place()).data
+        pieces, done = data[first - base : end - base], 0
         if number == first // size:
-            data[: len(kept)] = kept
+            pieces[: len(kept)] = kept
             done = len(kept)
-        self._fill(data[done:], first + done)
+        self._fill(pieces[done:], first + done)
         last = (end - 1) // size
-        self._kept = (last, bytes(data[last * size - first :])) if stop < end else (-1, b"")
-        return data[start - first : stop - first]
+        tail = pieces[last * size - first :]
+        # A copy, where the rest of the block would stay in memory with it.
+        self._kept = (last, tail if len(tail) == len(data) else bytes(tail)) if high < end else (-1, b"")
+        return data[start - base : stop - base]
 
     def read_into(self, target: memoryview, start: int) -> None:
         """Fills ``target`` with the bytes of the box from ``start`` on: complete pieces without a copy."""
@@ -159,19 +218,22 @@ class PieceReader:
         first = min(-(-start // size) * size, stop)
         end = stop if stop == self._stored.num_bytes else max(stop // size * size, first)
         if start < first:
-            target[: first - start] = self.read(start, first)
+            target[: first - start] = self.read(start, first, start, first)
+            # No later range begins in this piece, and two of them would be in memory at once.
+            self._kept = (-1, b"")
         step = max(BLOCK_BYTES // size, 1) * size
         for low in range(first, end, step):
             high = min(low + step, end)
             self._fill(target[low - start : high - start], low)
         if end < stop:
-            target[end - start :] = self.read(end, stop)
+            target[end - start :] = self.read(end, stop, end, stop)
 
     def verify(self) -> None:
         """Reads and verifies all pieces."""
         step = max(BLOCK_BYTES // self._piece_bytes, 1) * self._piece_bytes
         for start in range(0, self._stored.num_bytes, step):
-            self.read(start, min(start + step, self._stored.num_bytes))
+            stop = min(start + step, self._stored.num_bytes)
+            self.read(start, stop, start, stop)
 
     def _fill(self, data: memoryview, start: int) -> None:
         """Fills ``data`` from byte ``start`` of the box, where a piece begins, and verifies it."""
