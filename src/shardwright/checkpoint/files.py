@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
@@ -42,6 +43,17 @@ def read_known(path: Path, num_bytes: int, digest: str, holds: str) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
         problem, kind = f"cannot be read: {reason}", CheckpointError
     raise kind(f"{path}: {problem}. {holds} {RESTORE}")
+
+
+@contextmanager
+def read_within(path: Path) -> Iterator[None]:
+    """Turns the errors of a file that is too large for the memory, or too deeply nested, into one message."""
+    try:
+        yield
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: cannot be read: {NO_MEMORY}.") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: its values are nested too deeply.") from error
 
 
 class Parts:
@@ -87,24 +99,26 @@ class Parts:
         part = self.part(process)
         return [part.box(row, self._table.infos) for row in range(len(part))]
 
-    def in_file(self, process: int, file: StoredFile) -> list[StoredBox]:
+    def in_file(self, process: int, number: int) -> list[StoredBox]:
         """The boxes of one file of a process, in the order of their bytes."""
-        return [stored for stored in self.stored(process) if stored.file == file.name]
+        part = self.part(process)
+        return [part.box(row, self._table.infos) for row in part.rows_of(number)]
 
     def check_headers(self, process: int) -> None:
         """Compares the headers of the data files of a process with its part: other programs read the header alone.
 
         Raises CheckpointError, also where a file cannot be read.
         """
-        for file in self.part(process).files:
+        for number, file in enumerate(self.part(process).files):
             path = self._directory / file.name
-            try:
-                with open_regular(path) as opened:
-                    header = opened.read(file.header_bytes)
-            except OSError as error:
-                raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
-            boxes = self.in_file(process, file)
-            check_header(path, header, header_tensors([(stored.info, stored.box) for stored in boxes]))
+            with read_within(path):
+                try:
+                    with open_regular(path) as opened:
+                        header = opened.read(file.header_bytes)
+                except OSError as error:
+                    raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
+                boxes = self.in_file(process, number)
+                check_header(path, header, header_tensors([(stored.info, stored.box) for stored in boxes]))
 
     def check_all(self, index: Index) -> None:
         """Verifies every part file, also against the index, and the size and the header of every data file."""
@@ -122,15 +136,15 @@ class Parts:
                 raise CheckpointError(
                     f"{self._path(number)}: its boxes are not those that the index has of this process."
                 )
-            for file in part.files:
-                _check_file(self._directory, file, lambda file=file, number=number: self.in_file(number, file))
+            for at, file in enumerate(part.files):
+                _check_file(self._directory, file, lambda at=at, number=number: self.in_file(number, at))
 
     def _read(self, process: int) -> Part:
         stored, path = self._manifest.parts[process], self._path(process)
         holds = f"It holds the digests of the boxes of process {process}."
-        part, piece_bytes = read_part(
-            path, read_known(path, stored.num_bytes, stored.digest, holds), process, self._table
-        )
+        data = read_known(path, stored.num_bytes, stored.digest, holds)
+        with read_within(path):
+            part, piece_bytes = read_part(path, data, process, self._table)
         if piece_bytes != self._manifest.piece_bytes:
             raise CheckpointError(
                 f"{path}: has digests of pieces of {piece_bytes:,} bytes, and the manifest of {self._manifest.piece_bytes:,}."
@@ -169,6 +183,8 @@ def _check_file(directory: Path, file: StoredFile, boxes: Callable[[], Sequence[
 def _held(boxes: Sequence[StoredBox]) -> str:
     """Which tensors have boxes in a file, the first few by name."""
     names = list(dict.fromkeys(stored.info.name for stored in boxes))
+    if not names:
+        return "no boxes"
     shown = ", ".join(f"'{name}'" for name in names[:3])
     return f"boxes of {shown}" + (f" and {count(len(names) - 3, 'more tensor')}" if len(names) > 3 else "")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.checkpoint.directory import LEFTOVER, committed, step_of
 from shardwright.checkpoint.expected import mismatches
-from shardwright.checkpoint.files import Parts, read_known
+from shardwright.checkpoint.files import Parts, read_known, read_within
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.index import Index, read_index
@@ -121,9 +121,9 @@ def open_checkpoint(directory: Path | str, *, all_files: bool = True) -> Checkpo
     """Opens the directory of one step and verifies everything except the elements.
 
     The manifest is self-consistent and matches its digest, so does the index, and boxes cover each tensor exactly once. Every
-    part file matches its digest and the index, every data file exists and has the recorded size and header digest, and its
-    header says of each box what the part file says. Without ``all_files`` a part file is verified when a box of it is
-    read: of thousands of processes one verifies all files, and each of the others those that it reads.
+    part file matches its digest and the index, and every data file exists and has the recorded size and header digest.
+    Without ``all_files`` a part file is verified when a box of it is read: of thousands of processes one verifies all
+    files, and each of the others those that it reads.
 
     Raises CheckpointError, one message that names file and tensor; DamagedError if the error proves that the checkpoint is
     not what was saved.
@@ -141,13 +141,10 @@ def open_checkpoint(directory: Path | str, *, all_files: bool = True) -> Checkpo
         )
     infos, stored = tuple(manifest.tensors.values()), manifest.index
     path = directory / INDEX_NAME
-    index = read_index(
-        path,
-        read_known(path, stored.num_bytes, stored.digest, "It holds the boxes of all tensors."),
-        infos,
-        len(manifest.parts),
-    )
-    parts = Parts(directory, manifest)
+    data = read_known(path, stored.num_bytes, stored.digest, "It holds the boxes of all tensors.")
+    with read_within(path):
+        index = read_index(path, data, infos, len(manifest.parts))
+        parts = Parts(directory, manifest)
     if all_files:
         parts.check_all(index)
     return Checkpoint(directory=directory, manifest=manifest, index=index, parts=parts)

@@ -3,8 +3,7 @@
 manifest.py       which tensors a checkpoint holds, which processes wrote it, and the state of the run
 read_manifest.py  reads and validates the manifest
 part.py           the part file: the boxes that one process has written
-index.py          the index: which process wrote which box
-box_table.py      the boxes of one tensor as arrays
+index.py          the index: which process wrote which box, and whether boxes cover a tensor
 pieces.py         the digests of a box, piece by piece
 arrays.py         small safetensors files of integers
 header.py         the header of a safetensors file

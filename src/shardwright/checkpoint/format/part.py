@@ -15,12 +15,17 @@ from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.header import MAX_HEADER_BYTES
 from shardwright.checkpoint.format.manifest import TensorInfo
-from shardwright.checkpoint.format.pieces import DIGEST_BYTES
+from shardwright.checkpoint.format.pieces import DIGEST_BYTES, MAX_PIECE_BYTES
 from shardwright.core.boxes.box import Box
 
 DATA_NAME = re.compile(r"boxes-([0-9]{5,18})-([0-9]{5,18})\.safetensors")
+PIECE_NUMBER = re.compile(r"[0-9]{1,10}")
 MAX_BOX_BYTES = 1 << 39
 """512 GiB: more than one process holds of a tensor."""
+MAX_PART_BYTES = 1 << 60
+"""Of all boxes of one process."""
+MAX_FILES = 100_000
+"""Data files of one process."""
 ARRAYS = {
     "tensor": ("int32", 1),
     "corners": ("int64", 1),
@@ -37,26 +42,30 @@ ARRAYS = {
 class InfoTable:
     """The tensors of a checkpoint as arrays, made once for all parts.
 
-    ``num_dims`` and ``widths`` (bytes of an element): int64 (tensors,). ``shapes``: by a number of dims, int64 (tensors, dims),
-    0 for tensors with another number of dims.
+    ``num_dims`` and ``widths`` (bytes of an element): int64 (tensors,). ``shapes``: by a number of dims, int64 (tensors with this
+    number, dims), in which a tensor is row ``row``, int64 (tensors,).
     """
 
     infos: tuple[TensorInfo, ...]
     num_dims: np.ndarray
     widths: np.ndarray
+    row: np.ndarray
     shapes: Mapping[int, np.ndarray]
 
     @classmethod
     def of(cls, infos: Sequence[TensorInfo]) -> InfoTable:
-        shapes: dict[int, np.ndarray] = {}
-        for number, info in enumerate(infos):
-            empty = np.zeros((len(infos), len(info.shape)), np.int64)
-            shapes.setdefault(len(info.shape), empty)[number] = info.shape
+        shapes: dict[int, list[tuple[int, ...]]] = {}
+        rows: list[int] = []
+        for info in infos:
+            same = shapes.setdefault(len(info.shape), [])
+            rows.append(len(same))
+            same.append(info.shape)
         return cls(
             infos=tuple(infos),
             num_dims=np.array([len(info.shape) for info in infos], np.int64),
             widths=np.array([DTYPES[info.dtype].num_bytes for info in infos], np.int64),
-            shapes=shapes,
+            row=np.array(rows, np.int64),
+            shapes={num: np.array(same, np.int64).reshape(len(same), num) for num, same in shapes.items()},
         )
 
 
@@ -105,10 +114,10 @@ class Part:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def corners_of(self, rows: np.ndarray, num_dims: int) -> tuple[np.ndarray, np.ndarray]:
-        """The starts and the stops, int64 (rows, dims), of boxes whose tensor has ``num_dims`` dims."""
-        found = self.corners[self.first_corner[rows][:, None] + np.arange(2 * num_dims)]
-        return found[:, :num_dims], found[:, num_dims:]
+    def rows_of(self, number: int) -> range:
+        """The boxes of file ``number``: they follow each other."""
+        start, stop = np.searchsorted(self.file, [number, number + 1]).tolist()
+        return range(start, stop)
 
     def box(self, row: int, infos: Sequence[TensorInfo]) -> StoredBox:
         info, first = infos[int(self.tensor[row])], int(self.first_corner[row])
@@ -162,9 +171,11 @@ def read_part(path: Path, data: bytes, process: int, table: InfoTable) -> tuple[
     Raises CheckpointError: SW501 for a box that exceeds its tensor, else SW503.
     """
     arrays, metadata = read_arrays(path, data, ARRAYS)
-    if not (text := metadata.get("piece_bytes", "")).isdecimal() or not 1 <= int(text) < 1 << 63:
-        raise CheckpointError(f"{path}: piece_bytes: found '{text[:40]}', needed a whole number, at least 1.")
-    piece_bytes = int(text)
+    text = metadata.get("piece_bytes", "")
+    if not PIECE_NUMBER.fullmatch(text) or not 1 <= (piece_bytes := int(text)) <= MAX_PIECE_BYTES:
+        raise CheckpointError(
+            f"{path}: piece_bytes: found '{text[:40]}', needed a whole number from 1 to {MAX_PIECE_BYTES:,}."
+        )
     files = _files(path, arrays, process)
     tensor = arrays["tensor"]
     if len(tensor) and not 0 <= tensor.min() <= tensor.max() < len(table.infos):
@@ -203,6 +214,8 @@ def _files(path: Path, arrays: dict[str, np.ndarray], process: int) -> tuple[Sto
         raise CheckpointError(
             f"{path}: 'file_bytes', 'header_bytes' and 'header_digests' do not have the same number of files."
         )
+    if len(sizes) > MAX_FILES:
+        raise CheckpointError(f"{path}: file_bytes: found {len(sizes):,} files, needed at most {MAX_FILES:,}.")
     for size in headers.tolist():
         if not 8 <= size <= MAX_HEADER_BYTES:
             raise CheckpointError(f"{path}: header_bytes: found {size:,}, needed 8 to {MAX_HEADER_BYTES:,}.")
@@ -225,7 +238,7 @@ def _num_bytes(
     # All boxes with one number of dims at a time: a part has boxes of hundreds of tensors.
     for num_dims, all_shapes in table.shapes.items():
         rows = np.flatnonzero(table.num_dims[tensor] == num_dims)
-        shapes = all_shapes[tensor[rows]]
+        shapes = all_shapes[table.row[tensor[rows]]]
         found = corners[first_corner[rows][:, None] + np.arange(2 * num_dims)]
         starts, stops = found[:, :num_dims], found[:, num_dims:]
         good = ((starts >= 0) & (starts < stops) & (stops <= shapes)).all(axis=1)
@@ -245,6 +258,9 @@ def _num_bytes(
             f"{path}: tensor '{info.name}': a box has {num_bytes.max():,} bytes, needed at most {MAX_BOX_BYTES:,}.",
             code="SW501",
         )
+    # As floating-point numbers, since a sum of many boxes might exceed 63 bits.
+    if (total := num_bytes.sum(dtype=np.float64)) > MAX_PART_BYTES:
+        raise CheckpointError(f"{path}: its boxes have {total:,.0f} bytes, needed at most {MAX_PART_BYTES:,}.")
     return num_bytes
 
 
@@ -254,18 +270,20 @@ def _check_bytes_of_files(path: Path, part: Part, table: InfoTable) -> None:
         part.file.min() >= 0 and part.file.max() < len(part.files) and (np.diff(part.file) >= 0).all()
     ):
         raise CheckpointError(f"{path}: file: needed numbers of the {len(part.files)} files, in ascending order.")
-    for number, file in enumerate(part.files):
-        rows = np.flatnonzero(part.file == number)
-        ends = file.header_bytes + np.cumsum(part.num_bytes[rows])
-        needed = np.concatenate([[file.header_bytes], ends[:-1]]) if len(rows) else ends
-        wrong = np.flatnonzero(part.offset[rows] != needed)
-        if len(wrong):
-            stored = part.box(int(rows[wrong[0]]), table.infos)
-            raise CheckpointError(
-                f"{path}: tensor '{stored.info.name}', box [{stored.box}]: starts at byte {stored.offset} of '{file.name}', "
-                f"needed {int(needed[wrong[0]])}, where the bytes before it end."
-            )
-        end = int(ends[-1]) if len(rows) else file.header_bytes
+    headers = np.array([file.header_bytes for file in part.files], np.int64)
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(part.num_bytes)])
+    first = before[np.searchsorted(part.file, np.arange(len(headers)))]
+    ends = headers + before[np.searchsorted(part.file, np.arange(len(headers)), side="right")] - first
+    needed = headers[part.file] + before[:-1] - first[part.file]
+    wrong = np.flatnonzero(part.offset != needed)
+    if len(wrong):
+        row = int(wrong[0])
+        stored = part.box(row, table.infos)
+        raise CheckpointError(
+            f"{path}: tensor '{stored.info.name}', box [{stored.box}]: starts at byte {stored.offset} of '{stored.file}', "
+            f"needed {int(needed[row])}, where the bytes before it end."
+        )
+    for file, end in zip(part.files, ends.tolist(), strict=True):
         if end != file.num_bytes:
             raise CheckpointError(
                 f"{path}: file '{file.name}': header and boxes have {end} bytes in total, the listed size is {file.num_bytes}."

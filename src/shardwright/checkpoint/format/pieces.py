@@ -7,16 +7,14 @@ import xxhash
 
 PIECE_BYTES = 1 << 20
 """Bytes of a piece in new checkpoints. The last piece of a box is shorter."""
+MAX_PIECE_BYTES = 1 << 30
+"""A piece is read at once."""
 DIGEST_BYTES = 16
 
 
 def digest_of(data: object) -> str:
     """XXH3, 128 bits, in hex, of bytes or a contiguous array."""
     return xxhash.xxh3_128_hexdigest(data)  # pyright: ignore[reportArgumentType]
-
-
-def num_pieces(num_bytes: int, piece_bytes: int) -> int:
-    return -(-num_bytes // piece_bytes)
 
 
 class PieceHasher:

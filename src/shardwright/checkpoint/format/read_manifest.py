@@ -21,6 +21,7 @@ from shardwright.checkpoint.format.manifest import (
     TensorInfo,
     content_digest,
 )
+from shardwright.checkpoint.format.pieces import MAX_PIECE_BYTES
 from shardwright.core.findings.nearest import did_you_mean
 
 HEX_128 = re.compile(r"[0-9a-f]{32}")
@@ -30,8 +31,6 @@ MAX_DIMS = 64
 """What NumPy holds."""
 MAX_DEPTH = 64
 """How deep lists and mappings may be nested in ``metadata``."""
-MAX_PIECE_BYTES = 1 << 30
-"""A piece is read at once."""
 
 
 def read_manifest(directory: Path) -> Manifest:
