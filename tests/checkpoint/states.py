@@ -91,7 +91,7 @@ def random_state(seed: int, tensors: int = 6) -> State:
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {"step": np.array(seed, np.int32)}
     for number in range(tensors):
-        shape = rng.integers(1, 9, int(rng.integers(0, 4)))
+        shape = rng.integers(1, 9, int(rng.integers(0, 4))).tolist()
         arrays[f"moments.first/w{number}"] = random_array(rng, shape, DTYPES[int(rng.integers(len(DTYPES)))])
     boxes = {
         name: random_partition(rng, Box.whole(array.shape), int(rng.integers(0, 7))) for name, array in arrays.items()
@@ -106,7 +106,8 @@ def small_state() -> State:
     return State(
         arrays={"embed": embed, "scale": scale, "count": np.array(7, np.int32)},
         boxes={
-            "embed": [Box((0, 0), (2, 8)), Box((2, 0), (4, 8))],
+            # Blocks of columns: blocks of rows would be stored as one box.
+            "embed": [Box((0, 0), (4, 4)), Box((0, 4), (4, 8))],
             "scale": [Box((0,), (6,))],
             "count": [Box((), ())],
         },

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from shardwright.checkpoint import (
     CheckpointError,
-    DamagedError,
     OwnedBox,
     TensorInfo,
     latest,
@@ -24,43 +22,26 @@ from shardwright.checkpoint import (
 from shardwright.cli.main import main
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
-from tests.checkpoint.states import point, save, small_state
-from tests.fuzz.forging import (
-    TIB,
+from tests.checkpoint.editing import (
+    INDEX,
     data_of,
-    forged_checkpoint,
+    edit_boxes,
+    edit_manifest,
     header_of,
     large_box,
-    manifest_of,
-    no_file,
+    part_file,
     with_length,
     write_header,
-    write_manifest,
 )
-from tests.fuzz.running import memory_bound
-
-LIMIT_S = 20
-
-
-class HangsError(BaseException):
-    """The test waits, or computes without an end."""
+from tests.checkpoint.refusing import limited, refused
+from tests.checkpoint.states import point, save, small_state
+from tests.fuzz.forging import TIB, forged_checkpoint, no_file
 
 
 @pytest.fixture(autouse=True)
 def bounded() -> Iterator[None]:
-    """Each test has a time limit, also for a wait in a system call, and 1 GiB of memory."""
-
-    def ring(*_: object) -> None:
-        raise HangsError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(LIMIT_S)
-    try:
-        with memory_bound():
-            yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+    with limited():
+        yield
 
 
 @pytest.fixture
@@ -68,30 +49,18 @@ def directory(tmp_path: Path) -> Path:
     return save(tmp_path, small_state())
 
 
-def refused(directory: Path) -> str:
-    """The message with which a checkpoint is refused; it is not proven damaged, as its digests are right."""
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(directory)
-    assert not isinstance(caught.value, DamagedError)
-    assert not verify(directory)["ok"]
-    return str(caught.value).replace(str(directory), "DIR")
+def found_by_verify(directory: Path) -> str:
+    """The only problem of a checkpoint that can be opened and read: what other programs would read of it is something else."""
+    assert open_checkpoint(directory).read_box("embed").shape == (4, 8)
+    [checked] = verify(directory)["checkpoints"]
+    [problem] = checked["problems"]
+    assert not checked["ok"]
+    return problem["message"].replace(str(directory), "DIR")
 
 
-def edited(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    value = manifest_of(directory)
-    change(value)
-    write_manifest(directory, value)
-
-
-def ones(num_dims: int) -> Callable[[dict[str, Any]], object]:
-    """The tensor 'scale' with one element in many dims."""
-
-    def change(value: dict[str, Any]) -> None:
-        scale = value["tensors"][1]
-        scale["shape"] = [6] + [1] * (num_dims - 1)
-        scale["boxes"][0] |= {"start": [0] * num_dims, "stop": [6] + [1] * (num_dims - 1)}
-
-    return change
+def of_dims(num_dims: int) -> list[int]:
+    """The shape of the tensor 'scale' with one element in many dims."""
+    return [6] + [1] * (num_dims - 1)
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -113,15 +82,18 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "large dims beside an empty one": (
         lambda value: value["tensors"].append(
-            {"name": "none", "shape": [1 << 40, 0, 1 << 40], "dtype": "float32", "spec": "", "boxes": []}
+            {"name": "none", "shape": [1 << 40, 0, 1 << 40], "dtype": "float32", "spec": ""}
         ),
         "tensor 'none', shape: found (1099511627776, 0, 1099511627776), which is "
         "4,835,703,278,458,516,698,824,704 bytes, needed at most 9,223,372,036,854,775,807.",
     ),
-    "100,000 dims": (ones(100_000), "tensor 'scale', shape: found 100,000 dims, needed at most 64."),
-    "100,000 dims without boxes": (
-        lambda value: value["tensors"][1].update(shape=[6] * 100_000, boxes=[]),
+    "100,000 dims": (
+        lambda value: value["tensors"][1].update(shape=of_dims(100_000)),
         "tensor 'scale', shape: found 100,000 dims, needed at most 64.",
+    ),
+    "65 dims": (
+        lambda value: value["tensors"][1].update(shape=of_dims(65)),
+        "tensor 'scale', shape: found 65 dims, needed at most 64.",
     ),
     "large step": (
         lambda value: value.update(step=10**30),
@@ -131,9 +103,13 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda value: value.update(seed=-(10**30)),
         "seed: found -1000000000000000000000000000000, needed at most 9,223,372,036,854,775,807.",
     ),
-    "large header": (
-        lambda value: value["files"][0].update(bytes=TIB, header_bytes=TIB),
-        "files[0], header_bytes: found 1,099,511,627,776, needed at most 100,000,008.",
+    "large pieces": (
+        lambda value: value.update(piece_bytes=TIB),
+        "piece_bytes: found 1,099,511,627,776, needed at most 1,073,741,824.",
+    ),
+    "large index": (
+        lambda value: value["index"].update(bytes=1 << 63),
+        "index, bytes: found 9223372036854775808, needed at most 9,223,372,036,854,775,807.",
     ),
     "deep metadata": (
         lambda value: value["metadata"].update(a="(deep)"),
@@ -146,7 +122,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 @pytest.mark.parametrize("name", EDITS)
 def test_a_manifest_with_an_extreme_value(directory: Path, name: str) -> None:
     change, expected = EDITS[name]
-    edited(directory, change)
+    edit_manifest(directory, change)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(directory)
     message = str(caught.value).replace(str(directory), "DIR")
@@ -156,16 +132,18 @@ def test_a_manifest_with_an_extreme_value(directory: Path, name: str) -> None:
 
 
 def test_64_dims_are_read(directory: Path) -> None:
-    edited(directory, ones(64))
-    value = manifest_of(directory)
+    shape = of_dims(64)
     header = header_of(directory)
-    header["scale"]["shape"] = value["tensors"][1]["shape"]
+    header["scale"]["shape"] = shape
     write_header(directory, with_length(header))
+    edit_boxes(directory, lambda part: part["boxes"][3].update(start=[0] * 64, stop=shape))
+    edit_manifest(directory, lambda value: value["tensors"][1].update(shape=shape))
+    assert verify(directory)["ok"]
     assert open_checkpoint(directory).read_box("scale").shape == (6, *[1] * 63)
 
 
 def test_metadata_that_is_nested_as_deep_as_is_read(tmp_path: Path) -> None:
-    edited(
+    edit_manifest(
         directory := save(tmp_path, small_state()),
         lambda value: value.update(metadata=json.loads('{"a":' * 64 + "1" + "}" * 64)),
     )
@@ -199,12 +177,33 @@ def test_a_manifest_that_is_no_file_of_its_own(directory: Path, kind: str, probl
     assert not verify(directory)["ok"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("pipe", "cannot be read: not a regular file."),
+        ("/dev/zero", "cannot be read: not a regular file."),
+        ("loop", "cannot be read: Too many levels of symbolic links."),
+        ("folder", "cannot be read: Is a directory."),
+        ("sparse", "cannot be read: found 1,099,511,627,776 bytes, needed at most 1,073,741,824."),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [(INDEX, "the boxes of all tensors"), (part_file(), "the digests of the boxes of process 0")],
+)
+def test_an_index_or_a_part_that_is_no_file(directory: Path, name: str, holds: str, kind: str, problem: str) -> None:
+    no_file(directory / name, kind)
+    assert refused(directory) == (
+        f"DIR/{name}: {problem} It holds {holds}. Restore it from a copy, or resume from another checkpoint."
+    )
+
+
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "/dev/full"])
 def test_a_data_file_that_is_no_file(directory: Path, kind: str) -> None:
     checkpoint = open_checkpoint(directory)
     no_file(data_of(directory), kind)
     assert refused(directory) == (
-        f"DIR/{data_of(directory).name}: cannot be read: not a regular file. It holds boxes of 'embed', 'scale', 'count'. "
+        f"DIR/{data_of(directory).name}: cannot be read: not a regular file. It holds boxes of 'embed', 'count', 'scale'. "
         "Restore it from a copy, or resume from another checkpoint."
     )
     with pytest.raises(CheckpointError, match=r"cannot be read: not a regular file\.$"):
@@ -220,7 +219,7 @@ def test_a_link_to_a_data_file_is_read(directory: Path, tmp_path: Path) -> None:
 def test_a_sparse_box_of_a_tebibyte(directory: Path) -> None:
     large_box(directory, TIB)
     assert refused(directory) == (
-        "DIR/manifest.json: tensor 'w', boxes[0], bytes: found 1,099,511,627,776, needed at most 549,755,813,888."
+        f"DIR/{part_file()}: tensor 'w': a box has 1,099,511,627,776 bytes, needed at most 549,755,813,888."
     )
 
 
@@ -256,14 +255,14 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_header_that_says_something_else_than_the_manifest(directory: Path, name: str) -> None:
+def test_a_header_that_says_something_else_than_the_part(directory: Path, name: str) -> None:
     change, expected = HEADERS[name]
     header = header_of(directory)
     change(header)
     write_header(directory, with_length(header))
-    message = refused(directory)
+    message = found_by_verify(directory)
     assert message.startswith(
-        f"DIR/{data_of(directory).name}: its header and the manifest differ, so that other programs would read "
+        f"DIR/{data_of(directory).name}: its header and the part file differ, so that other programs would read "
         f"something else. {expected}"
     )
     assert message.endswith(" Restore the checkpoint from a copy, or resume from another one.")
@@ -275,7 +274,7 @@ def test_a_header_that_says_something_else_than_the_manifest(directory: Path, na
     [
         (
             with_length({})[:7] + b"\x01{}",
-            "its header has 72,057,594,037,927,938 bytes by its own length, needed 2 as in",
+            "its header has 72,057,594,037,927,938 bytes by its own length, needed 2 as in the part file.",
         ),
         ((5).to_bytes(8, "little") + b"{,,,}", "not JSON: Expecting property name"),
         (with_length([1]), "found [1], needed a mapping."),
@@ -284,13 +283,14 @@ def test_a_header_that_says_something_else_than_the_manifest(directory: Path, na
 )
 def test_a_header_that_is_none(directory: Path, header: bytes, problem: str) -> None:
     write_header(directory, header)
-    assert refused(directory).startswith(f"DIR/{data_of(directory).name}: {problem}")
+    assert found_by_verify(directory).startswith(f"DIR/{data_of(directory).name}: {problem}")
 
 
-def test_two_boxes_under_one_key(directory: Path) -> None:
-    edited(directory, lambda value: value["tensors"][0]["boxes"][1].update(key="embed[0:2,0:8]"))
-    assert refused(directory) == (
-        f"DIR/{data_of(directory).name}: tensor 'embed', box [2:4,0:8]: its key 'embed[0:2,0:8]' is taken."
+def test_a_key_that_is_given_twice(directory: Path) -> None:
+    text = json.dumps(header_of(directory)).replace('"embed[0:4,4:8]"', '"embed[0:4,0:4]"').encode()
+    write_header(directory, len(text).to_bytes(8, "little") + text)
+    assert found_by_verify(directory) == (
+        f"DIR/{data_of(directory).name}: not usable as JSON: the field 'embed[0:4,0:4]' appears twice."
     )
 
 
@@ -305,7 +305,7 @@ def named(directory: Path) -> None:
         value["model"] = value["layout"]["name"] = value["tensors"][0]["spec"] = CODES
         value["mesh"][CODES] = 2
 
-    edited(directory, change)
+    edit_manifest(directory, change)
     (directory / "\x1b[2J\n").touch()
     (directory.parent / "\x9b2J").touch()
 
@@ -323,11 +323,11 @@ def test_control_characters_are_printed_escaped(directory: Path, verb: str, caps
 
 def test_control_characters_in_an_error_are_escaped(directory: Path, capsys) -> None:
     named(directory)
-    edited(directory, lambda value: value["tensors"][1]["boxes"].clear())
+    edit_manifest(directory, lambda value: value["tensors"][1].update(shape=[7]))
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(directory)
     assert str(caught.value).isprintable()
-    assert "tensor '\\x1b[2J\\x07\\nintact  elsewhere' of shape (6,)" in str(caught.value)
+    assert "tensor '\\x1b[2J\\x07\\nintact  elsewhere' of shape (7,)" in str(caught.value)
     assert main(["ckpt", "show", str(directory)]) == 1
     out, err = capsys.readouterr()
     assert (out + err).replace("\n", "").isprintable()

@@ -13,6 +13,7 @@ import pytest
 
 from shardwright.checkpoint import CheckpointError, describe, saving, verify
 from shardwright.checkpoint.directory import delete
+from shardwright.checkpoint.format import index, part
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.manifest import manifest_value
 from shardwright.checkpoint.opened import open_checkpoint
@@ -111,7 +112,7 @@ def test_verify_names_every_file_that_does_not_belong(tmp_path: Path) -> None:
     directory = save(tmp_path, small_state())
     data = directory / "boxes-00000-00000.safetensors"
     strays = [
-        "part-00001.json",
+        "part-00001.index",
         ".hidden",
         "notes.txt",
         "x.safetensors",
@@ -149,16 +150,16 @@ def test_verify_names_what_is_beside_the_checkpoints(tmp_path: Path, capsys: pyt
     assert "never read: notes.txt, step-00000010.bak, step-00000030\n" in capsys.readouterr().out
 
 
-def test_the_page_names_every_field_of_a_manifest(tmp_path: Path) -> None:
+def test_the_page_names_every_field_of_every_file(tmp_path: Path) -> None:
     value = manifest_value(open_checkpoint(save(tmp_path, small_state())).manifest)
     page = PAGE.read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(value)
-    for text, item in (
-        ("`{" + ", ".join(value["files"][0]) + "}`", "files"),
-        ("`{" + ", ".join(value["tensors"][0]) + "}`", "tensors"),
-        ("`{" + ", ".join(value["tensors"][0]["boxes"][0]) + "}`", "boxes"),
-    ):
-        assert text in page, item
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*value, *part.ARRAYS, *index.ARRAYS]
+    for arrays in (part.ARRAYS, index.ARRAYS):
+        for name, (dtype, num_dims) in arrays.items():
+            shape = r"(?!.*, 16\))" if num_dims == 1 else r".*, 16\)"
+            assert re.search(rf"^\| `{name}` \| {dtype}(?=[ |]){shape}", page, re.MULTILINE), name
+    for text in (value["index"], value["parts"][0], value["tensors"][0], value["layout"]):
+        assert "`{" + ", ".join(text) + "}`" in page
 
 
 def test_widths_are_those_of_the_libraries() -> None:

@@ -182,6 +182,18 @@ def test_processes_that_run_different_programs(tmp_path: Path, theirs: list[Tens
     )
 
 
+def test_processes_with_pieces_of_different_sizes(tmp_path: Path) -> None:
+    def disagreeing() -> None:
+        with saving(tmp_path, 10) as under_way:
+            for process, piece_bytes in enumerate((64, 32, 64)):
+                box = Box((process, 0), (process + 1 + (process == 2), 8))
+                owned = [OwnedBox(name="w", box=box, array=ARRAY[box.slices])]
+                write_part(under_way, [INFO], owned, process=process, piece_bytes=piece_bytes)
+            commit(under_way, point(), num_processes=3)
+
+    assert refused(tmp_path, disagreeing) == f"{STEP}: processes have pieces of different sizes: [32, 64] bytes."
+
+
 def test_one_process_that_takes_the_place_of_another(tmp_path: Path) -> None:
     def twice() -> None:
         with saving(tmp_path, 10) as under_way:

@@ -1,4 +1,4 @@
-"""Checkpoints that were forged or edited: manifest and headers disagree, are extreme, or are no files, and all digests are right."""
+"""Checkpoints that were forged or edited: manifest, index, parts and headers disagree, are extreme, or are no files, and all digests are right."""
 
 from __future__ import annotations
 
@@ -9,14 +9,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint.format.manifest import digest_of
+import numpy as np
+from safetensors import SafetensorError
+
+from tests.checkpoint.editing import (
+    INDEX,
+    MANIFEST,
+    RAW,
+    arrays_of,
+    data_of,
+    header_of,
+    index_of,
+    large_box,
+    part_file,
+    part_of,
+    with_length,
+    write_arrays,
+    write_header,
+    write_index,
+    write_manifest,
+    write_part,
+    write_signed,
+)
 from tests.checkpoint.states import save, small_state
 from tests.fuzz.mutating import damaged_value, places
 
 TIB = 1 << 40
-RAW = {"(1e999)": "1e999", "(deep)": "[" * 900 + "]" * 900, "(long)": "9" * 5000}
-"""Texts that stand for values that ``json`` itself does not write."""
-
 EXTREMES: tuple[Callable[[], Any], ...] = (
     *(lambda text=text: text for text in RAW),
     lambda: 10**30,
@@ -37,93 +55,18 @@ EXTREMES: tuple[Callable[[], Any], ...] = (
 def forged_checkpoint(draw: random.Random, out: Path) -> Path:
     """Saves a small checkpoint, forges it, and returns its directory."""
     folder = save(out, small_state())
-    draw.choice(FORGERIES)(draw, folder)
+    _forge(draw, folder, FORGERIES)
     if draw.random() < 0.3:
-        draw.choice(FURTHER)(draw, folder)
+        _forge(draw, folder, FURTHER)
     return folder
 
 
-def write_manifest(folder: Path, value: Any) -> None:
-    """Writes a manifest whose own digest is right."""
-    if isinstance(value, dict):
-        value.pop("manifest_digest", None)
-        value["manifest_digest"] = digest_of(text_of(value, separators=(",", ":")).encode())
-    path = folder / "manifest.json"
-    path.unlink()
-    path.write_text(text_of(value))
-
-
-def text_of(value: Any, **options: Any) -> str:
-    """The JSON text of a value, with what ``RAW`` stands for; of one that contains itself, an empty mapping's."""
+def _forge(draw: random.Random, folder: Path, forgeries: tuple[Callable[[random.Random, Path], None], ...]) -> None:
     try:
-        text = json.dumps(value, **options)
-    except ValueError:
-        return "{}"
-    for name, raw in RAW.items():
-        text = text.replace(json.dumps(name), raw)
-    return text
-
-
-def write_header(folder: Path, header: bytes) -> None:
-    """Gives the data file another header, and the manifest what follows from it."""
-    value = manifest_of(folder)
-    file = value["files"][0]
-    path = folder / file["name"]
-    data = path.read_bytes()[file["header_bytes"] :]
-    longer = len(header) - file["header_bytes"]
-    file |= {
-        "header_bytes": len(header),
-        "header_digest": digest_of(header),
-        "bytes": file["bytes"] + longer,
-    }
-    for tensor in value["tensors"]:
-        for box in tensor["boxes"]:
-            box["offset"] += longer
-    path.write_bytes(header + data)
-    write_manifest(folder, value)
-
-
-def with_length(value: Any) -> bytes:
-    text = text_of(value).encode()
-    return len(text).to_bytes(8, "little") + text
-
-
-def header_of(folder: Path) -> Any:
-    data = data_of(folder).read_bytes()
-    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-
-
-def manifest_of(folder: Path) -> Any:
-    return json.loads((folder / "manifest.json").read_text())
-
-
-def data_of(folder: Path) -> Path:
-    return folder / "boxes-00000-00000.safetensors"
-
-
-def large_box(folder: Path, num_bytes: int) -> None:
-    """A checkpoint of one box without any data on disk."""
-    header = with_length({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}})
-    data = data_of(folder)
-    data.write_bytes(header)
-    os.truncate(data, len(header) + num_bytes)
-    file = {
-        "name": data.name,
-        "bytes": len(header) + num_bytes,
-        "header_bytes": len(header),
-        "header_digest": digest_of(header),
-    }
-    box = {
-        "start": [0],
-        "stop": [num_bytes],
-        "file": data.name,
-        "key": "w",
-        "offset": len(header),
-        "bytes": num_bytes,
-        "digest": "0" * 32,
-    }
-    tensor = {"name": "w", "shape": [num_bytes], "dtype": "uint8", "spec": "", "boxes": [box]}
-    write_manifest(folder, {**manifest_of(folder), "files": [file], "tensors": [tensor]})
+        draw.choice(forgeries)(draw, folder)
+    except UNWRITABLE:
+        # No file of integers has these values. The manifest has others, which is a forgery too.
+        _edited(draw, folder)
 
 
 def no_file(path: Path, kind: str) -> None:
@@ -157,6 +100,63 @@ def _extreme(draw: random.Random, folder: Path) -> None:
         write_manifest(folder, value)
 
 
+def _boxes(draw: random.Random, folder: Path) -> None:
+    """Changes values of the part, of the index or of both alike."""
+    for read, write in draw.choice((PARTS, INDICES, (*PARTS, *INDICES))):
+        value = read(folder)
+        if draw.random() < 0.3:
+            owner, key = draw.choice(list(places(value)))
+            owner[key] = draw.choice(INTEGERS)
+        else:
+            value = damaged_value(draw, value)
+        write(folder, value)
+
+
+def _arrays(draw: random.Random, folder: Path) -> None:
+    """Changes the arrays of the part or of the index: their elements, lengths, shapes, dtypes and names."""
+    name = draw.choice((INDEX, part_file()))
+    arrays, metadata = arrays_of(folder, name)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        key = draw.choice(list(arrays))
+        array, kind = arrays[key], draw.randrange(7)
+        if kind == 0 and array.size:
+            array.reshape(-1)[draw.randrange(array.size)] = draw.choice(EDGES[array.dtype.itemsize])
+        elif kind == 1:
+            arrays[key] = array[: draw.randrange(len(array) + 1)]
+        elif kind == 2:
+            arrays[key] = np.concatenate([array, array[: draw.randrange(len(array) + 1)]])
+        elif kind == 3:
+            arrays[key] = array.astype(draw.choice((np.int64, np.int32, np.uint8, np.float32, np.uint64)))
+        elif kind == 4:
+            arrays[key] = draw.choice((array[..., None], array[None], array.reshape(-1), array[::-1]))
+        elif kind == 5:
+            arrays[draw.choice(("x", "piece_bytes", key + "\x1b[2J", ""))] = arrays.pop(key)
+            break
+        else:
+            metadata["piece_bytes"] = draw.choice(
+                ("", "0", "-1", "1", "9" * 5000, "1e9", "١", str(1 << 30), str(1 << 64))
+            )
+    write_arrays(folder, name, arrays, metadata)
+
+
+def _bytes(draw: random.Random, folder: Path) -> None:
+    """Changes the bytes of the part or of the index: its length, its header, or all."""
+    name = draw.choice((INDEX, part_file()))
+    data = bytearray((folder / name).read_bytes())
+    kind = draw.randrange(4)
+    if kind == 0:
+        data = data[: draw.randrange(len(data))]
+    elif kind == 1:
+        data[:8] = draw.choice((0, 2, 1 << 62, (1 << 64) - 1, len(data) - 8, len(data) - 7)).to_bytes(8, "little")
+    elif kind == 2:
+        length = int.from_bytes(data[:8], "little")
+        header = damaged_value(draw, json.loads(data[8 : 8 + length]))
+        data = bytearray(with_length(header)) + data[8 + length :]
+    else:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    write_signed(folder, name, bytes(data))
+
+
 def _header(draw: random.Random, folder: Path) -> None:
     header = header_of(folder)
     if draw.random() < 0.3:
@@ -168,7 +168,7 @@ def _header(draw: random.Random, folder: Path) -> None:
 
 
 def _replaced(draw: random.Random, folder: Path) -> None:
-    path = draw.choice((folder / "manifest.json", data_of(folder)))
+    path = draw.choice((folder / MANIFEST, folder / INDEX, folder / part_file(), data_of(folder)))
     if path.is_file():
         no_file(path, draw.choice(KINDS))
 
@@ -178,7 +178,17 @@ def _large(draw: random.Random, folder: Path) -> None:
 
 
 def _added(draw: random.Random, folder: Path) -> None:
-    name = draw.choice(("notes.txt", "part-00001.json", ".hidden", "\x1b[2J", "a\nb", "boxes-00001-00000.safetensors"))
+    name = draw.choice(
+        (
+            "notes.txt",
+            "part-00001.index",
+            "part-00001.json",
+            ".hidden",
+            "\x1b[2J",
+            "a\nb",
+            "boxes-00001-00000.safetensors",
+        )
+    )
     no_file(draw.choice((folder, folder.parent)) / name, draw.choice(KINDS))
 
 
@@ -194,5 +204,24 @@ def _readable(folder: Path) -> Any:
     return value if list(places(value)) else None
 
 
+PARTS, INDICES = ((part_of, write_part),), ((index_of, write_index),)
+INTEGERS = (-1, 0, 1, 7, (1 << 31) - 1, -(1 << 31), (1 << 63) - 1, -(1 << 63), TIB)
+EDGES = {1: (0, 255), 4: INTEGERS[:6], 8: INTEGERS}
+UNWRITABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    SafetensorError,
+    OSError,
+    StopIteration,
+)
+"""What NumPy and the safetensors library raise for values that no array holds, and after an earlier forgery."""
 FURTHER = (_edited, _extreme, _replaced, _added)
-FORGERIES = (_edited, _edited, _extreme, _extreme, _header, _header, _large, *FURTHER)
+FORGERIES = (
+    *(_edited, _edited, _extreme, _extreme, _header, _header, _large),
+    *(_boxes, _boxes, _boxes, _arrays, _arrays, _arrays, _bytes, _bytes),
+    *FURTHER,
+)

@@ -90,7 +90,7 @@ def plan(draw: random.Random) -> Case:
 def manifest(draw: random.Random) -> Case:
     """A checkpoint with a damaged manifest."""
     folder = save(Path("ckpt"), small_state())
-    path = next(folder.glob("*.json"))
+    path = folder / "manifest.json"
     text = _json_or_text(draw, path.read_text())
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     return ["ckpt", draw.choice(("show", "verify")), "ckpt", *draw.choice(([], ["--json"]))]

@@ -11,8 +11,7 @@ from random import Random
 
 import pytest
 
-import shardwright.checkpoint.verified as verified
-from shardwright.checkpoint import DamagedError, open_checkpoint, verify
+from shardwright.checkpoint import DamagedError, open_checkpoint, streams, verify
 from shardwright.core.findings.errors import InputError
 from shardwright.runs import loop, run
 from shardwright.runs.run import _run
@@ -78,7 +77,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_is_reported_and_the_one_before_i
     messages = goes_on(run_options)
     (aside,) = (run_options.out / "checkpoints").glob("*.damaged-*")
     assert messages[1:] == [
-        f"skipped a damaged checkpoint: {path}: tensor 'sums', box [3:4,0:2]: "
+        f"skipped a damaged checkpoint: {path}: tensor 'sums', box [0:4,0:2]: "
         + re.findall(r"bytes \d+ to \d+", messages[1])[0]
         + " do not match their digest: the file was damaged after it was written. Restore it from a copy, or resume from "
         "another checkpoint.",
@@ -121,14 +120,14 @@ def test_where_all_are_damaged_nothing_is_changed(run_options: RunOptions) -> No
 
 def test_what_cannot_be_read_now_is_not_taken_for_damaged(run_options: RunOptions, monkeypatch) -> None:
     """An error of a disk or of a network file system proves nothing about what was written."""
-    before, whole = contents(run_options.out), verified._read_verified
+    before, opened = contents(run_options.out), streams.open_regular
 
-    def unreadable(directory, tensor, stored):
-        if directory == step(run_options, 5):
-            raise verified.read_error(directory, tensor, stored, OSError(5, "Input/output error"))
-        return whole(directory, tensor, stored)
+    def unreadable(path):
+        if path.parent == step(run_options, 5):
+            raise OSError(5, "Input/output error")
+        return opened(path)
 
-    monkeypatch.setattr(verified, "_read_verified", unreadable)
+    monkeypatch.setattr(streams, "open_regular", unreadable)
     with pytest.raises(InputError, match=r"cannot be read: Input/output error\.$"):
         goes_on(run_options)
     assert contents(run_options.out) == before
@@ -137,7 +136,7 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(run_options: RunOption
 @pytest.mark.parametrize(
     ("change", "messages"),
     [
-        ({"version": 2}, "found 2, and this release reads version 1. Read it with the release that wrote it."),
+        ({"version": 3}, "found 3, and this release reads version 2. Read it with the release that wrote it."),
         (None, "cannot be read: Is a directory."),
     ],
     ids=["of another release", "unreadable"],
