@@ -41,6 +41,7 @@ RUN = {
     "--seed",
     "--checkpoint-every",
     "--keep",
+    "--async-checkpoints",
     "--weights",
     "--resume",
     "--resume-from",

@@ -8,6 +8,7 @@ records.py      the record of a step
 journal.py      metrics.jsonl and TensorBoard
 earlier.py      which lines of an earlier run's metrics are kept
 saving.py       saves of one or of several processes
+background.py   asynchronous saves
 resuming.py     at which checkpoint, or with which weights, a run begins
 fingerprint.py  what must be equal for a run to continue as the same run
 hold.py         the lock of a run's folder

@@ -46,6 +46,7 @@ def shared_by_processes(
         "stop after": options.last_step,
         "checkpoint every": options.checkpoint_every,
         "keep": options.keep,
+        "async checkpoints": options.async_checkpoints,
         "goes on from": goes_on_from,
         **versions,
     }

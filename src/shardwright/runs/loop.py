@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from shardwright.checkpoint import RunPoint
 from shardwright.core.plan.plan import Plan
+from shardwright.runs.background import Saver
 from shardwright.runs.engine import Engine, StepMetrics
 from shardwright.runs.journal import BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.records import record_of, require_sound
 from shardwright.runs.resuming import rename_conflicting
-from shardwright.runs.saving import save
 from shardwright.runs.source import Source, batches
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions, RunOutcome
 
@@ -57,6 +57,13 @@ class Loop:
             loss, ending = math.nan, Ending(last)
             with (
                 self._journal(first) as records,
+                Saver(
+                    self.options.out,
+                    self.group,
+                    self.shown,
+                    keep=self.options.keep,
+                    asynchronous=self.options.async_checkpoints,
+                ) as saver,
                 batches(self.source, self.plan, self.engine.offsets, self.options.seed, next_row) as ahead,
             ):
                 self.shown.begin(first, last)
@@ -65,12 +72,13 @@ class Loop:
                     with self.group.stepping(number):
                         batch = next(ahead)
                         metrics = self.engine.step(batch)
+                    saver.check()
                     self._record(number, metrics, time.perf_counter() - started, records)
                     loss = metrics.loss
                     # Read the signal only once: one that came between two reads would end the run without saving it.
                     ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
                     if self._is_due(number) or number == ending.last:
-                        saved = self._save(number, batch.next_row)
+                        saved = self._save(saver, number, batch.next_row)
                     if number == ending.last:
                         break
             if ending.why is not None:
@@ -103,7 +111,7 @@ class Loop:
         every = self.options.checkpoint_every
         return every is not None and number % every == 0
 
-    def _save(self, step: int, next_row: int) -> Path:
+    def _save(self, saver: Saver, step: int, next_row: int) -> Path:
         point = RunPoint(
             step=step,
             seed=self.options.seed,
@@ -114,8 +122,7 @@ class Loop:
             mesh=self.plan.mesh.shape,
             metadata=self.fingerprint,
         )
-        engine = self.engine
-        return save(self.options.out, point, engine.tensors(), engine.boxes(), self.group, keep=self.options.keep)
+        return saver.save(point, self.engine.tensors(), self.engine.boxes())
 
     def _ended(self, step: int, why: str | None) -> Literal["finished", "stopped", "interrupted"]:
         if step >= self.options.steps:

@@ -11,6 +11,7 @@ from shardwright.checkpoint import (
     CheckpointError,
     OwnedBox,
     RunPoint,
+    Save,
     TensorInfo,
     commit,
     join_save,
@@ -48,25 +49,26 @@ def _save_together(
     name, first = f"the checkpoint of step {point.step}", group.index == 0
     # Process 0 leaves the save only after all processes have the result: leaving deletes what is not committed.
     with ExitStack() as stack:
-        begun = all_or_none(
-            group, f"{name}, begin", lambda: stack.enter_context(saving(out, point.step)) if first else None
-        )
-        # Process 0 is the first to give a value.
-        joined: str = group.exchange(f"{name}, name", None if begun is None else begun.name)[0].value
-        all_or_none(
-            group,
-            f"{name}, write",
-            lambda: write_part(begun or join_save(out, point.step, joined), infos, boxes, process=group.index),
-        )
+        begun = begin_together(out, point.step, group, stack)
+        all_or_none(group, f"{name}, write", lambda: write_part(begun, infos, boxes, process=group.index))
         return all_or_none(
             group,
             f"{name}, commit",
             lambda: (
-                step_directory(out, point.step)
-                if begun is None
-                else commit(begun, point, num_processes=group.count, keep=keep)
+                commit(begun, point, num_processes=group.count, keep=keep) if first else step_directory(out, point.step)
             ),
         )
+
+
+def begin_together(out: Path, step: int, group: Group, stack: ExitStack) -> Save:
+    """A new save, the same in all processes. Process 0 holds it as long as its ``stack``."""
+    name = f"the checkpoint of step {step}"
+    begun = all_or_none(
+        group, f"{name}, begin", lambda: stack.enter_context(saving(out, step)) if group.index == 0 else None
+    )
+    # Process 0 is the first to give a value.
+    joined: str = group.exchange(f"{name}, name", None if begun is None else begun.name)[0].value
+    return all_or_none(group, f"{name}, join", lambda: begun or join_save(out, step, joined))
 
 
 Result = TypeVar("Result")

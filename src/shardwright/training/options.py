@@ -26,6 +26,7 @@ class RunOptions:
     of the schedule, in steps; ``stop_after``: the step after which this run saves and ends; None: at ``steps``.
     ``lr``: the highest learning rate, reached after ``warmup`` steps. ``clip``: the largest global norm of the
     gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints are kept; None: all.
+    ``async_checkpoints``: they are written in the background, from a copy of the state in host memory.
     ``weights``: a checkpoint whose weights a new run begins with; None: initial values of ``seed``.
     ``resume``: go on from the newest checkpoint; ``resume_from``: from that of this step.
     ``devices``: the requested number, over all processes; None: as many as the mesh has. ``processes``: this process and
@@ -46,6 +47,7 @@ class RunOptions:
     seed: int = 0
     checkpoint_every: int | None = None
     keep: int | None = None
+    async_checkpoints: bool = False
     weights: Path | None = None
     resume: bool = False
     resume_from: int | None = None

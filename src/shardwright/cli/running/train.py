@@ -158,6 +158,7 @@ def run_options(
         seed=options.seed,
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
+        async_checkpoints=options.async_checkpoints,
         weights=options.weights,
         resume=options.resume,
         resume_from=options.resume_from,

@@ -162,6 +162,8 @@ class TrainOptions:
     """Save every N steps."""
     keep: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: all)")] = None
     """How many checkpoints to keep."""
+    async_checkpoints: Flag = False
+    """Write checkpoints in the background: a step waits only for a copy of the state in host memory."""
     weights: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: initial values)")] = None
     """Begin with the weights of this checkpoint, with new optimizer state, at step 0."""
     resume: Flag = False

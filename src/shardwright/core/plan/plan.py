@@ -121,6 +121,11 @@ class Memory:
     def total_bytes_per_device(self) -> int:
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
 
+    @property
+    def saved_bytes(self) -> int:
+        """What the first device of each tensor's replicas saves: the host memory of an asynchronous save for each device."""
+        return self.weights_bytes + self.optimizer_bytes
+
     def to_json(self) -> dict[str, int]:
         return {
             "weights_bytes": self.weights_bytes,
@@ -128,6 +133,7 @@ class Memory:
             "optimizer_bytes": self.optimizer_bytes,
             "activations_bytes": self.activations_bytes,
             "total_bytes_per_device": self.total_bytes_per_device,
+            "saved_bytes": self.saved_bytes,
         }
 
 

@@ -1,0 +1,206 @@
+"""Asynchronous saves: a step waits for a copy of the state in host memory, and a thread writes the copy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, Save, TensorInfo, commit, write_part
+from shardwright.checkpoint.directory import step_directory
+from shardwright.checkpoint.format.part import part_name
+from shardwright.core.boxes.box import Box
+from shardwright.runs.processes.group import Group
+from shardwright.runs.records import RunError
+from shardwright.runs.saving import all_or_none, begin_together, save
+from shardwright.training.options import Listener
+
+PATIENCE_S = 120.0
+"""How long process 0 waits for the parts of the others while none of their files grows."""
+FIRST_POLL_S, LAST_POLL_S = 0.01, 1.0
+
+
+class Saver:
+    """Saves the states of a run; in the background, if ``asynchronous``. At most one save is in flight: the next one waits.
+
+    A context: it is left when the save in flight is complete, or will never be.
+    """
+
+    def __init__(self, out: Path, group: Group, shown: Listener, *, keep: int | None, asynchronous: bool) -> None:
+        self._out, self._group, self._shown, self._keep = out, group, shown, keep
+        self._asynchronous = asynchronous
+        self._copies = HostCopies()
+        self._flight: _Flight | None = None
+
+    def save(self, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox]) -> Path:
+        """Save a state, or begin to. Returns the path of the checkpoint. Raises CheckpointError, as ``check`` does."""
+        if not self._asynchronous:
+            return save(self._out, point, infos, boxes, self._group, keep=self._keep)
+        if (before := self._flight) is not None:
+            started, waits = time.perf_counter(), not before.done
+            self._wait()
+            if waits:
+                self._shown.say(
+                    f"the save of step {point.step:,} waited {time.perf_counter() - started:.1f} s for that of step "
+                    f"{before.step:,}: with a larger --checkpoint-every it would not"
+                )
+        owned = self._copies.of(boxes)
+        with ExitStack() as stack:
+            begun = begin_together(self._out, point.step, self._group, stack)
+            self._flight = _Flight(begun, point, infos, owned, self._group, self._keep, stack.pop_all())
+        return step_directory(self._out, point.step)
+
+    def check(self) -> None:
+        """Raises the CheckpointError of a save in flight that has failed in this process. Called after every step."""
+        if self._flight is not None and self._flight.done:
+            self._flight.result()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._flight is None:
+            return
+        if error is None:
+            self._wait()
+        elif self._group.count == 1 or isinstance(error, RunError):
+            # Such an error occurs in every process. The state in flight is of an earlier step, and good.
+            with suppress(CheckpointError):
+                self._wait()
+        else:
+            self._flight.cancel()
+
+    def _wait(self) -> None:
+        flight = self._flight
+        assert flight is not None
+        self._flight = None
+        if not flight.done:
+            self._shown.doing(f"writing the checkpoint of step {flight.step:,}")
+        all_or_none(self._group, f"the checkpoint of step {flight.step}, commit", flight.result)
+
+
+class HostCopies:
+    """Copies of boxes in host memory, which are reused by the next save: as many bytes as this process saves."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, Box], np.ndarray] = {}
+
+    def of(self, boxes: Iterable[OwnedBox]) -> list[OwnedBox]:
+        """The same boxes with arrays that no later step changes. Raises CheckpointError if host memory is too small."""
+        return [replace(owned, array=self._copy(owned)) for owned in boxes]
+
+    def _copy(self, owned: OwnedBox) -> np.ndarray:
+        array = np.asarray(owned.array() if callable(owned.array) else owned.array)
+        key = (owned.name, owned.box)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.dtype != array.dtype or buffer.shape != array.shape:
+            try:
+                buffer = self._buffers[key] = np.empty(array.shape, array.dtype)
+            except MemoryError as error:
+                raise CheckpointError(
+                    f"'{owned.name}', box [{owned.box}]: host memory has no {array.nbytes:,} bytes for a copy of it. "
+                    f"Save without --async-checkpoints."
+                ) from error
+        # NumPy copies opaque elements one by one, and integers in one go.
+        bits = np.dtype(f"u{array.dtype.itemsize}")
+        np.copyto(buffer.view(bits), array.view(bits))
+        return buffer
+
+
+class _Flight:
+    """One save in flight: a thread of this process writes its boxes; that of process 0 commits when all parts are there."""
+
+    def __init__(
+        self,
+        save: Save,
+        point: RunPoint,
+        infos: Sequence[TensorInfo],
+        boxes: Sequence[OwnedBox],
+        group: Group,
+        keep: int | None,
+        held: ExitStack,
+    ) -> None:
+        self.step = point.step
+        self._path, self._error = save.directory, None
+        self._cancelled = threading.Event()
+
+        def commit_all() -> Path:
+            _await_parts(save, group.count, self._cancelled.is_set)
+            return commit(save, point, num_processes=group.count, keep=keep)
+
+        def work() -> None:
+            try:
+                with held:
+                    try:
+                        write_part(save, infos, boxes, process=group.index)
+                        self._path = commit_all() if group.index == 0 else step_directory(save.out, save.step)
+                    except BaseException as error:
+                        _report_failure(save, group.index, error)
+                        raise
+            except BaseException as error:
+                self._error = error
+
+        # A daemon: an error in the main thread must be able to end the process.
+        self._thread = threading.Thread(target=work, name=f"shardwright save {self.step}", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> Path:
+        """The path of the checkpoint, once the thread has ended. Raises its error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._path
+
+    def cancel(self) -> None:
+        """Do not wait for other processes any more. What is incomplete is deleted."""
+        self._cancelled.set()
+        self._thread.join(PATIENCE_S)
+
+
+def _failure_name(process: int) -> str:
+    return f"failed-{process:05d}.txt"
+
+
+def _report_failure(save: Save, process: int, error: BaseException) -> None:
+    with suppress(OSError):
+        (save.directory / _failure_name(process)).write_text(str(error), encoding="utf-8")
+
+
+def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) -> None:
+    """Wait until the part files of all processes are there.
+
+    Raises CheckpointError when a process reports that it failed, or when for ``PATIENCE_S`` no file grows.
+    """
+    wait, before, since = FIRST_POLL_S, -1, time.monotonic()
+    while missing := [
+        process for process in range(1, num_processes) if not (save.directory / part_name(process)).exists()
+    ]:
+        final = step_directory(save.out, save.step)
+        for process in missing:
+            with suppress(FileNotFoundError):
+                text = (save.directory / _failure_name(process)).read_text(encoding="utf-8")
+                raise CheckpointError(f"{final}: process {process} could not write its part. Its error: {text}")
+        if cancelled():
+            raise CheckpointError(f"{final}: the run ended before all processes had written their parts.")
+        size = sum(path.stat().st_size for path in save.directory.iterdir())
+        if size != before:
+            before, since = size, time.monotonic()
+        elif time.monotonic() - since > PATIENCE_S:
+            raise CheckpointError(
+                f"{final}: for {PATIENCE_S:.0f} s nothing was written, and the parts of {len(missing)} of {num_processes} "
+                f"processes are missing, the first is {missing[0]}."
+            )
+        time.sleep(wait)
+        wait = min(2 * wait, LAST_POLL_S)

@@ -1,0 +1,251 @@
+"""Asynchronous saves: steps go on while a state is written, and what is written is the state at the save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwright.checkpoint import CheckpointError, OwnedBox, TensorInfo, open_checkpoint, verify
+from shardwright.core.boxes.box import Box
+from shardwright.runs import RunError, background, run
+from shardwright.runs.background import HostCopies
+from shardwright.runs.loop import Loop
+from shardwright.training.cluster import Processes
+from shardwright.training.options import RunOptions, RunOutcome, Silent
+from tests.runs.counting import NOBODY, ROWS, Counting, counting, go, made, options, plan_of, sums
+from tests.runs.test_group import free_port
+
+WAIT_S = 60
+"""For what takes milliseconds on a machine that does nothing else."""
+write_part = background.write_part
+
+
+def steps_saved(out: Path) -> dict[int, int]:
+    """The loss that each checkpoint holds, by its step."""
+    found: dict[int, int] = {}
+    for directory in (out / "checkpoints").glob("step-*"):
+        checkpoint = open_checkpoint(directory)
+        found[checkpoint.point.step] = int(checkpoint.read_box("sums")[:, 0].sum())
+    return found
+
+
+def expected(run_options: RunOptions, *steps: int) -> dict[int, int]:
+    known = sums(run_options, max(steps))
+    return {step: known[step - 1] for step in steps}
+
+
+class Slow(Counting):
+    """A disk that begins to write step ``held`` only when the engine has done step ``until``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: int = 2, until: int = 4) -> None:
+        super().__init__(range(ROWS), {"counting": "1"})
+        self.reached = threading.Event()
+        self._until = until
+
+        def late(save: Any, *arguments: Any, **named: Any) -> None:
+            if save.step == held:
+                assert self.reached.wait(WAIT_S), "no step was done while the state was written"
+            write_part(save, *arguments, **named)
+
+        monkeypatch.setattr(background, "write_part", late)
+
+    def step(self, batch: Any) -> Any:
+        metrics = super().step(batch)
+        if self._step == self._until:
+            self.reached.set()
+        return metrics
+
+
+def test_steps_go_on_while_a_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_options = options(tmp_path)
+    ended = go(Slow(monkeypatch, until=3), run_options, checkpoint_every=2, async_checkpoints=True)
+    assert ended.checkpoint == run_options.out / "checkpoints" / "step-00000006"
+    assert steps_saved(run_options.out) == expected(run_options, 2, 4, 6)
+    assert verify(run_options.out)["ok"]
+
+
+def test_a_save_is_the_same_as_one_that_is_not_asynchronous(tmp_path: Path) -> None:
+    files: list[dict[str, bytes]] = []
+    for asynchronous in (False, True):
+        folder = tmp_path / str(asynchronous)
+        folder.mkdir()
+        run_options = options(folder)
+        go(counting(), run_options, checkpoint_every=2, async_checkpoints=asynchronous)
+        found = sorted((run_options.out / "checkpoints").rglob("boxes*"))
+        files.append({str(path.relative_to(run_options.out)): path.read_bytes() for path in found})
+    assert files[0] == files[1]
+    assert len(files[0]) == 6
+
+
+def test_the_next_save_waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_options, shown = options(tmp_path), Silent()
+    engine = Slow(monkeypatch, held=2, until=99)
+    result = background._Flight.result
+
+    def asked(flight: Any) -> Path:
+        # Only the save of step 4 asks for the result of that of step 2, which is not written before.
+        engine.reached.set()
+        return result(flight)
+
+    monkeypatch.setattr(background._Flight, "result", asked)
+    changed = replace(run_options, checkpoint_every=2, async_checkpoints=True)
+    run(changed, plan_of(), shown, connection=NOBODY, make_engine=made(engine))
+    assert steps_saved(run_options.out) == expected(run_options, 2, 4, 6)
+    [said] = [text for text in shown.messages if "waited" in text and "that of step 2:" in text]
+    assert said.startswith("the save of step 4 waited ")
+
+
+def test_what_fails_in_the_background_ends_the_run_at_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_options = options(tmp_path)
+
+    def full(save: Any, *arguments: Any, **named: Any) -> None:
+        if save.step == 4:
+            raise CheckpointError(f"{save.out}: this checkpoint could not be written: No space left on device.")
+        write_part(save, *arguments, **named)
+
+    monkeypatch.setattr(background, "write_part", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device\.$"):
+        go(counting(), run_options, checkpoint_every=2, async_checkpoints=True)
+    assert steps_saved(run_options.out) == expected(run_options, 2)
+    monkeypatch.undo()
+    ended = go(counting(), run_options, checkpoint_every=2, async_checkpoints=True, resume=True)
+    assert ended.loss == sums(run_options, 6)[-1]
+    assert sorted(path.name for path in (run_options.out / "checkpoints").glob("step*")) == [
+        f"step-0000000{step}" for step in (2, 4, 6)
+    ]
+
+
+def test_a_signal_waits_for_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_options, record = options(tmp_path), Loop._record
+
+    def recorded(self: Loop, step: int, *rest: Any) -> None:
+        record(self, step, *rest)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Loop, "_record", recorded)
+    ended = go(Slow(monkeypatch, held=2, until=3), run_options, checkpoint_every=2, async_checkpoints=True)
+    assert (ended.ended, ended.step) == ("interrupted", 3)
+    assert steps_saved(run_options.out) == expected(run_options, 2, 3)
+
+
+def test_a_step_that_was_not_the_model_s_does_not_lose_the_save_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_options, engine = options(tmp_path), Slow(monkeypatch, held=2, until=3)
+    engine.overflow_at = 3
+    with pytest.raises(RunError):
+        go(engine, run_options, checkpoint_every=2, async_checkpoints=True)
+    assert steps_saved(run_options.out) == expected(run_options, 2)
+
+
+def by_two(folder: Path, **changes: Any) -> list[RunOutcome | Exception]:
+    """How a run by two ended, with a thread for each process."""
+    run_options, port = options(folder), free_port()
+
+    def one(index: int) -> RunOutcome | Exception:
+        engine = counting(offsets=range(2) if index == 0 else range(2, ROWS))
+        processes = Processes(
+            count=2, index=index, coordinator=f"localhost:{port}", found="a test", join_timeout_s=WAIT_S
+        )
+        try:
+            return go(engine, run_options, processes=processes, **changes)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+def test_process_0_commits_when_all_have_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = threading.Event()
+    commit = background.commit
+
+    def slow(save: Any, *arguments: Any, process: int, **named: Any) -> None:
+        if process == 1:
+            # Long enough for process 0 to commit, if it did not wait.
+            assert not committed.wait(0.3)
+        write_part(save, *arguments, process=process, **named)
+
+    def seen(*arguments: Any, **named: Any) -> Path:
+        committed.set()
+        return commit(*arguments, **named)
+
+    monkeypatch.setattr(background, "write_part", slow)
+    monkeypatch.setattr(background, "commit", seen)
+    ended = by_two(tmp_path, async_checkpoints=True)
+    assert [getattr(one, "step", one) for one in ended] == [6, 6]
+    run_options = options(tmp_path)
+    assert (
+        open_checkpoint(run_options.out / "checkpoints" / "step-00000006").read_box("sums")[:, 1].tolist() == [96] * 4
+    )
+    assert verify(run_options.out)["ok"]
+
+
+def fails(save: Any, *arguments: Any, process: int, **named: Any) -> None:
+    if process == 1:
+        raise CheckpointError("the disk is full.")
+    write_part(save, *arguments, process=process, **named)
+
+
+def test_all_processes_learn_which_one_could_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "write_part", fails)
+    first, second = by_two(tmp_path, async_checkpoints=True)
+    assert "process 1 could not write its part. Its error: the disk is full." in str(first)
+    assert str(second) == "the disk is full."
+    assert not list((options(tmp_path).out / "checkpoints").glob("step*"))
+
+
+def test_a_part_that_never_comes_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(save: Any, *arguments: Any, process: int, **named: Any) -> None:
+        if process == 0:
+            write_part(save, *arguments, process=process, **named)
+
+    monkeypatch.setattr(background, "write_part", nothing)
+    monkeypatch.setattr(background, "PATIENCE_S", 0.2)
+    first, second = by_two(tmp_path, async_checkpoints=True)
+    assert "nothing was written, and the parts of 1 of 2 processes are missing, the first is 1." in str(first)
+    assert "process 0 of 2 could not do it" in str(second)
+
+
+@pytest.mark.parametrize("dtype", ["V2", "V4", "V8", "float32", "bool", "int8"])
+def test_a_copy_does_not_change_and_its_memory_is_used_again(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    live = np.frombuffer(rng.bytes(6 * np.dtype(dtype).itemsize), dtype).reshape(2, 3).copy().T
+    copies = HostCopies()
+    taken: list[np.ndarray] = []
+    for _ in range(2):
+        [owned] = copies.of([OwnedBox(name="w", box=Box.whole(live.shape), array=lambda: live)])
+        array: Any = owned.array
+        assert array.tobytes() == live.tobytes()
+        before = array.tobytes()
+        live[...] = np.zeros(1, dtype)[0]
+        assert array.tobytes() == before
+        taken.append(array)
+    assert np.shares_memory(taken[0], taken[1])
+
+
+def test_too_little_host_memory_is_one_error() -> None:
+    class Huge:
+        def __call__(self) -> np.ndarray:
+            return np.broadcast_to(np.zeros(1, np.uint8), (1 << 60,))
+
+    info = TensorInfo(name="w", shape=(1 << 60,), dtype="uint8")
+    call: Callable[[], np.ndarray] = Huge()
+    with pytest.raises(CheckpointError) as caught:
+        HostCopies().of([OwnedBox(name=info.name, box=Box.whole(info.shape), array=call)])
+    assert str(caught.value) == (
+        "'w', box [0:1152921504606846976]: host memory has no 1,152,921,504,606,846,976 bytes for a copy of it. "
+        "Save without --async-checkpoints."
+    )
