@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,9 +75,9 @@ def test_each_box_is_read_once_by_a_device_that_has_it(layout: str, mesh: str) -
     devices = device_mesh(plan.mesh)
     reads: Counter[tuple[str, Box]] = Counter()
 
-    def read(tensor, box: Box) -> np.ndarray:
-        reads[tensor.name, box] += 1
-        return np.zeros(box.shape, tensor.dtype)
+    def read(tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
+        reads.update((tensor.name, box) for box in boxes)
+        return [np.zeros(box.shape, tensor.dtype) for box in boxes]
 
     state = make_state(plan, devices, read, step=3)
     assert int(state.step) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -58,9 +58,9 @@ def our_logits(
     ranks = ranks_of(plan, torch.device("cpu"))
     model = Model(plan, links_of(plan, ranks), ranks)
 
-    def read(name: str, box: Box) -> torch.Tensor:
-        given = weights[name][box.slices] if name in weights else np.zeros(box.shape, np.float32)
-        return torch.from_numpy(np.ascontiguousarray(given))
+    def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
+        given = [weights[name][box.slices] if name in weights else np.zeros(box.shape, np.float32) for box in boxes]
+        return [torch.from_numpy(np.ascontiguousarray(one)) for one in given]
 
     make_state(model, read, 0)
     fields = {**one_document((rows, length)), "targets": batch["tokens"], **batch}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -52,9 +52,9 @@ def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh, *, weights_only: 
     unread = (FIRST, SECOND) if weights_only else ()
     checkpoint.expect({row.name: (row.shape, str(row.dtype)) for row in rows}, unread=unread)
 
-    def read(tensor: Tensor, box: Box) -> np.ndarray:
+    def read(tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
         if weights_only and tensor.name != tensor.weight:
-            return np.zeros(box.shape, tensor.dtype)
-        return checkpoint.read_box(tensor.name, box)
+            return [np.zeros(box.shape, tensor.dtype) for box in boxes]
+        return checkpoint.read_boxes(tensor.name, boxes)
 
     return make_state(plan, mesh, read, 0 if weights_only else checkpoint.point.step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -58,20 +58,21 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     return tuple(rows)
 
 
-def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray], step: int) -> State[jax.Array]:
+Read = Callable[[Tensor, Sequence[Box]], Sequence[np.ndarray]]
+"""``read(tensor, boxes)``: the elements of several boxes of a tensor of the state."""
+
+
+def make_state(plan: Plan, mesh: Mesh, read: Read, step: int) -> State[jax.Array]:
     """The state whose boxes are those that ``read`` returns; each device's own boxes are read, and no others."""
 
     def place(tensor: Tensor) -> jax.Array:
+        indices = tensor.sharding.addressable_devices_indices_map(tensor.shape).values()
         # Replicas have the same box; it is read once.
-        known: dict[Box, np.ndarray] = {}
-
-        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-            box = box_of(index or (), tensor.shape)
-            if box not in known:
-                known[box] = np.asarray(read(tensor, box), tensor.dtype)
-            return known[box]
-
-        return jax.make_array_from_callback(tensor.shape, tensor.sharding, shard)
+        boxes = list(dict.fromkeys(box_of(index or (), tensor.shape) for index in indices))
+        known = {box: np.asarray(array, tensor.dtype) for box, array in zip(boxes, read(tensor, boxes), strict=True)}
+        return jax.make_array_from_callback(
+            tensor.shape, tensor.sharding, lambda index: known[box_of(index or (), tensor.shape)]
+        )
 
     return assemble(plan, {tensor.name: place(tensor) for tensor in tensors_of(plan, mesh)}, replicated(step, mesh))
 
@@ -80,10 +81,10 @@ def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State[jax.Array]:
     """The state before the first step: initial values made box by box, moments zero."""
     table = plan.request.table
 
-    def read(tensor: Tensor, box: Box) -> np.ndarray:
+    def read(tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
         if tensor.name != tensor.weight:
-            return np.zeros(box.shape, tensor.dtype)
-        return box_values(table.weight(tensor.name), seed, box)
+            return [np.zeros(box.shape, tensor.dtype) for box in boxes]
+        return [box_values(table.weight(tensor.name), seed, box) for box in boxes]
 
     return make_state(plan, mesh, read, 0)
 

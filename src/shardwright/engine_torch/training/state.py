@@ -5,7 +5,7 @@ Everything is made, read and saved in boxes of the table's dims, however PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,8 +25,8 @@ from shardwright.engine_torch.model.model import Model
 from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND
 
-Read = Callable[[str, Box], torch.Tensor]
-"""``read(name, box)``: a box of a tensor of the state, by its name in a checkpoint."""
+Read = Callable[[str, Sequence[Box]], Sequence[torch.Tensor]]
+"""``read(name, boxes)``: several boxes of a tensor of the state, by its name in a checkpoint."""
 
 SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -48,13 +48,20 @@ def make_state(model: Model, read: Read, step: int) -> State:
     plan, ranks = model.plan, model.ranks
     moments = torch_dtype(plan.request.moments_dtype)
     state = State(model, step)
+    # All layers of a weight at once: a checkpoint may store them as one box.
+    layers: dict[str, list[tuple[WeightOfLayer, torch.Tensor]]] = {}
     for one, parameter in _each(model):
+        layers.setdefault(one.weight, []).append((one, local_of(parameter)))
+    for name, found in layers.items():
         with torch.no_grad():
-            local_of(parameter).copy_(_made(plan, one, "", local_of(parameter).dtype, ranks, read))
-        state.first[one.key] = _made(plan, one, FIRST, moments, ranks, read)
-        state.second[one.key] = _made(plan, one, SECOND, moments, ranks, read)
+            _fill(plan, name, found, ranks, read)
+        for prefix, into in ((FIRST, state.first), (SECOND, state.second)):
+            made = [(one, torch.empty(local.shape, dtype=moments, device=ranks.device)) for one, local in found]
+            _fill(plan, prefix + name, made, ranks, read)
+            into.update((one.key, local) for one, local in made)
     for row in _frozen(plan):
-        model.frozen[row.name] = read(row.name, Box.whole(_shape_at_rest(plan, row.name))).to(ranks.device)
+        [values] = read(row.name, [Box.whole(_shape_at_rest(plan, row.name))])
+        model.frozen[row.name] = values.to(ranks.device)
     return state
 
 
@@ -62,11 +69,11 @@ def initial_state(model: Model, seed: int) -> State:
     """The state before the first step: initial values made box by box, moments zero."""
     table = model.plan.request.table
 
-    def read(name: str, box: Box) -> torch.Tensor:
+    def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
         if name.startswith((FIRST, SECOND)):
-            return torch.zeros(box.shape)
-        row = model.plan.by_name[name]
-        return torch.from_numpy(box_values(table.weight(name), seed, box)).to(torch_dtype(row.dtype))
+            return [torch.zeros(box.shape) for box in boxes]
+        weight, dtype = table.weight(name), torch_dtype(model.plan.by_name[name].dtype)
+        return [torch.from_numpy(box_values(weight, seed, box)).to(dtype) for box in boxes]
 
     return make_state(model, read, 0)
 
@@ -85,13 +92,13 @@ def load_state(model: Model, checkpoint: Checkpoint, *, weights_only: bool = Fal
     }
     checkpoint.expect(wanted, unread=unread)
 
-    def read(name: str, box: Box) -> torch.Tensor:
+    def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
         if name not in wanted:
-            return torch.zeros(box.shape)
+            return [torch.zeros(box.shape) for box in boxes]
         dtype = torch_dtype(infos[name].dtype)
-        raw = checkpoint.read_box(name, box, raw=True)
-        bits = raw.view(np.dtype(f"<i{dtype.itemsize}") if dtype.itemsize > 1 else np.uint8)
-        return torch.from_numpy(np.ascontiguousarray(bits)).view(dtype).view(box.shape)
+        bits = np.dtype(f"<i{dtype.itemsize}") if dtype.itemsize > 1 else np.dtype(np.uint8)
+        found = checkpoint.read_boxes(name, boxes, raw=True)
+        return [torch.from_numpy(np.ascontiguousarray(raw.view(bits))).view(dtype).view(raw.shape) for raw in found]
 
     return make_state(model, read, 0 if weights_only else checkpoint.point.step)
 
@@ -137,16 +144,15 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
             yield OwnedBox(name=row.name, box=Box.whole(tuple(array.shape)), array=partial(_bits, array))
 
 
-def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks: Ranks, read: Read) -> torch.Tensor:
-    """A rank's local shard of a weight or of a moment, made from its boxes in the table's dims."""
-    box = one.box(plan.mesh, ranks.rank)
-    shape = box.shape if box is not None else (0, *one.shape[1:])
-    local = torch.empty(shape, dtype=dtype, device=ranks.device)
-    for table_box in _table_boxes(plan, one, ranks):
-        values = read(prefix + one.weight, _of_layer(table_box.box, one)).view(table_box.box.shape)
-        stored = values.permute(table_box.to_stored).reshape(table_box.local_shape)
-        local[tuple(slice(*along) for along in table_box.local)] = stored.to(device=ranks.device, dtype=dtype)
-    return local
+def _fill(
+    plan: Plan, name: str, layers: Sequence[tuple[WeightOfLayer, torch.Tensor]], ranks: Ranks, read: Read
+) -> None:
+    """Fills a rank's local shards of all layers of a weight or of a moment from their boxes in the table's dims."""
+    places = [(one, local, box) for one, local in layers for box in _table_boxes(plan, one, ranks)]
+    values = read(name, [_of_layer(box.box, one) for one, _, box in places])
+    for (_, local, table_box), found in zip(places, values, strict=True):
+        stored = found.view(table_box.box.shape).permute(table_box.to_stored).reshape(table_box.local_shape)
+        local[tuple(slice(*along) for along in table_box.local)] = stored.to(device=local.device, dtype=local.dtype)
 
 
 def _on_host(array: torch.Tensor, table_box: TableBox, box: Box) -> np.ndarray:
