@@ -57,6 +57,12 @@ class JoinedBox:
     def num_bytes(self) -> int:
         return box_bytes(self.info, self.box)
 
+    def stored(self, file: str, offset: int, digests: np.ndarray) -> StoredBox:
+        """This box once its bytes are at ``offset`` of ``file``."""
+        return StoredBox(
+            info=self.info, box=self.box, file=file, offset=offset, num_bytes=self.num_bytes, digests=digests
+        )
+
 
 def joined(boxes: Sequence[tuple[TensorInfo, OwnedBox]], max_bytes: int) -> list[JoinedBox]:
     """All boxes, joined where they can be and have no more than ``max_bytes`` together, in the order of tensors and starts.
@@ -108,6 +114,22 @@ def grouped(
         yield group
 
 
+def header_of(boxes: Sequence[JoinedBox], step: int) -> bytes:
+    """The header of a data file with these boxes, in this order."""
+    tensors = header_tensors([(box.info, box.box) for box in boxes])
+    return safetensors_header(tensors, {"shardwright": "2", "step": str(step)})
+
+
+def described_file(path: Path, header: bytes, boxes: Sequence[JoinedBox]) -> StoredFile:
+    """A data file as its part file lists it."""
+    return StoredFile(
+        name=path.name,
+        num_bytes=len(header) + sum(box.num_bytes for box in boxes),
+        header_bytes=len(header),
+        header_digest=xxhash.xxh3_128_digest(header),
+    )
+
+
 def write_data_file(
     path: Path, boxes: Sequence[JoinedBox], step: int, piece_bytes: int
 ) -> tuple[StoredFile, list[StoredBox]]:
@@ -115,9 +137,7 @@ def write_data_file(
 
     Raises OSError, and CheckpointError (SW501) for an array whose shape or dtype does not match its box.
     """
-    header = safetensors_header(
-        header_tensors([(box.info, box.box) for box in boxes]), {"shardwright": "2", "step": str(step)}
-    )
+    header = header_of(boxes, step)
     offset = len(header)
     stored: list[StoredBox] = []
     with path.open("xb") as file:
@@ -126,22 +146,11 @@ def write_data_file(
             hasher = PieceHasher(piece_bytes)
             for member in box.members:
                 _write_box(file.write, hasher, box.info, member)
-            stored.append(
-                StoredBox(
-                    info=box.info,
-                    box=box.box,
-                    file=path.name,
-                    offset=offset,
-                    num_bytes=box.num_bytes,
-                    digests=hasher.digests(),
-                )
-            )
+            stored.append(box.stored(path.name, offset, hasher.digests()))
             offset += box.num_bytes
         file.flush()
         os.fsync(file.fileno())
-    digest = xxhash.xxh3_128_digest(header)
-    described = StoredFile(name=path.name, num_bytes=offset, header_bytes=len(header), header_digest=digest)
-    return described, stored
+    return described_file(path, header, boxes), stored
 
 
 def header_tensors(boxes: Sequence[tuple[TensorInfo, Box]]) -> Tensors:

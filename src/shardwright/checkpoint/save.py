@@ -16,7 +16,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -219,6 +219,11 @@ def _refuse_to_overwrite(final: Path) -> None:
             f"{final}: this step was saved before, and a checkpoint is never overwritten. "
             f"Move it away, or give this run a directory of its own with --out."
         )
+
+
+def explained(save: Save) -> AbstractContextManager[None]:
+    """A context that turns an error of the operating system into one message about the checkpoint of a save."""
+    return _explained(step_directory(save.out, save.step))
 
 
 @contextmanager

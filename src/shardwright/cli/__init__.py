@@ -2,7 +2,7 @@
 
 main.py     the entry point: verbs, exit codes, errors
 plan.py     `plan`
-ckpt.py     `ckpt show`, `verify`, `import` and `export`
+ckpt.py     `ckpt show`, `verify`, `reshard`, `import` and `export`
 typed/      the options of every verb, as data, and how they become a request
 running/    `train` and `compile`
 reviewing/  `diff`, `lock` and `check`

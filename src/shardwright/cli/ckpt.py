@@ -1,4 +1,4 @@
-"""`shardwright ckpt show`, `verify`, `import` and `export`."""
+"""`shardwright ckpt show`, `verify`, `reshard`, `import` and `export`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import sys
 from importlib import import_module
 
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.options import CkptVerb, ExportWeightsVerb, ImportWeightsVerb, ShowVerb, VerifyVerb
+from shardwright.cli.typed.options import (
+    CkptVerb,
+    ExportWeightsVerb,
+    ImportWeightsVerb,
+    LayoutOptions,
+    ReshardVerb,
+    ShowVerb,
+    VerifyVerb,
+)
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.values import settings
 from shardwright.core.findings.bounds import number_text
@@ -20,6 +28,8 @@ def run_ckpt(verb: CkptVerb) -> int:
             return run_show(verb.verb)
         case VerifyVerb():
             return run_verify(verb.verb)
+        case ReshardVerb():
+            return run_reshard(verb.verb)
         case ImportWeightsVerb():
             return run_import_weights(verb.verb)
         case ExportWeightsVerb():
@@ -31,6 +41,12 @@ def run_show(verb: ShowVerb) -> int:
     with needing_extra("jax", "reading checkpoints"):
         checkpoint = import_module("shardwright.checkpoint")
     shown = checkpoint.describe(verb.directory)
+    if verb.layout is not None:
+        with needing_extra("jax", "reading checkpoints"):
+            layouts = import_module("shardwright.cli.running.checkpoint_layouts")
+        shown["load"] = layouts.load_onto(verb.directory, verb.layout, verb.on)
+    elif verb.on != LayoutOptions():
+        raise InputError("--mesh, --devices, --engine, --model and --set are for a layout. Give it with --for.")
     if verb.json:
         write_json(shown)
     else:
@@ -52,6 +68,22 @@ def run_verify(verb: VerifyVerb) -> int:
 
         write_view(verified_view(checked), sys.stdout)
     return 0 if checked["ok"] else 1
+
+
+def run_reshard(verb: ReshardVerb) -> int:
+    """Write a checkpoint in the boxes of another layout."""
+    with needing_extra("jax", "resharding checkpoints"):
+        layouts = import_module("shardwright.cli.running.checkpoint_layouts")
+    if verb.json:
+        write_json(layouts.reshard_onto(verb.directory, verb.layout, verb.on, verb.out, lambda *_: None))
+        return 0
+    from shardwright.report.checkpoint_view import resharded_view
+    from shardwright.report.interop.weights_view import weights_progress
+
+    with weights_progress("resharding") as progress:
+        written = layouts.reshard_onto(verb.directory, verb.layout, verb.on, verb.out, progress)
+    write_view(resharded_view(written), sys.stdout)
+    return 0
 
 
 def run_import_weights(verb: ImportWeightsVerb) -> int:

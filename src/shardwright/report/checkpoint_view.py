@@ -28,10 +28,43 @@ def checkpoint_view(shown: Mapping[str, Any]) -> View:
         if older:
             lines = [Text(f"  {one['directory']}  {pretty_bytes(one['bytes'])}") for one in older]
             parts.append(section("older checkpoints", *lines))
+        if "load" in shown:
+            parts.append(section("load", *load_lines(shown["load"], shown["load"])))
         parts += _faults(shown["damaged"], shown["leftovers"])
         return Group(*parts)
 
     return view
+
+
+def resharded_view(written: Mapping[str, Any]) -> View:
+    """Draws the result of ``ckpt reshard``: where it is, and what a load reads before and after."""
+    written = escaped_value(written)
+
+    def view(_: int) -> RenderableType:
+        before, after = written["before"], written["after"]
+        return Group(
+            Text(f"resharded to {written['directory']}", style="bold"),
+            Text(f"  from  {written['from']}, of which a load reads {_read(before)}"),
+            *load_lines(written, after),
+        )
+
+    return view
+
+
+def load_lines(plan: Mapping[str, Any], load: Mapping[str, Any]) -> list[RenderableType]:
+    """Three lines: the layout, what all devices read, and what one device reads at most."""
+    colors = AxisColors.of(plan["mesh"])
+    mesh = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in plan["mesh"].items()])
+    by_one = f"{load['most_by_a_device']:,} bytes ({pretty_bytes(load['most_by_a_device'])}) at most"
+    return [
+        Text.assemble("  onto  ", plan["layout"], " on ", mesh, f", {several(plan['devices'], 'device')}"),
+        Text(f"  all   {_read(load)}"),
+        Text(f"  each  {by_one}"),
+    ]
+
+
+def _read(load: Mapping[str, Any]) -> str:
+    return f"{load['bytes_read']:,} bytes, {load['amplification']:g} times the {load['bytes']:,} of its tensors"
 
 
 def verified_view(checked: Mapping[str, Any]) -> View:

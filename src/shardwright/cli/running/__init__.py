@@ -3,6 +3,7 @@
 train.py          `train`
 ranks.py          the ranks that one command starts
 compile.py        `compile`
+checkpoint_layouts.py  what a load onto a layout reads, and the same checkpoint in its boxes
 compile_torch.py  `compile --engine torch`
 compiled.py       the result of `compile`, for any engine
 """

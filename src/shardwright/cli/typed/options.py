@@ -270,12 +270,52 @@ class TrainVerb:
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
 
 
+Settings = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutOptions:
+    """The devices that read or save a checkpoint."""
+
+    mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
+    """Sizes of mesh axes, as fsdp=2,expert=4."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the mesh sizes multiply to)")] = None
+    """Number of devices."""
+    engine: Annotated[Engine, arg(help_behavior_hint="(default: jax)")] = None
+    """The engine whose storage rule applies."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the checkpoint)")] = None
+    """The model, as llama3-8b."""
+    set: Settings = ()
+    """Dimensions of that model, as num_layers=2."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowVerb:
-    """Show what is in a checkpoint."""
+    """Show what is in a checkpoint, and what a load onto a layout reads of it."""
 
     directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
     """One step's directory, or a folder of them."""
+    layout: Annotated[Text, arg(name="for", metavar="NAME|FILE", help_behavior_hint="(default: none)")] = None
+    """A layout. The bytes that its devices read are shown too."""
+    on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardVerb:
+    """Write a checkpoint again in the boxes of another layout, so that its devices read only what is theirs."""
+
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them, whose newest step is taken."""
+    layout: Annotated[str, arg(metavar="NAME|FILE")]
+    """A preset, or the path of a layout file."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Where the checkpoint goes, as a run's --out."""
+    on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -291,10 +331,6 @@ class VerifyVerb:
 
 
 Program = Annotated[Positional[Literal["huggingface"]], arg(metavar="huggingface", help_behavior_hint="")]
-Settings = Annotated[
-    UseAppendAction[tuple[tuple[str, ...], ...]],
-    arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,11 +381,12 @@ class ExportWeightsVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CkptVerb:
-    """Show a checkpoint, verify it, or exchange weights with another program."""
+    """Show a checkpoint, verify it, write it for another layout, or exchange weights with another program."""
 
     verb: (
         Annotated[ShowVerb, subcommand("show")]
         | Annotated[VerifyVerb, subcommand("verify")]
+        | Annotated[ReshardVerb, subcommand("reshard")]
         | Annotated[ImportWeightsVerb, subcommand("import")]
         | Annotated[ExportWeightsVerb, subcommand("export")]
     )

@@ -1,0 +1,140 @@
+"""A checkpoint and a layout: what a load onto it reads, and the same checkpoint in its boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from shardwright.checkpoint import Checkpoint, CheckpointError, committed, open_newest
+from shardwright.checkpoint.loads import Load, load_of
+from shardwright.checkpoint.resharding import reshard
+from shardwright.cli.typed.options import LayoutOptions, PlanOptions
+from shardwright.cli.typed.request import planned, typed_request
+from shardwright.cli.typed.values import settings
+from shardwright.core.boxes.box import Box
+from shardwright.core.findings.errors import InputError
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.saved_boxes import saved_boxes
+from shardwright.interop.hugging_face.weights.model import model_of_checkpoint
+from shardwright.training.optimizer import FIRST, SECOND
+
+PREFIXES = ("", FIRST, SECOND)
+"""Of the tensors that are sharded as a weight is: itself and its moments."""
+
+Boxes = Mapping[str, Sequence[Box]]
+"""The boxes of one device, by tensor."""
+
+
+def load_onto(directory: Path, layout: str, on: LayoutOptions) -> dict[str, Any]:
+    """What each device of a layout reads of the newest checkpoint of a folder, where each reads for itself.
+
+    ``{layout, mesh, engine, devices, bytes, bytes_read, most_by_a_device, amplification, tensors: [{name, bytes, bytes_read}]}``:
+    ``amplification`` is ``bytes_read`` divided by the ``bytes`` of the tensors that are read.
+    """
+    checkpoint = open_newest(directory)
+    plan = _plan(checkpoint, layout, on)
+    load = load_of(checkpoint, [_boxes(checkpoint, plan, device)[0] for device in range(plan.mesh.num_devices)])
+    return {**_of_plan(plan), **_of_load(load)}
+
+
+def reshard_onto(
+    directory: Path, layout: str, on: LayoutOptions, out: Path, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Write the newest checkpoint of a folder under ``out`` in the boxes of a layout.
+
+    ``{directory, from, before, load}``: what a load onto the layout reads before and after, as ``load_onto`` returns it.
+    Raises InputError for an ``out`` that has a checkpoint, and for a tensor that is sharded as no weight of the model is.
+    """
+    if committed(out):
+        raise InputError(f"{out} already holds a checkpoint. Give another --out.")
+    checkpoint = open_newest(directory)
+    plan = _plan(checkpoint, layout, on)
+    devices = [_boxes(checkpoint, plan, device) for device in range(plan.mesh.num_devices)]
+    known = {name for loads, _ in devices for name in loads}
+    others = [name for name, info in checkpoint.tensors.items() if name not in known and prod(info.shape)]
+    # What no layout shards is saved by the first device, as one box.
+    saves = [dict(saved) for _, saved in devices]
+    saves[0] |= {name: [Box.whole(checkpoint.tensors[name].shape)] for name in others}
+    specs = _specs(plan)
+    infos = [replace(info, spec=specs.get(name, info.spec)) for name, info in checkpoint.tensors.items()]
+    point = replace(
+        checkpoint.point,
+        layout_name=plan.request.layout.name,
+        layout_text=plan.dump(),
+        mesh=plan.mesh.shape,
+    )
+    written = reshard(checkpoint, out, point, infos, saves, progress)
+    loads = [loads for loads, _ in devices]
+    return {
+        "directory": str(written),
+        "from": str(checkpoint.directory),
+        **_of_plan(plan),
+        "before": _of_load(load_of(checkpoint, loads)),
+        "after": _of_load(load_of(open_newest(written), loads)),
+    }
+
+
+def _plan(checkpoint: Checkpoint, layout: str, on: LayoutOptions) -> Plan:
+    """The plan of a layout for the model of a checkpoint. Raises InputError where they do not fit."""
+    model = model_of_checkpoint(checkpoint, None, on.model, settings(on.set))
+    pairs = tuple((f"{name}={value}",) for name, value in model.settings.items())
+    options = PlanOptions(mesh=on.mesh, devices=on.devices, engine=on.engine, set=pairs)
+    plan = planned(typed_request(model.name, layout, options))
+    for weight in plan.request.table.weights:
+        shape = (weight.num, *weight.shape) if weight.stack else weight.shape
+        found = checkpoint.tensors.get(weight.name)
+        if found is None or found.shape != shape:
+            described = "missing" if found is None else f"of shape {found.shape}"
+            raise CheckpointError(
+                f"{checkpoint.directory}: '{weight.name}' is {described}, and {model.name} has it of shape {shape}. "
+                f"Give the model with --model, and its dimensions with --set.",
+                code="SW504",
+            )
+    return plan
+
+
+def _boxes(checkpoint: Checkpoint, plan: Plan, device: int) -> tuple[Boxes, Boxes]:
+    """The boxes that a device reads, and those that it saves."""
+    reads: dict[str, list[Box]] = {}
+    saves: dict[str, list[Box]] = {}
+    for found in saved_boxes(plan, device):
+        for prefix in PREFIXES:
+            if prefix + found.weight in checkpoint.tensors:
+                reads.setdefault(prefix + found.weight, []).append(found.box)
+                if found.saves:
+                    saves.setdefault(prefix + found.weight, []).append(found.box)
+    return reads, saves
+
+
+def _specs(plan: Plan) -> dict[str, str]:
+    specs: dict[str, str] = {}
+    for row in plan.weights:
+        assert row.at_rest is not None
+        spec: Spec = row.at_rest
+        if row.stack is not None and spec.dims[0].logical_axis != "layers":
+            spec = spec.prefixed("layers")
+        specs |= {prefix + row.name: str(spec) for prefix in PREFIXES}
+    return specs
+
+
+def _of_plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "layout": plan.request.layout.name,
+        "mesh": dict(plan.mesh.shape),
+        "engine": plan.request.engine,
+        "devices": plan.mesh.num_devices,
+    }
+
+
+def _of_load(load: Load) -> dict[str, Any]:
+    return {
+        "bytes": load.num_bytes,
+        "bytes_read": load.bytes_read,
+        "most_by_a_device": max(load.bytes_by_device),
+        "amplification": round(load.bytes_read / max(1, load.num_bytes), 4),
+        "tensors": [{"name": one.name, "bytes": one.num_bytes, "bytes_read": one.bytes_read} for one in load.tensors],
+    }
