@@ -15,6 +15,7 @@ from shardwright.checkpoint import CheckpointError, RunPoint, open_checkpoint, s
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import held_boxes, owned_boxes
 from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
@@ -124,3 +125,19 @@ def test_a_state_of_another_model_is_refused_before_it_is_read(mlp: int, tmp_pat
 def plan_of_width(mlp: int) -> Plan:
     table = build("llama3-test", {"num_layers": "1", "embed": "64", "mlp": str(mlp)})
     return make_plan(Request(layout=load_layout("fsdp"), table=table, batch=2, length=16, mesh_sizes={"fsdp": 2}))
+
+
+@pytest.mark.parametrize(("layout", "mesh"), LAYOUTS)
+def test_the_core_knows_the_boxes_of_each_device(layout: str, mesh: str) -> None:
+    plan = plan_of(Case(model="deepseek3-test" if layout.startswith("ep") else "llama3-test", layout=layout, mesh=mesh))
+    devices = device_mesh(plan.mesh)
+    saved: Counter[tuple[str, Box]] = Counter()
+    for number, device in enumerate(devices.devices.flat):
+        found = list(saved_boxes(plan, number))
+        assert {(one.weight, one.box) for one in found} == {
+            (tensor.name, box_of(tensor.sharding.devices_indices_map(tensor.shape)[device], tensor.shape))
+            for tensor in tensors_of(plan, devices)
+            if tensor.name == tensor.weight
+        }
+        saved.update((one.weight, one.box) for one in found if one.saves)
+    assert set(saved.values()) == {1}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import Any
 
-from shardwright.checkpoint import Checkpoint, DamagedError
+from shardwright.checkpoint import Checkpoint, DamagedError, open_checkpoint
+from shardwright.checkpoint.directory import checkpoints_directory
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.plan.plan import Plan
@@ -63,7 +65,7 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
     shown.doing(f"reading {options.data}")
     source = open_source(options, plan)
     same = run_fingerprint(options, plan, source)
-    start = beginning(options, same, shown)
+    start = _chosen(group, "where the run begins", lambda: beginning(options, same, shown), options)
     weights = None
     if start.checkpoint is None and options.weights is not None:
         weights = open_weights(options.weights, plan, same)
@@ -92,6 +94,24 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
     if start.checkpoint is None:
         return loop.go(first, 0, None)
     return loop.go(first, start.checkpoint.point.data_position, start.checkpoint.directory)
+
+
+def _chosen(group: Group, name: str, choose: Callable[[], Beginning], options: RunOptions) -> Beginning:
+    """Where the run begins, the same in all processes: process 0 chooses, and it alone verifies every file of a checkpoint.
+
+    The others open the same one, and verify what they read of it.
+    """
+    chosen = choose() if group.index == 0 else None
+    directory = None if chosen is None or chosen.checkpoint is None else chosen.checkpoint.directory.name
+    # Process 0 is the first to give a value.
+    of_first = group.exchange(name, directory)[0].value
+    if chosen is not None:
+        return chosen
+    if of_first is None:
+        return Beginning(checkpoint=None, skipped={})
+    return Beginning(
+        checkpoint=open_checkpoint(checkpoints_directory(options.out) / of_first, all_files=False), skipped={}
+    )
 
 
 def _begun_with(weights: Checkpoint, engine: Engine, options: RunOptions, group: Group, shown: Listener) -> int:
@@ -136,6 +156,7 @@ def _begun(
             point = start.checkpoint.point
             shown.say(f"resumed from {start.checkpoint.directory} (layout {escaped(point.layout_name)})")
             return first, start
-        start = older(options, start, damage, same, shown)
+        choose = partial(older, options, start, damage, same, shown)
+        start = _chosen(group, f"an older checkpoint, try {attempt}", choose, options)
         must_agree(group, {"goes on from": start.step}, f"after damage was found, try {attempt}")
     raise AssertionError
