@@ -1,0 +1,166 @@
+"""A checkpoint of 671 billion parameters by 4,096 processes, without their data: planning, commit and open.
+
+python -m benchmarks.checkpoint_scale [--quick]
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from benchmarks.options import begin
+from benchmarks.results import Found, keep
+from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, commit, open_checkpoint, saving
+from shardwright.checkpoint.data_file import MAX_FILE_BYTES, described_file, grouped, header_of, joined
+from shardwright.checkpoint.format.part import StoredFile, data_name, declared_name, part_bytes, part_name
+from shardwright.checkpoint.format.pieces import DIGEST_BYTES, PIECE_BYTES, num_pieces
+from shardwright.checkpoint.loads import load_of
+from shardwright.checkpoint.merging import declared_bytes
+from shardwright.checkpoint.save import Save
+from shardwright.core.boxes.box import Box
+from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.saved_boxes import saved_boxes
+from shardwright.core.planning import make_plan
+from shardwright.core.resolution.request import Request
+from shardwright.layouts import load_layout
+from shardwright.models import build
+from shardwright.training.optimizer import FIRST, SECOND
+
+MODEL, SAMPLE = "deepseek3-671b", 8
+SIZES = {"fsdp": 512, "tensor": 8}
+OTHERS = ({"fsdp": 1024, "tensor": 4}, {"fsdp": 256, "tensor": 16})
+POINT = RunPoint(step=1, seed=0, data_position=0, model=MODEL, layout_name="fsdp-tp", layout_text="", mesh=SIZES)
+NOTES = (
+    "Every process is simulated in turn on this machine: part files are real, data files have their header and no data. "
+    "Planning is the slowest of a sample of processes. A load is of processes that read for themselves; how much all of them "
+    "read is summed over the sample.",
+)
+
+Result = TypeVar("Result")
+Boxes = Mapping[str, Sequence[Box]]
+
+
+def plan_on(sizes: Mapping[str, int]) -> Plan:
+    table = build(MODEL, {})
+    layout = load_layout("fsdp-tp")
+    return make_plan(Request(layout=layout, table=table, batch=4096, length=4096, mesh_sizes=sizes))
+
+
+def boxes_of(plan: Plan, device: int, *, saves: bool) -> Boxes:
+    found: dict[str, list[Box]] = {}
+    for one in saved_boxes(plan, device):
+        if one.saves or not saves:
+            for prefix in ("", FIRST, SECOND):
+                found.setdefault(prefix + one.weight, []).append(one.box)
+    return found
+
+
+def infos_of(plan: Plan) -> list[TensorInfo]:
+    shapes = {row.name: row.shape if row.stack is None else (row.num, *row.shape) for row in plan.weights}
+    names = [prefix + name for prefix in ("", FIRST, SECOND) for name in shapes]
+    bare = {name: shapes[name.removeprefix(FIRST).removeprefix(SECOND)] for name in names}
+    return [TensorInfo(name=name, shape=shape, dtype="float32") for name, shape in bare.items()]
+
+
+def timed(do: Callable[[], Result]) -> tuple[float, Result]:
+    started = time.perf_counter()
+    found = do()
+    return time.perf_counter() - started, found
+
+
+def planned_part(plan: Plan, device: int, infos: Mapping[str, TensorInfo]) -> list[tuple[list, bytes]]:
+    """What one process writes: the boxes of each of its data files, and the header."""
+    nothing = np.empty(0)
+    owned = [
+        (infos[name], OwnedBox(name=name, box=box, array=nothing))
+        for name, boxes in boxes_of(plan, device, saves=True).items()
+        for box in boxes
+    ]
+    return [(list(group), header_of(group, 1)) for group in grouped(joined(owned, MAX_FILE_BYTES), MAX_FILE_BYTES)]
+
+
+def write_without_data(save: Save, process: int, files: list[tuple[list, bytes]], infos: Sequence[TensorInfo]) -> None:
+    numbers = {info.name: number for number, info in enumerate(infos)}
+    stored: list[StoredFile] = []
+    rows = []
+    for number, (group, header) in enumerate(files):
+        path, offset = save.directory / data_name(process, number), len(header)
+        file = described_file(path, header, group)
+        with path.open("wb") as opened:
+            opened.write(header)
+            opened.truncate(file.num_bytes)
+        for box in group:
+            digests = np.zeros((num_pieces(box.num_bytes, PIECE_BYTES), DIGEST_BYTES), np.uint8)
+            rows.append((numbers[box.info.name], number, box.stored(path.name, offset, digests)))
+            offset += box.num_bytes
+        stored.append(file)
+    (save.directory / declared_name(process)).write_bytes(declared_bytes(infos))
+    # Not durable: 4,096 calls of fsync measure the disk, and each process has one.
+    (save.directory / part_name(process)).write_bytes(part_bytes(stored, rows, PIECE_BYTES))
+
+
+def main() -> None:
+    """Simulate all processes, and time what each of them and the first one does."""
+    options = begin(__doc__, devices=1)
+    sizes = {**SIZES, "fsdp": 64} if options.quick else SIZES
+    others = tuple({**one, "fsdp": one["fsdp"] // 8} for one in OTHERS) if options.quick else OTHERS
+    plan = plan_on(sizes)
+    infos = infos_of(plan)
+    by_name = {info.name: info for info in infos}
+    count = plan.mesh.num_devices
+    sample = [device * (count - 1) // (SAMPLE - 1) for device in range(SAMPLE)]
+    rows: list[tuple[str, str]] = []
+    out = Path(tempfile.mkdtemp())
+    try:
+        slowest = max(timed(lambda device=device: planned_part(plan, device, by_name))[0] for device in sample)
+        rows.append(("planning a save, slowest process", f"{slowest:.3f} s"))
+        with saving(out, 1) as save:
+            for device in range(count):
+                write_without_data(save, device, planned_part(plan, device, by_name), infos)
+            took, directory = timed(lambda: commit(save, replace(POINT, mesh=plan.mesh.shape), num_processes=count))
+        rows.append(("commit by process 0", f"{took:.2f} s"))
+        took, _ = timed(lambda: open_checkpoint(directory))
+        rows.append(("open, all files verified", f"{took:.2f} s"))
+        took, checkpoint = timed(lambda: open_checkpoint(directory, all_files=False))
+        rows.append(("open by any other process", f"{took:.2f} s"))
+        lists = sum(path.stat().st_size for path in directory.iterdir() if path.suffix in (".index", ".json"))
+        rows.append(("manifest, index and parts", f"{lists / 1e6:.0f} MB"))
+        for name, other in (("same", sizes), *((f"fsdp {o['fsdp']} x tensor {o['tensor']}", o) for o in others)):
+            on = plan_on(other)
+            slowest, needed, read = 0.0, 0, 0
+            for device in sample:
+                boxes = boxes_of(on, device, saves=False)
+                took, load = timed(lambda boxes=boxes: load_of(checkpoint, [boxes]))
+                slowest, read = max(slowest, took), read + load.bytes_read
+                needed += sum(one.needed_bytes for one in load.tensors)
+            rows.append((f"planning a load, {name}, slowest process", f"{slowest:.2f} s"))
+            rows.append((f"bytes read over bytes needed, {name}", f"{read / needed:.2f}"))
+        rows.append(("memory of this process", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB"))
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    for row in rows:
+        print("  ".join(row), flush=True)
+    keep(
+        Found(
+            name="checkpoint_scale",
+            title=f"A checkpoint of {MODEL} by {count:,} processes",
+            columns=["what", "figure"],
+            rows=[list(row) for row in rows],
+            headline="; ".join(f"{name} {value}" for name, value in rows[:3]),
+            notes=NOTES,
+            numbers=dict(rows),
+        ),
+        options.load_before,
+    )
+
+
+if __name__ == "__main__":
+    main()
