@@ -80,7 +80,7 @@ class Raw:
         found = [np.empty_like(array) for array in self.arrays.values()]
         with (folder / "raw").open("rb", buffering=0) as file:
             for array in found:
-                view, done = memoryview(array).cast("B"), 0
+                view, done = array.reshape(-1).view(np.uint8).data, 0
                 while done < len(view):
                     done += file.readinto(view[done:])
         return found
