@@ -39,7 +39,7 @@ def test_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "  from         out/checkpoints/step-00000000\n"
         "  model        llama3-test --set num_layers=2 vocab=256 tied=true\n"
         "  weights      20 published tensors, 3.38 MiB in 1 file\n"
-        "  config.json  copied\n"
+        "  config.json  copied, 'dtype' bfloat16\n"
     )
 
 

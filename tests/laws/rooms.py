@@ -28,6 +28,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "interop": (
         "",
         "hugging_face",
+        "hugging_face.weights.files",
         "hugging_face.weights",
         "maxtext.reading",
         "maxtext.resolution",

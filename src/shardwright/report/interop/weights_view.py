@@ -31,6 +31,10 @@ def imported_view(imported: Imported) -> View:
             f"{pretty_bytes(imported.num_bytes)} in {', '.join(imported.dtypes)}"
         )
         lines = [("model", imported.model.command), ("weights", weights)]
+        if imported.block is not None:
+            rows, columns = imported.block
+            fp8 = f"{several(imported.num_dequantized, 'tensor')} of FP8, with a scale for each {rows} x {columns}"
+            lines.append(("dequantised", fp8))
         for one in imported.left_out:
             lines.append(("left out", f"{several(len(one.names), 'tensor')} as '{one.names[0]}': {one.why}"))
         drawn = _headed(f"imported to {imported.directory}", lines)
@@ -43,7 +47,9 @@ def exported_view(exported: Exported) -> View:
     """The folder that was written, its model, and what was left out."""
 
     def view(_: int) -> RenderableType:
-        config = "copied" if exported.model.config is not None else "none was kept: add the model's own"
+        config = "none was kept: add the model's own"
+        if exported.model.config is not None:
+            config = ", ".join(["copied", *exported.config_changes])
         weights = (
             f"{several(exported.num_tensors, 'published tensor')}, {pretty_bytes(exported.num_bytes)} in "
             f"{several(exported.num_files, 'file')}"

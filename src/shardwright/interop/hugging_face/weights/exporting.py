@@ -19,8 +19,9 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.table import ModelTable
 from shardwright.files.replaced import replace_text
-from shardwright.interop.hugging_face.weights.casting import FLOATS, cast
-from shardwright.interop.hugging_face.weights.folder import CONFIG
+from shardwright.interop.hugging_face.weights.config_text import exported_config
+from shardwright.interop.hugging_face.weights.files.casting import FLOATS, cast
+from shardwright.interop.hugging_face.weights.files.folder import CONFIG
 from shardwright.interop.hugging_face.weights.importing import Progress, unseen
 from shardwright.interop.hugging_face.weights.mapping import Piece, PublishedTensor, published_tensors, stored_shape
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
@@ -45,7 +46,10 @@ class WeightsExport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A folder that was written. ``moments``: the tensors of the optimizer that the checkpoint has and no folder holds."""
+    """A folder that was written. ``moments``: the tensors of the optimizer that the checkpoint has and no folder holds.
+
+    ``config_changes``: how its configuration differs from the one that was given, one phrase each.
+    """
 
     folder: Path
     directory: Path
@@ -54,6 +58,7 @@ class Exported:
     num_tensors: int
     num_bytes: int
     moments: int
+    config_changes: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -65,6 +70,7 @@ class Exported:
             "num_tensors": self.num_tensors,
             "bytes": self.num_bytes,
             "config": self.model.config is not None,
+            "config_changes": list(self.config_changes),
             "moments_left_out": self.moments,
         }
 
@@ -83,9 +89,13 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     tensors = published_tensors(model.table, experts_form(checkpoint))
     dtypes = {tensor.name: _dtype(checkpoint, tensor, request.dtype) for tensor in tensors}
     shards = shards_of(tensors, dtypes, request.max_file_bytes)
+    config, changes = None, ()
+    if model.config is not None:
+        trained = [dtypes[tensor.name] for tensor in tensors if not tensor.pieces[0].weight.frozen]
+        config, changes = exported_config(model.config, max(trained, key=trained.count))
     with _renamed_at_the_end(request.to) as folder:
-        if model.config is not None:
-            replace_text(folder / CONFIG, model.config)
+        if config is not None:
+            replace_text(folder / CONFIG, config)
         with written(folder, shards, tensors, dtypes) as elements:
             _copy(checkpoint, model.table, tensors, dtypes, elements, progress)
     return Exported(
@@ -96,6 +106,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
         num_tensors=len(tensors),
         num_bytes=sum(shard.num_bytes for shard in shards),
         moments=moments,
+        config_changes=changes,
     )
 
 

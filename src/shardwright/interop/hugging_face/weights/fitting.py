@@ -12,10 +12,11 @@ from shardwright.checkpoint.format.data_file import CHUNK_BYTES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import nearest
 from shardwright.core.model.table import ModelTable
-from shardwright.interop.hugging_face.weights.casting import FLOATS
-from shardwright.interop.hugging_face.weights.folder import Folder
+from shardwright.interop.hugging_face.weights.files.casting import FLOATS
+from shardwright.interop.hugging_face.weights.files.folder import Folder
+from shardwright.interop.hugging_face.weights.files.quantized import FP8, faults
+from shardwright.interop.hugging_face.weights.files.safetensors_file import BY_CODE, FoundTensor
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor
-from shardwright.interop.hugging_face.weights.safetensors_file import BY_CODE, FoundTensor
 
 MOST_LINES = 20
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -40,7 +41,10 @@ def fit(folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, de
     Raises InputError that names every tensor that is missing, extra, of another shape, or no floating-point tensor.
     """
     left_out = tuple(one for one in (_second_head(folder, table), _prediction_layers(folder, table)) if one.names)
-    lines = mismatches(folder.tensors, needed, {name for one in left_out for name in one.names})
+    names = {name for one in left_out for name in one.names}
+    lines = mismatches(folder.tensors, needed, names)
+    if folder.block is not None:
+        lines += faults(folder.tensors, folder.scales, folder.block, {*folder.tensors, *folder.scales} - names)
     if lines:
         more = [f"... and {len(lines) - MOST_LINES:,} more"] if len(lines) > MOST_LINES else []
         raise InputError(
@@ -63,7 +67,7 @@ def mismatches(found: Mapping[str, FoundTensor], needed: Sequence[PublishedTenso
             lines.append(f"'{name}': missing" + (f"; the folder has '{near}'" if near else ""))
         elif tensor.shape != shape:
             lines.append(f"'{name}': shape: found {tensor.shape}, needed {shape}")
-        elif tensor.dtype not in BY_CODE or tensor.known.name not in FLOATS:
+        elif tensor.dtype not in BY_CODE or tensor.known.name not in (*FLOATS, FP8):
             lines.append(f"'{name}': dtype: found {tensor.dtype}, needed one of {', '.join(FLOATS)}")
     return lines + [f"'{name}': extra, {found[name].dtype} {found[name].shape}, not in the model" for name in extra]
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, committed, save_checkpoint
 from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.model.architecture import architecture_values
 from shardwright.core.model.table import Weight
-from shardwright.interop.hugging_face.weights.casting import cast
+from shardwright.interop.hugging_face.weights.elements import read_piece
+from shardwright.interop.hugging_face.weights.files.folder import CONFIG, Folder, open_folder
 from shardwright.interop.hugging_face.weights.fitting import LeftOut, fit
-from shardwright.interop.hugging_face.weights.folder import CONFIG, Folder, open_folder
 from shardwright.interop.hugging_face.weights.mapping import (
     Piece,
     PublishedTensor,
@@ -25,7 +26,6 @@ from shardwright.interop.hugging_face.weights.mapping import (
     stored_shape,
 )
 from shardwright.interop.hugging_face.weights.model import KEPT, KnownModel, model_of_folder
-from shardwright.interop.hugging_face.weights.safetensors_file import FoundTensor
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and all bytes."""
@@ -46,7 +46,7 @@ class WeightsImport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A checkpoint that was made of a folder. ``num_bytes``: of its elements."""
+    """A checkpoint that was made of a folder. ``num_bytes``: of its elements. ``block``: rows and columns of FP8 with one scale."""
 
     directory: Path
     model: KnownModel
@@ -54,6 +54,8 @@ class Imported:
     num_tensors: int
     num_bytes: int
     dtypes: tuple[str, ...]
+    num_dequantized: int
+    block: tuple[int, int] | None
     left_out: tuple[LeftOut, ...]
     findings: tuple[Finding, ...]
 
@@ -66,6 +68,7 @@ class Imported:
             "num_tensors": self.num_tensors,
             "bytes": self.num_bytes,
             "dtypes": list(self.dtypes),
+            "num_dequantized": self.num_dequantized,
             "left_out": [one.to_json() for one in self.left_out],
             "findings": [finding.to_json() for finding in self.findings],
         }
@@ -119,6 +122,8 @@ def import_weights(request: WeightsImport, progress: Progress = unseen) -> Impor
         num_tensors=len(infos),
         num_bytes=total,
         dtypes=tuple(dict.fromkeys(dtypes.values())),
+        num_dequantized=sum(tensor.name in folder.scales for tensor in needed),
+        block=folder.block,
         left_out=left_out,
         findings=model.findings,
     )
@@ -129,7 +134,7 @@ def _dtype(weight: Weight, folder: Folder, needed: tuple[PublishedTensor, ...], 
     if asked is not None:
         return weight.dtype if weight.frozen else asked
     names = [tensor.name for tensor in needed if any(piece.weight is weight for piece in tensor.pieces)]
-    found = {folder.tensors[name].known.name: name for name in names}
+    found = {folder.dtype(name): name for name in names}
     if len(found) > 1:
         (first, name), (second, other) = list(found.items())[:2]
         raise InputError(
@@ -144,16 +149,17 @@ def _boxes(
 ) -> Iterator[OwnedBox]:
     for tensor in needed:
         for piece in tensor.pieces:
-            read = _reader(folder.tensors[tensor.name], piece, dtypes[piece.weight.name], count)
+            read = _reader(folder, tensor.name, piece, dtypes[piece.weight.name], count)
             yield OwnedBox(name=piece.weight.name, box=piece.box, array=read)
 
 
-def _reader(found: FoundTensor, piece: Piece, dtype: str, count: Callable[[int], None]) -> Callable[[], np.ndarray]:
+def _reader(
+    folder: Folder, name: str, piece: Piece, dtype: str, count: Callable[[int], None]
+) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
-        bits = cast(found.read(piece.start, piece.size), found.known.name, dtype)
-        array = np.ascontiguousarray(piece.in_our_dims(bits)).view(DTYPES[dtype].raw)
-        count(bits.nbytes)
-        return array
+        array = read_piece(folder, name, piece, Box.whole(piece.inner_shape), dtype)
+        count(array.nbytes)
+        return array.reshape(piece.box.shape).view(DTYPES[dtype].raw)
 
     return read
 

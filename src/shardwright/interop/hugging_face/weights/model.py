@@ -14,7 +14,7 @@ from shardwright.core.model.architecture import architecture_values, differences
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.command import nearest_named
 from shardwright.interop.hugging_face.config import Published, model_of, parse_config, read_config
-from shardwright.interop.hugging_face.weights.folder import Folder
+from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.mapping import ExpertsForm
 from shardwright.models import build
 
