@@ -61,7 +61,7 @@ def sharded_by_hand(module: nn.Module, plan: Plan, number: int) -> dict[str, np.
     for name, one in module.named_parameters():
         spec = plan.by_name[name].at_rest
         assert spec is not None
-        box = shard_box(spec, plan.mesh, tuple(one.shape), number, "nested")
+        box = shard_box(spec, plan.mesh, tuple(one.shape), number, in_turn=plan.by_name[name].in_use.axes)
         assert box is not None
         kept[name] = one.detach().numpy()[box.slices]
     return kept
