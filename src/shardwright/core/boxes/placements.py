@@ -121,7 +121,8 @@ def misnamed_dims(spec: Spec, mesh: Mesh, shape: Sequence[int]) -> tuple[int, ..
 
     Each axis of ``spec`` has a split of its own; ``as_fully_shard_names`` gives such a spec. FSDP2 chunks the local shard of
     tensor parallelism. The placements shard in the reverse order, and on a dim that the axes do not divide the two can differ
-    (PyTorch #168134). A dim without a strided placement always agrees, and so does one that its axes divide.
+    (PyTorch #168134): ``reloading.py`` says what a checkpoint of PyTorch's makes of it. A dim without a strided
+    placement always agrees, and so does one that its axes divide.
 
     >>> spec, mesh = Spec.of(heads=["tensor", "fsdp"]), Mesh.of(fsdp=4, tensor=2)
     >>> misnamed_dims(spec, mesh, (8,)), misnamed_dims(spec, mesh, (9,)), misnamed_dims(spec, mesh, (10,))
