@@ -18,9 +18,9 @@ An engine supplies an ``Engine``, which trains the steps, and a ``Connection`` o
 progress of a run are in ``shardwright.training.options``.
 """
 
-from shardwright.runs.engine import Engine, StepMetrics
+from shardwright.runs.engine import Engine, OpenFolder, StepMetrics, Weights
 from shardwright.runs.processes.rendezvous import Connection
 from shardwright.runs.records import RunError
 from shardwright.runs.run import MakeEngine, run
 
-__all__ = ["Connection", "Engine", "MakeEngine", "RunError", "StepMetrics", "run"]
+__all__ = ["Connection", "Engine", "MakeEngine", "OpenFolder", "RunError", "StepMetrics", "Weights", "run"]

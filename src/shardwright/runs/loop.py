@@ -25,7 +25,8 @@ from shardwright.training.options import METRICS_FILE, Listener, RunOptions, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """All that the steps need. ``fingerprint``: the values that a resumed run must keep; saved in each checkpoint.
+    """All that the steps need. ``fingerprint``: the values that a resumed run must keep; saved in each checkpoint, and so is
+    ``published``, what was published with the weights that the run began with.
 
     ``skipped``: the checkpoints that are proven damaged, and how.
     """
@@ -35,6 +36,7 @@ class Loop:
     engine: Engine
     source: Source
     fingerprint: Mapping[str, Any]
+    published: Mapping[str, Any]
     skipped: Mapping[Path, str]
     shown: Listener
     writer: BoardWriter | None
@@ -112,7 +114,7 @@ class Loop:
             layout_name=self.plan.request.layout.name,
             layout_text=self.plan.dump(),
             mesh=self.plan.mesh.shape,
-            metadata=self.fingerprint,
+            metadata={**self.fingerprint, **self.published},
         )
         engine = self.engine
         return save(self.options.out, point, engine.tensors(), engine.boxes(), self.group, keep=self.options.keep)

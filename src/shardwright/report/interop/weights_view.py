@@ -37,6 +37,7 @@ def imported_view(imported: Imported) -> View:
             lines.append(("dequantised", fp8))
         for one in imported.left_out:
             lines.append(("left out", f"{several(len(one.names), 'tensor')} as '{one.names[0]}': {one.why}"))
+        lines += _beside(imported.kept, imported.files)
         drawn = _headed(f"imported to {imported.directory}", lines)
         return Group(drawn, *([findings_list(imported.findings, width)] if imported.findings else []))
 
@@ -56,11 +57,21 @@ def exported_view(exported: Exported) -> View:
         )
         lines = [("from", str(exported.directory)), ("model", exported.model.command), ("weights", weights)]
         lines.append(("config.json", config))
+        lines += _beside(exported.kept, exported.files)
+        if exported.missing_prediction:
+            layers = several(exported.missing_prediction, "layer")
+            lines.append(("left out", f"{layers} for multi-token prediction: the checkpoint does not hold them"))
         if exported.moments:
             lines.append(("left out", f"{several(exported.moments, 'tensor')} of the optimizer"))
         return _headed(f"exported to {exported.folder}", lines)
 
     return view
+
+
+def _beside(kept: Sequence[str], files: Sequence[str]) -> list[tuple[str, str]]:
+    """What is beside the weights: other tensors and files."""
+    lines = [("kept", f"{several(len(kept), 'tensor')} as '{kept[0]}', for multi-token prediction")] if kept else []
+    return [*lines, *([("files", ", ".join(files))] if files else [])]
 
 
 @contextmanager

@@ -44,3 +44,23 @@ def read_piece(folder: Folder, name: str, piece: Piece, inner: Box, dtype: str) 
         rows = bits.reshape(last - first, *sizes[1:])[(slice(None), *kept)]
         elements[first - start[0] : last - start[0]] = cast(rows, source, dtype)
     return np.ascontiguousarray(elements.transpose([flat.index(axis) for axis in axes]))
+
+
+def read_tensor(folder: Folder, name: str) -> np.ndarray:
+    """A tensor as it is published, as unsigned integers of the bits of ``folder.dtype(name)``: dequantised where it is FP8.
+
+    Raises InputError where the file cannot be read.
+    """
+    found, scales = folder.tensors[name], folder.scales_of(name)
+    if scales is None:
+        return found.read(0, prod(found.shape)).reshape(found.shape)
+    rows, row = scales.shape
+    num, dtype = prod(found.shape) // row, folder.dtype(name)
+    elements = np.empty((num, row), DTYPES[dtype].bits)
+    first, step = 0, max(1, CHUNK_ELEMENTS // row)
+    while first < num:
+        last = min(first + step, (first // rows + 1) * rows)
+        values = scales.dequantized(found.read(first * row, (last - first) * row).reshape(-1, row), first * row)
+        elements[first:last] = cast(values.view(np.uint32), "float32", dtype)
+        first = last
+    return elements.reshape(found.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,14 +36,39 @@ class LeftOut:
         return {"tensors": list(self.names), "why": self.why}
 
 
-def fit(folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, described: str) -> tuple[LeftOut, ...]:
-    """What is left out of a folder that has every needed tensor. ``described``: by what the model is, for the error.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a folder has beside the tensors of its model: ``left_out``, and the names that are ``kept``."""
 
-    Raises InputError that names every tensor that is missing, extra, of another shape, or no floating-point tensor.
+    left_out: tuple[LeftOut, ...]
+    kept: tuple[str, ...]
+
+
+def fit(
+    folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, described: str, *, keeps_prediction: bool
+) -> Fit:
+    """What else a folder has that has every needed tensor. ``described``: by what the model is, for the error.
+
+    ``keeps_prediction``: layers for multi-token prediction are kept, and not left out.
+
+    Raises InputError that names every tensor that is missing, extra, of another shape, or no floating-point tensor; and
+    where layers for multi-token prediction are to be kept and there are none.
     """
-    left_out = tuple(one for one in (_second_head(folder, table), _prediction_layers(folder, table)) if one.names)
+    prediction = _prediction_layers(folder, table)
+    if keeps_prediction and not prediction.names:
+        raise InputError(
+            f"{folder.path}: there are no layers for multi-token prediction to keep: {PREDICTION_LAYERS} layers after layer "
+            f"{table.num_layers - 1} are needed. Leave out --keep-prediction-layers."
+        )
+    kept = prediction.names if keeps_prediction else ()
+    left_out = tuple(one for one in (_second_head(folder, table), prediction) if one.names and one.names != kept)
     names = {name for one in left_out for name in one.names}
-    lines = mismatches(folder.tensors, needed, names)
+    lines = mismatches(folder.tensors, needed, names | set(kept))
+    lines += [
+        f"'{name}': dtype: found {folder.tensors[name].dtype}, which no checkpoint holds"
+        for name in kept
+        if folder.tensors[name].dtype not in BY_CODE
+    ]
     if folder.block is not None:
         lines += faults(folder.tensors, folder.scales, folder.block, {*folder.tensors, *folder.scales} - names)
     if lines:
@@ -51,7 +77,7 @@ def fit(folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, de
             f"{folder.path}: its tensors are not those of {described}, and nothing was written:\n"
             + "\n".join(f"  {line}" for line in [*lines[:MOST_LINES], *more])
         )
-    return left_out
+    return Fit(left_out=left_out, kept=kept)
 
 
 def mismatches(found: Mapping[str, FoundTensor], needed: Sequence[PublishedTensor], left_out: set[str]) -> list[str]:
@@ -97,11 +123,15 @@ def _same(one: FoundTensor, other: FoundTensor) -> bool:
     )
 
 
+def num_prediction_layers(config: str | None) -> int:
+    """How many layers for multi-token prediction a configuration names."""
+    given = None if config is None else json.loads(config).get(PREDICTION_LAYERS)
+    return given if type(given) is int and given > 0 else 0
+
+
 def _prediction_layers(folder: Folder, table: ModelTable) -> LeftOut:
     """The layers after the last one that predict further tokens, where the configuration names them."""
-    num = folder.config.values.get(PREDICTION_LAYERS) if folder.config is not None else None
-    if not isinstance(num, int) or num < 1:
-        return LeftOut(names=(), why="")
+    num = 0 if folder.config is None else num_prediction_layers(folder.config.text)
     beyond = range(table.num_layers, table.num_layers + num)
     names = tuple(name for name in folder.tensors if (layer := LAYER.match(name)) and int(layer[1]) in beyond)
     return LeftOut(names=names, why="layers for multi-token prediction, which the model omits")
