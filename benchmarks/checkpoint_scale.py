@@ -19,12 +19,12 @@ import numpy as np
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, commit, open_checkpoint, saving
-from shardwright.checkpoint.data_file import MAX_FILE_BYTES, described_file, grouped, header_of, joined
 from shardwright.checkpoint.format.part import StoredFile, data_name, declared_name, part_bytes, part_name
 from shardwright.checkpoint.format.pieces import DIGEST_BYTES, PIECE_BYTES, num_pieces
-from shardwright.checkpoint.loads import load_of
-from shardwright.checkpoint.merging import declared_bytes
-from shardwright.checkpoint.save import Save
+from shardwright.checkpoint.reading.loads import load_of
+from shardwright.checkpoint.writing.data_file import MAX_FILE_BYTES, described_file, grouped, header_of, joined
+from shardwright.checkpoint.writing.merging import declared_bytes
+from shardwright.checkpoint.writing.save import Save
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes

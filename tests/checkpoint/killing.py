@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from shardwright.checkpoint import latest, open_checkpoint, retention, verify
-from shardwright.checkpoint import save as saves
-from shardwright.checkpoint.directory import committed, leftovers, step_directory, step_of
+from shardwright.checkpoint import latest, open_checkpoint, verify
+from shardwright.checkpoint.folder.directory import committed, leftovers, step_directory, step_of
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.manifest import FILE_NAME
+from shardwright.checkpoint.writing import retention
+from shardwright.checkpoint.writing import save as saves
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import State, point, random_array, random_partition, same_bits
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import CheckpointError, describe, saving, verify
-from shardwright.checkpoint.directory import delete
+from shardwright.checkpoint.folder.directory import delete
 from shardwright.checkpoint.format import index, part
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.manifest import manifest_value
-from shardwright.checkpoint.opened import open_checkpoint
+from shardwright.checkpoint.reading.opened import open_checkpoint
 from shardwright.cli.main import main
 from tests.checkpoint.states import save, small_state
 

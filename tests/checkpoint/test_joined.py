@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import OwnedBox, TensorInfo, commit, open_checkpoint, saving, write_part
-from shardwright.checkpoint.data_file import JoinedBox, grouped, joined
+from shardwright.checkpoint.writing.data_file import JoinedBox, grouped, joined
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.editing import data_of, part_of
 from tests.checkpoint.states import point, random_partition

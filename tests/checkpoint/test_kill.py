@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.checkpoint import latest, verify
-from shardwright.checkpoint.directory import committed, leftovers
+from shardwright.checkpoint.folder.directory import committed, leftovers
 from tests.checkpoint.states import save, small_state
 
 # Saves tensors filled with their step's number, and keeps two checkpoints.

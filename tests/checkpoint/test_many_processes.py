@@ -13,7 +13,6 @@ import pytest
 import xxhash
 
 from shardwright.checkpoint import CheckpointError, TensorInfo, commit, open_checkpoint, saving
-from shardwright.checkpoint.data_file import header_tensors
 from shardwright.checkpoint.format.header import safetensors_header
 from shardwright.checkpoint.format.part import (
     StoredBox,
@@ -25,7 +24,8 @@ from shardwright.checkpoint.format.part import (
     part_name,
 )
 from shardwright.checkpoint.format.pieces import PIECE_BYTES
-from shardwright.checkpoint.merging import declared_bytes
+from shardwright.checkpoint.writing.data_file import header_tensors
+from shardwright.checkpoint.writing.merging import declared_bytes
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import point
 from tests.fuzz.running import memory_bound

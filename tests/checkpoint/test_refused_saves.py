@@ -23,7 +23,7 @@ from shardwright.checkpoint import (
     verify,
     write_part,
 )
-from shardwright.checkpoint.directory import committed, leftovers
+from shardwright.checkpoint.folder.directory import committed, leftovers
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from tests.checkpoint.states import largest_file, point, same_bits, save, small_state

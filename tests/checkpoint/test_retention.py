@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.checkpoint import CheckpointError, latest, verify
-from shardwright.checkpoint.directory import committed, leftovers
+from shardwright.checkpoint.folder.directory import committed, leftovers
 from shardwright.core.findings.errors import InputError
 from tests.checkpoint.states import State, save, small_state
 

@@ -23,7 +23,7 @@ from shardwright.checkpoint import (
     write_part,
 )
 from shardwright.checkpoint.format.regular_file import open_regular
-from shardwright.checkpoint.streams import bytes_to_read
+from shardwright.checkpoint.reading.streams import bytes_to_read
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.editing import flip, part_of
 from tests.checkpoint.states import DTYPES, point, random_array, random_partition, same_bits

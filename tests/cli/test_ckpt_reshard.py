@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo, open_checkpoint, opened, save_checkpoint, verify
+from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo, open_checkpoint, save_checkpoint, verify
+from shardwright.checkpoint.reading import opened
 from shardwright.cli.main import main
 from shardwright.core.boxes.box import Box
 from shardwright.core.model.architecture import architecture_values

@@ -32,6 +32,7 @@ def test_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "imported to out/checkpoints/step-00000000\n"
         "  model    llama3-test --set num_layers=2 vocab=256 tied=true\n"
         "  weights  20 published tensors as 11 of ours, 3.38 MiB in bfloat16\n"
+        "  files    generation_config.json\n"
     )
     assert main(["ckpt", "export", "huggingface", "out", "--to", "back"]) == 0
     assert capsys.readouterr().out == (
@@ -39,7 +40,8 @@ def test_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "  from         out/checkpoints/step-00000000\n"
         "  model        llama3-test --set num_layers=2 vocab=256 tied=true\n"
         "  weights      20 published tensors, 3.38 MiB in 1 file\n"
-        "  config.json  copied\n"
+        "  config.json  copied, 'dtype' bfloat16\n"
+        "  files        generation_config.json\n"
     )
 
 

@@ -20,7 +20,12 @@ from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.spec import DimSpec, Spec
 from tests.core.received import received, receiving_from_outside
 
-RULES = ("padded", "nested")
+ALONE = {"jax": lambda _: 0, "dtensor": lambda number: number, "fully_shard": lambda number: number // 2}
+"""How many axes of a dim have a split of their own: under ``fully_shard`` those in use, here the more major half."""
+
+
+def in_turn(spec: Spec, rule: str) -> tuple[str, ...]:
+    return tuple(axis for dim in spec.dims for axis in dim.axes[: ALONE[rule](len(dim.axes))])
 
 
 def chunk(rows: list[int], number: int) -> list[list[int]]:
@@ -29,25 +34,24 @@ def chunk(rows: list[int], number: int) -> list[list[int]]:
     return [rows[i * part : (i + 1) * part] for i in range(number)]
 
 
-def rows_by_definition(size: int, axes: list[tuple[int, int]], uneven: str) -> list[int]:
-    """The rows of one dim left by axes of (size, index), major first."""
+def rows_by_definition(size: int, axes: list[tuple[int, int]], alone: int) -> list[int]:
+    """The rows of one dim left by axes of (size, index), major first. The first ``alone`` of them chunk one after the other,
+    all others as one axis over their positions."""
     rows = list(range(size))
-    if uneven == "padded":
-        positions = list(product(*(range(number) for number, _ in axes)))
-        return chunk(rows, len(positions))[positions.index(tuple(index for _, index in axes))]
-    for number, index in axes:
+    for number, index in axes[:alone]:
         rows = chunk(rows, number)[index]
-    return rows
+    positions = list(product(*(range(number) for number, _ in axes[alone:])))
+    return chunk(rows, len(positions))[positions.index(tuple(index for _, index in axes[alone:]))]
 
 
-def by_definition(spec: Spec, mesh: Mesh, shape: tuple[int, ...], uneven: str) -> list[list[list[int]]]:
+def by_definition(spec: Spec, mesh: Mesh, shape: tuple[int, ...], rule: str) -> list[list[list[int]]]:
     """For each device, the rows of each dim that it owns."""
     devices = list(product(*(range(axis.size) for axis in mesh.axes)))
     here = [dict(zip((axis.name for axis in mesh.axes), indices, strict=True)) for indices in devices]
     sizes = {axis.name: axis.size for axis in mesh.axes}
     return [
         [
-            rows_by_definition(size, [(sizes[axis], at[axis]) for axis in dim.axes], uneven)
+            rows_by_definition(size, [(sizes[axis], at[axis]) for axis in dim.axes], ALONE[rule](len(dim.axes)))
             for dim, size in zip(spec.dims, shape, strict=True)
         ]
         for at in here
@@ -92,31 +96,32 @@ def in_mesh_order(spec: Spec, mesh: Mesh) -> bool:
 def test_boxes_of_random_specs_are_those_of_the_definition() -> None:
     cases = random_cases(2500, seed=1)
     for spec, mesh, shape in cases:
-        for uneven in RULES:
-            expected = [box_of(rows) for rows in by_definition(spec, mesh, shape, uneven)]
-            found = [shard_box(spec, mesh, shape, device, uneven) for device in range(mesh.num_devices)]
-            assert found == expected, (str(spec), str(mesh), shape, uneven)
-            assert owned_boxes(spec, mesh, shape, uneven) == tuple(() if b is None else (b,) for b in expected)
+        for rule in ALONE:
+            expected = [box_of(rows) for rows in by_definition(spec, mesh, shape, rule)]
+            alone = in_turn(spec, rule)
+            found = [shard_box(spec, mesh, shape, device, alone) for device in range(mesh.num_devices)]
+            assert found == expected, (str(spec), str(mesh), shape, rule)
+            assert owned_boxes(spec, mesh, shape, alone) == tuple(() if b is None else (b,) for b in expected)
     # The cases are worth having: many of each kind, and empty shards among them.
     assert sum(not divides(*case) for case in cases) > 700
     assert sum(not in_mesh_order(spec, mesh) for spec, mesh, _ in cases) > 500
     assert sum(() in owned_boxes(*case) for case in cases) > 100
 
 
-def test_the_two_rules_agree_if_the_axes_divide() -> None:
+def test_the_three_rules_agree_if_the_axes_divide() -> None:
     differ = 0
     for case in random_cases(2000, seed=2):
-        padded, nested = (owned_boxes(*case, uneven) for uneven in RULES)
+        owned = {owned_boxes(*case, in_turn(case[0], rule)) for rule in ALONE}
         if divides(*case):
-            assert padded == nested, case
-        differ += padded != nested
-    assert differ > 50
+            assert len(owned) == 1, case
+        differ += len(owned) == 3
+    assert differ > 5
 
 
 def test_a_dim_too_small_for_its_axes_leaves_the_last_devices_with_nothing() -> None:
     mesh, spec = Mesh.of(data=2, fsdp=4), Spec.of(embed=["data", "fsdp"])
-    assert [shard_box(spec, mesh, (5,), device, "padded") for device in range(5, 8)] == [None] * 3
-    nested = owned_boxes(spec, mesh, (5,), "nested")
+    assert [shard_box(spec, mesh, (5,), device) for device in range(5, 8)] == [None] * 3
+    nested = owned_boxes(spec, mesh, (5,), in_turn=spec.axes)
     assert [" ".join(map(str, boxes)) for boxes in nested] == ["0:1", "1:2", "2:3", "", "3:4", "4:5", "", ""]
     assert owned_boxes(spec, mesh, (0,)) == ((),) * 8
 
@@ -132,8 +137,8 @@ def test_a_spec_of_another_rank_fails_an_assertion() -> None:
 
 def test_distinct_boxes_cover_the_tensor_once_and_their_holders_are_the_replica_groups() -> None:
     for spec, mesh, shape in random_cases(400, seed=3):
-        for uneven in RULES:
-            held = held_boxes(owned_boxes(spec, mesh, shape, uneven))
+        for rule in ALONE:
+            held = held_boxes(owned_boxes(spec, mesh, shape, in_turn(spec, rule)))
             assert coverage([one.box for one in held], shape).exact, (str(spec), str(mesh), shape)
             free = [axis for axis in mesh.names if axis not in spec.axes]
             for one in held:
@@ -160,7 +165,7 @@ def test_intersections_are_each_requested_index_once_from_the_box_that_stores_it
         other = Spec(
             (DimSpec("dim0", ("y", "x")), *(DimSpec(dim.logical_axis) for dim in spec.dims[1:])),
         )
-        for target in (one.box for one in held_boxes(owned_boxes(other, other_axes, shape, "nested"))):
+        for target in (one.box for one in held_boxes(owned_boxes(other, other_axes, shape, in_turn=other.axes))):
             found = intersections(target, stored)
             assert all(stored[piece.index].contains(piece.region) for piece in found)
             assert sum(piece.region.size for piece in found) == target.size
@@ -232,8 +237,8 @@ def test_gathers_over_the_last_axes_never_leave_their_group() -> None:
     for spec, mesh, shape in random_cases(500, seed=7):
         kept = Spec(tuple(DimSpec(d.logical_axis, d.axes[: random.randint(0, len(d.axes))]) for d in spec.dims))
         gathered = set(spec.axes) - set(kept.axes)
-        uneven = "padded" if divides(spec, mesh, shape) else "nested"
-        before, after = (owned_boxes(one, mesh, shape, uneven) for one in (spec, kept))
+        # Kept axes have a split of their own, as those in use have under ``fully_shard``.
+        before, after = (owned_boxes(one, mesh, shape, in_turn=kept.axes) for one in (spec, kept))
         assert receiving_from_outside(before, after, mesh, gathered) == (), (str(spec), str(kept), str(mesh), shape)
 
 

@@ -145,7 +145,7 @@ def test_misnamed_dims_are_those_whose_rows_differ() -> None:
     differ = 0
     for order, size in product(permutations(MESH.names), range(1, 50)):
         spec = Spec.of(embed=[], heads=order)
-        held = owned_boxes(spec, MESH, (2, size), "nested")
+        held = owned_boxes(spec, MESH, (2, size), in_turn=MESH.names)
         same = held == placed_boxes(placements_of(spec, MESH), MESH, (2, size))
         assert misnamed_dims(spec, MESH, (2, size)) == (() if same else (1,)), (order, size)
         differ += not same

@@ -181,7 +181,8 @@ def run_of(case: Case, num_steps: int = FEW_STEPS) -> Run:
 
 def batches_of(case: Case, num_steps: int = STEPS) -> list[Batch]:
     """The rows of the first steps of a case, in the order of the text."""
-    return [tokens_of(number, case.rows) for number in range(num_steps)]
+    vocab = plan_of(case).request.table.sizes["vocab"]
+    return [tokens_of(number, case.rows, vocab) for number in range(num_steps)]
 
 
 def run_on(case: Case, batches: Sequence[Batch]) -> Run:

@@ -146,7 +146,7 @@ def test_the_bytes_at_rest_are_those_of_the_cores_boxes(one: Case) -> None:
     weights = 0
     for row in plan.weights:
         assert row.at_rest is not None
-        box = shard_box(row.at_rest, plan.mesh, row.shape, 0, "nested")
+        box = shard_box(row.at_rest, plan.mesh, row.shape, 0, in_turn=row.in_use.axes)
         assert box is not None
         weights += prod(box.shape) * row.num * DTYPE_BYTES[row.dtype]
     assert found.weights_bytes == weights

@@ -61,7 +61,7 @@ def sharded_by_hand(module: nn.Module, plan: Plan, number: int) -> dict[str, np.
     for name, one in module.named_parameters():
         spec = plan.by_name[name].at_rest
         assert spec is not None
-        box = shard_box(spec, plan.mesh, tuple(one.shape), number, "nested")
+        box = shard_box(spec, plan.mesh, tuple(one.shape), number, in_turn=plan.by_name[name].in_use.axes)
         assert box is not None
         kept[name] = one.detach().numpy()[box.slices]
     return kept
@@ -372,10 +372,10 @@ def test_layers_in_one_weight() -> None:
 
 
 @pytest.mark.parametrize("hidden", [94, 98])
-def test_a_dim_that_would_be_misplaced_is_an_error_of_the_plan(hidden: int) -> None:
+def test_a_dim_with_shards_of_different_sizes_in_use_is_an_error_of_the_plan(hidden: int) -> None:
     module = nn.Sequential(nn.Linear(32, hidden, bias=False))
     plan = plan_of({"tensor": "tensor"} | {"fsdp": "fsdp"}, {"fsdp": 2, "tensor": 4}, module, {"*": "mlp: mlp embed"})
     with pytest.raises(FindingsError) as caught:
         parallelize(module, plan, device=CPU)
     assert {finding.code for finding in caught.value.findings} == {"SW104"}
-    assert "PyTorch's own checkpoint of it can be saved and cannot be loaded" in str(caught.value)
+    assert "in uneven shards" in str(caught.value)

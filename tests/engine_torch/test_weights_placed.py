@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from math import prod
+from random import Random
 
 import pytest
 import torch
@@ -22,9 +22,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwright.cli.typed.values import mesh_sizes
 from shardwright.core.boxes.boxes import shard_box
-from shardwright.core.boxes.placements import Placement, Replicate, Shard, StridedShard, placements_of
-from shardwright.core.mesh.mesh import Axis, Mesh
-from shardwright.core.mesh.spec import Spec
+from shardwright.core.boxes.placements import (
+    Placement,
+    Shard,
+    StridedShard,
+    as_fully_shard_names,
+    placements_of,
+)
+from shardwright.core.findings.errors import FindingsError
+from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, weights_of
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
@@ -36,6 +42,7 @@ from shardwright.engine_torch.model import model as engine_model
 from shardwright.engine_torch.model.model import Model
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
+from tests.matrix import some
 
 MODELS = {
     "llama3-test": {"num_layers": "1"},
@@ -148,6 +155,52 @@ def test_shards_of_different_sizes_are_those_of_the_plan(
     assert_placed(plan)
 
 
+DRAWN = range(40)
+
+
+def drawn(seed: int) -> Plan:
+    """A preset under a random mesh of at most 12 ranks, on a model with random sizes that the plan accepts."""
+    random = Random(seed)
+    while True:
+        layout = load_layout(random.choice([name for name in preset_names() if name not in NOT_RUN]))
+        sizes = {axis: random.choice((1, 2, 2, 3, 4)) for axis in layout.mesh}
+        model = random.choice(list(MODELS))
+        changed = {"vocab": str(random.randint(3, 300)), "mlp": str(random.choice((96, 510, random.randint(5, 400))))}
+        if not 4 <= prod(sizes.values()) <= 12:
+            continue
+        try:
+            plan = make_plan(
+                Request(
+                    layout=layout,
+                    table=build(model, {**MODELS[model], **changed}),
+                    batch=prod(sizes.values()),
+                    length=48,
+                    mesh_sizes=sizes,
+                    engine="torch",
+                )
+            )
+        except FindingsError:
+            continue
+        if not plan.errors:
+            return plan
+
+
+def test_the_draws_are_of_every_kind() -> None:
+    plans = [drawn(seed) for seed in DRAWN]
+    weights = [(plan, one) for plan in plans for one in weights_of(plan)]
+    several = [
+        (plan, one) for plan, one in weights if len(one.gathered) > 1 and one.shape[0] % plan.mesh.size(one.gathered)
+    ]
+    assert len({plan.request.layout.name for plan, _ in several}) >= 4
+    assert len({plan.request.layout.name for plan in plans}) >= 10
+
+
+@pytest.mark.usefixtures("with_numbers")
+@pytest.mark.parametrize("seed", some(DRAWN, range(8)))
+def test_drawn_sizes_under_drawn_meshes_are_placed_as_planned(seed: int) -> None:
+    assert_placed(drawn(seed))
+
+
 def assert_placed(plan: Plan) -> None:
     for rank in range(plan.mesh.num_devices):
         with as_rank(rank, plan.mesh.num_devices):
@@ -161,19 +214,16 @@ def assert_placed(plan: Plan) -> None:
 
 
 def assert_keeps(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh, rank: int) -> None:
-    box = shard_box(one.at_rest, mesh, one.shape, rank, "nested")
+    box = one.box(mesh, rank)
     kept = local_of(parameter)
     same = kept.numel() == 0 if box is None else torch.equal(kept, numbers(one)[box.slices])
     assert same, f"{one.key}: not {box} on rank {rank}"
 
 
 def assert_named(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh) -> None:
-    """Its placements are those of the spec, on a mesh in which the gathered axes are one axis."""
-    predicted = {
-        axis: placement
-        for axis, placement in zip(*flattened(one, mesh), strict=True)
-        if not isinstance(placement, Replicate)
-    }
+    """Its placements are those of the spec, on a mesh in which the gathered axes are one axis, the first."""
+    spec, joined = as_fully_shard_names(one.at_rest, one.in_use, mesh)
+    predicted = dict(zip(joined.names, placements_of(spec, joined), strict=True))
     found: dict[str, TorchPlacement] = {}
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names
@@ -183,20 +233,8 @@ def assert_named(parameter: torch.Tensor, one: WeightOfLayer, mesh: Mesh) -> Non
             for name, placement in zip(names, parameter.placements, strict=True)
             if not isinstance(placement, TorchReplicate)
         }
-    assert found == {axis: in_torch(placement) for axis, placement in predicted.items()}, one.key
-
-
-def flattened(one: WeightOfLayer, mesh: Mesh) -> tuple[tuple[str, ...], tuple[Placement, ...]]:
-    """The axes larger than one, with the gathered axes as one axis in the place of the first of them, and the placements on them."""
-    joint = "_".join(one.gathered)
-    names = dict.fromkeys(joint if axis in one.gathered else axis for axis in mesh.larger_than_one(mesh.names))
-    sizes = {name: mesh.size(one.gathered) if name == joint else mesh.size(name) for name in names}
-    dims = []
-    for dim in one.at_rest.dims:
-        axes = mesh.larger_than_one(dim.axes)
-        dims.append(replace(dim, axes=tuple(dict.fromkeys(joint if axis in one.gathered else axis for axis in axes))))
-    flat = Mesh(tuple(Axis(name=name, size=size) for name, size in sizes.items()))
-    return flat.names, placements_of(Spec(tuple(dims)), flat)
+    wanted = {axis: in_torch(placement) for axis, placement in predicted.items()}
+    assert list(found.items()) == list(wanted.items()), one.key
 
 
 def in_torch(placement: Placement) -> TorchPlacement:

@@ -119,7 +119,21 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 64, "mesh_sizes": {"expert": 8}, "engine": "torch"}},
     ),
     Case(
-        name="SW104-unloadable",
+        name="SW104-unequal-not-saved",
+        model="llama3-test mlp=25",
+        layout="fsdp-tp",
+        options={"devices": 8, "mesh_sizes": {"tensor": 2}, "engine": "torch"},
+        neighbour={"model": "llama3-test"},
+    ),
+    Case(
+        name="SW104-unequal-old-rows",
+        model="llama3-test mlp=9",
+        layout="fsdp-tp",
+        options={"devices": 8, "mesh_sizes": {"tensor": 2}, "engine": "torch"},
+        neighbour={"model": "llama3-test"},
+    ),
+    Case(
+        name="SW104-unequal",
         model="llama3-test mlp=770",
         layout="fsdp-tp",
         options={"devices": 8, "mesh_sizes": {"tensor": 4}, "engine": "torch"},

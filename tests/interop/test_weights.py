@@ -94,7 +94,8 @@ def test_a_folder_of_one_file_is_exported_as_one(tmp_path: Path) -> None:
     made = made_folder(tmp_path / "folder", "llama3-test")
     import_weights(WeightsImport(folder=made.path, out=tmp_path / "out"))
     export_weights(WeightsExport(directory=tmp_path / "out", to=tmp_path / "back"))
-    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == ["config.json", "model.safetensors"]
+    names = ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == names
 
 
 def test_the_index_names_every_tensor_once(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save_file
 from shardwright.checkpoint import DamagedError, OwnedBox, RunPoint, TensorInfo, latest, save_checkpoint
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
-from shardwright.interop.hugging_face.weights.casting import cast
 from shardwright.interop.hugging_face.weights.exporting import WeightsExport, export_weights
+from shardwright.interop.hugging_face.weights.files.casting import cast
 from shardwright.interop.hugging_face.weights.importing import Imported, WeightsImport, import_weights
 from shardwright.training.optimizer import FIRST, SECOND
 from tests.interop.published_folder import SMALL, made_folder
@@ -102,14 +102,6 @@ def test_a_layer_too_many(folder: Path) -> None:
     assert error.startswith("FOLDER: its tensors are not those of its config.json, and nothing was written:\n")
     assert "  'model.layers.1.mlp.up_proj.weight': extra, F32 (768, 256), not in the model\n" in error
     assert len(error.splitlines()) == 1 + 9
-
-
-def test_fp8_with_scales(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({f"{UP}_scale_inv": np.ones((2, 1), np.float32)}))
-    assert refused(folder) == (
-        f"FOLDER: its weights are FP8 with scales, which are not read: 1 tensors as '{UP}_scale_inv'. "
-        "Convert it to bfloat16 first."
-    )
 
 
 def test_a_second_copy_of_tied_embeddings(tied: Path) -> None:

@@ -20,14 +20,15 @@ ENGINE = ("io", "layers", "attention", "experts", "lowering", "model", "training
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": ("findings", "mesh", "model", "boxes", "layout", "resolution", "plan", "checks", ""),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
-    "checkpoint": ("format", ""),
-    "runs": ("processes", ""),
+    "checkpoint": ("format", "folder", "reading", "writing", ""),
+    "runs": ("processes", "checkpointing", ""),
     "engine_jax": (*ENGINE, "compile", ""),
     "engine_torch": (*ENGINE, "dry_run", "own_program", ""),
     "compiled": ("text", "reading", "agreement", "findings", ""),
     "interop": (
         "",
         "hugging_face",
+        "hugging_face.weights.files",
         "hugging_face.weights",
         "maxtext.reading",
         "maxtext.resolution",

@@ -80,8 +80,10 @@ OPTIONS = {
     "export": {"--model", "--set", "--mesh", "--devices", "--move", "--out", "--json"},
     "ckpt show": {"--json"},
     "ckpt verify": {"--json"},
-    "ckpt import": {"--out", "--model", "--set", "--dtype", "--json"},
-    "ckpt export": {"--to", "--config", "--model", "--set", "--dtype", "--max-file-bytes", "--json"},
+    "ckpt import": {"--out", "--model", "--set", "--dtype", "--keep-prediction-layers", "--json"},
+    "ckpt export": {
+        *("--to", "--config", "--model", "--set", "--dtype", "--prediction-layers", "--max-file-bytes", "--json"),
+    },
 }
 ARGUMENTS = {
     "plan": "MODEL",

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
-from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.data import Batch, Batches, Rows, read_corpus, read_tokenizer
-from shardwright.runs import Connection, MakeEngine, StepMetrics, run
+from shardwright.runs import Connection, MakeEngine, StepMetrics, Weights, run
 from shardwright.training.options import RunOptions, RunOutcome, Silent
 
 ROWS, LENGTH = 4, 16
@@ -29,7 +29,8 @@ class Counting:
         self._sums_RW = np.zeros(INFO.shape, np.int64)
         self._step = 0
 
-    def begin(self, checkpoint: Checkpoint | None, seed: int) -> int:
+    def begin(self, checkpoint: Weights | None, seed: int, *, weights_only: bool = False) -> int:
+        assert not weights_only
         self.calls.append(f"begin {seed}")
         if checkpoint is not None:
             self._sums_RW, self._step = checkpoint.read_box(INFO.name).copy(), checkpoint.point.step

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from shardwright.checkpoint import DamagedError, open_checkpoint, streams, verify
+from shardwright.checkpoint import DamagedError, open_checkpoint, verify
+from shardwright.checkpoint.reading import streams
 from shardwright.core.findings.errors import InputError
 from shardwright.runs import loop, run
 from shardwright.runs.run import _run

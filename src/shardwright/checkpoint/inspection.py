@@ -7,14 +7,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint.directory import checkpoints_directory, committed, leftovers, step_of, unknown
+from shardwright.checkpoint.folder.directory import checkpoints_directory, committed, leftovers, step_of, unknown
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest
 from shardwright.checkpoint.format.part import DATA_NAME, StoredBox, data_name, part_name
 from shardwright.checkpoint.format.read_manifest import read_manifest
-from shardwright.checkpoint.opened import Checkpoint, open_checkpoint
-from shardwright.checkpoint.streams import PieceReader
+from shardwright.checkpoint.reading.opened import Checkpoint, open_checkpoint
+from shardwright.checkpoint.reading.streams import PieceReader
 
 
 def describe(directory: Path | str) -> dict[str, Any]:

@@ -93,7 +93,12 @@ def run_import_weights(verb: ImportWeightsVerb) -> int:
     with needing_extra("jax", "importing weights"):
         importing = import_module("shardwright.interop.hugging_face.weights.importing")
     request = importing.WeightsImport(
-        folder=verb.folder, out=verb.out, model=verb.model, settings=settings(verb.set), dtype=verb.dtype
+        folder=verb.folder,
+        out=verb.out,
+        model=verb.model,
+        settings=settings(verb.set),
+        dtype=verb.dtype,
+        keeps_prediction=verb.keep_prediction_layers,
     )
     if verb.json:
         write_json(importing.import_weights(request).to_json())
@@ -121,6 +126,7 @@ def run_export_weights(verb: ExportWeightsVerb) -> int:
         model=verb.model,
         settings=settings(verb.set),
         dtype=verb.dtype,
+        prediction_layers=verb.prediction_layers,
         max_file_bytes=verb.max_file_bytes or exporting.MAX_FILE_BYTES,
     )
     if verb.json:

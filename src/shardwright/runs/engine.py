@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo
+from shardwright.core.boxes.box import Box
+from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
 
 
@@ -24,6 +27,29 @@ class StepMetrics:
     tokens: int
     dropped: int = 0
     overflow: int = 0
+
+
+class Weights(Protocol):
+    """The weights that a run begins with, in boxes of our tensors: a checkpoint, or a model folder of another program."""
+
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def point(self) -> RunPoint: ...
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]], *, unread: tuple[str, ...] = ()) -> None:
+        """As ``Checkpoint.expect``."""
+        ...
+
+    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> Sequence[Any]:
+        """As ``Checkpoint.read_boxes``: an array of NumPy for each box, in its shape."""
+        ...
+
+
+OpenFolder = Callable[[Path, Plan], tuple[Weights, Sequence[str]] | None]
+"""The weights of a folder that is no checkpoint, in the dtypes of a plan, with lines to show; None for another kind of folder."""
 
 
 class Engine(Protocol):
@@ -44,7 +70,7 @@ class Engine(Protocol):
         """The rows of a step that this process reads, counted from the step's first row, ascending."""
         ...
 
-    def begin(self, checkpoint: Checkpoint | None, seed: int, *, weights_only: bool = False) -> int:
+    def begin(self, checkpoint: Weights | None, seed: int, *, weights_only: bool = False) -> int:
         """Make the initial values of ``seed``, or read the state of a checkpoint. Returns the number of steps done.
 
         With ``weights_only``, only its weights are read: moments are zero, and no step is done.

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardwright.checkpoint.file_lock import LockHeldError, acquire, has_locks, note_of_this_process, release
+from shardwright.checkpoint.folder.file_lock import LockHeldError, acquire, has_locks, note_of_this_process, release
 from shardwright.core.findings.errors import InputError
 from shardwright.runs.journal import require_folder
 from shardwright.training.options import Listener

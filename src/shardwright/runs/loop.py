@@ -12,20 +12,21 @@ from typing import Any, Literal
 
 from shardwright.checkpoint import RunPoint
 from shardwright.core.plan.plan import Plan
-from shardwright.runs.background import Saver
+from shardwright.runs.checkpointing.background import Saver
+from shardwright.runs.checkpointing.resuming import rename_conflicting
 from shardwright.runs.engine import Engine, StepMetrics
 from shardwright.runs.journal import BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.records import record_of, require_sound
-from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.source import Source, batches
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions, RunOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """All that the steps need. ``fingerprint``: the values that a resumed run must keep; saved in each checkpoint.
+    """All that the steps need. ``fingerprint``: the values that a resumed run must keep; saved in each checkpoint, and so is
+    ``published``, what was published with the weights that the run began with.
 
     ``skipped``: the checkpoints that are proven damaged, and how.
     """
@@ -35,6 +36,7 @@ class Loop:
     engine: Engine
     source: Source
     fingerprint: Mapping[str, Any]
+    published: Mapping[str, Any]
     skipped: Mapping[Path, str]
     shown: Listener
     writer: BoardWriter | None
@@ -120,7 +122,7 @@ class Loop:
             layout_name=self.plan.request.layout.name,
             layout_text=self.plan.dump(),
             mesh=self.plan.mesh.shape,
-            metadata=self.fingerprint,
+            metadata={**self.fingerprint, **self.published},
         )
         return saver.save(point, self.engine.tensors(), self.engine.boxes())
 

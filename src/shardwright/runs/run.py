@@ -6,32 +6,50 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint import Checkpoint, DamagedError, open_checkpoint
-from shardwright.checkpoint.directory import checkpoints_directory
+from shardwright.checkpoint import DamagedError, open_checkpoint
+from shardwright.checkpoint.folder.directory import checkpoints_directory
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.plan.plan import Plan
-from shardwright.runs.engine import Engine
+from shardwright.runs.checkpointing.resuming import Beginning, beginning, older, open_weights
+from shardwright.runs.engine import Engine, OpenFolder, Weights
 from shardwright.runs.fingerprint import run_fingerprint, shared_by_processes
 from shardwright.runs.hold import held
 from shardwright.runs.journal import board_writer
 from shardwright.runs.loop import Loop
 from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
-from shardwright.runs.resuming import Beginning, beginning, older, open_weights
 from shardwright.runs.source import open_source
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
+from shardwright.training.published import (
+    FOLDER,
+    OTHER_FILES,
+    TOKENIZER_FILES,
+    copied,
+    found,
+    published_folder,
+    published_with,
+)
 
 MakeEngine = Callable[[RunOptions, Plan], Engine]
 """Raises FindingsError for a plan that the engine does not run, InputError for missing devices. Allocates nothing."""
 
 
 def run(
-    options: RunOptions, plan: Plan, shown: Listener | None, *, connection: Connection, make_engine: MakeEngine
+    options: RunOptions,
+    plan: Plan,
+    shown: Listener | None,
+    *,
+    connection: Connection,
+    make_engine: MakeEngine,
+    open_folder: OpenFolder | None = None,
 ) -> RunOutcome:
     """Train by the plan, from the start or from a checkpoint under ``options.out``. The folder is locked meanwhile.
+
+    ``open_folder``: what opens ``options.weights`` where they are in another format than a checkpoint.
 
     One of several processes joins the others first. Only process 0 locks the folder, reports to ``shown`` and writes
     metrics.
@@ -56,10 +74,17 @@ def run(
             shown.say(f"{processes.count} processes meet at {processes.coordinator} ({processes.found})")
             shown.doing("waiting for the others")
         with joined(processes, connection, shown, refused) as group:
-            return _run(options, plan, shown, group, make_engine)
+            return _run(options, plan, shown, group, make_engine, open_folder)
 
 
-def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_engine: MakeEngine) -> RunOutcome:
+def _run(
+    options: RunOptions,
+    plan: Plan,
+    shown: Listener,
+    group: Group,
+    make_engine: MakeEngine,
+    open_folder: OpenFolder | None = None,
+) -> RunOutcome:
     writer = board_writer() if options.tensorboard else None
     engine = make_engine(options, plan)
     shown.doing(f"reading {options.data}")
@@ -68,7 +93,7 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
     start = _chosen(group, "where the run begins", lambda: beginning(options, same, shown), options)
     weights = None
     if start.checkpoint is None and options.weights is not None:
-        weights = open_weights(options.weights, plan, same)
+        weights = open_weights(options.weights, plan, same, open_folder, shown)
     must_agree(
         group, {**same, **shared_by_processes(options, plan, start.step, engine.versions)}, "before the first step"
     )
@@ -80,12 +105,14 @@ def _run(options: RunOptions, plan: Plan, shown: Listener, group: Group, make_en
         first, start = _begun(engine, options, start, same, group, shown)
     else:
         first = _begun_with(weights, engine, options, group, shown)
+    begun = weights if start.checkpoint is None else start.checkpoint
     loop = Loop(
         options=options,
         plan=plan,
         engine=engine,
         source=source,
         fingerprint=same,
+        published={} if begun is None else published_with(begun.point.metadata),
         skipped=start.skipped,
         shown=shown,
         writer=writer,
@@ -114,7 +141,7 @@ def _chosen(group: Group, name: str, choose: Callable[[], Beginning], options: R
     )
 
 
-def _begun_with(weights: Checkpoint, engine: Engine, options: RunOptions, group: Group, shown: Listener) -> int:
+def _begun_with(weights: Weights, engine: Engine, options: RunOptions, group: Group, shown: Listener) -> int:
     """Read the weights of a checkpoint and return the number of steps done, which is 0.
 
     Every process raises InputError if any process finds damage.
@@ -125,12 +152,26 @@ def _begun_with(weights: Checkpoint, engine: Engine, options: RunOptions, group:
         done = engine.begin(weights, options.seed, weights_only=True)
     except DamagedError as error:
         damage = str(error)
-    found = group.exchange("reading weights", damage)
-    damage = next((one.value for one in found if one.value is not None), None)
+    everywhere = group.exchange("reading weights", damage)
+    damage = next((one.value for one in everywhere if one.value is not None), None)
     if damage is not None:
         raise InputError(f"--weights: {damage}")
     shown.say(f"weights from {weights.directory} (step {weights.point.step:,} of {weights.point.model})")
+    if group.index == 0:
+        _keep_files(weights.directory, options, shown)
     return done
+
+
+def _keep_files(weights: Path, options: RunOptions, shown: Listener) -> None:
+    """Copy the files that were published with the weights to the run's folder: a resumed run and an export find them there.
+
+    A tokenizer that the run does not use is left out. Raises InputError where they cannot be copied.
+    """
+    source = published_folder(weights)
+    names = found(source, (*(TOKENIZER_FILES if options.tokenizer is None else ()), *OTHER_FILES))
+    if names:
+        with copied(source, options.out / FOLDER, names):
+            shown.say(f"copied to {options.out / FOLDER}: {', '.join(names)}")
 
 
 def _begun(
@@ -150,8 +191,8 @@ def _begun(
             first = engine.begin(start.checkpoint, options.seed)
         except DamagedError as error:
             damage = str(error)
-        found = group.exchange(f"reading a checkpoint, try {attempt}", damage)
-        damage = next((one.value for one in found if one.value is not None), None)
+        everywhere = group.exchange(f"reading a checkpoint, try {attempt}", damage)
+        damage = next((one.value for one in everywhere if one.value is not None), None)
         if damage is None:
             point = start.checkpoint.point
             shown.say(f"resumed from {start.checkpoint.directory} (layout {escaped(point.layout_name)})")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, committed, open_newest
-from shardwright.checkpoint.loads import Load, load_of
-from shardwright.checkpoint.resharding import reshard
+from shardwright.checkpoint.reading.loads import Load, load_of
+from shardwright.checkpoint.writing.resharding import reshard
 from shardwright.cli.typed.options import LayoutOptions, PlanOptions
 from shardwright.cli.typed.request import planned, typed_request
 from shardwright.cli.typed.values import settings

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -56,6 +57,10 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
         sys.stderr.write("shardwright: the plan has errors, so nothing was started.\n")
         return 1
     train = _engine(engine, run)
+    if run.weights is not None:
+        # A model folder needs no checkpoint made of it first.
+        direct = import_module("shardwright.interop.hugging_face.weights.direct")
+        train = partial(train, open_folder=direct.open_model_folder)
     with _own_output(processes):
         if views:
             from shardwright.report.run_progress import run_progress

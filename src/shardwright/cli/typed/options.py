@@ -144,7 +144,9 @@ class TrainOptions:
     """Where metrics.jsonl and the checkpoints go."""
     data: Annotated[str, arg(metavar="PATH|stdlib")] = "stdlib"
     """A text file, a JSONL file, a folder, or the source text of Python's standard library."""
-    tokenizer: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: bytes)")] = None
+    tokenizer: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: that of the weights, else bytes)")] = (
+        None
+    )
     """A tokenizer.json."""
     stop_after: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: --steps)")] = None
     """Save and end after this step of the schedule."""
@@ -165,7 +167,7 @@ class TrainOptions:
     async_checkpoints: Flag = False
     """Write checkpoints in the background: a step waits only for a copy of the state in host memory."""
     weights: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: initial values)")] = None
-    """Begin with the weights of this checkpoint, with new optimizer state, at step 0."""
+    """Begin with the weights of this checkpoint or model folder of Hugging Face, with new optimizer state, at step 0."""
     resume: Flag = False
     """Go on from the newest intact checkpoint in --out, on any layout."""
     resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
@@ -349,6 +351,8 @@ class ImportWeightsVerb:
     """Dimensions of that model, as num_layers=2."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the folder)")] = None
     """Dtype in which the weights are stored. A run reads them in its --weights-dtype."""
+    keep_prediction_layers: Flag = False
+    """Keep layers for multi-token prediction (num_nextn_predict_layers) beside the weights. A run does not train them."""
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -373,6 +377,10 @@ class ExportWeightsVerb:
     """Dimensions of that model, as num_layers=2."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the checkpoint)")] = None
     """Dtype in which the weights are written."""
+    prediction_layers: Annotated[
+        Path | None, arg(metavar="DIR", help_behavior_hint="(default: those that the checkpoint keeps)")
+    ] = None
+    """A checkpoint that keeps layers for multi-token prediction: they are written beside the weights, as they were published."""
     max_file_bytes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 5000000000)")] = None
     """Bytes of tensors from which on another file is begun."""
     json: Flag = False

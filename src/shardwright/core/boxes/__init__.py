@@ -3,6 +3,7 @@
 box.py         a rectangular region of a tensor
 boxes.py       the box of each device under a spec, and what a resharding moves
 placements.py  a spec as DTensor placements of PyTorch
+reloading.py   what PyTorch's checkpoint makes of a dim that tensor parallelism does not divide
 stored.py      boxes of a weight in the dims that PyTorch stores
 coverage.py    whether boxes cover a tensor, each index once
 """

@@ -1,25 +1,27 @@
 """Which device owns which box under a spec, which devices hold the same box, and what a resharding moves.
 
 All of it is integer arithmetic over boxes. Nothing of the tensor's size is allocated.
+
+One rule says how the axes of a dim shard it, also where they do not divide it: one split after another, major first. A split
+rounds up: all its shards have the size of the first one, except the last shards, which are short or empty.
+
+| who shards | splits of a dim |
+|---|---|
+| JAX | one, over the product of its axes |
+| DTensor | one for each axis |
+| ``fully_shard`` | one for each axis in use, as DTensor; then one over the product of the gathered axes |
+
+``in_turn`` names the axes that have a split of their own. Where the axes divide the dim, all three give the same shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
-
-Uneven = Literal["padded", "nested"]
-"""How a dim is sharded that its axes do not divide.
-
-``padded``: JAX's rule. One split into as many shards as the product of the axis sizes, all of the size of the
-first; the last shards are short or empty. ``nested``: PyTorch's rule. ``torch.chunk`` by the most major axis, then
-each shard by the next. If the product of the axis sizes divides the dim, both give the same shards.
-"""
 
 Owned = tuple[tuple[Box, ...], ...]
 """The boxes of each device, by device number. A device that owns no element has no box."""
@@ -41,21 +43,16 @@ class Intersection:
     region: Box
 
 
-def shard_range(size: int, splits: Iterable[tuple[int, int]], uneven: Uneven = "padded") -> tuple[int, int]:
+def shard_range(size: int, splits: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """The indices ``start <= i < stop`` of one shard of a dim of ``size``.
 
     Each split is (number of shards, index of the shard), major first. ``start == stop`` if the shard is empty.
 
-    >>> [shard_range(9, [(2, i), (2, j)], "padded") for i in (0, 1) for j in (0, 1)]
+    >>> [shard_range(9, [(4, i)]) for i in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 9)]
-    >>> [shard_range(9, [(2, i), (2, j)], "nested") for i in (0, 1) for j in (0, 1)]
+    >>> [shard_range(9, [(2, i), (2, j)]) for i in (0, 1) for j in (0, 1)]
     [(0, 3), (3, 5), (5, 7), (7, 9)]
     """
-    if uneven == "padded":
-        total, which = 1, 0
-        for number, index in splits:
-            total, which = total * number, which * number + index
-        splits = [(total, which)]
     start, stop = 0, size
     for number, index in splits:
         length = -(-(stop - start) // number)
@@ -64,11 +61,11 @@ def shard_range(size: int, splits: Iterable[tuple[int, int]], uneven: Uneven = "
     return start, stop
 
 
-def shard_box(spec: Spec, mesh: Mesh, shape: Sequence[int], device: int, uneven: Uneven = "padded") -> Box | None:
+def shard_box(spec: Spec, mesh: Mesh, shape: Sequence[int], device: int, in_turn: Collection[str] = ()) -> Box | None:
     """The box that ``device`` owns of a tensor of ``shape``; None if its shard is empty.
 
     Under a spec every device has one box, for any order of the axes on a dim. The box never exceeds ``shape``:
-    padding belongs to no device.
+    padding belongs to no device. ``in_turn``: the axes that have a split of their own; all other axes of a dim are one.
 
     >>> mesh, shape = Mesh.of(fsdp=2, tensor=2), (8, 6)
     >>> [str(shard_box(Spec.of(heads=["tensor", "fsdp"], embed=[]), mesh, shape, device)) for device in range(4)]
@@ -77,7 +74,7 @@ def shard_box(spec: Spec, mesh: Mesh, shape: Sequence[int], device: int, uneven:
     assert len(spec.dims) == len(shape), (str(spec), tuple(shape))
     sizes, here = mesh.shape, mesh.coordinates(device)
     ranges = [
-        shard_range(size, [(sizes[axis], here[axis]) for axis in dim.axes], uneven)
+        shard_range(size, _splits([(axis, sizes[axis], here[axis]) for axis in dim.axes], in_turn))
         for dim, size in zip(spec.dims, shape, strict=True)
     ]
     if any(start == stop for start, stop in ranges):
@@ -85,7 +82,24 @@ def shard_box(spec: Spec, mesh: Mesh, shape: Sequence[int], device: int, uneven:
     return Box(tuple(start for start, _ in ranges), tuple(stop for _, stop in ranges))
 
 
-def owned_boxes(spec: Spec, mesh: Mesh, shape: Sequence[int], uneven: Uneven = "padded") -> Owned:
+def _splits(axes: Iterable[tuple[str, int, int]], in_turn: Collection[str]) -> list[tuple[int, int]]:
+    """The splits of one dim: of axes with their sizes and indices, major first, those not ``in_turn`` joined.
+
+    >>> _splits([("tensor", 4, 3), ("fsdp", 2, 1), ("context", 3, 2)], in_turn=["tensor"])
+    [(4, 3), (6, 5)]
+    """
+    splits: list[tuple[int, int]] = []
+    joins = False
+    for axis, number, index in axes:
+        if joins and axis not in in_turn:
+            total, which = splits.pop()
+            number, index = total * number, which * number + index
+        splits.append((number, index))
+        joins = axis not in in_turn
+    return splits
+
+
+def owned_boxes(spec: Spec, mesh: Mesh, shape: Sequence[int], in_turn: Collection[str] = ()) -> Owned:
     """The boxes of every device: one, or none if a dim is too small for the device to have a shard.
 
     >>> [" ".join(map(str, boxes)) for boxes in owned_boxes(Spec.of(embed=["fsdp"]), Mesh.of(fsdp=4), (5,))]
@@ -98,7 +112,7 @@ def owned_boxes(spec: Spec, mesh: Mesh, shape: Sequence[int], uneven: Uneven = "
         here = mesh.coordinates(device)
         key = tuple(here[axis] for axis in spec.axes)
         if key not in known:
-            box = shard_box(spec, mesh, shape, device, uneven)
+            box = shard_box(spec, mesh, shape, device, in_turn)
             known[key] = () if box is None else (box,)
         owned.append(known[key])
     return tuple(owned)

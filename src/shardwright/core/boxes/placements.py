@@ -7,7 +7,7 @@ but later in the mesh enters the placements of the axes before it, as the split 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwright.core.boxes.boxes import shard_range
@@ -76,6 +76,26 @@ def _placement_of(spec: Spec, mesh: Mesh, axis: str) -> Placement:
     return Shard(dim) if split_factor == 1 else StridedShard(dim, split_factor)
 
 
+def as_fully_shard_names(at_rest: Spec, in_use: Spec, mesh: Mesh) -> tuple[Spec, Mesh]:
+    """The spec and the mesh of a parameter that ``fully_shard`` has sharded: the gathered axes are one axis, and it comes
+    before the axes in use. Axes that shard neither are left out, and those of size 1.
+
+    >>> mesh = Mesh.of(fsdp=2, tensor=4, context=3)
+    >>> spec, joined = as_fully_shard_names(Spec.of(vocab=["tensor", "fsdp", "context"]), Spec.of(vocab=["tensor"]), mesh)
+    >>> str(spec), str(joined)
+    ('vocab/tensor/fsdp_context', 'fsdp_context 6 x tensor 4')
+    """
+    kept = mesh.larger_than_one(mesh.in_mesh_order(in_use.axes))
+    gathered = mesh.larger_than_one(mesh.in_mesh_order(axis for axis in at_rest.axes if axis not in in_use.axes))
+    joint = "_".join(gathered)
+    dims = []
+    for dim in at_rest.dims:
+        axes = [axis for axis in dim.axes if axis in kept]
+        dims.append(replace(dim, axes=(*axes, joint) if set(dim.axes) & set(gathered) else tuple(axes)))
+    sizes = {**({joint: mesh.size(gathered)} if gathered else {}), **{axis: mesh.shape[axis] for axis in kept}}
+    return Spec(tuple(dims)), Mesh.of(**sizes)
+
+
 def placement_rows(size: int, applied: Iterable[tuple[Placement, int, int]]) -> tuple[RowRange, ...]:
     """The ranges of rows of one dim that a device holds, ascending, no two of them adjacent.
 
@@ -90,7 +110,7 @@ def placement_rows(size: int, applied: Iterable[tuple[Placement, int, int]]) -> 
         num_rows = sum(stop - start for start, stop in ranges)
         held: list[RowRange] = []
         for chunk in range(split_factor):
-            low, high = shard_range(num_rows, [(split_factor, chunk), (number, index)], "nested")
+            low, high = shard_range(num_rows, [(split_factor, chunk), (number, index)])
             held += _rows_between(ranges, low, high)
         ranges = _joined(held)
     return tuple(ranges)
@@ -99,10 +119,10 @@ def placement_rows(size: int, applied: Iterable[tuple[Placement, int, int]]) -> 
 def misnamed_dims(spec: Spec, mesh: Mesh, shape: Sequence[int]) -> tuple[int, ...]:
     """The dims on which the placements of ``spec`` give a device other rows than it holds.
 
-    A device holds the ``nested`` box of the spec: FSDP2 chunks the local shard of tensor parallelism. The placements
-    shard in the reverse order, and on a dim that the axes do not divide the two can differ. Such a tensor can be saved
-    by ``torch.distributed.checkpoint`` and not loaded again (PyTorch #168134). A dim without a strided placement
-    always agrees, and so does one that its axes divide.
+    Each axis of ``spec`` has a split of its own; ``as_fully_shard_names`` gives such a spec. FSDP2 chunks the local shard of
+    tensor parallelism. The placements shard in the reverse order, and on a dim that the axes do not divide the two can differ
+    (PyTorch #168134): ``reloading.py`` says what a checkpoint of PyTorch's makes of it. A dim without a strided
+    placement always agrees, and so does one that its axes divide.
 
     >>> spec, mesh = Spec.of(heads=["tensor", "fsdp"]), Mesh.of(fsdp=4, tensor=2)
     >>> misnamed_dims(spec, mesh, (8,)), misnamed_dims(spec, mesh, (9,)), misnamed_dims(spec, mesh, (10,))
@@ -122,7 +142,7 @@ def _misnamed(spec: Spec, mesh: Mesh, placements: Sequence[Placement], dim: int,
     placement = dict(zip(mesh.names, placements, strict=True))
     for indices in product(*(range(sizes[axis]) for axis in major_first)):
         here = dict(zip(major_first, indices, strict=True))
-        start, stop = shard_range(size, [(sizes[axis], here[axis]) for axis in major_first], "nested")
+        start, stop = shard_range(size, [(sizes[axis], here[axis]) for axis in major_first])
         applied = [(placement[axis], sizes[axis], here[axis]) for axis in mesh.in_mesh_order(major_first)]
         if placement_rows(size, applied) != (((start, stop),) if start < stop else ()):
             return True

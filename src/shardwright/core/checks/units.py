@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
+from shardwright.core.boxes.reloading import reloading
 from shardwright.core.checks.edits import attention_move, resized
 from shardwright.core.checks.tensors import largest_first, weight_rows
 from shardwright.core.findings.codes import PADDING_WARNING_SHARE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, UNIT_NAMES
-from shardwright.core.layout.wording import count, counted, either, others, percent, plural, product
+from shardwright.core.layout.wording import count, counted, either, every, others, percent, plural, product
 from shardwright.core.mesh.divisors import divisors, nearest_divisors
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Plan, TensorPlan
+
+MOST_SHARDS = 4096
+"""Shards in use of one dim, beyond which it is not said what a checkpoint of PyTorch's own makes of them."""
 
 Group = tuple[str, tuple[str, ...], int]
 """A logical axis, the axes that shard it, and its number of units."""
@@ -165,24 +169,24 @@ def _padding(plan: Plan, tensor: TensorPlan, number: int, size: int, axes: tuple
 
 
 def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, reported: set) -> Iterator[Draft]:
-    """PyTorch's `fully_shard` chunks dim 0, and the last shards are short or empty; under tensor roles this loses rows.
+    """PyTorch's `fully_shard` chunks dim 0, and the last shards are short or empty.
 
-    Where the axes in use do not divide the dim, the DTensor's spec names rows that the rank does not hold (71 of
-    1,024 small layouts): the save succeeds and the checkpoint cannot be loaded (pytorch#168134, pytorch#161368).
+    Shards in use must be equal. Where the axes in use do not divide the dim, the cost says what PyTorch's own checkpoint
+    of the very dim is: of 1,024 small layouts 71 are not right (pytorch#168134, pytorch#161368).
     """
     assert tensor.at_rest is not None
     for number, dim in enumerate(tensor.at_rest.dims[-len(tensor.shape) :]):
-        size = weight.size(dim.logical_axis)
+        size = tensor.shape[number]
         in_use = plan.mesh.larger_than_one(tensor.in_use.axes_of(dim.logical_axis))
         axes = plan.mesh.larger_than_one(dim.axes)
-        unloadable = size % plan.mesh.size(in_use) and dim.logical_axis not in UNIT_NAMES and not weight.unit
-        key = ("torch", dim.logical_axis, size, in_use if unloadable else axes)
+        unequal = size % plan.mesh.size(in_use) and dim.logical_axis not in UNIT_NAMES and not weight.unit
+        key = ("torch", dim.logical_axis, size, in_use if unequal else axes)
         if key in reported:
             continue
         reported.add(key)
         spec, mark = tensor.at_rest, place_in(tensor.at_rest, tensor.at_rest.logical_axes.index(dim.logical_axis))
         where = f"dim {number} ('{dim.logical_axis}') of {tensor.name}"
-        if unloadable:
+        if unequal:
             finding = Finding(
                 code="SW104",
                 severity="error",
@@ -192,11 +196,31 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, reported: set) -> It
                 mark=mark,
                 found=f"{counted(size, dim.logical_axis)} over {product(plan.mesh, in_use)}, in uneven shards",
                 needed=_legal_text(size, plan.mesh.size(in_use)),
-                cost="PyTorch's own checkpoint of it can be saved and cannot be loaded",
+                cost=_reloaded(plan, size, in_use, axes),
             )
             yield Draft(finding=finding, candidates=tuple(_legal_sizes(plan, in_use, size)))
         elif size % plan.mesh.size(in_use) == 0 and size % plan.mesh.size(axes):
             yield _uneven_shards(plan, tensor, where, mark, counted(size, dim.logical_axis), size, axes, in_use)
+
+
+def _reloaded(plan: Plan, size: int, in_use: tuple[str, ...], axes: tuple[str, ...]) -> str:
+    """What a checkpoint of PyTorch's own makes of a dim with unequal shards in use."""
+    sizes, gathered = plan.mesh.shape, plan.mesh.size(axes) // plan.mesh.size(in_use)
+    if plan.mesh.size(in_use) > MOST_SHARDS:
+        return ""
+    found = reloading(size, tuple(sizes[axis] for axis in in_use), gathered)
+    if found.is_right:
+        return "none in a checkpoint of torch.distributed.checkpoint, which is right for these shards"
+    if not found.is_saved:
+        return "torch.distributed.checkpoint refuses to save these shards"
+    wrong = []
+    if found.stale:
+        wrong.append(f"leaves {found.stale} of {count(found.ranks, 'rank')} with old rows under this layout")
+    if found.moved:
+        wrong.append("has rows in another order under others")
+    if found.short:
+        wrong.append("fails under others")
+    return f"torch.distributed.checkpoint saves these shards, and a load {every(wrong)}"
 
 
 def _uneven_shards(

@@ -49,8 +49,9 @@ class WeightOfLayer:
     num_uses: int
 
     def box(self, mesh: Mesh, rank: int) -> Box | None:
-        """The shard of a rank at rest, in the stored dims; None where the rank has none."""
-        return shard_box(self.at_rest, mesh, self.shape, rank, "nested")
+        """The shard of a rank at rest, in the stored dims; None where the rank has none. ``fully_shard`` shards what a rank
+        has in use over the product of the gathered axes."""
+        return shard_box(self.at_rest, mesh, self.shape, rank, in_turn=self.in_use.axes)
 
     def shard_elements(self, mesh: Mesh) -> int:
         """Elements of the largest shard at rest. Dim 0 is padded until its axes divide it."""

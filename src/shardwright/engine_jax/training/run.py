@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 import numpy as np
 
-from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.plan.gate import require_trained
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
@@ -17,7 +17,7 @@ from shardwright.engine_jax.training.processes import CONNECTION
 from shardwright.engine_jax.training.snapshot import infos_of, load_state, own_boxes
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
 from shardwright.engine_jax.training.step import Metrics, abstract_batch, batch_sharding, train_step
-from shardwright.runs import StepMetrics, run
+from shardwright.runs import OpenFolder, StepMetrics, Weights, run
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
@@ -25,9 +25,11 @@ Arrays = State[jax.Array]
 TrainStep = Callable[[Arrays, Mapping[str, jax.Array]], tuple[Arrays, Metrics[jax.Array]]]
 
 
-def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
+def train(
+    options: RunOptions, plan: Plan, shown: Listener | None = None, *, open_folder: OpenFolder | None = None
+) -> RunOutcome:
     """Train as the plan says, from the start or from the newest checkpoint under ``options.out``; see ``runs.run``."""
-    return run(options, plan, shown, connection=CONNECTION, make_engine=JaxEngine)
+    return run(options, plan, shown, connection=CONNECTION, make_engine=JaxEngine, open_folder=open_folder)
 
 
 class JaxEngine:
@@ -52,7 +54,7 @@ class JaxEngine:
     def offsets(self) -> Sequence[int]:
         return self._feed.offsets
 
-    def begin(self, checkpoint: Checkpoint | None, seed: int, *, weights_only: bool = False) -> int:
+    def begin(self, checkpoint: Weights | None, seed: int, *, weights_only: bool = False) -> int:
         # Free a state from a checkpoint that another process found damaged, before the next checkpoint is read.
         self._state = None
         if checkpoint is None:

@@ -8,13 +8,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.lowering.shardings import at_rest_spec
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
+from shardwright.runs import Weights
 from shardwright.training.optimizer import FIRST, SECOND
+from shardwright.training.published import KEPT
 
 
 def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
@@ -41,7 +43,7 @@ def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
     return lambda: np.asarray(shard.data)
 
 
-def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh, *, weights_only: bool = False) -> State[jax.Array]:
+def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: bool = False) -> State[jax.Array]:
     """The state of a checkpoint, sharded as the plan says, whatever layout wrote it.
 
     With ``weights_only``, the state before the first step: moments are zero, and those of the checkpoint are not read.
@@ -49,10 +51,10 @@ def load_state(checkpoint: Checkpoint, plan: Plan, mesh: Mesh, *, weights_only: 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
     rows = [row for row in tensors_of(plan, mesh) if row.name == row.weight or not weights_only]
-    unread = (FIRST, SECOND) if weights_only else ()
+    unread = (FIRST, SECOND, KEPT) if weights_only else ()
     checkpoint.expect({row.name: (row.shape, str(row.dtype)) for row in rows}, unread=unread)
 
-    def read(tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
+    def read(tensor: Tensor, boxes: Sequence[Box]) -> Sequence[np.ndarray]:
         if weights_only and tensor.name != tensor.weight:
             return [np.zeros(box.shape, tensor.dtype) for box in boxes]
         return checkpoint.read_boxes(tensor.name, boxes)

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.modules.conv import _ConvNd
 
 from shardwright.core.boxes.boxes import shard_box
-from shardwright.core.boxes.placements import misnamed_dims
+from shardwright.core.boxes.placements import as_fully_shard_names, misnamed_dims
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, weights_of
@@ -130,7 +130,8 @@ def _require_plan(plan: Plan) -> None:
                 f"its own parameter, as in the entries of an nn.ModuleList."
             )
         # Every plan with such a dim has the error SW104 or SW107.
-        assert not misnamed_dims(row.at_rest, plan.mesh, row.shape), (row.name, str(row.at_rest))
+        names = as_fully_shard_names(row.at_rest, row.in_use, plan.mesh)
+        assert not misnamed_dims(*names, row.shape), (row.name, str(row.at_rest))
 
 
 def _checked(module: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
@@ -230,7 +231,7 @@ def _placed(parameter: nn.Parameter, one: WeightOfLayer, axes: Axes, ranks: Rank
         full = value if one.gathered or value.is_meta else value.to(ranks.device)
         same = full is value and value.is_contiguous()
         return parameter if same else nn.Parameter(full.contiguous(), parameter.requires_grad)
-    box = shard_box(one.in_use, ranks.mesh, one.shape, ranks.rank, "nested")
+    box = shard_box(one.in_use, ranks.mesh, one.shape, ranks.rank, in_turn=one.in_use.axes)
     assert box is not None, (one.key, str(one.in_use))
     shard = value[box.slices]
     # A copy, so that the shard does not keep the full value alive.

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.gate import require_trained
 from shardwright.core.plan.plan import Plan
@@ -22,14 +22,16 @@ from shardwright.engine_torch.training.feed import feed_of
 from shardwright.engine_torch.training.processes import alone, connection_of, device_of
 from shardwright.engine_torch.training.state import State, boxes_of, initial_state, load_state, tensors_of
 from shardwright.engine_torch.training.step import train_step
-from shardwright.runs import StepMetrics, run
+from shardwright.runs import OpenFolder, StepMetrics, Weights, run
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
 TrainStep = Callable[[State, Params], StepMetrics]
 
 
-def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
+def train(
+    options: RunOptions, plan: Plan, shown: Listener | None = None, *, open_folder: OpenFolder | None = None
+) -> RunOutcome:
     """Train as the plan says, from the start or from the newest checkpoint under ``options.out``; see ``runs.run``.
 
     Each rank of the mesh is a process; ``options.processes`` has the index of this one.
@@ -44,7 +46,14 @@ def train(options: RunOptions, plan: Plan, shown: Listener | None = None) -> Run
         )
     processes, connection = connection_of(options.processes)
     with alone() if processes is None else nullcontext():
-        return run(replace(options, processes=processes), plan, shown, connection=connection, make_engine=TorchEngine)
+        return run(
+            replace(options, processes=processes),
+            plan,
+            shown,
+            connection=connection,
+            make_engine=TorchEngine,
+            open_folder=open_folder,
+        )
 
 
 class TorchEngine:
@@ -67,7 +76,7 @@ class TorchEngine:
     def offsets(self) -> Sequence[int]:
         return self._feed.offsets
 
-    def begin(self, checkpoint: Checkpoint | None, seed: int, *, weights_only: bool = False) -> int:
+    def begin(self, checkpoint: Weights | None, seed: int, *, weights_only: bool = False) -> int:
         # Free a state from a checkpoint that another rank found damaged, before the next checkpoint is read.
         self._state = None
         # All ranks make its process groups at the same time, once.

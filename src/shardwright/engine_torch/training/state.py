@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo
+from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
 from shardwright.core.boxes.stored import TableBox, table_boxes
@@ -23,7 +23,9 @@ from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.init import box_values
+from shardwright.runs import Weights
 from shardwright.training.optimizer import FIRST, SECOND
+from shardwright.training.published import KEPT
 
 Read = Callable[[str, Sequence[Box]], Sequence[torch.Tensor]]
 """``read(name, boxes)``: several boxes of a tensor of the state, by its name in a checkpoint."""
@@ -78,7 +80,7 @@ def initial_state(model: Model, seed: int) -> State:
     return make_state(model, read, 0)
 
 
-def load_state(model: Model, checkpoint: Checkpoint, *, weights_only: bool = False) -> State:
+def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False) -> State:
     """The state of a checkpoint, sharded as the plan says, whatever layout and engine wrote it.
 
     With ``weights_only``, the state before the first step: moments are zero, and those of the checkpoint are not read.
@@ -86,7 +88,7 @@ def load_state(model: Model, checkpoint: Checkpoint, *, weights_only: bool = Fal
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
     infos = {info.name: info for info in tensors_of(model.plan)}
-    unread = (FIRST, SECOND) if weights_only else ()
+    unread = (FIRST, SECOND, KEPT) if weights_only else ()
     wanted = {
         name: (info.shape, info.dtype) for name, info in infos.items() if not (unread and name.startswith(unread))
     }

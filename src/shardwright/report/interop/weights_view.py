@@ -31,8 +31,13 @@ def imported_view(imported: Imported) -> View:
             f"{pretty_bytes(imported.num_bytes)} in {', '.join(imported.dtypes)}"
         )
         lines = [("model", imported.model.command), ("weights", weights)]
+        if imported.block is not None:
+            rows, columns = imported.block
+            fp8 = f"{several(imported.num_dequantized, 'tensor')} of FP8, with a scale for each {rows} x {columns}"
+            lines.append(("dequantised", fp8))
         for one in imported.left_out:
             lines.append(("left out", f"{several(len(one.names), 'tensor')} as '{one.names[0]}': {one.why}"))
+        lines += _beside(imported.kept, imported.files)
         drawn = _headed(f"imported to {imported.directory}", lines)
         return Group(drawn, *([findings_list(imported.findings, width)] if imported.findings else []))
 
@@ -43,18 +48,30 @@ def exported_view(exported: Exported) -> View:
     """The folder that was written, its model, and what was left out."""
 
     def view(_: int) -> RenderableType:
-        config = "copied" if exported.model.config is not None else "none was kept: add the model's own"
+        config = "none was kept: add the model's own"
+        if exported.model.config is not None:
+            config = ", ".join(["copied", *exported.config_changes])
         weights = (
             f"{several(exported.num_tensors, 'published tensor')}, {pretty_bytes(exported.num_bytes)} in "
             f"{several(exported.num_files, 'file')}"
         )
         lines = [("from", str(exported.directory)), ("model", exported.model.command), ("weights", weights)]
         lines.append(("config.json", config))
+        lines += _beside(exported.kept, exported.files)
+        if exported.missing_prediction:
+            layers = several(exported.missing_prediction, "layer")
+            lines.append(("left out", f"{layers} for multi-token prediction: the checkpoint does not hold them"))
         if exported.moments:
             lines.append(("left out", f"{several(exported.moments, 'tensor')} of the optimizer"))
         return _headed(f"exported to {exported.folder}", lines)
 
     return view
+
+
+def _beside(kept: Sequence[str], files: Sequence[str]) -> list[tuple[str, str]]:
+    """What is beside the weights: other tensors and files."""
+    lines = [("kept", f"{several(len(kept), 'tensor')} as '{kept[0]}', for multi-token prediction")] if kept else []
+    return [*lines, *([("files", ", ".join(files))] if files else [])]
 
 
 @contextmanager

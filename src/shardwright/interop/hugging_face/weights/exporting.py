@@ -14,24 +14,31 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, open_newest
-from shardwright.checkpoint.directory import make_durable
+from shardwright.checkpoint.folder.directory import make_durable
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.findings.errors import InputError
+from shardwright.core.model.architecture import differences_of_weights
 from shardwright.files.replaced import replace_text
-from shardwright.interop.hugging_face.weights.casting import FLOATS, cast
-from shardwright.interop.hugging_face.weights.folder import CONFIG
+from shardwright.interop.hugging_face.weights.config_text import exported_config
+from shardwright.interop.hugging_face.weights.files.casting import FLOATS, cast
+from shardwright.interop.hugging_face.weights.files.folder import CONFIG
+from shardwright.interop.hugging_face.weights.fitting import num_prediction_layers
 from shardwright.interop.hugging_face.weights.importing import Progress, unseen
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor, published_tensors, stored_shape
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
 from shardwright.interop.hugging_face.weights.shards import shards_of, written
 from shardwright.training.optimizer import FIRST, SECOND
+from shardwright.training.published import KEPT, OTHER_FILES, TOKENIZER_FILES, copied, found, published_folder
 
 MAX_FILE_BYTES = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsExport:
-    """What to export. ``directory``: one step's, or that of a run, whose newest step is taken. ``dtype`` None: as stored."""
+    """What to export. ``directory``: one step's, or that of a run, whose newest step is taken. ``dtype`` None: as stored.
+
+    ``prediction_layers``: another checkpoint, whose layers for multi-token prediction are written beside the weights.
+    """
 
     directory: Path
     to: Path
@@ -39,12 +46,18 @@ class WeightsExport:
     model: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
+    prediction_layers: Path | None = None
     max_file_bytes: int = MAX_FILE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A folder that was written. ``moments``: the tensors of the optimizer that the checkpoint has and no folder holds."""
+    """A folder that was written. ``moments``: the tensors of the optimizer that the checkpoint has and no folder holds.
+
+    ``config_changes``: how its configuration differs from the one that was given, one phrase each. ``kept``: the names of
+    tensors that are no weights of the model, and were kept beside them; ``missing_prediction``: how many layers for multi-token
+    prediction the configuration has, and the folder has not. ``files``: those that were copied.
+    """
 
     folder: Path
     directory: Path
@@ -53,6 +66,10 @@ class Exported:
     num_tensors: int
     num_bytes: int
     moments: int
+    config_changes: tuple[str, ...]
+    kept: tuple[str, ...]
+    missing_prediction: int
+    files: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -64,7 +81,11 @@ class Exported:
             "num_tensors": self.num_tensors,
             "bytes": self.num_bytes,
             "config": self.model.config is not None,
+            "config_changes": list(self.config_changes),
             "moments_left_out": self.moments,
+            "kept": list(self.kept),
+            "prediction_layers_left_out": self.missing_prediction,
+            "files": list(self.files),
         }
 
 
@@ -79,23 +100,56 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     checkpoint = open_newest(request.directory)
     model = model_of_checkpoint(checkpoint, request.config, request.model, request.settings)
     moments = _check_fit(checkpoint, model)
+    beside = _beside(checkpoint, request.prediction_layers)
+    kept = {name.removeprefix(KEPT): info for name, info in beside.tensors.items() if name.startswith(KEPT)}
     tensors = published_tensors(model.table, experts_form(checkpoint))
     dtypes = {tensor.name: _dtype(checkpoint, tensor, request.dtype) for tensor in tensors}
-    shards = shards_of(tensors, dtypes, request.max_file_bytes)
+    config, changes = None, ()
+    if model.config is not None:
+        trained = [dtypes[tensor.name] for tensor in tensors if not tensor.pieces[0].weight.frozen]
+        config, changes = exported_config(model.config, max(trained, key=trained.count))
+    dtypes |= {name: info.dtype for name, info in kept.items()}
+    every = (*tensors, *(PublishedTensor(name=name, shape=info.shape, pieces=()) for name, info in kept.items()))
+    shards = shards_of(every, dtypes, request.max_file_bytes)
+    source = published_folder(request.directory)
+    files = found(source, (*TOKENIZER_FILES, *OTHER_FILES))
     with _renamed_at_the_end(request.to) as folder:
-        if model.config is not None:
-            replace_text(folder / CONFIG, model.config)
-        with written(folder, shards, tensors, dtypes) as elements:
-            _copy(checkpoint, tensors, dtypes, elements, progress)
+        if config is not None:
+            replace_text(folder / CONFIG, config)
+        with copied(source, folder, files), written(folder, shards, every, dtypes) as elements:
+            _copy(checkpoint, beside, every, dtypes, elements, progress)
     return Exported(
         folder=request.to,
         directory=checkpoint.directory,
         model=model,
         num_files=len(shards),
-        num_tensors=len(tensors),
+        num_tensors=len(every),
         num_bytes=sum(shard.num_bytes for shard in shards),
         moments=moments,
+        config_changes=changes,
+        kept=tuple(kept),
+        missing_prediction=0 if kept else num_prediction_layers(model.config),
+        files=files,
     )
+
+
+def _beside(checkpoint: Checkpoint, other: Path | None) -> Checkpoint:
+    """The checkpoint with the tensors that are kept beside the weights. Raises InputError for another one that has none."""
+    if other is None:
+        return checkpoint
+    beside = open_newest(other)
+    if not any(name.startswith(KEPT) for name in beside.tensors):
+        raise InputError(
+            f"--prediction-layers {other}: no layers for multi-token prediction are kept there. Import them with "
+            f"--keep-prediction-layers."
+        )
+    changed = differences_of_weights(beside.point.metadata, checkpoint.point.metadata)
+    if changed:
+        raise InputError(
+            f"--prediction-layers {other}: these are layers of another model than {checkpoint.directory}:\n"
+            + "\n".join(changed)
+        )
+    return beside
 
 
 def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
@@ -103,10 +157,12 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
     table, moments = model.table, 0
     wanted: dict[str, tuple[Sequence[int], str]] = {}
     for weight in table.weights:
-        found = checkpoint.tensors.get(weight.name)
-        wanted[weight.name] = (stored_shape(weight), "float32" if found is None else found.dtype)
+        stored = checkpoint.tensors.get(weight.name)
+        wanted[weight.name] = (stored_shape(weight), "float32" if stored is None else stored.dtype)
     for name in checkpoint.tensors:
-        if any(name.removeprefix(prefix) in wanted and name.startswith(prefix) for prefix in (FIRST, SECOND)):
+        if name.startswith(KEPT):
+            wanted[name] = (checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype)
+        elif any(name.removeprefix(prefix) in wanted and name.startswith(prefix) for prefix in (FIRST, SECOND)):
             wanted[name] = (checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype)
             moments += 1
     try:
@@ -115,10 +171,11 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
         message, *lines = error.message.split("\n")
         advice = f"The model was taken as {model.command}. Give another with --config, or with --model and --set."
         raise CheckpointError(message, lines=[*lines, advice], code=error.code) from None
-    other = next((name for name, (_, dtype) in wanted.items() if dtype not in FLOATS), None)
+    floats = {name: dtype for name, (_, dtype) in wanted.items() if not name.startswith(KEPT)}
+    other = next((name for name, dtype in floats.items() if dtype not in FLOATS), None)
     if other is not None:
         raise CheckpointError(
-            f"{checkpoint.directory}: '{other}' is {wanted[other][1]}, and one of {', '.join(FLOATS)} is needed.",
+            f"{checkpoint.directory}: '{other}' is {floats[other]}, and one of {', '.join(FLOATS)} is needed.",
             code="SW504",
         )
     return moments
@@ -126,21 +183,22 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
 
 def _dtype(checkpoint: Checkpoint, tensor: PublishedTensor, asked: str | None) -> str:
     """The dtype of a published tensor: as asked, except of frozen weights; without asking, as it is stored."""
-    found = {piece.weight.name: checkpoint.tensor(piece.weight.name).dtype for piece in tensor.pieces}
+    stored = {piece.weight.name: checkpoint.tensors[piece.weight.name].dtype for piece in tensor.pieces}
     if asked is not None and not tensor.pieces[0].weight.frozen:
         return asked
-    if len(set(found.values())) > 1:
-        several = ", ".join(f"'{name}' is {dtype}" for name, dtype in found.items())
+    if len(set(stored.values())) > 1:
+        several = ", ".join(f"'{name}' is {dtype}" for name, dtype in stored.items())
         raise CheckpointError(
             f"{checkpoint.directory}: '{tensor.name}' is made of weights of several dtypes: {several}. "
             f"Give one with --dtype.",
             code="SW504",
         )
-    return next(iter(found.values()))
+    return next(iter(stored.values()))
 
 
 def _copy(
     checkpoint: Checkpoint,
+    beside: Checkpoint,
     tensors: Sequence[PublishedTensor],
     dtypes: Mapping[str, str],
     elements: Callable[[str], np.ndarray],
@@ -156,6 +214,11 @@ def _copy(
             target = piece.in_our_dims(elements(tensor.name)[piece.start : piece.start + piece.size])
             target[...] = cast(data, source, dtypes[tensor.name])
             done += target.nbytes
+            progress(done, total)
+        if not tensor.pieces:
+            data = beside.read_box(KEPT + tensor.name, raw=True).view(DTYPES[dtypes[tensor.name]].bits)
+            elements(tensor.name)[...] = data.reshape(-1)
+            done += data.nbytes
             progress(done, total)
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.checkpoint.data_file import CHUNK_BYTES
+from shardwright.checkpoint.writing.data_file import CHUNK_BYTES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.findings.nearest import nearest
 from shardwright.core.model.table import ModelTable
-from shardwright.interop.hugging_face.weights.casting import FLOATS
-from shardwright.interop.hugging_face.weights.folder import Folder
+from shardwright.interop.hugging_face.weights.files.casting import FLOATS
+from shardwright.interop.hugging_face.weights.files.folder import Folder
+from shardwright.interop.hugging_face.weights.files.quantized import FP8, faults
+from shardwright.interop.hugging_face.weights.files.safetensors_file import BY_CODE, FoundTensor
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor
-from shardwright.interop.hugging_face.weights.safetensors_file import BY_CODE, FoundTensor
 
 MOST_LINES = 20
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -35,20 +37,48 @@ class LeftOut:
         return {"tensors": list(self.names), "why": self.why}
 
 
-def fit(folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, described: str) -> tuple[LeftOut, ...]:
-    """What is left out of a folder that has every needed tensor. ``described``: by what the model is, for the error.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a folder has beside the tensors of its model: ``left_out``, and the names that are ``kept``."""
 
-    Raises InputError that names every tensor that is missing, extra, of another shape, or no floating-point tensor.
+    left_out: tuple[LeftOut, ...]
+    kept: tuple[str, ...]
+
+
+def fit(
+    folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, described: str, *, keeps_prediction: bool
+) -> Fit:
+    """What else a folder has that has every needed tensor. ``described``: by what the model is, for the error.
+
+    ``keeps_prediction``: layers for multi-token prediction are kept, and not left out.
+
+    Raises InputError that names every tensor that is missing, extra, of another shape, or no floating-point tensor; and
+    where layers for multi-token prediction are to be kept and there are none.
     """
-    left_out = tuple(one for one in (_second_head(folder, table), _prediction_layers(folder, table)) if one.names)
-    lines = mismatches(folder.tensors, needed, {name for one in left_out for name in one.names})
+    prediction = _prediction_layers(folder, table)
+    if keeps_prediction and not prediction.names:
+        raise InputError(
+            f"{folder.path}: there are no layers for multi-token prediction to keep: {PREDICTION_LAYERS} layers after layer "
+            f"{table.num_layers - 1} are needed. Leave out --keep-prediction-layers."
+        )
+    kept = prediction.names if keeps_prediction else ()
+    left_out = tuple(one for one in (_second_head(folder, table), prediction) if one.names and one.names != kept)
+    names = {name for one in left_out for name in one.names}
+    lines = mismatches(folder.tensors, needed, names | set(kept))
+    lines += [
+        f"'{name}': dtype: found {folder.tensors[name].dtype}, which no checkpoint holds"
+        for name in kept
+        if folder.tensors[name].dtype not in BY_CODE
+    ]
+    if folder.block is not None:
+        lines += faults(folder.tensors, folder.scales, folder.block, {*folder.tensors, *folder.scales} - names)
     if lines:
         more = [f"... and {len(lines) - MOST_LINES:,} more"] if len(lines) > MOST_LINES else []
         raise InputError(
             f"{folder.path}: its tensors are not those of {described}, and nothing was written:\n"
             + "\n".join(f"  {escaped(line)}" for line in [*lines[:MOST_LINES], *more])
         )
-    return left_out
+    return Fit(left_out=left_out, kept=kept)
 
 
 def mismatches(found: Mapping[str, FoundTensor], needed: Sequence[PublishedTensor], left_out: set[str]) -> list[str]:
@@ -64,7 +94,7 @@ def mismatches(found: Mapping[str, FoundTensor], needed: Sequence[PublishedTenso
             lines.append(f"'{name}': missing" + (f"; the folder has '{near}'" if near else ""))
         elif tensor.shape != shape:
             lines.append(f"'{name}': shape: found {tensor.shape}, needed {shape}")
-        elif tensor.dtype not in BY_CODE or tensor.known.name not in FLOATS:
+        elif tensor.dtype not in BY_CODE or tensor.known.name not in (*FLOATS, FP8):
             lines.append(f"'{name}': dtype: found {tensor.dtype}, needed one of {', '.join(FLOATS)}")
     return lines + [f"'{name}': extra, {found[name].dtype} {found[name].shape}, not in the model" for name in extra]
 
@@ -94,11 +124,15 @@ def _same(one: FoundTensor, other: FoundTensor) -> bool:
     )
 
 
+def num_prediction_layers(config: str | None) -> int:
+    """How many layers for multi-token prediction a configuration names."""
+    given = None if config is None else json.loads(config).get(PREDICTION_LAYERS)
+    return given if type(given) is int and given > 0 else 0
+
+
 def _prediction_layers(folder: Folder, table: ModelTable) -> LeftOut:
     """The layers after the last one that predict further tokens, where the configuration names them."""
-    num = folder.config.values.get(PREDICTION_LAYERS) if folder.config is not None else None
-    if not isinstance(num, int) or num < 1:
-        return LeftOut(names=(), why="")
+    num = 0 if folder.config is None else num_prediction_layers(folder.config.text)
     beyond = range(table.num_layers, table.num_layers + num)
     names = tuple(name for name in folder.tensors if (layer := LAYER.match(name)) and int(layer[1]) in beyond)
     return LeftOut(names=names, why="layers for multi-token prediction, which the model omits")

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, committed, save_checkpoint
 from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.model.architecture import architecture_values
 from shardwright.core.model.table import Weight
-from shardwright.interop.hugging_face.weights.casting import cast
-from shardwright.interop.hugging_face.weights.fitting import LeftOut, fit
-from shardwright.interop.hugging_face.weights.folder import CONFIG, Folder, open_folder
+from shardwright.interop.hugging_face.weights.beside import files_beside
+from shardwright.interop.hugging_face.weights.elements import read_piece, read_tensor
+from shardwright.interop.hugging_face.weights.files.folder import CONFIG, Folder, open_folder
+from shardwright.interop.hugging_face.weights.fitting import Fit, LeftOut, fit
 from shardwright.interop.hugging_face.weights.mapping import (
+    ExpertsForm,
     Piece,
     PublishedTensor,
     form_of,
     published_tensors,
     stored_shape,
 )
-from shardwright.interop.hugging_face.weights.model import KEPT, KnownModel, model_of_folder
-from shardwright.interop.hugging_face.weights.safetensors_file import FoundTensor
+from shardwright.interop.hugging_face.weights.model import KnownModel, model_of_folder
+from shardwright.training.published import FOLDER, KEPT, METADATA, copied
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and all bytes."""
@@ -35,18 +40,26 @@ LAYOUT_NAME = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsImport:
-    """What to import. ``model``: a name here, where the folder has no configuration. ``dtype`` None: as they are published."""
+    """What to import. ``model``: a name here, where the folder has no configuration. ``dtype`` None: as they are published.
+
+    ``keeps_prediction``: layers for multi-token prediction are kept beside the weights.
+    """
 
     folder: Path
     out: Path
     model: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
+    keeps_prediction: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A checkpoint that was made of a folder. ``num_bytes``: of its elements."""
+    """A checkpoint that was made of a folder. ``num_bytes``: of the elements of its weights.
+
+    ``block``: rows and columns of FP8 with one scale. ``kept``: published names of tensors beside the weights. ``files``: those
+    that were copied.
+    """
 
     directory: Path
     model: KnownModel
@@ -54,7 +67,11 @@ class Imported:
     num_tensors: int
     num_bytes: int
     dtypes: tuple[str, ...]
+    num_dequantized: int
+    block: tuple[int, int] | None
     left_out: tuple[LeftOut, ...]
+    kept: tuple[str, ...]
+    files: tuple[str, ...]
     findings: tuple[Finding, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -66,7 +83,10 @@ class Imported:
             "num_tensors": self.num_tensors,
             "bytes": self.num_bytes,
             "dtypes": list(self.dtypes),
+            "num_dequantized": self.num_dequantized,
             "left_out": [one.to_json() for one in self.left_out],
+            "kept": list(self.kept),
+            "files": list(self.files),
             "findings": [finding.to_json() for finding in self.findings],
         }
 
@@ -76,6 +96,63 @@ def unseen(done: int, total: int) -> None:
     del done, total
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedFolder:
+    """A folder whose tensors are those of a model. ``experts``: how it holds them. ``files``: those kept beside the weights."""
+
+    folder: Folder
+    model: KnownModel
+    experts: ExpertsForm
+    needed: tuple[PublishedTensor, ...]
+    fit: Fit
+    files: tuple[str, ...]
+
+    @property
+    def point(self) -> RunPoint:
+        """Step 0, with what an export needs."""
+        model = self.model
+        kept = {"settings": dict(model.settings), "experts": self.experts, "config": model.config}
+        return RunPoint(
+            step=0,
+            seed=0,
+            data_position=0,
+            model=model.name,
+            layout_name=LAYOUT_NAME,
+            layout_text="",
+            mesh={},
+            metadata={METADATA: kept, **architecture_values(model.table)},
+        )
+
+
+def fitted(
+    path: Path,
+    model: Callable[[Folder], KnownModel],
+    described: str = f"its {CONFIG}",
+    *,
+    keeps_prediction: bool = False,
+) -> FittedFolder:
+    """A folder, compared with its model by names, shapes and dtypes.
+
+    ``described``: by what the model is, for an error; ``{command}`` stands for its name and settings.
+
+    Raises InputError where it is incomplete or does not fit.
+    """
+    folder = open_folder(path)
+    known = model(folder)
+    experts = form_of(folder.tensors)
+    needed = published_tensors(known.table, experts)
+    return FittedFolder(
+        folder=folder,
+        model=known,
+        experts=experts,
+        needed=needed,
+        fit=fit(
+            folder, needed, known.table, described.format(command=known.command), keeps_prediction=keeps_prediction
+        ),
+        files=files_beside(path, known.table.sizes["vocab"]),
+    )
+
+
 def import_weights(request: WeightsImport, progress: Progress = unseen) -> Imported:
     """Writes the checkpoint. Every tensor's name, shape and dtype is checked before anything is written.
 
@@ -83,44 +160,36 @@ def import_weights(request: WeightsImport, progress: Progress = unseen) -> Impor
     """
     if committed(request.out):
         raise InputError(f"{request.out} already holds a checkpoint. Give another --out.")
-    folder = open_folder(request.folder)
-    model = model_of_folder(folder, request.model, request.settings)
-    experts = form_of(folder.tensors)
-    needed = published_tensors(model.table, experts)
-    described = f"--model {model.command}" if request.model is not None else f"its {CONFIG}"
-    left_out = fit(folder, needed, model.table, described)
-    dtypes = {weight.name: _dtype(weight, folder, needed, request.dtype) for weight in model.table.weights}
+    found = fitted(
+        request.folder,
+        lambda folder: model_of_folder(folder, request.model, request.settings),
+        *([] if request.model is None else ["--model {command}"]),
+        keeps_prediction=request.keeps_prediction,
+    )
+    folder, table, kept = found.folder, found.model.table, found.fit.kept
+    dtypes = {weight.name: _dtype(weight, folder, found.needed, request.dtype) for weight in table.weights}
     infos = [
-        TensorInfo(name=weight.name, shape=stored_shape(weight), dtype=dtypes[weight.name])
-        for weight in model.table.weights
+        *(TensorInfo(name=one.name, shape=stored_shape(one), dtype=dtypes[one.name]) for one in table.weights),
+        *(TensorInfo(name=KEPT + name, shape=folder.tensors[name].shape, dtype=folder.dtype(name)) for name in kept),
     ]
-    point = RunPoint(
-        step=0,
-        seed=0,
-        data_position=0,
-        model=model.name,
-        layout_name=LAYOUT_NAME,
-        layout_text="",
-        mesh={},
-        metadata={
-            KEPT: {"settings": dict(model.settings), "experts": experts, "config": model.config},
-            **architecture_values(model.table),
-        },
-    )
-    total = sum(
-        DTYPES[dtypes[piece.weight.name]].num_bytes * piece.size for tensor in needed for piece in tensor.pieces
-    )
-    boxes = _boxes(folder, needed, dtypes, _counted(progress, total))
-    directory = save_checkpoint(request.out, point, infos, boxes)
+    total = sum(DTYPES[info.dtype].num_bytes * prod(info.shape) for info in infos)
+    count = _counted(progress, total)
+    boxes = chain(_boxes(folder, found.needed, dtypes, count), _kept_boxes(folder, kept, count))
+    with copied(folder.path, request.out / FOLDER, found.files):
+        directory = save_checkpoint(request.out, found.point, infos, boxes)
     return Imported(
         directory=directory,
-        model=model,
-        num_published=len(needed),
-        num_tensors=len(infos),
-        num_bytes=total,
+        model=found.model,
+        num_published=len(found.needed),
+        num_tensors=len(table.weights),
+        num_bytes=sum(DTYPES[dtypes[one.name]].num_bytes * prod(stored_shape(one)) for one in table.weights),
         dtypes=tuple(dict.fromkeys(dtypes.values())),
-        left_out=left_out,
-        findings=model.findings,
+        num_dequantized=sum(name in folder.scales for name in (*(tensor.name for tensor in found.needed), *kept)),
+        block=folder.block,
+        left_out=found.fit.left_out,
+        kept=kept,
+        files=found.files,
+        findings=found.model.findings,
     )
 
 
@@ -129,7 +198,7 @@ def _dtype(weight: Weight, folder: Folder, needed: tuple[PublishedTensor, ...], 
     if asked is not None:
         return weight.dtype if weight.frozen else asked
     names = [tensor.name for tensor in needed if any(piece.weight is weight for piece in tensor.pieces)]
-    found = {folder.tensors[name].known.name: name for name in names}
+    found = {folder.dtype(name): name for name in names}
     if len(found) > 1:
         (first, name), (second, other) = list(found.items())[:2]
         raise InputError(
@@ -144,18 +213,35 @@ def _boxes(
 ) -> Iterator[OwnedBox]:
     for tensor in needed:
         for piece in tensor.pieces:
-            read = _reader(folder.tensors[tensor.name], piece, dtypes[piece.weight.name], count)
+            read = _reader(folder, tensor.name, piece, dtypes[piece.weight.name], count)
             yield OwnedBox(name=piece.weight.name, box=piece.box, array=read)
 
 
-def _reader(found: FoundTensor, piece: Piece, dtype: str, count: Callable[[int], None]) -> Callable[[], np.ndarray]:
+def _reader(
+    folder: Folder, name: str, piece: Piece, dtype: str, count: Callable[[int], None]
+) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
-        bits = cast(found.read(piece.start, piece.size), found.known.name, dtype)
-        array = np.ascontiguousarray(piece.in_our_dims(bits)).view(DTYPES[dtype].raw)
-        count(bits.nbytes)
-        return array
+        array = read_piece(folder, name, piece, Box.whole(piece.inner_shape), dtype)
+        count(array.nbytes)
+        return array.reshape(piece.box.shape).view(DTYPES[dtype].raw)
 
     return read
+
+
+def _kept_boxes(folder: Folder, names: tuple[str, ...], count: Callable[[int], None]) -> Iterator[OwnedBox]:
+    """The tensors beside the weights, as they are published."""
+
+    def reader(name: str) -> Callable[[], np.ndarray]:
+        def read() -> np.ndarray:
+            array = read_tensor(folder, name)
+            count(array.nbytes)
+            return array.view(DTYPES[folder.dtype(name)].raw)
+
+        return read
+
+    for name in names:
+        if prod(shape := folder.tensors[name].shape):
+            yield OwnedBox(name=KEPT + name, box=Box.whole(shape), array=reader(name))
 
 
 def _counted(progress: Progress, total: int) -> Callable[[int], None]:

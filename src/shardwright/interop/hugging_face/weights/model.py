@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ from shardwright.core.model.architecture import architecture_values, differences
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.command import nearest_named
 from shardwright.interop.hugging_face.config import Published, model_of, parse_config, read_config
-from shardwright.interop.hugging_face.weights.folder import Folder
+from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.mapping import ExpertsForm
 from shardwright.models import build
-
-KEPT = "hugging_face"
-"""The field of a checkpoint's metadata with what an export needs: the configuration, and how experts were held."""
+from shardwright.training.published import METADATA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +46,16 @@ def model_of_folder(folder: Folder, name: str | None, settings: Mapping[str, str
         if folder.config is None:
             raise InputError(f"{folder.path}: there is no config.json. Give the model with --model, as llama3-8b.")
         return _of_config(folder.config)
-    table = build(name, settings)
-    config = None if folder.config is None else folder.config.text
-    if folder.config is not None:
-        _require_same(
-            architecture_values(model_of(folder.config).table),
-            architecture_values(table),
-            folder.config.source,
-            f"--model {name}",
-        )
-    return KnownModel(name=name, settings=settings, table=table, config=config)
+    return replace(model_of_table(folder, build(name, settings)), name=name, settings=settings)
+
+
+def model_of_table(folder: Folder, table: ModelTable) -> KnownModel:
+    """The model of a table, which the folder's configuration must not contradict. Raises InputError where it does."""
+    if folder.config is None:
+        return KnownModel(name=table.name, settings={}, table=table, config=None)
+    found = model_of(folder.config)
+    _require_same(architecture_values(found.table), architecture_values(table), folder.config.source, table.name)
+    return KnownModel(name=table.name, settings={}, table=table, config=folder.config.text, findings=found.findings)
 
 
 def model_of_checkpoint(
@@ -83,7 +81,7 @@ def experts_form(checkpoint: Checkpoint) -> ExpertsForm:
 
 
 def _kept(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    kept = checkpoint.point.metadata.get(KEPT)
+    kept = checkpoint.point.metadata.get(METADATA)
     return kept if isinstance(kept, dict) else {}
 
 

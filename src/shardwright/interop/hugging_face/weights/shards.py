@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.header import safetensors_header
 from shardwright.files.replaced import replace_text
-from shardwright.interop.hugging_face.weights.folder import INDEX, SINGLE
+from shardwright.interop.hugging_face.weights.files.folder import INDEX, SINGLE
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor
 
 WRITTEN = {"format": "pt"}

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.part import box_bytes
-from shardwright.checkpoint.opened import Checkpoint
-from shardwright.checkpoint.streams import bytes_to_read
+from shardwright.checkpoint.reading.opened import Checkpoint
+from shardwright.checkpoint.reading.streams import bytes_to_read
 from shardwright.core.boxes.box import Box
 
 

@@ -10,23 +10,49 @@ from shardwright.checkpoint.format.fields import parse_json
 from shardwright.core.findings.errors import InputError
 from shardwright.files.text import read_text
 from shardwright.interop.hugging_face.config import Published, read_config
-from shardwright.interop.hugging_face.weights.safetensors_file import FoundTensor, read_header
+from shardwright.interop.hugging_face.weights.files.quantized import (
+    VALUES_AS,
+    Scales,
+    block_of,
+    is_quantized,
+    parted,
+    read_scales,
+)
+from shardwright.interop.hugging_face.weights.files.safetensors_file import FoundTensor, read_header
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-SCALES = "weight_scale_inv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A model folder. ``config`` is None where it has no config.json. No element is read yet."""
+    """A model folder. ``config`` is None where it has no config.json. No element is read yet.
+
+    ``tensors``: all but the scales of FP8, which are in ``scales`` by the name of their tensor. ``block``: how many rows and
+    columns have one scale; None without scales.
+    """
 
     path: Path
     config: Published | None
     tensors: Mapping[str, FoundTensor]
+    scales: Mapping[str, FoundTensor]
+    block: tuple[int, int] | None
+
+    def dtype(self, name: str) -> str:
+        """The dtype of a tensor's values, unless another is asked for."""
+        tensor = self.tensors[name]
+        return VALUES_AS if is_quantized(tensor) else tensor.known.name
+
+    def scales_of(self, name: str) -> Scales | None:
+        """The scales of a tensor, read; None for a tensor that is not FP8."""
+        tensor = self.tensors[name]
+        if not is_quantized(tensor):
+            return None
+        assert self.block is not None, name
+        return read_scales(tensor, self.scales[name], self.block)
 
 
 def open_folder(path: Path) -> Folder:
-    """Reads configuration, index and headers. Raises InputError for a folder that is not complete, and for FP8 with scales."""
+    """Reads configuration, index and headers. Raises InputError for a folder that is not complete."""
     if not path.is_dir():
         raise InputError(f"{path}: no such folder. Give a folder with {CONFIG} and {SINGLE} or {INDEX}.")
     config = read_config(str(path / CONFIG)) if (path / CONFIG).is_file() else None
@@ -37,14 +63,15 @@ def open_folder(path: Path) -> Folder:
         pickled = next(iter(sorted(path.glob("*.bin"))), None)
         why = "" if pickled is None else f" {pickled.name} is pickled, and is never read: save it as safetensors first."
         raise InputError(f"{path}: there is no {SINGLE} and no {INDEX}.{why}")
-    tensors = read_header(path / SINGLE) if single else _by_index(path)
-    scaled = [name for name in tensors if name.endswith(SCALES)]
-    if scaled:
-        raise InputError(
-            f"{path}: its weights are FP8 with scales, which are not read: {len(scaled):,} tensors as '{scaled[0]}'. "
-            f"Convert it to bfloat16 first."
-        )
-    return Folder(path=path, config=config, tensors=tensors)
+    tensors, scales = parted(read_header(path / SINGLE) if single else _by_index(path))
+    block = None
+    if scales or any(is_quantized(tensor) for tensor in tensors.values()):
+        if config is None:
+            raise InputError(
+                f"{path}: its weights are FP8, and there is no {CONFIG}, which says what has one scale. Add it."
+            )
+        block = block_of(config)
+    return Folder(path=path, config=config, tensors=tensors, scales=scales, block=block)
 
 
 def _by_index(folder: Path) -> dict[str, FoundTensor]:

@@ -10,7 +10,6 @@ from threading import Lock
 
 import numpy as np
 
-from shardwright.checkpoint.data_file import header_tensors
 from shardwright.checkpoint.format.arrays import MAX_BYTES
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.header import check_header
@@ -20,6 +19,7 @@ from shardwright.checkpoint.format.part import InfoTable, Part, StoredBox, Store
 from shardwright.checkpoint.format.pieces import digest_of
 from shardwright.checkpoint.format.read_manifest import NO_MEMORY
 from shardwright.checkpoint.format.regular_file import open_regular, read_regular
+from shardwright.checkpoint.writing.data_file import header_tensors
 from shardwright.core.boxes.box import Box
 from shardwright.core.layout.wording import count
 

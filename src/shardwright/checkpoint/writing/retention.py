@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardwright.checkpoint.directory import committed, delete
+from shardwright.checkpoint.folder.directory import committed, delete
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.opened import open_checkpoint
+from shardwright.checkpoint.reading.opened import open_checkpoint
 from shardwright.core.findings.errors import InputError
 
 

@@ -21,6 +21,7 @@ from shardwright.checkpoint import (
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.architecture import differences_of_weights
 from shardwright.core.plan.plan import Plan
+from shardwright.runs.engine import OpenFolder, Weights
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
 
 
@@ -83,16 +84,21 @@ def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Path, s
             shown.say(f"kept under another name, later than step {first}: {set_aside(directory, 'set-aside')}")
 
 
-def open_weights(path: Path, plan: Plan, fingerprint: Mapping[str, Any]) -> Checkpoint:
-    """The checkpoint whose weights a run begins with. Reads no element.
+def open_weights(
+    path: Path, plan: Plan, fingerprint: Mapping[str, Any], open_folder: OpenFolder | None, shown: Listener
+) -> Weights:
+    """The weights that a run begins with: of a checkpoint, or of a folder that ``open_folder`` knows. Reads no element.
 
     Raises InputError where it cannot be opened, is of another model, or stores the weights in another dtype.
     """
     try:
-        checkpoint = open_newest(path)
-    except CheckpointError as error:
+        known = None if open_folder is None else open_folder(path, plan)
+        weights, notes = (open_newest(path), ()) if known is None else known
+    except (CheckpointError, InputError) as error:
         raise InputError(f"--weights: {error}") from None
-    changed = differences_of_weights(checkpoint.point.metadata, fingerprint)
+    for note in notes:
+        shown.say(note)
+    changed = differences_of_weights(weights.point.metadata, fingerprint)
     if changed:
         raise InputError(
             f"--weights {path}: these are weights of another model than {plan.request.table.name}:\n"
@@ -100,13 +106,13 @@ def open_weights(path: Path, plan: Plan, fingerprint: Mapping[str, Any]) -> Chec
             + "\nGive its dimensions with --set."
         )
     for row in plan.weights:
-        found = checkpoint.tensors.get(row.name)
+        found = weights.tensors.get(row.name)
         if found is not None and found.dtype != row.dtype:
             raise InputError(
                 f"--weights {path}: '{row.name}' is stored in {found.dtype}, and this run has it in {row.dtype}. Give "
                 f"--weights-dtype {found.dtype}, or import the weights again with --dtype {row.dtype}."
             )
-    return checkpoint
+    return weights
 
 
 def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -> Beginning:

@@ -13,12 +13,12 @@ from types import TracebackType
 import numpy as np
 
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, Save, TensorInfo, commit, write_part
-from shardwright.checkpoint.directory import step_directory
+from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.checkpoint.format.part import part_name
 from shardwright.core.boxes.box import Box
+from shardwright.runs.checkpointing.saving import all_or_none, begin_together, save
 from shardwright.runs.processes.group import Group
 from shardwright.runs.records import RunError
-from shardwright.runs.saving import all_or_none, begin_together, save
 from shardwright.training.options import Listener
 
 PATIENCE_S = 120.0

@@ -9,15 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint.data_file import (
-    MAX_FILE_BYTES,
-    JoinedBox,
-    OwnedBox,
-    described_file,
-    grouped,
-    header_of,
-    joined,
-)
 from shardwright.checkpoint.format.arrays import write_bytes
 from shardwright.checkpoint.format.manifest import RunPoint, TensorInfo
 from shardwright.checkpoint.format.part import (
@@ -29,9 +20,18 @@ from shardwright.checkpoint.format.part import (
     part_name,
 )
 from shardwright.checkpoint.format.pieces import PIECE_BYTES, PieceHasher
-from shardwright.checkpoint.merging import declared_bytes
-from shardwright.checkpoint.opened import Checkpoint
-from shardwright.checkpoint.save import Save, commit, explained, saving
+from shardwright.checkpoint.reading.opened import Checkpoint
+from shardwright.checkpoint.writing.data_file import (
+    MAX_FILE_BYTES,
+    JoinedBox,
+    OwnedBox,
+    described_file,
+    grouped,
+    header_of,
+    joined,
+)
+from shardwright.checkpoint.writing.merging import declared_bytes
+from shardwright.checkpoint.writing.save import Save, commit, explained, saving
 from shardwright.core.boxes.box import Box
 
 BATCH_BYTES = 1 << 30

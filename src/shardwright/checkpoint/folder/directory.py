@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardwright.checkpoint.file_lock import LockHeldError, acquire, note_of_this_process, release
+from shardwright.checkpoint.folder.file_lock import LockHeldError, acquire, note_of_this_process, release
 from shardwright.checkpoint.format.errors import CheckpointError
 
 STEP = re.compile(r"step-([0-9]{8,})")

@@ -19,7 +19,7 @@ from shardwright.checkpoint import (
     saving,
     write_part,
 )
-from shardwright.checkpoint.directory import step_directory
+from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.runs.processes.group import Group
 
 

@@ -20,8 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.checkpoint.data_file import MAX_FILE_BYTES, OwnedBox, grouped, joined, write_data_file
-from shardwright.checkpoint.directory import (
+from shardwright.checkpoint.folder.directory import (
     LEFTOVER,
     leftovers,
     make_durable,
@@ -45,8 +44,9 @@ from shardwright.checkpoint.format.part import (
 )
 from shardwright.checkpoint.format.pieces import PIECE_BYTES
 from shardwright.checkpoint.format.read_manifest import read_manifest
-from shardwright.checkpoint.merging import declared_bytes, merged
-from shardwright.checkpoint.retention import check_keep, delete_old
+from shardwright.checkpoint.writing.data_file import MAX_FILE_BYTES, OwnedBox, grouped, joined, write_data_file
+from shardwright.checkpoint.writing.merging import declared_bytes, merged
+from shardwright.checkpoint.writing.retention import check_keep, delete_old
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint.directory import LEFTOVER, committed, step_of
-from shardwright.checkpoint.expected import mismatches
-from shardwright.checkpoint.files import Parts, read_known, read_within
+from shardwright.checkpoint.folder.directory import LEFTOVER, committed, step_of
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.index import Index, read_index
 from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest, RunPoint, TensorInfo
 from shardwright.checkpoint.format.read_manifest import read_manifest
-from shardwright.checkpoint.streams import empty, read_regions
+from shardwright.checkpoint.reading.expected import mismatches
+from shardwright.checkpoint.reading.files import Parts, read_known, read_within
+from shardwright.checkpoint.reading.streams import empty, read_regions
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
 

@@ -1,0 +1,5 @@
+"""The folder of a run's checkpoints: its names, and who may write there.
+
+directory.py  names of checkpoints in a run's folder, and who may write there
+file_lock.py  an exclusive lock on a file
+"""

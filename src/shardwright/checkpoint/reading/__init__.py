@@ -1,0 +1,8 @@
+"""Reading a checkpoint: any box of any tensor, and not more of its files than that needs.
+
+opened.py    an open checkpoint: any box of any tensor
+files.py     the files of an open checkpoint against their digests
+streams.py   reads of regions of stored boxes, piece by piece
+loads.py     what a load reads, from the index alone
+expected.py  the tensors that a program expects against those of a checkpoint
+"""

@@ -1,0 +1,108 @@
+"""A model folder as the weights that a run begins with: boxes are read from its files, and no checkpoint is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from shardwright.checkpoint import CheckpointError, RunPoint, TensorInfo
+from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
+from shardwright.checkpoint.reading.expected import mismatches
+from shardwright.core.boxes.box import Box
+from shardwright.core.plan.plan import Plan
+from shardwright.interop.hugging_face.weights.elements import read_piece
+from shardwright.interop.hugging_face.weights.files.folder import CONFIG, INDEX, SINGLE
+from shardwright.interop.hugging_face.weights.importing import FittedFolder, fitted
+from shardwright.interop.hugging_face.weights.mapping import Piece, stored_shape
+from shardwright.interop.hugging_face.weights.model import model_of_table
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderWeights:
+    """The weights of a folder, in boxes of our tensors and in the dtypes of ``tensors``. It has what a run asks of a checkpoint."""
+
+    directory: Path
+    point: RunPoint
+    tensors: Mapping[str, TensorInfo]
+    found: FittedFolder = field(repr=False)
+    pieces: Mapping[str, Mapping[tuple[int, ...], tuple[str, Piece]]] = field(repr=False)
+
+    def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]], *, unread: tuple[str, ...] = ()) -> None:
+        """Raises CheckpointError (SW504) where these are not the tensors that are wanted."""
+        del unread
+        lines = mismatches(self.tensors, wanted)
+        if lines:
+            raise CheckpointError(f"{self.directory}: it does not fit this run:", lines=lines, code="SW504")
+
+    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
+        """The elements of several boxes, each as ``read_box`` reads it."""
+        return [self.read_box(name, box, raw=raw) for box in boxes]
+
+    def read_box(self, name: str, box: Box | None = None, *, raw: bool = False) -> np.ndarray:
+        """The elements of a box, cast or dequantised; with ``raw`` as opaque elements.
+
+        Raises InputError where a file cannot be read.
+        """
+        info, pieces = self.tensors[name], self.pieces[name]
+        dtype = DTYPES[info.dtype]
+        box = Box.whole(info.shape) if box is None else box
+        depth = len(next(iter(pieces)))
+        inner = Box(box.start[depth:], box.stop[depth:])
+        result = np.empty(box.shape, dtype.bits)
+        for index in product(*map(range, box.start[:depth], box.stop[:depth])):
+            published, piece = pieces[index]
+            place = tuple(one - start for one, start in zip(index, box.start, strict=False))
+            result[place] = read_piece(self.found.folder, published, piece, inner, info.dtype)
+        return result.view(dtype.raw if raw else numpy_dtype(dtype, name))
+
+
+def open_model_folder(path: Path, plan: Plan) -> tuple[FolderWeights, tuple[str, ...]] | None:
+    """The weights of a model folder in the dtypes of a plan, with lines that say what is cast and left out.
+
+    None for what is no model folder, as the folder of a run. Raises InputError for one that is incomplete or does not fit.
+    """
+    if (path / MANIFEST).exists() or not any((path / name).is_file() for name in (CONFIG, SINGLE, INDEX)):
+        return None
+    table = plan.request.table
+    found = fitted(path, lambda folder: model_of_table(folder, table), table.name)
+    dtypes = {row.name: row.dtype for row in plan.weights}
+    pieces: dict[str, dict[tuple[int, ...], tuple[str, Piece]]] = {}
+    for tensor in found.needed:
+        for piece in tensor.pieces:
+            pieces.setdefault(piece.weight.name, {})[piece.index] = tensor.name, piece
+    tensors = {
+        weight.name: TensorInfo(name=weight.name, shape=stored_shape(weight), dtype=dtypes[weight.name])
+        for weight in table.weights
+    }
+    weights = FolderWeights(
+        directory=path,
+        point=found.point,
+        tensors=tensors,
+        found=found,
+        pieces=pieces,
+    )
+    return weights, tuple(_notes(found, dtypes))
+
+
+def _notes(found: FittedFolder, dtypes: Mapping[str, str]) -> Iterator[str]:
+    """What is not as it is in the folder, one line each."""
+    folder = found.folder
+    casts = {
+        (folder.dtype(tensor.name), dtypes[piece.weight.name]) for tensor in found.needed for piece in tensor.pieces
+    }
+    for source, target in sorted(casts):
+        if source != target:
+            yield f"weights are cast from {source} to {target}"
+    num = sum(tensor.name in folder.scales for tensor in found.needed)
+    if num:
+        yield f"{num:,} tensors of FP8 are dequantised by their scales"
+    for one in found.fit.left_out:
+        yield f"left out: {len(one.names):,} tensors as '{one.names[0]}': {one.why}"
+    for finding in found.model.findings:
+        yield f"{finding.where}: {finding.found}"
