@@ -25,8 +25,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, open_checkpoint, save_checkpoint
+from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.core.boxes.box import Box
-from shardwright.runs.checkpointing.background import HostCopies
 
 DEVICES, ROWS = 8, 1024
 POINT = RunPoint(step=1, seed=0, data_position=0, model="bench", layout_name="", layout_text="", mesh={})

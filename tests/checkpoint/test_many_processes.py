@@ -20,11 +20,11 @@ from shardwright.checkpoint.format.part import (
     box_bytes,
     data_name,
     declared_name,
+    header_tensors,
     part_bytes,
     part_name,
 )
 from shardwright.checkpoint.format.pieces import PIECE_BYTES
-from shardwright.checkpoint.writing.data_file import header_tensors
 from shardwright.checkpoint.writing.merging import declared_bytes
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import point

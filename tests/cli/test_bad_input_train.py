@@ -190,7 +190,7 @@ def test_an_out_that_is_a_file(out: str, capsys, tmp_path: Path) -> None:
 
 
 def test_an_out_that_cannot_be_written(capsys, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("shardwright.runs.journal.os.access", lambda *_: False)
+    monkeypatch.setattr("shardwright.runs.metrics.journal.os.access", lambda *_: False)
     assert_refused(
         capsys, f"shardwright: --out out: {tmp_path} may not be written. Give a folder that may.\n", "--out", "out"
     )

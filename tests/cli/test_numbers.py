@@ -12,8 +12,9 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from shardwright.cli.main import main
 from shardwright.cli.running.train import run_options
-from shardwright.cli.typed.options import PlanOptions, TrainOptions, TrainVerb
+from shardwright.cli.typed.options import PlanOptions, TrainOptions
 from shardwright.cli.typed.request import planned, typed_request
+from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.training.cluster import CommandLine, find_processes
 

@@ -21,8 +21,9 @@ from shardwright import FindingsError, Plan, ShardwrightError, make_plan
 from shardwright.cli import plan as plan_verb
 from shardwright.cli.main import main
 from shardwright.cli.running import train as train_verb
-from shardwright.cli.typed.options import PlanOptions, PlanVerb, TrainOptions, TrainVerb
+from shardwright.cli.typed.options import PlanOptions, TrainOptions
 from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.verbs import PlanVerb, TrainVerb
 from shardwright.cost import read_machine
 from shardwright.layouts import preset_names
 from shardwright.training.options import RunOptions, RunOutcome

@@ -24,7 +24,7 @@ from shardwright.engine_torch.training import step as engine_step
 from shardwright.engine_torch.training.feed import feed_of
 from shardwright.engine_torch.training.state import State, boxes_of, initial_state
 from shardwright.engine_torch.training.step import train_step
-from shardwright.runs.engine import StepMetrics
+from shardwright.runs.metrics.records import StepMetrics
 from shardwright.training.optimizer import FIRST, OptimizerOptions
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": ("findings", "mesh", "model", "boxes", "layout", "resolution", "plan", "checks", ""),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
     "checkpoint": ("format", "folder", "reading", "writing", ""),
-    "runs": ("processes", "checkpointing", ""),
+    "runs": ("processes", "metrics", ""),
     "engine_jax": (*ENGINE, "compile", ""),
     "engine_torch": (*ENGINE, "dry_run", "own_program", ""),
     "compiled": ("text", "reading", "agreement", "findings", ""),

@@ -78,7 +78,8 @@ OPTIONS = {
     "import torchtitan": {"--config", "--devices", "--model", "--set", "--batch", "--length", "--out", "--json"},
     "import huggingface": {"--model", "--set", "--devices", "--out", "--json"},
     "export": {"--model", "--set", "--mesh", "--devices", "--move", "--out", "--json"},
-    "ckpt show": {"--json"},
+    "ckpt show": {"--for", "--mesh", "--devices", "--engine", "--model", "--set", "--json"},
+    "ckpt reshard": {"--layout", "--out", "--mesh", "--devices", "--engine", "--model", "--set", "--json"},
     "ckpt verify": {"--json"},
     "ckpt import": {"--out", "--model", "--set", "--dtype", "--keep-prediction-layers", "--json"},
     "ckpt export": {
@@ -95,6 +96,7 @@ ARGUMENTS = {
     **dict.fromkeys(("import maxtext", "import torchtitan", "import huggingface"), "FILE"),
     "export": "maxtext NAME|FILE",
     "ckpt show": "DIR",
+    "ckpt reshard": "DIR",
     "ckpt verify": "DIR",
     "ckpt import": "huggingface FOLDER",
     "ckpt export": "huggingface DIR",
@@ -102,7 +104,7 @@ ARGUMENTS = {
 VERBS = {
     "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import", "export"},
     "import": {"maxtext", "torchtitan", "huggingface"},
-    "ckpt": {"show", "verify", "import", "export"},
+    "ckpt": {"show", "verify", "reshard", "import", "export"},
 }
 
 

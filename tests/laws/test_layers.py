@@ -75,7 +75,7 @@ def test_layers_are_in_an_order() -> None:
             "shardwright.engine_torch",
         ),
         ("shardwright.engine_jax.training.step", "from shardwright.cli import main", "shardwright.cli"),
-        ("shardwright.runs.journal", "import tensorboardX", "tensorboardX"),
+        ("shardwright.runs.metrics.journal", "import tensorboardX", "tensorboardX"),
         ("shardwright.runs.loop", "def go():\n    import jax", "jax"),
         ("shardwright.runs.run", "from shardwright.engine_jax import run", "shardwright.engine_jax"),
         ("shardwright.cli.main", "import shardwright.engine_jax.training.step", "shardwright.engine_jax"),
@@ -93,7 +93,7 @@ def test_the_table_can_be_broken(module: str, source: str, named: str) -> None:
     [
         ("shardwright.core.mesh.mesh", "import os.path\nfrom . import spec\nfrom shardwright.core import box"),
         ("shardwright.files.yaml_text", "import yaml\nfrom shardwright.core.findings.errors import InputError"),
-        ("shardwright.runs.journal", "def curves():\n    import tensorboardX"),
+        ("shardwright.runs.metrics.journal", "def curves():\n    import tensorboardX"),
         ("shardwright.cli.main", "def train():\n    from shardwright.engine_jax import loop"),
         ("shardwright.cli.main", "import importlib\ndef train(e):\n    importlib.import_module(f'shardwright.{e}')"),
     ],

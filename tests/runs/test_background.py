@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import CheckpointError, OwnedBox, TensorInfo, open_checkpoint, verify
+from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.core.boxes.box import Box
-from shardwright.runs import RunError, run
-from shardwright.runs.checkpointing import background
-from shardwright.runs.checkpointing.background import HostCopies
+from shardwright.runs import RunError, background, run
 from shardwright.runs.loop import Loop
 from shardwright.training.cluster import Processes
 from shardwright.training.options import RunOptions, RunOutcome, Silent

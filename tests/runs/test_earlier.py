@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.runs.earlier import Earlier, earlier_lines
+from shardwright.runs.metrics.earlier import Earlier, earlier_lines
 
 
 def line(step: int | None) -> bytes:

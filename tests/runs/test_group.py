@@ -20,7 +20,7 @@ import shardwright.runs.processes.group as group_module
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorInfo, open_checkpoint
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.checkpointing import saving
+from shardwright.runs import saving
 from shardwright.runs.processes.channel import Channel
 from shardwright.runs.processes.group import Alone, Ending, ExchangedValue, Several, must_agree
 from shardwright.runs.processes.rendezvous import rendezvous

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.journal import Journal, board_writer, journal, keep_later_lines, require_folder
+from shardwright.runs.metrics.journal import Journal, board_writer, journal, keep_later_lines, require_folder
 from shardwright.training.options import StepRecord
 from tests.checkpoint.states import largest_file
 

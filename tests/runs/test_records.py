@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.core.planning import make_plan
-from shardwright.runs.engine import StepMetrics
-from shardwright.runs.records import RunError, record_of, require_sound
+from shardwright.runs.metrics.records import RunError, StepMetrics, record_of, require_sound
 from shardwright.training.options import RunOptions
 from tests.runs.counting import plan_of
 

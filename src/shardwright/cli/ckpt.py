@@ -6,7 +6,9 @@ import sys
 from importlib import import_module
 
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.options import (
+from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.values import settings
+from shardwright.cli.typed.verbs import (
     CkptVerb,
     ExportWeightsVerb,
     ImportWeightsVerb,
@@ -15,8 +17,6 @@ from shardwright.cli.typed.options import (
     ShowVerb,
     VerifyVerb,
 )
-from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.values import settings
 from shardwright.core.findings.bounds import number_text
 from shardwright.core.findings.errors import InputError
 

@@ -15,16 +15,8 @@ from collections.abc import Mapping, Sequence
 import tyro
 
 from shardwright.cli.interop.import_options import EveryVerb, ExportVerb, ImportVerb
-from shardwright.cli.typed.options import (
-    CheckVerb,
-    CkptVerb,
-    CompileVerb,
-    DiffVerb,
-    LockVerb,
-    PlanVerb,
-    TrainVerb,
-)
 from shardwright.cli.typed.output import write_json, write_view
+from shardwright.cli.typed.verbs import CheckVerb, CkptVerb, CompileVerb, DiffVerb, LockVerb, PlanVerb, TrainVerb
 from shardwright.core.findings.errors import (
     INTERRUPTED,
     NOBODY_READS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from shardwright.cli.typed.options import PlanVerb
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import planned, typed_request
+from shardwright.cli.typed.verbs import PlanVerb
 
 
 def run_plan(verb: PlanVerb) -> int:

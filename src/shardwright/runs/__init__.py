@@ -4,9 +4,9 @@ run.py          a run from start to end
 loop.py         the loop over steps: record, save, end
 engine.py       the interface that an engine implements
 source.py       the rows that a run reads
-records.py      the record of a step
-journal.py      metrics.jsonl and TensorBoard
-earlier.py      which lines of an earlier run's metrics are kept
+saving.py       saves of one or of several processes
+background.py   asynchronous saves
+resuming.py     at which checkpoint, or with which weights, a run begins
 fingerprint.py  what must be equal for a run to continue as the same run
 hold.py         the lock of a run's folder
 
@@ -16,9 +16,9 @@ An engine supplies an ``Engine``, which trains the steps, and a ``Connection`` o
 progress of a run are in ``shardwright.training.options``.
 """
 
-from shardwright.runs.engine import Engine, OpenFolder, StepMetrics, Weights
+from shardwright.runs.engine import Engine, OpenFolder, Weights
+from shardwright.runs.metrics.records import RunError, StepMetrics
 from shardwright.runs.processes.rendezvous import Connection
-from shardwright.runs.records import RunError
 from shardwright.runs.run import MakeEngine, run
 
 __all__ = ["Connection", "Engine", "MakeEngine", "OpenFolder", "RunError", "StepMetrics", "Weights", "run"]

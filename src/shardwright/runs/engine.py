@@ -1,9 +1,8 @@
-"""The interface of an engine to a run, and the metrics of a step."""
+"""The interface of an engine to a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,22 +10,7 @@ from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """The metrics of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens.
-
-    ``dropped``: token-expert assignments beyond the capacity of an expert. ``overflow``: assignments beyond the capacity of
-    a buffer of the layout, in all layers; where it is not 0, the step is not the model's. All are of the global step, and
-    equal in every process.
-    """
-
-    loss: float
-    grad_norm: float
-    tokens: int
-    dropped: int = 0
-    overflow: int = 0
+from shardwright.runs.metrics.records import StepMetrics
 
 
 class Weights(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardwright.checkpoint.folder.file_lock import LockHeldError, acquire, has_locks, note_of_this_process, release
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.journal import require_folder
+from shardwright.runs.metrics.journal import require_folder
 from shardwright.training.options import Listener
 
 FILE_NAME = ".lock"

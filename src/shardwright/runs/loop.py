@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from shardwright.checkpoint import RunPoint
 from shardwright.core.plan.plan import Plan
-from shardwright.runs.checkpointing.background import Saver
-from shardwright.runs.checkpointing.resuming import rename_conflicting
-from shardwright.runs.engine import Engine, StepMetrics
-from shardwright.runs.journal import BoardWriter, Journal, journal, keep_later_lines
+from shardwright.runs.background import Saver
+from shardwright.runs.engine import Engine
+from shardwright.runs.metrics.journal import BoardWriter, Journal, journal, keep_later_lines
+from shardwright.runs.metrics.records import StepMetrics, record_of, require_sound
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.signals import stop_on_signal
-from shardwright.runs.records import record_of, require_sound
+from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.source import Source, batches
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions, RunOutcome
 

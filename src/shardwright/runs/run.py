@@ -14,14 +14,14 @@ from shardwright.checkpoint.folder.directory import checkpoints_directory
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.plan.plan import Plan
-from shardwright.runs.checkpointing.resuming import Beginning, beginning, older, open_weights
 from shardwright.runs.engine import Engine, OpenFolder, Weights
 from shardwright.runs.fingerprint import run_fingerprint, shared_by_processes
 from shardwright.runs.hold import held
-from shardwright.runs.journal import board_writer
 from shardwright.runs.loop import Loop
+from shardwright.runs.metrics.journal import board_writer
 from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
+from shardwright.runs.resuming import Beginning, beginning, older, open_weights
 from shardwright.runs.source import open_source
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 from shardwright.training.published import (

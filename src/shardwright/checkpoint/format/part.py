@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.checkpoint.format.arrays import arrays_bytes, read_arrays
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.header import MAX_HEADER_BYTES
+from shardwright.checkpoint.format.header import MAX_HEADER_BYTES, METADATA, Tensors
 from shardwright.checkpoint.format.manifest import TensorInfo
 from shardwright.checkpoint.format.pieces import DIGEST_BYTES, MAX_PIECE_BYTES
 from shardwright.core.boxes.box import Box
@@ -297,3 +297,14 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 def box_bytes(info: TensorInfo, box: Box) -> int:
     return prod(box.shape) * DTYPES[info.dtype].num_bytes
+
+
+def header_tensors(boxes: Sequence[tuple[TensorInfo, Box]]) -> Tensors:
+    """The entries of a data file's header. The key of a box that is the full tensor is its name, else the name and the box."""
+    used = {METADATA}
+    for info, box in boxes:
+        key = info.name if box == Box.whole(info.shape) else f"{info.name}[{box}]"
+        while key in used:
+            key += "'"
+        used.add(key)
+        yield key, info.dtype, box.shape, box_bytes(info, box)

@@ -15,11 +15,18 @@ from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.header import check_header
 from shardwright.checkpoint.format.index import Index
 from shardwright.checkpoint.format.manifest import Manifest
-from shardwright.checkpoint.format.part import InfoTable, Part, StoredBox, StoredFile, part_name, read_part
+from shardwright.checkpoint.format.part import (
+    InfoTable,
+    Part,
+    StoredBox,
+    StoredFile,
+    header_tensors,
+    part_name,
+    read_part,
+)
 from shardwright.checkpoint.format.pieces import digest_of
 from shardwright.checkpoint.format.read_manifest import NO_MEMORY
 from shardwright.checkpoint.format.regular_file import open_regular, read_regular
-from shardwright.checkpoint.writing.data_file import header_tensors
 from shardwright.core.boxes.box import Box
 from shardwright.core.layout.wording import count
 

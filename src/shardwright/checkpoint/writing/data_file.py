@@ -16,9 +16,9 @@ import xxhash
 
 from shardwright.checkpoint.format.dtypes import DTYPES, as_bytes
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.header import METADATA, Tensors, safetensors_header
+from shardwright.checkpoint.format.header import safetensors_header
 from shardwright.checkpoint.format.manifest import TensorInfo
-from shardwright.checkpoint.format.part import StoredBox, StoredFile, box_bytes
+from shardwright.checkpoint.format.part import StoredBox, StoredFile, box_bytes, header_tensors
 from shardwright.checkpoint.format.pieces import PieceHasher
 from shardwright.core.boxes.box import Box
 
@@ -151,17 +151,6 @@ def write_data_file(
         file.flush()
         os.fsync(file.fileno())
     return described_file(path, header, boxes), stored
-
-
-def header_tensors(boxes: Sequence[tuple[TensorInfo, Box]]) -> Tensors:
-    """The entries of a data file's header. The key of a box that is the full tensor is its name, else the name and the box."""
-    used = {METADATA}
-    for info, box in boxes:
-        key = info.name if box == Box.whole(info.shape) else f"{info.name}[{box}]"
-        while key in used:
-            key += "'"
-        used.add(key)
-        yield key, info.dtype, box.shape, box_bytes(info, box)
 
 
 def _write_box(write: Callable[[memoryview], object], hasher: PieceHasher, info: TensorInfo, owned: OwnedBox) -> None:

@@ -64,34 +64,33 @@ def reshard(
             for place in part.places:
                 places[place.box.info.name].append(place)
         total, done = sum(place.box.num_bytes for part in parts for place in part.places), 0
+        written: dict[_Place, StoredBox] = {}
         for name in places:
             for batch in _batches(places[name]):
                 found = checkpoint.read_boxes(name, [place.box.box for place in batch], raw=True)
                 for place, array in zip(batch, found, strict=True):
-                    place.write(save.directory, array)
+                    written[place] = place.write(save.directory, array)
                     done += array.nbytes
                     progress(done, total)
         numbers = {info.name: number for number, info in enumerate(infos)}
         for process, part in enumerate(parts):
-            part.finish(save, process, infos, numbers)
+            part.finish(save, process, infos, numbers, written)
         return commit(save, point, num_processes=len(devices))
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Place:
-    """Where one box goes. ``digests`` are known once it is written."""
+    """Where one box goes: to ``offset`` of ``file``, which is file ``number`` of a device."""
 
     box: JoinedBox
     file: str
     number: int
     offset: int
-    digests: np.ndarray | None = None
 
-    def write(self, directory: Path, array: np.ndarray) -> None:
+    def write(self, directory: Path, array: np.ndarray) -> StoredBox:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         hasher = PieceHasher(PIECE_BYTES)
         hasher.update(data)
-        self.digests = hasher.digests()
         descriptor = os.open(directory / self.file, os.O_WRONLY)
         try:
             done = 0
@@ -99,10 +98,7 @@ class _Place:
                 done += os.pwrite(descriptor, data[done:], self.offset + done)
         finally:
             os.close(descriptor)
-
-    def stored(self) -> StoredBox:
-        assert self.digests is not None
-        return self.box.stored(self.file, self.offset, self.digests)
+        return self.box.stored(self.file, self.offset, hasher.digests())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +106,21 @@ class _Part:
     files: list[StoredFile] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
 
-    def finish(self, save: Save, process: int, infos: Sequence[TensorInfo], numbers: Mapping[str, int]) -> None:
+    def finish(
+        self,
+        save: Save,
+        process: int,
+        infos: Sequence[TensorInfo],
+        numbers: Mapping[str, int],
+        written: Mapping[_Place, StoredBox],
+    ) -> None:
         for file in self.files:
             descriptor = os.open(save.directory / file.name, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        rows = [(numbers[place.box.info.name], place.number, place.stored()) for place in self.places]
+        rows = [(numbers[place.box.info.name], place.number, written[place]) for place in self.places]
         (save.directory / declared_name(process)).write_bytes(declared_bytes(infos))
         write_bytes(save.directory / part_name(process), part_bytes(self.files, rows, PIECE_BYTES))
 

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg, subcommand
 
-from shardwright.cli.typed.options import Count, Flag, Text, Verb
+from shardwright.cli.typed.options import Count, Flag, Text
+from shardwright.cli.typed.verbs import Verb
 
 File = Annotated[Positional[str], arg(metavar="FILE", help_behavior_hint="")]
 Settings = Annotated[

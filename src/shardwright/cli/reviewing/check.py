@@ -10,9 +10,9 @@ from typing import Any
 
 from shardwright.cli.reviewing.checked import Checked, check
 from shardwright.cli.reviewing.lock import SUFFIX
-from shardwright.cli.typed.options import CheckVerb
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import TypedRequest
+from shardwright.cli.typed.verbs import CheckVerb
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from shardwright.cli.reviewing.locked_request import options_of
 from shardwright.cli.reviewing.saved_plan import is_saved, read_saved
-from shardwright.cli.typed.options import DiffVerb, PlanOptions
+from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import typed_request, with_sizes
 from shardwright.cli.typed.values import mesh_sizes
+from shardwright.cli.typed.verbs import DiffVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.planning import make_plan

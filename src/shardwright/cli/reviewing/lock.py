@@ -13,9 +13,9 @@ from typing import Any
 
 from shardwright.cli.reviewing.locked_request import request_of
 from shardwright.cli.reviewing.saved_plan import read_json_file
-from shardwright.cli.typed.options import LockVerb
 from shardwright.cli.typed.output import write_json
 from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.verbs import LockVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.files import replace_text

@@ -11,9 +11,10 @@ from typing import Any
 from shardwright.checkpoint import Checkpoint, CheckpointError, committed, open_newest
 from shardwright.checkpoint.reading.loads import Load, load_of
 from shardwright.checkpoint.writing.resharding import reshard
-from shardwright.cli.typed.options import LayoutOptions, PlanOptions
+from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import planned, typed_request
 from shardwright.cli.typed.values import settings
+from shardwright.cli.typed.verbs import LayoutOptions
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.mesh.spec import Spec

@@ -13,9 +13,9 @@ from shardwright.cli.running.compile_torch import compile_by_dry_run
 from shardwright.cli.running.compiled import Compiled
 from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.options import CompileVerb
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.verbs import CompileVerb
 from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.agreement.rewrites import family
 from shardwright.compiled.findings import compiled_findings

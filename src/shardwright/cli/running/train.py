@@ -15,9 +15,10 @@ from pathlib import Path
 from shardwright.cli.running.ranks import is_rank, launch
 from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.options import TrainOptions, TrainVerb
+from shardwright.cli.typed.options import TrainOptions
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import planned, typed_request
+from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.core.findings.errors import FindingsError
 from shardwright.training.cluster import CommandLine, Processes, find_processes
 from shardwright.training.options import RunOptions, RunOutcome, Silent

@@ -1,6 +1,7 @@
 """Command-line options as values, and the output of a command.
 
-options.py  the verbs and their options, as data
+options.py  the options of a plan and of a run, as data
+verbs.py    every verb with its arguments and options
 values.py   the value of one option: `fsdp=2,expert=4`
 request.py  from the options to a request
 devices.py  the flag for simulated devices, set before JAX starts

@@ -24,7 +24,7 @@ from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Batch, Model
 from shardwright.engine_torch.training.optimizer import apply_gradients, global_norm
 from shardwright.engine_torch.training.state import State
-from shardwright.runs.engine import StepMetrics
+from shardwright.runs.metrics.records import StepMetrics
 from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-
-import numpy as np
 
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, Save, TensorInfo, commit, write_part
 from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.checkpoint.format.part import part_name
-from shardwright.core.boxes.box import Box
-from shardwright.runs.checkpointing.saving import all_or_none, begin_together, save
+from shardwright.checkpoint.writing.copies import HostCopies
+from shardwright.runs.metrics.records import RunError
 from shardwright.runs.processes.group import Group
-from shardwright.runs.records import RunError
+from shardwright.runs.saving import all_or_none, begin_together, save
 from shardwright.training.options import Listener
 
 PATIENCE_S = 120.0
@@ -85,34 +82,6 @@ class Saver:
         if not flight.done:
             self._shown.doing(f"writing the checkpoint of step {flight.step:,}")
         all_or_none(self._group, f"the checkpoint of step {flight.step}, commit", flight.result)
-
-
-class HostCopies:
-    """Copies of boxes in host memory, which are reused by the next save: as many bytes as this process saves."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, Box], np.ndarray] = {}
-
-    def of(self, boxes: Iterable[OwnedBox]) -> list[OwnedBox]:
-        """The same boxes with arrays that no later step changes. Raises CheckpointError if host memory is too small."""
-        return [replace(owned, array=self._copy(owned)) for owned in boxes]
-
-    def _copy(self, owned: OwnedBox) -> np.ndarray:
-        array = np.asarray(owned.array() if callable(owned.array) else owned.array)
-        key = (owned.name, owned.box)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.dtype != array.dtype or buffer.shape != array.shape:
-            try:
-                buffer = self._buffers[key] = np.empty(array.shape, array.dtype)
-            except MemoryError as error:
-                raise CheckpointError(
-                    f"'{owned.name}', box [{owned.box}]: host memory has no {array.nbytes:,} bytes for a copy of it. "
-                    f"Save without --async-checkpoints."
-                ) from error
-        # NumPy copies opaque elements one by one, and integers in one go.
-        bits = np.dtype(f"u{array.dtype.itemsize}")
-        np.copyto(buffer.view(bits), array.view(bits))
-        return buffer
 
 
 class _Flight:

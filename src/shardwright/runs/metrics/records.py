@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from shardwright.core.findings.errors import ShardwrightError
 from shardwright.core.plan.plan import Plan
-from shardwright.runs.engine import StepMetrics
 from shardwright.training.options import RunOptions, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """The metrics of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens.
+
+    ``dropped``: token-expert assignments beyond the capacity of an expert. ``overflow``: assignments beyond the capacity of
+    a buffer of the layout, in all layers; where it is not 0, the step is not the model's. All are of the global step, and
+    equal in every process.
+    """
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    dropped: int = 0
+    overflow: int = 0
 
 
 class RunError(ShardwrightError):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from shardwright.checkpoint.writing.save import NO_SPACE
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.earlier import earlier_lines
+from shardwright.runs.metrics.earlier import earlier_lines
 from shardwright.training.options import METRICS_FILE, StepRecord
 
 Say = Callable[[str], None]

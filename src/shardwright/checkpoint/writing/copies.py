@@ -1,0 +1,40 @@
+"""Copies of boxes in host memory, which a thread writes while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.writing.data_file import OwnedBox
+from shardwright.core.boxes.box import Box
+
+
+class HostCopies:
+    """Copies of boxes in host memory, which are reused by the next save: as many bytes as this process saves."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, Box], np.ndarray] = {}
+
+    def of(self, boxes: Iterable[OwnedBox]) -> list[OwnedBox]:
+        """The same boxes with arrays that no later step changes. Raises CheckpointError if host memory is too small."""
+        return [replace(owned, array=self._copy(owned)) for owned in boxes]
+
+    def _copy(self, owned: OwnedBox) -> np.ndarray:
+        array = np.asarray(owned.array() if callable(owned.array) else owned.array)
+        key = (owned.name, owned.box)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.dtype != array.dtype or buffer.shape != array.shape:
+            try:
+                buffer = self._buffers[key] = np.empty(array.shape, array.dtype)
+            except MemoryError as error:
+                raise CheckpointError(
+                    f"'{owned.name}', box [{owned.box}]: host memory has no {array.nbytes:,} bytes for a copy of it. "
+                    f"Save without --async-checkpoints."
+                ) from error
+        # NumPy copies opaque elements one by one, and integers in one go.
+        bits = np.dtype(f"u{array.dtype.itemsize}")
+        np.copyto(buffer.view(bits), array.view(bits))
+        return buffer

@@ -1,0 +1,246 @@
+"""Every verb with its arguments and options, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
+
+from shardwright.cli.typed.options import (
+    Annotations,
+    Count,
+    Dtype,
+    Engine,
+    Flag,
+    Layout,
+    PlanOptions,
+    Text,
+    TrainOptions,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanVerb:
+    """Show the placement of every tensor under a layout, the collectives and memory of a step, its cost, and findings."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-671b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileVerb:
+    """Compile the train step for chips that need not be present, and compare the program with the plan."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as mixtral-8x7b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    hlo: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: not written)")] = None
+    """Write the compiled program's text here."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffVerb:
+    """Show what moves between two layouts, tensor by tensor, with bytes.
+
+    A and B are each a preset, the path of a layout file, a lock, or a plan that `plan --json` wrote to a .json file.
+    Layouts need --model and share the options below; --mesh sets the axes that a layout has. A layout that is compared
+    with a lock takes the lock's model and options where none are given. NAME:AXIS=SIZE,... sets axis sizes for one side
+    only, as in ep:expert=8.
+    """
+
+    a: Annotated[Positional[str], arg(metavar="A", help_behavior_hint="")]
+    """Before."""
+    b: Annotated[Positional[str], arg(metavar="B", help_behavior_hint="")]
+    """After."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(needed for layouts)")] = None
+    """A model by name, as deepseek3-test."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockVerb:
+    """Write the plan of a model under a layout to a file to commit, which `check` compares later."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-671b."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: MODEL.LAYOUT.lock.json)")] = None
+    """The file, or a folder for it."""
+    compiled: Flag = False
+    """Compile the step for its --chips, as `compile` does, and lock the compiled program too."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckVerb:
+    """Plan the requests in locks again, and fail where a tensor or a collective differs from the lock."""
+
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FILE ...]", help_behavior_hint="")] = ()
+    """Locks, or folders of *.lock.json files. Without any, the working directory."""
+    update: Flag = False
+    """Write again the locks that are out of date."""
+    annotations: Annotated[
+        Annotations, arg(help_behavior_hint="(default: github where GITHUB_ACTIONS is true, else none)")
+    ] = None
+    """Print findings also as annotations, which GitHub Actions shows next to the lines of a change."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainVerb:
+    """Train a model under a layout. The plan comes first; an error in it stops the run before anything is allocated."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-test."""
+    run: OmitArgPrefixes[TrainOptions]
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+Settings = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutOptions:
+    """The devices that read or save a checkpoint."""
+
+    mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
+    """Sizes of mesh axes, as fsdp=2,expert=4."""
+    devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the mesh sizes multiply to)")] = None
+    """Number of devices."""
+    engine: Annotated[Engine, arg(help_behavior_hint="(default: jax)")] = None
+    """The engine whose storage rule applies."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the checkpoint)")] = None
+    """The model, as llama3-8b."""
+    set: Settings = ()
+    """Dimensions of that model, as num_layers=2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowVerb:
+    """Show what is in a checkpoint, and what a load onto a layout reads of it."""
+
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them."""
+    layout: Annotated[Text, arg(name="for", metavar="NAME|FILE", help_behavior_hint="(default: none)")] = None
+    """A layout. The bytes that its devices read are shown too."""
+    on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardVerb:
+    """Write a checkpoint again in the boxes of another layout, so that its devices read only what is theirs."""
+
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them, whose newest step is taken."""
+    layout: Annotated[str, arg(metavar="NAME|FILE")]
+    """A preset, or the path of a layout file."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Where the checkpoint goes, as a run's --out."""
+    on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyVerb:
+    """Check every byte of a checkpoint against its digests, and that nothing is missing."""
+
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+Program = Annotated[Positional[Literal["huggingface"]], arg(metavar="huggingface", help_behavior_hint="")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportWeightsVerb:
+    """Make a checkpoint at step 0 of the weights in a model folder of Hugging Face. Nothing is written unless every tensor fits."""
+
+    source: Program
+    """The program that wrote the folder."""
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help_behavior_hint="")]
+    """A folder with config.json and safetensors files."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Where the checkpoint goes, as a run's --out."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of config.json)")] = None
+    """The model whose weights they must be, as llama3-8b."""
+    set: Settings = ()
+    """Dimensions of that model, as num_layers=2."""
+    dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the folder)")] = None
+    """Dtype in which the weights are stored. A run reads them in its --weights-dtype."""
+    keep_prediction_layers: Flag = False
+    """Keep layers for multi-token prediction (num_nextn_predict_layers) beside the weights. A run does not train them."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportWeightsVerb:
+    """Write the weights of a checkpoint as a model folder of Hugging Face, which transformers loads."""
+
+    source: Program
+    """The program that reads the folder."""
+    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
+    """One step's directory, or a folder of them, whose newest step is taken."""
+    to: Annotated[Path, arg(metavar="FOLDER")]
+    """The folder to write. It must not exist, or be empty."""
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: the one that was imported)")] = (
+        None
+    )
+    """The config.json of the model. It is copied to the folder."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the checkpoint)")] = None
+    """The model, where there is no configuration, as llama3-8b."""
+    set: Settings = ()
+    """Dimensions of that model, as num_layers=2."""
+    dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the checkpoint)")] = None
+    """Dtype in which the weights are written."""
+    prediction_layers: Annotated[
+        Path | None, arg(metavar="DIR", help_behavior_hint="(default: those that the checkpoint keeps)")
+    ] = None
+    """A checkpoint that keeps layers for multi-token prediction: they are written beside the weights, as they were published."""
+    max_file_bytes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 5000000000)")] = None
+    """Bytes of tensors from which on another file is begun."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CkptVerb:
+    """Show a checkpoint, verify it, write it for another layout, or exchange weights with another program."""
+
+    verb: (
+        Annotated[ShowVerb, subcommand("show")]
+        | Annotated[VerifyVerb, subcommand("verify")]
+        | Annotated[ReshardVerb, subcommand("reshard")]
+        | Annotated[ImportWeightsVerb, subcommand("import")]
+        | Annotated[ExportWeightsVerb, subcommand("export")]
+    )
+
+
+Verb = (
+    Annotated[PlanVerb, subcommand("plan")]
+    | Annotated[CompileVerb, subcommand("compile")]
+    | Annotated[DiffVerb, subcommand("diff")]
+    | Annotated[LockVerb, subcommand("lock")]
+    | Annotated[CheckVerb, subcommand("check")]
+    | Annotated[TrainVerb, subcommand("train")]
+    | Annotated[CkptVerb, subcommand("ckpt")]
+)
