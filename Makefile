@@ -15,7 +15,7 @@ help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
 	@echo 'make test-all the same, every layout compared with one device, and docs/sameness.md written again: about two hours'
-	@echo 'make fuzz     5,000 damaged and invented inputs for every command. Part of make test-all'
+	@echo 'make fuzz     7,000 damaged and invented inputs for every command. Part of make test-all'
 	@echo 'make mutants  300 small faults, drawn and put into the code: is each seen by a test? Part of make test-all'
 	@echo 'make test-targets  the steps of real models, compiled for TPUs and GPUs without them (0.5 GB of compilers)'
 	@echo 'make setup    prepare .venv with everything the tests need'
@@ -52,7 +52,7 @@ test-all: test
 
 # Other cases each day: the seed is printed, and each fault with the command that shows it again.
 fuzz: setup
-	$(BIN)/python -m tests.fuzz --cases=5000 --jobs=$(JOBS)
+	$(BIN)/python -m tests.fuzz --cases=7000 --jobs=$(JOBS)
 
 # Goes on where it was stopped; SEED=1 draws others.
 SEED ?= 0

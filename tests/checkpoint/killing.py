@@ -77,7 +77,7 @@ def save_together(out: Path, step: int, others: list[Connection]) -> None:
     state = state_of(step)
     with saves.saving(out, step) as save:
         for other in others:
-            other.send(step)
+            other.send((step, save.name))
         writers = len(others) + 1
         saves.write_part(save, state.infos, state.owned[::writers], max_file_bytes=FILE_BYTES)
         for other in others:
@@ -89,8 +89,8 @@ def help_until_killed(out: Path, process: int, writers: int, first: Connection) 
     """Another process of that run; it ends with process 0."""
     try:
         while True:
-            step = first.recv()
-            state, save = state_of(step), saves.join_save(out, step)
+            step, name = first.recv()
+            state, save = state_of(step), saves.join_save(out, step, name)
             owned = state.owned[process::writers]
             saves.write_part(save, state.infos, owned, process=process, max_file_bytes=FILE_BYTES)
             first.send(step)

@@ -291,8 +291,14 @@ def test_swapped_boxes_of_one_size_are_found_by_their_digests(directory: Path) -
 
     def swap(value: dict[str, Any]) -> None:
         first, second = tensor(value, "embed")["boxes"]
-        first["offset"], second["offset"] = second["offset"], first["offset"]
+        for field in fields:
+            first[field], second[field] = second[field], first[field]
 
+    fields = ["offset"]
+    edit(directory, swap)
+    assert "Key 'embed[0:2,0:8]': found {" in refused(directory)
+    # Only the elements are then in the wrong place.
+    fields = ["key"]
     edit(directory, swap)
     assert "tensor 'embed', box [0:2,0:8]: bytes 384 to 448 do not match" in refused(
         directory, lambda: open_checkpoint(directory).read_box("embed")

@@ -16,6 +16,7 @@ from shardwright.checkpoint.directory import delete
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.manifest import manifest_value
 from shardwright.checkpoint.opened import open_checkpoint
+from shardwright.cli.main import main
 from tests.checkpoint.states import save, small_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint.md"
@@ -52,7 +53,13 @@ def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
 def test_an_intact_checkpoint(tmp_path: Path) -> None:
     directory = save(tmp_path, small_state())
     checked = {"directory": str(directory), "ok": True, "step": 10, "num_boxes": 4, "bytes": 464, "problems": []}
-    assert verify(directory) == {"directory": str(directory), "ok": True, "checkpoints": [checked], "leftovers": []}
+    assert verify(directory) == {
+        "directory": str(directory),
+        "ok": True,
+        "checkpoints": [checked],
+        "leftovers": [],
+        "unknown": [],
+    }
 
 
 def test_a_run_s_directory_means_all_of_its_checkpoints(tmp_path: Path) -> None:
@@ -98,6 +105,48 @@ def test_a_directory_without_checkpoints(tmp_path: Path, look: Callable[[Path], 
         f"{tmp_path / name}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
         f"as in OUT/checkpoints/step-00000010."
     )
+
+
+def test_verify_names_every_file_that_does_not_belong(tmp_path: Path) -> None:
+    directory = save(tmp_path, small_state())
+    data = directory / "boxes-00000-00000.safetensors"
+    strays = [
+        "part-00001.json",
+        ".hidden",
+        "notes.txt",
+        "x.safetensors",
+        "boxes-00000-00000.safetensors.tmp",
+        "a folder",
+        "a link",
+    ]
+    for name in strays[:5]:
+        (directory / name).write_bytes(b"x")
+    (directory / strays[5]).mkdir()
+    (directory / strays[6]).symlink_to("nowhere")
+    expected = [f"{directory}/{name}: the manifest does not list this file. Move it away." for name in sorted(strays)]
+
+    def found() -> list[str]:
+        result = verify(directory)
+        assert not result["ok"]
+        return [problem["message"] for problem in result["checkpoints"][0]["problems"]]
+
+    assert found() == expected
+    data.rename(directory / "z.safetensors")
+    missing, *others = found()
+    assert missing.startswith(f"{data}: the file is missing.")
+    assert others == [*expected, f"{directory}/z.safetensors: the manifest does not list this file. Move it away."]
+
+
+def test_verify_names_what_is_beside_the_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = save(tmp_path, small_state()).parent
+    for name in ("step-00000010.damaged-9d12c0b7", "step-00000020.set-aside-c1e80a3f", "step-00000010.bak"):
+        (out / name).mkdir()
+    (out / "notes.txt").touch()
+    (out / "step-00000030").touch()
+    result = verify(out)
+    assert (result["ok"], result["unknown"]) == (True, ["notes.txt", "step-00000010.bak", "step-00000030"])
+    assert main(["ckpt", "verify", str(out)]) == 0
+    assert "never read: notes.txt, step-00000010.bak, step-00000030\n" in capsys.readouterr().out
 
 
 def test_the_page_names_every_field_of_a_manifest(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_processes_that_run_different_programs(tmp_path: Path, theirs: list[Tens
     def disagreeing() -> None:
         with saving(tmp_path, 10) as under_way:
             write_part(under_way, [INFO], [OwnedBox(name="w", box=Box.whole((4, 8)), array=ARRAY)])
-            write_part(join_save(tmp_path, 10), theirs, [], process=1)
+            write_part(join_save(tmp_path, 10, under_way.name), theirs, [], process=1)
             commit(under_way, point(), num_processes=2)
 
     assert refused(tmp_path, disagreeing) == (
@@ -195,10 +195,44 @@ def test_one_process_that_takes_the_place_of_another(tmp_path: Path) -> None:
 
 
 def test_a_save_that_process_0_has_not_begun(tmp_path: Path) -> None:
-    assert refused(tmp_path, lambda: join_save(tmp_path, 10)) == (
-        f"{STEP}: found 0 saves of this step in progress, needed 1. "
+    name = "step-00000010.saving-5f0c9a17"
+    assert refused(tmp_path, lambda: join_save(tmp_path, 10, name)) == not_in_progress(name)
+
+
+def not_in_progress(name: str) -> str:
+    return (
+        f"{STEP}: no save of this step is in progress under the name '{name}'. "
         f"Every process must be given the same --out, on a file system that all of them share."
     )
+
+
+def test_a_late_process_of_another_run_cannot_join_a_save(tmp_path: Path) -> None:
+    """A process that wakes up after its run was killed and started again, while the new run saves the same step."""
+    state = small_state()
+    with saving(tmp_path, 10) as of_the_dead:
+        late = join_save(tmp_path, 10, of_the_dead.name)
+    with saving(tmp_path, 10) as under_way:
+        with pytest.raises(CheckpointError) as caught:
+            join_save(tmp_path, 10, of_the_dead.name)
+        assert str(caught.value).replace(str(tmp_path), "OUT") == not_in_progress(of_the_dead.name)
+        with pytest.raises(CheckpointError, match="could not be written: No such file or directory"):
+            write_part(late, state.infos, [], process=1)
+        other = join_save(tmp_path, 10, under_way.name)
+        write_part(other, state.infos, state.owned[1:], process=1)
+        write_part(under_way, state.infos, state.owned[:1])
+        commit(under_way, point(), num_processes=2)
+    assert verify(tmp_path)["ok"]
+
+
+@pytest.mark.parametrize(
+    "name", ["step-00000020.saving-5f0c9a17", "step-00000010", "step-00000010.deleting-5f0c9a17", ""]
+)
+def test_a_name_that_is_not_of_a_save_of_this_step(tmp_path: Path, name: str) -> None:
+    if name:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    with pytest.raises(CheckpointError) as caught:
+        join_save(tmp_path, 10, name)
+    assert str(caught.value).replace(str(tmp_path), "OUT") == not_in_progress(name)
 
 
 def test_metadata_that_is_not_json_leaves_nothing(tmp_path: Path) -> None:

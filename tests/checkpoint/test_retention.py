@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.checkpoint import CheckpointError, latest
-from shardwright.checkpoint.directory import committed
+from shardwright.checkpoint import CheckpointError, latest, verify
+from shardwright.checkpoint.directory import committed, leftovers
 from shardwright.core.findings.errors import InputError
 from tests.checkpoint.states import State, save, small_state
 
@@ -70,3 +70,24 @@ def test_an_old_one_that_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.M
         "OUT/checkpoints/step-00000010: the checkpoint is written, and the old one step-00000005 could not be deleted: Permission denied."
     )
     assert steps(tmp_path) == [10, 5]
+
+
+def test_a_step_that_is_a_link_is_deleted_without_what_it_points_to(tmp_path: Path) -> None:
+    """A checkpoint that somebody has moved to another disk, or taken from another run."""
+    elsewhere = save(tmp_path / "other", small_state(), step=1)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / elsewhere.name).symlink_to(elsewhere)
+    for step in (2, 3, 4):
+        save(tmp_path, small_state(), step=step, keep=2)
+    assert steps(tmp_path) == [4, 3]
+    assert leftovers(tmp_path) == ()
+    assert verify(elsewhere)["ok"]
+
+
+def test_a_link_that_a_killed_deletion_has_left_does_not_end_later_saves(tmp_path: Path) -> None:
+    elsewhere = save(tmp_path / "other", small_state(), step=1)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / f"{elsewhere.name}.deleting-81d2e044").symlink_to(elsewhere)
+    save(tmp_path, small_state(), step=2)
+    assert (steps(tmp_path), leftovers(tmp_path)) == ([2], ())
+    assert verify(elsewhere)["ok"]

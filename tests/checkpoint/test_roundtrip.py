@@ -248,7 +248,7 @@ def test_processes_write_parts_and_one_commits(tmp_path: Path, seed: int) -> Non
     state = random_state(seed)
     num_processes = 3
     with saving(tmp_path, 10) as first:
-        others = [join_save(tmp_path, 10) for _ in range(num_processes - 1)]
+        others = [join_save(tmp_path, 10, first.name) for _ in range(num_processes - 1)]
         # The last process may well be the first to be done, and one that owns nothing says so.
         for process, under_way in reversed(list(enumerate([first, *others]))):
             owned = state.owned[process::num_processes] if process != 1 else []

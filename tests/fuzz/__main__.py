@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz --cases 5000 --seed S``: a table of kinds, exit codes, times and memory, and each fault with the command that reproduces it."""
+"""``python -m tests.fuzz --cases 7000 --seed S``: a table of kinds, exit codes, times and memory, and each fault with the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fuzz.running import Outcome, cases, run_part
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--cases", type=int, default=7000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--kind", choices=KINDS, help="only this kind")

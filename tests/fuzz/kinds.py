@@ -12,6 +12,7 @@ from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.interop.torchtitan.vocabulary import KNOWN, TRAINING
 from tests.checkpoint.states import save, small_state
 from tests.fuzz import seeds
+from tests.fuzz.forging import forged_checkpoint
 from tests.fuzz.mutating import ODD_NUMBERS, damaged_arguments, damaged_text, damaged_value, odd_value
 
 Case = list[str]
@@ -93,6 +94,12 @@ def manifest(draw: random.Random) -> Case:
     text = _json_or_text(draw, path.read_text())
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     return ["ckpt", draw.choice(("show", "verify")), "ckpt", *draw.choice(([], ["--json"]))]
+
+
+def forged(draw: random.Random) -> Case:
+    """A checkpoint that somebody has made to mislead: its digests are right."""
+    folder = forged_checkpoint(draw, Path("ckpt"))
+    return ["ckpt", draw.choice(("show", "verify")), draw.choice(("ckpt", str(folder))), *draw.choice(([], ["--json"]))]
 
 
 def maxtext(draw: random.Random) -> Case:
@@ -254,9 +261,10 @@ KINDS: Mapping[str, tuple[Callable[[random.Random], Case], int]] = {
     "locks": (lock, 12),
     "plans": (plan, 10),
     "manifests": (manifest, 10),
+    "forged": (forged, 40),
     "command lines": (arguments, 24),
     "MaxText": (maxtext, 9),
     "TorchTitan": (torchtitan, 10),
     "Hugging Face": (hugging_face, 9),
 }
-"""Each kind with its share of the cases, in percent."""
+"""Each kind with its share of the cases: of 7,000, 2,000 are forged checkpoints."""

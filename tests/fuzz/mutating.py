@@ -120,15 +120,15 @@ TEXT_DAMAGE = (
 def damaged_value(draw: random.Random, value: Any) -> Any:
     """A value with a few places changed: keys dropped or duplicated under other names, values swapped."""
     for _ in range(draw.choice((1, 1, 2, 4))):
-        places = list(_places(value))
-        if not places:
+        found = list(places(value))
+        if not found:
             return odd_value(draw)
-        owner, key = draw.choice(places)
+        owner, key = draw.choice(found)
         kind = draw.randrange(6)
         if kind == 0:
             del owner[key]
         elif kind == 1:
-            other, place = draw.choice(places)
+            other, place = draw.choice(found)
             owner[key] = other.get(place) if isinstance(other, dict) else other[place] if place < len(other) else None
         elif kind == 2 and isinstance(owner, dict):
             owner[draw.choice(ODD_TEXTS)] = owner[key]
@@ -141,7 +141,7 @@ def damaged_value(draw: random.Random, value: Any) -> Any:
     return value
 
 
-def _places(value: Any, depth: int = 0):
+def places(value: Any, depth: int = 0):
     """Places where a value may be changed, up to some thousands; a value that contains itself does not cause an endless loop."""
     if depth > 30:
         return
@@ -150,7 +150,7 @@ def _places(value: Any, depth: int = 0):
     )
     for key, item in items[:400]:
         yield value, key
-        yield from _places(item, depth + 1)
+        yield from places(item, depth + 1)
 
 
 def damaged_arguments(draw: random.Random, arguments: list[str]) -> list[str]:

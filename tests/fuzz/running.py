@@ -23,6 +23,8 @@ from shardwright.cli.main import main
 from tests.fuzz.kinds import KINDS
 
 SLOWEST_S = 5
+LONGEST_WAIT = 12
+"""How many times as long a case may take on the clock: one that waits for a pipe uses no CPU time."""
 MOST_BYTES = 1 << 30
 """Memory that a process may use beyond that before its first case."""
 
@@ -146,18 +148,24 @@ def _inside(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """A limit on the CPU time of this process, so that a busy machine causes no failure."""
+    """A limit on the CPU time of this process, so that a busy machine causes no failure; and a longer one on a wait."""
 
     def ring(*_: object) -> None:
         raise TooLongError
 
-    before = signal.signal(signal.SIGVTALRM, ring)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    limits = (
+        (signal.SIGVTALRM, signal.ITIMER_VIRTUAL, seconds),
+        (signal.SIGALRM, signal.ITIMER_REAL, LONGEST_WAIT * seconds),
+    )
+    before = [(number, timer, signal.signal(number, ring)) for number, timer, _ in limits]
+    for _, timer, limit in limits:
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        for number, timer, handler in before:
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 def _start(*_: object, **__: object) -> None:

@@ -1,6 +1,6 @@
 """A few cases of each kind of damaged and invented input: no traceback, one message, in time and in memory.
 
-``python -m tests.fuzz --cases 5000`` draws others; ``make test-all`` runs it with a seed of the day.
+``python -m tests.fuzz --cases 7000`` draws others; ``make test-all`` runs it with a seed of the day.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SEED = 11
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_input_ends_in_a_traceback(kind):
     wrong = []
-    for _, index in (case for case in cases(150) if case[0] == kind):
+    for _, index in (case for case in cases(210) if case[0] == kind):
         outcome = run_case(kind, index, SEED)
         if outcome.wrong:
             wrong.append(f"--seed {SEED} --kind '{kind}' --case {index}: {outcome.arguments}\n{outcome.wrong}")

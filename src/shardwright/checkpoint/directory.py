@@ -21,8 +21,10 @@ from pathlib import Path
 from shardwright.checkpoint.file_lock import LockHeldError, acquire, note_of_this_process, release
 from shardwright.checkpoint.format.errors import CheckpointError
 
-STEP = re.compile(r"step-(\d{8,})")
-LEFTOVER = re.compile(r"step-(\d{8,})\.(saving|deleting)-[0-9a-f]{8}")
+STEP = re.compile(r"step-([0-9]{8,})")
+LEFTOVER = re.compile(r"step-([0-9]{8,})\.(saving|deleting)-[0-9a-f]{8}")
+SET_ASIDE = re.compile(r"step-([0-9]{8,})\.(damaged|set-aside)-[0-9a-f]{8}")
+LOCK = ".lock"
 
 
 def checkpoints_directory(out: Path) -> Path:
@@ -50,6 +52,16 @@ def leftovers(out: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for path in _entries(out) if LEFTOVER.fullmatch(path.name)))
 
 
+def unknown(out: Path) -> tuple[Path, ...]:
+    """What is next to the checkpoints and has no name of theirs. Nothing reads it."""
+    known = {
+        path.name
+        for path in _entries(out)
+        if any(pattern.fullmatch(path.name) for pattern in (STEP, LEFTOVER, SET_ASIDE))
+    }
+    return tuple(sorted(path for path in _all_entries(out) if path.name not in known | {LOCK}))
+
+
 def temporary_name(directory: Path, doing: str) -> Path:
     """A name next to ``directory`` that is recognised as a leftover; ``doing`` is ``saving`` or ``deleting``."""
     return directory.with_name(f"{directory.name}.{doing}-{secrets.token_hex(4)}")
@@ -60,7 +72,15 @@ def delete(directory: Path) -> None:
     doomed = temporary_name(directory, "deleting")
     os.rename(directory, doomed)
     make_durable(directory.parent)
-    shutil.rmtree(doomed)
+    remove(doomed)
+
+
+def remove(directory: Path) -> None:
+    """Deletes a directory. Of a link to one only the link: what it points to may belong to another run."""
+    if directory.is_symlink():
+        directory.unlink()
+    else:
+        shutil.rmtree(directory)
 
 
 def set_aside(directory: Path, why: str) -> Path:
@@ -96,7 +116,7 @@ def only_writer(out: Path) -> Iterator[None]:
     if not directory.is_dir():
         directory.mkdir(parents=True, exist_ok=True)
         make_durable(directory.parent)
-    path, descriptor = directory / ".lock", None
+    path, descriptor = directory / LOCK, None
     try:
         descriptor = acquire(path)
     except LockHeldError as error:
@@ -118,7 +138,11 @@ def only_writer(out: Path) -> Iterator[None]:
 
 
 def _entries(out: Path) -> tuple[Path, ...]:
+    return tuple(path for path in _all_entries(out) if path.is_dir())
+
+
+def _all_entries(out: Path) -> tuple[Path, ...]:
     try:
-        return tuple(path for path in checkpoints_directory(out).iterdir() if path.is_dir())
+        return tuple(checkpoints_directory(out).iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return ()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint.directory import checkpoints_directory, committed, leftovers, step_of
+from shardwright.checkpoint.directory import checkpoints_directory, committed, leftovers, step_of, unknown
 from shardwright.checkpoint.format.data_file import digest_of_span, read_span
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.manifest import FILE_NAME, StoredBox
+from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, StoredBox
+from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.opened import Checkpoint, open_checkpoint
 from shardwright.checkpoint.verified import digest_error, read_error
 
@@ -21,7 +23,7 @@ def describe(directory: Path | str) -> dict[str, Any]:
     Raises CheckpointError if there is no checkpoint.
     """
     directory = Path(directory)
-    paths, unfinished = _found_in(directory)
+    paths, unfinished, _ = _found_in(directory)
     shown: list[dict[str, Any]] = []
     damaged: list[str] = []
     for path in paths:
@@ -41,11 +43,12 @@ def describe(directory: Path | str) -> dict[str, Any]:
 def verify(directory: Path | str) -> dict[str, Any]:
     """Verifies every byte of the checkpoint of a step, or of all checkpoints of a run, against the digests.
 
-    ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], leftovers: [name]}``.
-    Raises CheckpointError if there is no checkpoint.
+    ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], leftovers: [name],
+    unknown: [name]}``. A file in a checkpoint that its manifest does not list is a problem; ``unknown`` is what else is next to
+    the checkpoints of a run. Raises CheckpointError if there is no checkpoint.
     """
     directory = Path(directory)
-    paths, unfinished = _found_in(directory)
+    paths, unfinished, others = _found_in(directory)
     # A run at the same time may delete old checkpoints, if it is configured to keep a number of them.
     checked = [result for path in paths if (result := _verified(path))["ok"] or not _is_gone(path)]
     return {
@@ -53,13 +56,14 @@ def verify(directory: Path | str) -> dict[str, Any]:
         "ok": all(item["ok"] for item in checked),
         "checkpoints": checked,
         "leftovers": [path.name for path in unfinished],
+        "unknown": [path.name for path in others],
     }
 
 
-def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The checkpoints and the leftovers in a directory: that of a run, its ``checkpoints``, or that of one step."""
+def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
+    """The checkpoints, the leftovers and what is neither in a directory: of a run, its ``checkpoints``, or of one step."""
     if (directory / FILE_NAME).exists() or step_of(directory) is not None:
-        return (directory,), ()
+        return (directory,), (), ()
     out = directory.parent if checkpoints_directory(directory.parent) == directory else directory
     found = committed(out)
     if not found:
@@ -67,7 +71,7 @@ def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
             f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
             f"as in OUT/checkpoints/step-00000010."
         )
-    return found, leftovers(out)
+    return found, leftovers(out), unknown(out)
 
 
 def _is_gone(path: Path) -> bool:
@@ -108,10 +112,13 @@ def _verified(directory: Path) -> dict[str, Any]:
         checkpoint = open_checkpoint(directory)
     except CheckpointError as error:
         problems.append(error)
+        # Where only a data file is wrong, the manifest still says what belongs here.
+        with suppress(CheckpointError):
+            problems += _unlisted_files(directory, read_manifest(directory))
     else:
         boxes = [(name, box) for name, tensor in checkpoint.manifest.tensors.items() for box in tensor.boxes]
         problems += [error for name, box in boxes if (error := _box_problem(directory, name, box))]
-        problems += _unlisted_files(checkpoint)
+        problems += _unlisted_files(directory, checkpoint.manifest)
         result |= {
             "step": checkpoint.point.step,
             "num_boxes": len(boxes),
@@ -132,11 +139,14 @@ def _box_problem(directory: Path, name: str, stored: StoredBox) -> CheckpointErr
     return None if found == stored.digest else digest_error(directory, name, stored)
 
 
-def _unlisted_files(checkpoint: Checkpoint) -> list[CheckpointError]:
-    """An error for each data file that the manifest does not list. Nothing reads such a file, and a save never leaves one."""
-    listed = {file.name for file in checkpoint.manifest.files}
-    return [
-        CheckpointError(f"{path}: the manifest does not list this file. Move it away.")
-        for path in sorted(checkpoint.directory.glob("*.safetensors"))
-        if path.name not in listed
-    ]
+def _unlisted_files(directory: Path, manifest: Manifest) -> list[CheckpointError]:
+    """An error for each file that the manifest does not list. Nothing reads such a file, and a save never leaves one."""
+    listed = {FILE_NAME, *(file.name for file in manifest.files)}
+    try:
+        return [
+            CheckpointError(f"{path}: the manifest does not list this file. Move it away.")
+            for path in sorted(directory.iterdir())
+            if path.name not in listed
+        ]
+    except OSError as error:
+        return [CheckpointError(f"{directory}: its files cannot be listed: {error.strerror}.")]

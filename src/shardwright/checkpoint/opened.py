@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwright.checkpoint.directory import LEFTOVER, committed, step_of
 from shardwright.checkpoint.expected import mismatches
+from shardwright.checkpoint.format.data_file import check_header
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import (
@@ -22,9 +23,10 @@ from shardwright.checkpoint.format.manifest import (
     TensorInfo,
     digest_of,
 )
-from shardwright.checkpoint.format.read_manifest import read_manifest
+from shardwright.checkpoint.format.read_manifest import NO_MEMORY, read_manifest
+from shardwright.checkpoint.format.regular_file import open_regular
 from shardwright.checkpoint.reshard import copies_into
-from shardwright.checkpoint.verified import CACHE_BYTES, VerifiedBoxes
+from shardwright.checkpoint.verified import CACHE_BYTES, VerifiedBoxes, empty
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.layout.wording import count
@@ -74,7 +76,7 @@ class Checkpoint:
         assert len(box.start) == len(info.shape), (name, info.shape, box)
         assert Box.whole(info.shape).contains(box), (name, info.shape, box)
         result_dtype = dtype.raw if raw else numpy_dtype(dtype, name)
-        result = np.empty(box.shape, dtype.bits)
+        result = empty(box.shape, dtype.bits, f"{self.directory}: tensor '{name}', box [{box}]")
         for copy in copies_into(stored.boxes, box):
             source = self._boxes.read(name, copy.source, dtype)
             result[copy.region.within(box).slices] = source[copy.region.within(copy.source.box).slices]
@@ -96,8 +98,8 @@ class Checkpoint:
         if lines:
             shown = lines[:20] + ([f"... and {len(lines) - 20} more"] if len(lines) > 20 else [])
             raise CheckpointError(
-                f"{self.directory}: the checkpoint does not fit this run, and nothing of it was loaded:\n"
-                + "\n".join(f"  {line}" for line in shown),
+                f"{self.directory}: the checkpoint does not fit this run, and nothing of it was loaded:",
+                lines=[f"  {line}" for line in shown],
                 code="SW504",
             )
 
@@ -127,8 +129,8 @@ def open_checkpoint(directory: Path | str, *, cache_bytes: int = CACHE_BYTES) ->
     """Opens the directory of one step and verifies everything except the elements.
 
     The manifest is self-consistent and matches its digest, boxes cover each tensor exactly once, every file exists and has the
-    recorded size and header digest. Raises CheckpointError, one message that names file and tensor; DamagedError
-    if the error proves that the checkpoint is not what was saved.
+    recorded size and header digest, and its header says of each box what the manifest says. Raises CheckpointError, one
+    message that names file and tensor; DamagedError if the error proves that the checkpoint is not what was saved.
 
     ``cache_bytes``: how many bytes of the boxes that were read stay in memory for later reads; 0: only the last box.
     """
@@ -143,8 +145,9 @@ def open_checkpoint(directory: Path | str, *, cache_bytes: int = CACHE_BYTES) ->
         raise CheckpointError(
             f"{directory}: the manifest is of step {manifest.point.step}, the directory of step {step}."
         )
+    boxes = manifest.boxes_by_file()
     for file in manifest.files:
-        _check_file(directory, file, manifest)
+        _check_file(directory, file, boxes[file.name])
     return Checkpoint(directory=directory, manifest=manifest, _boxes=VerifiedBoxes(directory, cache_bytes))
 
 
@@ -159,31 +162,30 @@ def latest(out: Path | str) -> Latest:
     return Latest(checkpoint=None, passed_over=tuple(passed_over))
 
 
-def _check_file(directory: Path, file: StoredFile, manifest: Manifest) -> None:
+def _check_file(directory: Path, file: StoredFile, boxes: Sequence[tuple[TensorInfo, StoredBox]]) -> None:
     path, kind = directory / file.name, DamagedError
     try:
+        with open_regular(path) as opened:
+            header = opened.read(file.header_bytes)
         num_bytes = path.stat().st_size
-        if num_bytes == file.num_bytes:
-            with path.open("rb") as opened:
-                header = opened.read(file.header_bytes)
-            if digest_of(header) == file.header_digest:
-                return
-            problem = "its header does not match its digest: the file was damaged after it was written"
-        else:
+        if num_bytes == file.num_bytes and digest_of(header) == file.header_digest:
+            check_header(path, header, boxes)
+            return
+        problem = "its header does not match its digest: the file was damaged after it was written"
+        if num_bytes != file.num_bytes:
             problem = f"found {num_bytes} bytes, needed {file.num_bytes}"
     except FileNotFoundError:
         problem = "the file is missing"
-    except OSError as error:
-        problem, kind = f"cannot be read: {error.strerror}", CheckpointError
+    except (OSError, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
+        problem, kind = f"cannot be read: {reason}", CheckpointError
     raise kind(
-        f"{path}: {problem}. It holds {_held(file, manifest)}. Restore it from a copy, or resume from another checkpoint."
+        f"{path}: {problem}. It holds {_held(boxes)}. Restore it from a copy, or resume from another checkpoint."
     )
 
 
-def _held(file: StoredFile, manifest: Manifest) -> str:
+def _held(boxes: Sequence[tuple[TensorInfo, StoredBox]]) -> str:
     """Which tensors have boxes in a file, the first few by name."""
-    names = [
-        name for name, tensor in manifest.tensors.items() if any(stored.file == file.name for stored in tensor.boxes)
-    ]
+    names = list(dict.fromkeys(info.name for info, _ in boxes))
     shown = ", ".join(f"'{name}'" for name in names[:3])
     return f"boxes of {shown}" + (f" and {count(len(names) - 3, 'more tensor')}" if len(names) > 3 else "")

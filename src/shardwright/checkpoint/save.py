@@ -4,8 +4,8 @@ One process: ``save_checkpoint``. Several processes, with a barrier of the engin
 
     process 0                              the others
     with saving(out, step) as save:
-        ---------------------------------- barrier
-        write_part(save, ..., process=0)   write_part(join_save(out, step), ..., process=i)
+        ---------------------------------- barrier, at which process 0 gives save.name to the others
+        write_part(save, ..., process=0)   write_part(join_save(out, step, name), ..., process=i)
         ---------------------------------- barrier
         commit(save, ..., num_processes=n)
 """
@@ -25,6 +25,7 @@ from shardwright.checkpoint.directory import (
     leftovers,
     make_durable,
     only_writer,
+    remove,
     step_directory,
     temporary_name,
 )
@@ -33,7 +34,7 @@ from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
 from shardwright.checkpoint.format.part import Part, merge, part_name, read_part, write_part_file
-from shardwright.checkpoint.format.read_manifest import check_cover, read_manifest
+from shardwright.checkpoint.format.read_manifest import MAX_BOX_BYTES, check_cover, read_manifest
 from shardwright.checkpoint.retention import check_keep, delete_old
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
@@ -49,6 +50,11 @@ class Save:
     out: Path
     step: int
     directory: Path
+
+    @property
+    def name(self) -> str:
+        """By which the other processes of this save join it. No other save has this name."""
+        return self.directory.name
 
 
 def save_checkpoint(
@@ -83,7 +89,7 @@ def saving(out: Path | str, step: int) -> Iterator[Save]:
     final = step_directory(out, step)
     with _explained(final), only_writer(out):
         for leftover in leftovers(out):
-            shutil.rmtree(leftover)
+            remove(leftover)
         _refuse_to_overwrite(final)
         directory = temporary_name(final, "saving")
         directory.mkdir()
@@ -93,17 +99,20 @@ def saving(out: Path | str, step: int) -> Iterator[Save]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def join_save(out: Path | str, step: int) -> Save:
-    """The save that process 0 has begun for a step, for use by the other processes."""
+def join_save(out: Path | str, step: int, name: str) -> Save:
+    """The save that process 0 has begun for a step, for use by the other processes. ``name``: its ``Save.name``.
+
+    With the name, a late process of a run that has ended cannot write into the save of another run of the same step.
+    """
     out = Path(out)
     final = step_directory(out, step)
-    found = [path for path in leftovers(out) if path.name.startswith(f"{final.name}.saving-")]
-    if len(found) != 1:
+    directory = final.parent / name
+    if not LEFTOVER.fullmatch(name) or not name.startswith(f"{final.name}.saving-") or not directory.is_dir():
         raise CheckpointError(
-            f"{final}: found {len(found)} saves of this step in progress, needed 1. "
+            f"{final}: no save of this step is in progress under the name '{name}'. "
             f"Every process must be given the same --out, on a file system that all of them share."
         )
-    return Save(out=out, step=step, directory=found[0])
+    return Save(out=out, step=step, directory=directory)
 
 
 def write_part(
@@ -183,6 +192,12 @@ def _info_of(owned: OwnedBox, known: dict[str, TensorInfo]) -> TensorInfo:
     if len(owned.box.start) != len(info.shape) or not Box.whole(info.shape).contains(owned.box):
         raise CheckpointError(
             f"tensor '{info.name}': the box [{owned.box}] is not within its shape {info.shape}.", code="SW501"
+        )
+    if (num_bytes := owned.box.size * DTYPES[info.dtype].num_bytes) > MAX_BOX_BYTES:
+        raise CheckpointError(
+            f"tensor '{info.name}': the box [{owned.box}] has {num_bytes:,} bytes, needed at most {MAX_BOX_BYTES:,}. "
+            f"Save it as several boxes.",
+            code="SW501",
         )
     return info
 

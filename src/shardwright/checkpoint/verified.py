@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import prod
 from pathlib import Path
 from threading import Lock
 
@@ -12,6 +13,7 @@ from shardwright.checkpoint.format.data_file import CHUNK_BYTES
 from shardwright.checkpoint.format.dtypes import Dtype
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import StoredBox, digest_of
+from shardwright.checkpoint.format.regular_file import open_regular
 
 CACHE_BYTES = 1 << 30
 
@@ -66,12 +68,23 @@ def read_error(directory: Path, tensor: str, stored: StoredBox, error: OSError) 
     )
 
 
+def empty(shape: tuple[int, ...], dtype: np.dtype, place: str) -> np.ndarray:
+    """A new array. Raises CheckpointError where there is too little memory for it."""
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError as error:
+        num_bytes = prod(shape) * dtype.itemsize
+        raise CheckpointError(f"{place}: {num_bytes:,} bytes, for which there is not enough memory.") from error
+
+
 def _read_verified(directory: Path, tensor: str, stored: StoredBox) -> np.ndarray:
-    data = np.empty(stored.num_bytes, np.uint8)
+    data = empty(
+        (stored.num_bytes,), np.dtype(np.uint8), f"{directory / stored.file}: tensor '{tensor}', box [{stored.box}]"
+    )
     view = data.data
     filled = 0
     try:
-        with (directory / stored.file).open("rb", buffering=0) as file:
+        with open_regular(directory / stored.file) as file:
             file.seek(stored.offset)
             # A single read stops at 2 GiB on Linux.
             while filled < stored.num_bytes:

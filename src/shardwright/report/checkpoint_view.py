@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.core.findings.escaped import escaped_value
 from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
@@ -18,6 +19,7 @@ from shardwright.report.text.units import pretty_bytes, several
 
 def checkpoint_view(shown: Mapping[str, Any]) -> View:
     """Draws the result of ``checkpoint.describe``: the newest step with its tensors, the others in a line each."""
+    shown = escaped_value(shown)
 
     def view(width: int) -> RenderableType:
         checkpoints = shown["checkpoints"]
@@ -34,6 +36,7 @@ def checkpoint_view(shown: Mapping[str, Any]) -> View:
 
 def verified_view(checked: Mapping[str, Any]) -> View:
     """Draws the result of ``checkpoint.verify``: a line for each checkpoint, with its problems below it."""
+    checked = escaped_value(checked)
 
     def view(_: int) -> RenderableType:
         parts: list[RenderableType] = []
@@ -43,7 +46,10 @@ def verified_view(checked: Mapping[str, Any]) -> View:
             parts.append(Text.assemble(word, f"  {one['directory']}  ", (read, "dim")))
             for problem in one["problems"]:
                 parts.append(Padding(Text.assemble((problem["code"], "bold"), f": {problem['message']}"), (0, 0, 0, 2)))
-        return Group(*parts, *_faults((), checked["leftovers"]))
+        parts += _faults((), checked["leftovers"])
+        if checked["unknown"]:
+            parts.append(Text(f"not of a checkpoint, and never read: {', '.join(checked['unknown'])}", style="yellow"))
+        return Group(*parts)
 
     return view
 

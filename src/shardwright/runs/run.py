@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwright.checkpoint import DamagedError
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.escaped import escaped
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine, OpenFolder, Weights
 from shardwright.runs.fingerprint import run_fingerprint, shared_by_processes
@@ -174,7 +175,7 @@ def _begun(
         damage = next((one.value for one in everywhere if one.value is not None), None)
         if damage is None:
             point = start.checkpoint.point
-            shown.say(f"resumed from {start.checkpoint.directory} (layout {point.layout_name})")
+            shown.say(f"resumed from {start.checkpoint.directory} (layout {escaped(point.layout_name)})")
             return first, start
         start = older(options, start, damage, same, shown)
         must_agree(group, {"goes on from": start.step}, f"after damage was found, try {attempt}")

@@ -51,10 +51,12 @@ def _save_together(
         begun = all_or_none(
             group, f"{name}, begin", lambda: stack.enter_context(saving(out, point.step)) if first else None
         )
+        # Process 0 is the first to give a value.
+        joined: str = group.exchange(f"{name}, name", None if begun is None else begun.name)[0].value
         all_or_none(
             group,
             f"{name}, write",
-            lambda: write_part(begun or join_save(out, point.step), infos, boxes, process=group.index),
+            lambda: write_part(begun or join_save(out, point.step, joined), infos, boxes, process=group.index),
         )
         return all_or_none(
             group,
@@ -85,5 +87,8 @@ def all_or_none(group: Group, name: str, do: Callable[[], Result]) -> Result:
         raise error
     for value, process in errors:
         if value is not None:
-            raise CheckpointError(f"{name}: process {process} of {group.count} could not do it. Its error: {value}")
+            first, *lines = value.split("\n")
+            raise CheckpointError(
+                f"{name}: process {process} of {group.count} could not do it. Its error: {first}", lines=lines
+            )
     return cast(Result, result)

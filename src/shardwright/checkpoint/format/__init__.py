@@ -6,5 +6,6 @@ part.py           the part file: the boxes that one process has written in a sav
 data_file.py      boxes in a safetensors file
 dtypes.py         dtypes by name and width
 fields.py         JSON values with their path in the file
+regular_file.py   opens a file that is no pipe and no device
 errors.py         the errors that a user can fix
 """

@@ -12,13 +12,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from shardwright.checkpoint.format.dtypes import DTYPES, as_bytes
 from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.fields import parse_json
 from shardwright.checkpoint.format.manifest import StoredBox, StoredFile, TensorInfo, digest_of
+from shardwright.checkpoint.format.regular_file import open_regular
 from shardwright.core.boxes.box import Box
 
 CHUNK_BYTES = 8 << 20
@@ -26,6 +29,8 @@ MAX_FILE_BYTES = 4 << 30
 """A new file is started before one grows past this; a single box larger than this has a file of its own."""
 MAX_FILE_BOXES = 100_000
 """A new file is also started before the header grows past the 100 MB that the safetensors library reads."""
+METADATA = "__metadata__"
+"""The key of a header that names no tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,7 @@ def write_data_file(
 
 def read_span(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
     """A span of a file, in chunks. Ends early where the file does. Raises OSError."""
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         file.seek(offset)
         while num_bytes:
             chunk = file.read(min(num_bytes, CHUNK_BYTES))
@@ -108,6 +113,32 @@ def digest_of_span(chunks: Iterable[memoryview]) -> str:
     for chunk in chunks:
         hasher.update(chunk)
     return hasher.hexdigest()
+
+
+def check_header(path: Path, header: bytes, boxes: Sequence[tuple[TensorInfo, StoredBox]]) -> None:
+    """Compares the header of a file with the boxes that the manifest has in it: other programs read the header alone.
+
+    Raises CheckpointError with both entries of the first key that differs.
+    """
+    if int.from_bytes(header[:8], "little") != len(header) - 8:
+        raise CheckpointError(
+            f"{path}: its header has {int.from_bytes(header[:8], 'little'):,} bytes by its own length, "
+            f"needed {len(header) - 8:,} as in the manifest."
+        )
+    found = {key: entry for key, entry in parse_json(header[8:], path).mapping().items() if key != METADATA}
+    needed: dict[str, Any] = {}
+    for info, stored in boxes:
+        if stored.key in needed or stored.key == METADATA:
+            raise CheckpointError(f"{path}: tensor '{info.name}', box [{stored.box}]: its key '{stored.key}' is taken.")
+        needed[stored.key] = _entry(info.dtype, stored.box.shape, stored.offset - len(header), stored.num_bytes)
+    if found == needed:
+        return
+    key = next(key for key in (*needed, *found) if found.get(key) != needed.get(key))
+    raise CheckpointError(
+        f"{path}: its header and the manifest differ, so that other programs would read something else. "
+        f"Key '{key}': found {_short(found.get(key))}, needed {_short(needed.get(key))}. "
+        f"Restore the checkpoint from a copy, or resume from another one."
+    )
 
 
 def _write_box(write: Callable[[memoryview], object], info: TensorInfo, owned: OwnedBox) -> str:
@@ -134,7 +165,7 @@ def _num_bytes(info: TensorInfo, box: Box) -> int:
 
 def _keys(boxes: Sequence[tuple[TensorInfo, OwnedBox]]) -> tuple[str, ...]:
     """Unique keys within a file: the tensor's name for a box that is the full tensor, else the name and the box."""
-    used = {"__metadata__"}
+    used = {METADATA}
     keys: list[str] = []
     for info, owned in boxes:
         key = info.name if owned.box == Box.whole(info.shape) else f"{info.name}[{owned.box}]"
@@ -150,16 +181,28 @@ def safetensors_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], m
 
     ``tensors``: the name, the dtype (a key of ``DTYPES``), the shape and the bytes of each, in the order of their elements.
     """
-    value: dict[str, object] = {"__metadata__": dict(metadata)}
+    value: dict[str, object] = {METADATA: dict(metadata)}
     offset = 0
     for name, dtype, shape, num_bytes in tensors:
-        end = offset + num_bytes
-        value[name] = {
-            "dtype": DTYPES[dtype].safetensors,
-            "shape": list(shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
+        value[name] = _entry(dtype, shape, offset, num_bytes)
+        offset += num_bytes
     text = json.dumps(value, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _entry(dtype: str, shape: Sequence[int], offset: int, num_bytes: int) -> dict[str, Any]:
+    """What a header says of elements that start ``offset`` bytes after it."""
+    return {
+        "dtype": DTYPES[dtype].safetensors,
+        "shape": list(shape),
+        "data_offsets": [offset, offset + num_bytes],
+    }
+
+
+def _short(entry: Any) -> str:
+    try:
+        text = "nothing" if entry is None else json.dumps(entry)
+    except RecursionError:
+        text = "values that are nested too deeply"
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.escaped import escaped
 
 
 class CheckpointError(InputError):
     """A checkpoint cannot be written or read, or is invalid.
 
     ``code`` is the violated law: ``SW501`` boxes cover a tensor exactly once, ``SW503`` a checkpoint is intact,
-    ``SW504`` no tensor is missing, unexpected, cast, or of another shape.
+    ``SW504`` no tensor is missing, unexpected, cast, or of another shape. ``message`` is one line, ``lines`` those below it.
+    They quote names in files that anybody may have written, so control characters are escaped.
     """
 
-    def __init__(self, message: str, *, code: str = "SW503") -> None:
-        self.message, self.code = message, code
-        super().__init__(message)
+    def __init__(self, message: str, *, lines: Sequence[str] = (), code: str = "SW503") -> None:
+        self.message, self.code = "\n".join(map(escaped, (message, *lines))), code
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self.message, self.code)
@@ -30,4 +33,5 @@ class DamagedError(CheckpointError):
 
 
 def _remake(kind: type[CheckpointError], message: str, code: str) -> CheckpointError:
-    return kind(message, code=code)
+    first, *lines = message.split("\n")
+    return kind(first, lines=lines, code=code)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.regular_file import open_regular
+
+MOST = (1 << 63) - 1
+"""The largest number in a manifest: what 64 bits hold, as the counters of files, NumPy and the engines."""
+MAX_JSON_BYTES = 1 << 30
+"""The largest JSON file that is read: some four million boxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class Field:
         value = self.value
         if type(value) is not int or (minimum is not None and value < minimum):
             raise self._needed("a whole number" if minimum is None else f"a whole number, at least {minimum}")
+        if abs(value) > MOST:
+            raise self._needed(f"at most {MOST:,}")
         return value
 
     def integers(self, count: int | None = None) -> tuple[int, ...]:
@@ -74,6 +85,8 @@ class Field:
         ):
             number = "" if count is None else f"{count} "
             raise self._needed(f"a list of {number}whole numbers, at least 0 each")
+        if max(value, default=0) > MOST:
+            raise self._needed(f"at most {MOST:,} each")
         return tuple(value)
 
     def _needed(self, what: str) -> CheckpointError:
@@ -82,29 +95,40 @@ class Field:
 
 
 def read_json(path: Path) -> Field:
-    """The content of a JSON file. Raises CheckpointError if it is not JSON, or if a field is duplicated."""
-    return parse_json(path.read_bytes(), path)
+    """The content of a JSON file. Raises OSError, also if it is too large, and CheckpointError if it is not JSON."""
+    with open_regular(path) as file:
+        num_bytes = path.stat().st_size
+        if num_bytes > MAX_JSON_BYTES:
+            raise OSError(errno.EFBIG, f"found {num_bytes:,} bytes, needed at most {MAX_JSON_BYTES:,}", str(path))
+        return parse_json(file.read(num_bytes), path)
 
 
 def parse_json(data: bytes, path: Path) -> Field:
-    """JSON that was read from ``path``. Raises CheckpointError if it is not JSON, or if a field is duplicated."""
+    """The value of a JSON text. Raises CheckpointError if it is not JSON, if a field is duplicated or a number is infinite."""
     try:
         text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not JSON: byte {error.start} is not UTF-8.") from error
-    try:
-        return Field(json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant), path)
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not usable as JSON: {error}.") from error
+    return Field(value, path)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the field '{next(key for key in keys if keys.count(key) > 1)}' appears twice")
+        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the field '{duplicate}' appears twice")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text if len(text) <= 40 else text[:37] + '...'} is more than a number here can be")
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,14 @@ class Manifest:
     point: RunPoint
     files: tuple[StoredFile, ...]
     tensors: Mapping[str, StoredTensor]
+
+    def boxes_by_file(self) -> Mapping[str, Sequence[tuple[TensorInfo, StoredBox]]]:
+        """The boxes in each file, with their tensors."""
+        found: dict[str, list[tuple[TensorInfo, StoredBox]]] = {file.name: [] for file in self.files}
+        for tensor in self.tensors.values():
+            for stored in tensor.boxes:
+                found[stored.file].append((tensor.info, stored))
+        return found
 
 
 def digest_of(data: Any) -> str:

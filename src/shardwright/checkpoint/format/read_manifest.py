@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
-from shardwright.checkpoint.format.fields import Field, read_json
+from shardwright.checkpoint.format.fields import MOST, Field, read_json
 from shardwright.checkpoint.format.manifest import (
     FILE_NAME,
     FORMAT,
@@ -28,6 +30,16 @@ from shardwright.core.findings.nearest import did_you_mean
 SAFE_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 HEX_128 = re.compile(r"[0-9a-f]{32}")
 
+NO_MEMORY = "there is not enough memory"
+MAX_DIMS = 64
+"""What NumPy holds."""
+MAX_BOX_BYTES = 1 << 39
+"""512 GiB: one process writes a box from one array."""
+MAX_HEADER_BYTES = 8 + 100_000_000
+"""What the safetensors library reads."""
+MAX_DEPTH = 64
+"""How deep lists and mappings may be nested in ``metadata``."""
+
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint directory, proven self-consistent. Reads no data file.
@@ -44,8 +56,9 @@ def read_manifest(directory: Path) -> Manifest:
             f"{directory}: there is no {FILE_NAME}, so this is not a checkpoint. "
             f"Give the directory of one step, as in OUT/checkpoints/step-00000010."
         ) from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (OSError, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
+        raise CheckpointError(f"{path}: cannot be read: {reason}.") from error
     except CheckpointError as error:
         raise DamagedError(str(error)) from error
     try:
@@ -55,6 +68,10 @@ def read_manifest(directory: Path) -> Manifest:
         if _may_be_as_written(top):
             raise
         raise DamagedError(error.message, code=error.code) from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: its values are nested too deeply.") from error
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: cannot be read: {NO_MEMORY}.") from error
 
 
 def _validated(path: Path, top: Field) -> Manifest:
@@ -81,7 +98,10 @@ def _validated(path: Path, top: Field) -> Manifest:
 
 def _digest_matches(top: Field) -> bool:
     content = top.mapping()
-    return content.get("manifest_digest") == content_digest(content)
+    try:
+        return content.get("manifest_digest") == content_digest(content)
+    except RecursionError:
+        return False
 
 
 def _may_be_as_written(top: Field) -> bool:
@@ -115,7 +135,10 @@ def read_tensor_field(item: Field) -> StoredTensor:
     if dtype_name not in DTYPES:
         raise item["dtype"].error(f"'{dtype_name}' is not a dtype of this format. {did_you_mean(dtype_name, DTYPES)}")
     info = TensorInfo(
-        name=item["name"].text(), shape=item["shape"].integers(), dtype=dtype_name, spec=item["spec"].text()
+        name=item["name"].text(),
+        shape=_shape(item["shape"], DTYPES[dtype_name].num_bytes),
+        dtype=dtype_name,
+        spec=item["spec"].text(),
     )
     return StoredTensor(info=info, boxes=tuple(_box(box, info) for box in item["boxes"].items()))
 
@@ -127,9 +150,25 @@ def read_file_field(item: Field) -> StoredFile:
     return StoredFile(
         name=name,
         num_bytes=item["bytes"].integer(),
-        header_bytes=item["header_bytes"].integer(minimum=8),
+        header_bytes=_at_most(item["header_bytes"], MAX_HEADER_BYTES, minimum=8),
         header_digest=_digest(item["header_digest"]),
     )
+
+
+def _shape(item: Field, element_bytes: int) -> tuple[int, ...]:
+    """A shape that an array may have: also one with a dim of size 0."""
+    shape = item.integers()
+    if len(shape) > MAX_DIMS:
+        raise item.error(f"found {len(shape):,} dims, needed at most {MAX_DIMS}.", "SW501")
+    if (num_bytes := element_bytes * prod(size for size in shape if size)) > MOST:
+        raise item.error(f"found {shape}, which is {num_bytes:,} bytes, needed at most {MOST:,}.", "SW501")
+    return shape
+
+
+def _at_most(item: Field, most: int, minimum: int = 0) -> int:
+    if (value := item.integer(minimum)) > most:
+        raise item.error(f"found {value:,}, needed at most {most:,}.")
+    return value
 
 
 def _box(item: Field, info: TensorInfo) -> StoredBox:
@@ -137,7 +176,7 @@ def _box(item: Field, info: TensorInfo) -> StoredBox:
     if not all(a < b <= size for a, b, size in zip(start, stop, info.shape, strict=True)):
         raise item.error(f"from {start} to {stop} is not a box within the shape {info.shape}.", "SW501")
     box = Box(start, stop)
-    num_bytes, needed = item["bytes"].integer(), box.size * DTYPES[info.dtype].num_bytes
+    num_bytes, needed = _at_most(item["bytes"], MAX_BOX_BYTES), box.size * DTYPES[info.dtype].num_bytes
     if num_bytes != needed:
         raise item["bytes"].error(f"found {num_bytes}, needed {needed} for [{box}] of {info.dtype}.", "SW501")
     return StoredBox(
@@ -177,8 +216,22 @@ def _point(top: Field) -> RunPoint:
         layout_name=top["layout"]["name"].text(),
         layout_text=top["layout"]["text"].text(),
         mesh={axis: mesh[axis].integer(minimum=1) for axis in mesh.mapping()},
-        metadata=top["metadata"].mapping(),
+        metadata=_metadata(top["metadata"]),
     )
+
+
+def _metadata(item: Field) -> dict[str, Any]:
+    level: list[Any] = [item.mapping()]
+    for _ in range(MAX_DEPTH):
+        level = [
+            each
+            for value in level
+            for each in (value.values() if isinstance(value, dict) else value)
+            if isinstance(each, (dict, list))
+        ]
+    if level:
+        raise item.error(f"lists and mappings are nested more than {MAX_DEPTH} deep.")
+    return item.mapping()
 
 
 def _check_bytes_of_files(path: Path, files: Sequence[StoredFile], tensors: Sequence[StoredTensor]) -> None:

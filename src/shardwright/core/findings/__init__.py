@@ -7,4 +7,5 @@ draft.py       a finding before its fix is selected
 position.py    where a value is in a user's text
 nearest.py     the known name closest to a misspelt one
 bounds.py      upper bounds of input numbers
+escaped.py     texts of unknown origin, without control characters
 """

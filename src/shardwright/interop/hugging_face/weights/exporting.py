@@ -168,10 +168,9 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
     try:
         checkpoint.expect(wanted)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error}\nThe model was taken as {model.command}. Give another with --config, or with --model and --set.",
-            code=error.code,
-        ) from None
+        message, *lines = error.message.split("\n")
+        advice = f"The model was taken as {model.command}. Give another with --config, or with --model and --set."
+        raise CheckpointError(message, lines=[*lines, advice], code=error.code) from None
     floats = {name: dtype for name, (_, dtype) in wanted.items() if not name.startswith(KEPT)}
     other = next((name for name, dtype in floats.items() if dtype not in FLOATS), None)
     if other is not None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwright.checkpoint.format.data_file import CHUNK_BYTES
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.escaped import escaped
 from shardwright.core.findings.nearest import nearest
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.weights.files.casting import FLOATS
@@ -75,7 +76,7 @@ def fit(
         more = [f"... and {len(lines) - MOST_LINES:,} more"] if len(lines) > MOST_LINES else []
         raise InputError(
             f"{folder.path}: its tensors are not those of {described}, and nothing was written:\n"
-            + "\n".join(f"  {line}" for line in [*lines[:MOST_LINES], *more])
+            + "\n".join(f"  {escaped(line)}" for line in [*lines[:MOST_LINES], *more])
         )
     return Fit(left_out=left_out, kept=kept)
 
