@@ -19,7 +19,7 @@ from shardwright.checkpoint import (
     write_part,
 )
 from shardwright.checkpoint.directory import step_directory
-from shardwright.runs.processes.group import Group
+from shardwright.runs.processes.group import Exchanging
 
 
 def save(
@@ -27,7 +27,7 @@ def save(
     point: RunPoint,
     infos: Sequence[TensorInfo],
     boxes: Iterator[OwnedBox],
-    group: Group,
+    group: Exchanging,
     *,
     keep: int | None,
 ) -> Path:
@@ -42,7 +42,12 @@ def save(
 
 
 def _save_together(
-    out: Path, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox], group: Group, keep: int | None
+    out: Path,
+    point: RunPoint,
+    infos: Sequence[TensorInfo],
+    boxes: Iterator[OwnedBox],
+    group: Exchanging,
+    keep: int | None,
 ) -> Path:
     """The three phases of a save by several processes. Each begins when all processes have finished the one before."""
     name, first = f"the checkpoint of step {point.step}", group.index == 0
@@ -72,7 +77,7 @@ def _save_together(
 Result = TypeVar("Result")
 
 
-def all_or_none(group: Group, name: str, do: Callable[[], Result]) -> Result:
+def all_or_none(group: Exchanging, name: str, do: Callable[[], Result]) -> Result:
     """The result of ``do``, once it has succeeded in every process.
 
     Raises the CheckpointError of ``do`` if it failed here; if it failed in another process, one that names that process.
