@@ -21,9 +21,9 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": ("findings", "mesh", "model", "boxes", "layout", "resolution", "plan", "checks", ""),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
     "checkpoint": ("format", "folder", "reading", "writing", ""),
-    "runs": ("processes", "metrics", ""),
-    "engine_jax": (*ENGINE, "compile", ""),
-    "engine_torch": (*ENGINE, "dry_run", "own_program", ""),
+    "runs": ("processes", "metrics", "", "own_program"),
+    "engine_jax": (*ENGINE, "compile", "own_program", ""),
+    "engine_torch": (*ENGINE, "dry_run", "own_program", "dcp", ""),
     "compiled": ("text", "reading", "agreement", "findings", ""),
     "interop": (
         "",

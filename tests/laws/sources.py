@@ -73,12 +73,21 @@ def mutable_dataclasses(root: Path, files: Iterable[Path]) -> list[str]:
 
 REFUSING = {
     "engine_jax/io/mesh.py": "devices that are there",
-    "engine_jax/own_program.py": "a user's own tree",
+    "engine_jax/own_program/shardings.py": "a user's own tree",
+    "engine_jax/own_program/leaves.py": "a user's own tree",
+    "engine_jax/own_program/store.py": "a user's own tree",
     "engine_jax/training/processes.py": "processes that connect",
     "engine_jax/compile/target.py": "compilers that are installed",
     "engine_torch/own_program/module.py": "a user's own module",
     "engine_torch/own_program/units.py": "a user's own module",
     "engine_torch/own_program/values.py": "a user's own module",
+    "engine_torch/own_program/shards.py": "a user's own module",
+    "engine_torch/own_program/naming.py": "a user's own module",
+    "engine_torch/own_program/moments.py": "a user's own module",
+    "engine_torch/own_program/store.py": "a user's own module",
+    "engine_torch/dcp/plan.py": "a user's own state",
+    "engine_torch/dcp/saving.py": "a user's own state",
+    "engine_torch/dcp/loading.py": "a user's own state",
     "engine_torch/training/run.py": "ranks that are there",
 }
 """The files of the engines that may refuse a request, and the facts that only the machine or the user's program has."""

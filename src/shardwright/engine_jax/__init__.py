@@ -1,12 +1,20 @@
 """The JAX engine: the mathematics of the models, and the plan lowered to shardings and collectives.
 
-own_program.py  shardings for a user's own pytree
-
-For your own program: ``device_mesh``, ``shapes_of``, ``named_shardings``, ``named_sharding``, ``partition_spec``.
+For your own program: ``device_mesh``, ``shapes_of``, ``named_shardings``, ``named_sharding``, ``partition_spec``; ``save``, ``load``.
 """
 
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.shardings import named_sharding, partition_spec
-from shardwright.engine_jax.own_program import named_shardings, shapes_of
+from shardwright.engine_jax.own_program.shardings import named_shardings, shapes_of
+from shardwright.engine_jax.own_program.store import Loaded, load, save
 
-__all__ = ["device_mesh", "named_sharding", "named_shardings", "partition_spec", "shapes_of"]
+__all__ = [
+    "Loaded",
+    "device_mesh",
+    "load",
+    "named_sharding",
+    "named_shardings",
+    "partition_spec",
+    "save",
+    "shapes_of",
+]

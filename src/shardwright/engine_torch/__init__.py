@@ -1,8 +1,9 @@
 """The PyTorch engine: it runs a plan on ranks. A file that the JAX engine has too has the same name.
 
-For your own module: ``shapes_of``, ``parallelize``.
+For your own module: ``shapes_of``, ``parallelize``; ``save``, ``load``.
 """
 
 from shardwright.engine_torch.own_program.module import parallelize, shapes_of
+from shardwright.engine_torch.own_program.store import Loaded, load, save
 
-__all__ = ["parallelize", "shapes_of"]
+__all__ = ["Loaded", "load", "parallelize", "save", "shapes_of"]

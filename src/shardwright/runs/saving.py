@@ -20,7 +20,7 @@ from shardwright.checkpoint import (
     write_part,
 )
 from shardwright.checkpoint.folder.directory import step_directory
-from shardwright.runs.processes.group import Group
+from shardwright.runs.processes.group import Exchanging
 
 
 def save(
@@ -28,7 +28,7 @@ def save(
     point: RunPoint,
     infos: Sequence[TensorInfo],
     boxes: Iterator[OwnedBox],
-    group: Group,
+    group: Exchanging,
     *,
     keep: int | None,
 ) -> Path:
@@ -43,7 +43,12 @@ def save(
 
 
 def _save_together(
-    out: Path, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox], group: Group, keep: int | None
+    out: Path,
+    point: RunPoint,
+    infos: Sequence[TensorInfo],
+    boxes: Iterator[OwnedBox],
+    group: Exchanging,
+    keep: int | None,
 ) -> Path:
     """The three phases of a save by several processes. Each begins when all processes have finished the one before."""
     name, first = f"the checkpoint of step {point.step}", group.index == 0
@@ -60,7 +65,7 @@ def _save_together(
         )
 
 
-def begin_together(out: Path, step: int, group: Group, stack: ExitStack) -> Save:
+def begin_together(out: Path, step: int, group: Exchanging, stack: ExitStack) -> Save:
     """A new save, the same in all processes. Process 0 holds it as long as its ``stack``."""
     name = f"the checkpoint of step {step}"
     begun = all_or_none(
@@ -74,7 +79,7 @@ def begin_together(out: Path, step: int, group: Group, stack: ExitStack) -> Save
 Result = TypeVar("Result")
 
 
-def all_or_none(group: Group, name: str, do: Callable[[], Result]) -> Result:
+def all_or_none(group: Exchanging, name: str, do: Callable[[], Result]) -> Result:
     """The result of ``do``, once it has succeeded in every process.
 
     Raises the CheckpointError of ``do`` if it failed here; if it failed in another process, one that names that process.

@@ -39,8 +39,8 @@ class Ending(NamedTuple):
     why: str | None = None
 
 
-class Group(Protocol):
-    """The processes of a run, from the view of one of them."""
+class Exchanging(Protocol):
+    """Processes that exchange values, from the view of one of them."""
 
     @property
     def index(self) -> int:
@@ -59,6 +59,10 @@ class Group(Protocol):
         one in time, all end with a message that names it.
         """
         ...
+
+
+class Group(Exchanging, Protocol):
+    """The processes of a run, from the view of one of them."""
 
     def stop_after(self, number: int, last: int, signal_name: str | None) -> Ending:
         """Where the run ends, the same in all processes. Called after step ``number`` of a run to step ``last``.

@@ -1,0 +1,6 @@
+"""A user's own pytree: its shardings, saved and loaded.
+
+shardings.py  shapes_of and named_shardings
+leaves.py     the leaves of a tree by name: arrays, keys and values
+store.py      save and load
+"""

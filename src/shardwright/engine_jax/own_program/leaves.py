@@ -1,0 +1,159 @@
+"""The leaves of a user's own pytree by name: what of each is a tensor of a checkpoint, and what is a value.
+
+| leaf | in the checkpoint |
+|---|---|
+| ``jax.Array`` of any sharding, NumPy array | a tensor |
+| typed PRNG key | a tensor of its data, and the name of its implementation |
+| Python number, text, bool | a value |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from shardwright.checkpoint import TensorInfo
+from shardwright.core.boxes.box import Box
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_jax.training.state import box_of
+from shardwright.runs.own_program.held import HeldShard, HeldTensor
+from shardwright.runs.own_program.values import encoded
+
+Read = Callable[[str, Box], np.ndarray]
+"""``read(name, box)``: a box of a tensor of the checkpoint, in the dtype of the leaf."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The leaves of a tree for a save: tensors, JSON values, and the implementation of each key."""
+
+    tensors: tuple[HeldTensor, ...]
+    values: Mapping[str, Any]
+    keys: Mapping[str, str]
+
+
+def leaves_of(tree: Any) -> dict[str, Any]:
+    """The leaves by their paths, as ``layers/0/q``. Raises InputError for two leaves of one name."""
+    found: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or "leaf"
+        if name in found:
+            raise InputError(
+                f"two leaves are called '{name}': a key has a '/', or a number and a text are keys of one mapping."
+            )
+        found[name] = leaf
+    return found
+
+
+def held(tree: Any) -> Held:
+    """What this process holds of a tree. Raises InputError for an array that was donated, CheckpointError for other leaves."""
+    tensors: list[HeldTensor] = []
+    values: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    for name, leaf in leaves_of(tree).items():
+        if is_key(leaf):
+            _require_elements(name, leaf)
+            keys[name] = str(jax.random.key_impl(leaf))
+            tensors.append(_of_array(name, jax.random.key_data(leaf)))
+        elif isinstance(leaf, jax.Array):
+            _require_elements(name, leaf)
+            tensors.append(_of_array(name, leaf))
+        elif isinstance(leaf, np.ndarray | np.generic):
+            tensors.append(_of_numpy(name, np.asarray(leaf)))
+        else:
+            values[name] = encoded(leaf, f"'{name}'")
+    return Held(tensors=tuple(tensors), values=values, keys=keys)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is a tensor in a checkpoint."""
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic)
+
+
+def is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Those of a leaf's tensor: of a key, of its data."""
+    if is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    return tuple(leaf.shape), str(leaf.dtype)
+
+
+def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:
+    """A leaf like ``leaf`` with the elements of the checkpoint; each device's boxes are read, and no others.
+
+    Raises InputError for keys of another implementation, for a sharding that JAX does not permit, and for a leaf of several
+    processes without a sharding.
+    """
+    shape, _ = shape_and_dtype(leaf)
+    if isinstance(leaf, np.ndarray | np.generic):
+        array = read(name, Box.whole(shape))
+        return array[()] if isinstance(leaf, np.generic) else array
+    # Replicas have the same box, which is read once.
+    known: dict[Box, np.ndarray] = {}
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        box = box_of(index or (), shape)
+        if box not in known:
+            known[box] = read(name, box)
+        return known[box]
+
+    try:
+        array = jax.make_array_from_callback(shape, _sharding(name, leaf), shard)
+    except ValueError as error:
+        # A sharding that JAX does not permit for the shape: of a dim that its axes do not divide.
+        raise InputError(f"'{name}': {str(error).splitlines()[0]}") from error
+    if not is_key(leaf):
+        return array
+    key = jax.random.wrap_key_data(array, impl=implementation)
+    if key.dtype != leaf.dtype:
+        raise InputError(f"'{name}': the checkpoint has keys of {key.dtype} ({implementation}), needed {leaf.dtype}.")
+    return key
+
+
+def _sharding(name: str, leaf: Any) -> Sharding:
+    """How a leaf's tensor is sharded: as ``leaf`` is, or on the first device. The words of a key are never sharded."""
+    sharding = leaf.sharding
+    if sharding is None:
+        if jax.process_count() > 1:
+            raise InputError(f"'{name}': with several processes, give its jax.ShapeDtypeStruct a sharding.")
+        return SingleDeviceSharding(jax.devices()[0])
+    if is_key(leaf) and isinstance(sharding, NamedSharding):
+        spec = (*sharding.spec, *[None] * (len(leaf.shape) - len(sharding.spec)))
+        return NamedSharding(sharding.mesh, PartitionSpec(*spec, None))
+    return sharding
+
+
+def _require_elements(name: str, array: jax.Array) -> None:
+    if isinstance(array, Tracer):
+        raise InputError(f"'{name}' is traced: call save outside of jax.jit.")
+    if array.is_deleted():
+        raise InputError(f"'{name}' was deleted or donated to a jitted function: save what the function returned.")
+
+
+def _of_array(name: str, array: jax.Array) -> HeldTensor:
+    spec = str(array.sharding.spec) if isinstance(array.sharding, NamedSharding) else ""
+    return HeldTensor(
+        info=TensorInfo(name=name, shape=tuple(array.shape), dtype=str(array.dtype), spec=spec),
+        shards=tuple(
+            HeldShard(box_of(shard.index, array.shape), _copy_of(shard)) for shard in array.addressable_shards
+        ),
+    )
+
+
+def _of_numpy(name: str, array: np.ndarray) -> HeldTensor:
+    info = TensorInfo(name=name, shape=array.shape, dtype=array.dtype.name)
+    return HeldTensor(info=info, shards=(HeldShard(Box.whole(array.shape), lambda: array),))
+
+
+def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(shard.data)

@@ -1,0 +1,152 @@
+"""Saves a user's own pytree of arrays, sharded in whatever way, and loads it on any other sharding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from shardwright.checkpoint import Checkpoint, CheckpointError
+from shardwright.core.boxes.box import Box
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_jax.own_program.leaves import held, is_array, is_key, leaves_of, made, shape_and_dtype
+from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
+from shardwright.runs.own_program.members import Members, alone
+from shardwright.runs.own_program.store import open_program, save_program, values_of
+
+LEAVES, KEYS = "leaves", "keys"
+WORDS = {"key": "a key of a generator", "array": "an array"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A tree that was loaded, and the step at which it was saved. ``kept``: the leaves that were not asked for."""
+
+    tree: Any
+    step: int
+    kept: tuple[str, ...]
+
+
+def save(folder: Path | str, tree: Any, *, step: int, keep: int | None = None) -> Path:
+    """Save a pytree as the checkpoint of a step, and return its directory. Every process calls this.
+
+    Leaves are ``jax.Array``s of any sharding, typed PRNG keys, NumPy arrays, and Python numbers, texts and bools; their names are
+    their paths. Each box is written once, by a process that holds it. Replicas are compared, also those of one process's
+    devices. ``keep``: how many of the newest checkpoints are kept; None keeps all.
+
+    Raises, in all processes and with nothing saved: InputError for an array that was donated, CheckpointError for replicas that
+    differ, for other leaves, and for what cannot be written.
+    """
+    members = processes()
+    found = members.here("the tree to save", lambda: held(tree))
+    return save_program(
+        folder,
+        step=step,
+        held=found.tensors,
+        values={LEAVES: found.values, KEYS: found.keys},
+        framework="jax",
+        name=type(tree).__name__,
+        members=members,
+        keep=keep,
+    )
+
+
+def load(
+    folder: Path | str,
+    like: Any,
+    *,
+    step: int | None = None,
+    only: Sequence[str] | None = None,
+    cast: bool = False,
+) -> Loaded:
+    """Load a checkpoint as a tree like ``like``, however it was sharded when it was saved. Every process calls this.
+
+    ``like``: its leaves have the shapes, dtypes and shardings that are wanted; ``jax.ShapeDtypeStruct``s may stand for arrays.
+    ``folder``: what ``save`` was given, or the directory of one step. ``step``: the newest by default. Names, shapes and dtypes must
+    be equal. ``only``: patterns of the names to load (``*`` stands for any text); other leaves are those of ``like``. ``cast``:
+    floating dtypes may differ.
+
+    Raises, in all processes: CheckpointError that names every leaf that does not fit, DamagedError for damaged bytes.
+    """
+    members = processes()
+    checkpoint = open_program(folder, step, members)
+    names = members.here("comparing the checkpoint with the tree", lambda: _compared(checkpoint, like, only, cast=cast))
+    leaves = members.here("reading the checkpoint", lambda: _read(checkpoint, like, names))
+    structure = jax.tree_util.tree_structure(like)
+    return Loaded(
+        tree=jax.tree_util.tree_unflatten(structure, leaves),
+        step=checkpoint.point.step,
+        kept=tuple(name for name in leaves_of(like) if name not in names),
+    )
+
+
+def processes() -> Members:
+    """The processes that ``jax.distributed`` connects; this one alone where there is no other."""
+    count = jax.process_count()
+    if count == 1:
+        return alone()
+
+    def gather(value: Any) -> list[Any]:
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        try:
+            sizes = np.asarray(multihost_utils.process_allgather(np.asarray([len(data)], np.int32))).reshape(-1)
+            padded = np.zeros(int(sizes.max()), np.uint8)
+            padded[: len(data)] = data
+            rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(count, -1)
+        except jax.errors.JaxRuntimeError as error:
+            raise CheckpointError(
+                f"the {count} processes could not exchange values: one of them has ended. {str(error).splitlines()[0]}"
+            ) from error
+        return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    return Members(index=jax.process_index(), count=count, noun="process", gather=gather)
+
+
+def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, cast: bool) -> frozenset[str]:
+    """The names to load, which fit."""
+    values = values_of(checkpoint)
+    saved: Mapping[str, Any] = values.get(LEAVES, {})
+    leaves = leaves_of(like)
+    names = chosen(leaves, only)
+    arrays = {name: leaf for name, leaf in leaves.items() if name in names and is_array(leaf)}
+    partial = only is not None
+    wanted = {name: shape_and_dtype(leaf) for name, leaf in arrays.items()}
+    lines = misfits(checkpoint, wanted, cast=cast, partial=partial)
+    lines += value_misfits(saved, [name for name in leaves if name in names and name not in arrays], partial=partial)
+    for name, leaf in leaves.items():
+        if name in wanted and name in checkpoint.tensors and is_key(leaf) != (name in values.get(KEYS, {})):
+            found, needed = ("array", "key") if is_key(leaf) else ("key", "array")
+            lines.append(f"'{name}': found {WORDS[found]}, needed {WORDS[needed]}")
+        if name in names and name in saved and name not in wanted and type(saved[name]) is not type(leaf):
+            lines.append(f"'{name}': found {saved[name]!r:.80}, needed a {type(leaf).__name__}")
+    require_none(checkpoint, lines, cast=cast, partial=partial)
+    without = [name for name, leaf in leaves.items() if name not in names and isinstance(leaf, jax.ShapeDtypeStruct)]
+    if without:
+        raise InputError(
+            f"only: '{without[0]}' is not loaded, and has no value to keep: give an array, or load it too."
+        )
+    return names
+
+
+def _read(checkpoint: Checkpoint, like: Any, names: frozenset[str]) -> list[Any]:
+    values = values_of(checkpoint)
+
+    def leaf_of(name: str, leaf: Any) -> Any:
+        if name not in names:
+            return leaf
+        if not is_array(leaf):
+            return values[LEAVES][name]
+        dtype = np.dtype(shape_and_dtype(leaf)[1])
+
+        def read(name: str, box: Box) -> np.ndarray:
+            return np.asarray(checkpoint.read_box(name, box), dtype)
+
+        return made(name, leaf, read, values[KEYS].get(name))
+
+    return [leaf_of(name, leaf) for name, leaf in leaves_of(like).items()]

@@ -1,0 +1,81 @@
+"""A module's tensors and values by their names in a checkpoint: those of ``state_dict()``, without the names of wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from shardwright.core.findings.errors import InputError
+from shardwright.runs.own_program.values import encoded
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What ``torch.compile`` and activation checkpointing put into names."""
+AVERAGE = "average/"
+"""The prefix of a weight's name that names its average in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """Tensors and JSON values by name. A tensor with several names, as a tied weight, has its first name only.
+
+    ``keys``: the name of each value in ``state_dict()``. ``ids``: the name of each tensor by its identity.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    values: Mapping[str, Any]
+    keys: Mapping[str, str]
+    ids: Mapping[int, str]
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The name of this very tensor."""
+        return self.ids.get(id(tensor))
+
+
+def named_in(module: nn.Module) -> Named:
+    """The weights, buffers and extra state of a module. Raises InputError for what is neither a tensor nor a JSON value."""
+    return _named(module.state_dict(keep_vars=True), "")
+
+
+def named_averages(averages: nn.Module | Mapping[str, torch.Tensor] | None) -> Named:
+    """Averages of weights: an ``AveragedModel``, another module, or tensors by the names of the weights."""
+    if averages is None:
+        return _named({}, AVERAGE)
+    if not isinstance(averages, nn.Module):
+        return _named(averages, AVERAGE)
+    values = averages.state_dict(keep_vars=True)
+    if isinstance(averages, AveragedModel):
+        values = {name.removeprefix("module."): one for name, one in values.items()}
+    return _named(values, AVERAGE)
+
+
+def plain_name(name: str) -> str:
+    """
+    >>> plain_name("_orig_mod.blocks.0._checkpoint_wrapped_module.q.weight")
+    'blocks.0.q.weight'
+    """
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _named(found: Mapping[str, Any], prefix: str) -> Named:
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    ids: dict[int, str] = {}
+    for key, value in found.items():
+        name = prefix + plain_name(key)
+        if name in keys:
+            raise InputError(f"'{keys[name]}' and '{key}' would both be called '{name}'.")
+        keys[name] = key
+        if not isinstance(value, torch.Tensor):
+            values[name] = encoded(value, f"'{name}'")
+        elif id(value) not in ids:
+            ids[id(value)] = name
+            tensors[name] = value
+    return Named(tensors=tensors, values=values, keys=keys, ids=ids)

@@ -1,0 +1,178 @@
+"""The boxes that a rank holds of a tensor, sharded or not, and their elements as a checkpoint has them.
+
+What a DTensor's placements say of an uneven dim may not be what the rank holds (``core/boxes/held.py``), so its local shape is
+compared with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Partial as TorchPartial
+from torch.distributed.tensor import Placement as TorchPlacement
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+
+from shardwright.checkpoint import Checkpoint, TensorInfo
+from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.held import Fit, LocalBox, Reading, agreed, fit
+from shardwright.core.boxes.placements import Placement, Replicate, Shard, StridedShard
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.runs.own_program.held import HeldShard, HeldTensor
+from shardwright.runs.own_program.members import Members
+from shardwright.runs.own_program.values import names_of
+
+SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+PLAIN = getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009
+"""What every tensor has whose elements are its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """A tensor of the program as this rank holds it. ``local``: its elements here; ``fit``: what its placements can mean.
+
+    ``fit`` is None for a rank that is not in the tensor's mesh.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    spec: str
+    local: torch.Tensor
+    fit: Fit | None
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def shards_of(name: str, tensor: torch.Tensor, like: DTensor | None = None) -> Shards:
+    """A tensor by its name in a checkpoint. ``like``: the DTensor whose local shard has the shape of the plain ``tensor``.
+
+    Raises InputError for a tensor whose elements are not those of a tensor of its shape: one without values, a partial or sparse
+    one, a subclass, and a shard whose shape is not that of its placements.
+    """
+    placed = tensor if isinstance(tensor, DTensor) else like
+    detached = tensor.detach()
+    local = detached.to_local() if isinstance(detached, DTensor) else detached
+    _require_elements(name, tensor, local)
+    if placed is None:
+        shape = tuple(tensor.shape)
+        rows = tuple(((0, size),) if size else () for size in shape)
+        return Shards(
+            name=name, shape=shape, dtype=tensor.dtype, spec="", local=local, fit=Fit(nested=rows, placed=rows)
+        )
+    shape, mesh = tuple(placed.shape), placed.device_mesh
+    here = mesh.get_coordinate()
+    spec = " ".join(map(str, placed.placements)) + f" on {' x '.join(map(str, mesh.shape))}"
+    known = tuple(_placement(name, one, len(shape)) for one in placed.placements)
+    found = None
+    if here is not None:
+        found = fit(shape, known, tuple(mesh.shape), here, tuple(local.shape))
+        if found is None:
+            raise InputError(
+                f"'{name}': this rank holds {tuple(local.shape)}, and no shard of {shape} under {spec} has that shape. Where "
+                f"the DTensor was made by from_local, give it the shape and the stride of the unsharded tensor."
+            )
+    return Shards(name=name, shape=shape, dtype=tensor.dtype, spec=spec, local=local, fit=found)
+
+
+def readings(shards: Sequence[Shards], members: Members) -> Mapping[str, Reading]:
+    """How the placements of each tensor are to be read, by all ranks alike, from the shapes that all of them hold.
+
+    Raises InputError where the ranks' shapes contradict each other.
+    """
+    votes = [vote for one in shards for vote in votes_of(one)]
+    found, contradicted = agreed(members.all_do("the shapes of shards", lambda: dict(votes)))
+    require_one_reading(contradicted)
+    return found
+
+
+def votes_of(one: Shards) -> Sequence[tuple[str, Reading]]:
+    """What this rank knows of the reading of a tensor: nothing where both readings give its shape."""
+    return [(one.name, one.fit.reading)] if one.fit is not None and one.fit.reading is not None else []
+
+
+def require_one_reading(contradicted: frozenset[str]) -> None:
+    if contradicted:
+        raise InputError(
+            f"{names_of(sorted(contradicted))}: the shapes that the ranks hold are neither those of `fully_shard` nor those of "
+            f"`distribute_tensor` under its placements."
+        )
+
+
+def boxes_of(one: Shards, reading: Reading | None = None) -> tuple[LocalBox, ...]:
+    """The boxes that this rank holds, several where its rows have gaps."""
+    if one.fit is None:
+        return ()
+    return one.fit.boxes(reading if one.fit.ambiguous else None)
+
+
+def held(one: Shards, reading: Reading | None = None) -> HeldTensor:
+    """The tensor for a save. Elements are copied to the host when they are read."""
+    return HeldTensor(
+        info=TensorInfo(name=one.name, shape=one.shape, dtype=one.dtype_name, spec=one.spec),
+        shards=tuple(HeldShard(each.box, _reader(one.local, each.local)) for each in boxes_of(one, reading)),
+    )
+
+
+@torch.no_grad()
+def fill(one: Shards, checkpoint: Checkpoint, reading: Reading | None = None) -> None:
+    """Read this rank's boxes of a tensor into its memory, cast to its dtype.
+
+    Raises CheckpointError for what cannot be read, DamagedError for damaged bytes.
+    """
+    stored = torch_dtype(checkpoint.tensors[one.name].dtype)
+    for each in boxes_of(one, reading):
+        if each.box.size:
+            one.local[each.local.slices].copy_(tensor_of(checkpoint.read_box(one.name, each.box, raw=True), stored))
+
+
+def tensor_of(raw: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """Opaque elements of a checkpoint as a tensor of this dtype, on the host."""
+    bits = raw.view(np.dtype(f"<i{dtype.itemsize}") if dtype.itemsize > 1 else np.uint8)
+    return torch.from_numpy(np.ascontiguousarray(bits)).view(dtype).view(raw.shape)
+
+
+def raw_of(tensor: torch.Tensor) -> np.ndarray:
+    """The elements of a tensor as opaque bytes on the host, which NumPy accepts for every dtype."""
+    host = tensor.detach().cpu().contiguous()
+    return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
+
+
+def _reader(local: torch.Tensor, place: Box) -> Callable[[], np.ndarray]:
+    return lambda: raw_of(local[place.slices])
+
+
+def _require_elements(name: str, tensor: torch.Tensor, local: torch.Tensor) -> None:
+    if local.is_meta:
+        raise InputError(f"'{name}' is on the meta device: it has no values. Call to_empty, and initialise or load it.")
+    if local.layout != torch.strided or local.is_quantized:
+        raise InputError(
+            f"'{name}' is {local.layout}{' and quantized' if local.is_quantized else ''}: save dense tensors."
+        )
+    kind = type(local)
+    if getattr(kind, "__torch_dispatch__") is not PLAIN:  # noqa: B009
+        raise InputError(
+            f"'{name}' is a {kind.__module__}.{kind.__qualname__}, whose elements are not its memory. Save the tensors that it "
+            f"consists of, each under its name."
+        )
+    if isinstance(tensor, DTensor) and any(isinstance(one, TorchPartial) for one in tensor.placements):
+        raise InputError(f"'{name}' is partial: its value is a sum over ranks. Reduce it first, by redistribute.")
+
+
+def _placement(name: str, one: TorchPlacement, num_dims: int) -> Placement:
+    if isinstance(one, TorchReplicate):
+        return Replicate()
+    factor = getattr(one, "split_factor", 1)
+    # `_StridedShard` is private, and not a Shard in all versions: it has a split factor.
+    if not isinstance(one, TorchShard) and not hasattr(one, "split_factor"):
+        raise InputError(f"'{name}' has the placement {one}: only Shard, Replicate and strided shards are known.")
+    dim = int(getattr(one, "dim"))  # noqa: B009
+    dim = dim + num_dims if dim < 0 else dim
+    return Shard(dim) if factor == 1 else StridedShard(dim, int(factor))

@@ -1,0 +1,221 @@
+"""Saves a user's own module with its optimizer, sharded in whatever way, and loads it on any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError
+from shardwright.core.boxes.held import Reading
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
+from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
+from shardwright.engine_torch.own_program.shards import Shards, fill, held, readings, shards_of
+from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
+from shardwright.runs.own_program.members import Members, alone
+from shardwright.runs.own_program.store import open_program, save_program, values_of
+from shardwright.runs.own_program.values import Reference, encoded
+
+Averages = nn.Module | Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a load has read besides tensors: the step, and the values that the save was given.
+
+    ``kept``: the tensors of the program that were not asked for, and have the values that they had.
+    """
+
+    step: int
+    values: Mapping[str, Any]
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A load that was compared with the checkpoint and may begin."""
+
+    tensors: tuple[Shards, ...]
+    moments: NewMoments | None
+    extra: Mapping[str, Any]
+    loaded: Loaded
+
+
+def save(
+    folder: Path | str,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int,
+    averages: Averages | None = None,
+    values: Mapping[str, Any] | None = None,
+    keep: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Path:
+    """Save a module, its optimizer and averages of its weights as the checkpoint of a step, and return its directory.
+
+    Every rank of ``group`` (by default all) calls this, whether its tensors are sharded by ``parallelize``, ``fully_shard`` and
+    tensor parallelism, or are the same on all ranks. Each box is written once, by a rank that holds it. Replicas are compared.
+
+    ``averages``: a ``torch.optim.swa_utils.AveragedModel``, or tensors by the names of the weights. ``values``: JSON values, as
+    the position in the data and the state of a scheduler; ranks may give other keys, not other values. ``keep``: how many of the
+    newest checkpoints are kept; None keeps all.
+
+    Raises, in all ranks and with nothing saved: InputError for a tensor that has no values or is partial or sparse, CheckpointError
+    for replicas that differ, for what is neither a tensor nor a JSON value, and for what cannot be written.
+    """
+    members = members_of(group)
+
+    def state() -> tuple[list[Shards], Mapping[str, Any]]:
+        named, average = named_in(module), named_averages(averages)
+        tensors = [shards_of(name, one) for each in (named, average) for name, one in each.tensors.items()]
+        found: dict[str, Any] = {
+            "module": {**named.values, **average.values},
+            "own": encoded(dict(values or {}), "values"),
+        }
+        if optimizer is not None:
+            moments = moments_of(optimizer, named)
+            tensors += moments.tensors
+            found["optimizer"] = moments.values
+        return tensors, found
+
+    shards, found = members.here("the state to save", state)
+    read_as = readings(shards, members)
+    return save_program(
+        folder,
+        step=step,
+        held=[held(one, read_as.get(one.name)) for one in shards],
+        values=found,
+        framework="torch",
+        name=type(module).__name__,
+        members=members,
+        keep=keep,
+    )
+
+
+def load(
+    folder: Path | str,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int | None = None,
+    averages: Averages | None = None,
+    only: Sequence[str] | None = None,
+    cast: bool = False,
+    group: dist.ProcessGroup | None = None,
+) -> Loaded:
+    """Load a checkpoint into a module, its optimizer and averages, in place, however they are sharded now. Every rank calls this.
+
+    ``folder``: what ``save`` was given, or the directory of one step. ``step``: the newest by default. Without ``optimizer`` or
+    ``averages``, those of the checkpoint are not read. Names, shapes and dtypes must be equal. ``only``: patterns of the names
+    to load (``*`` stands for any text); everything else keeps its values. ``cast``: floating dtypes may differ.
+
+    Raises, in all ranks: CheckpointError that names every tensor that does not fit, with nothing loaded; DamagedError for damaged
+    bytes, after which the module is partly loaded.
+    """
+    members = members_of(group)
+    checkpoint = open_program(folder, step, members)
+    job = members.here(
+        "comparing the checkpoint with the module",
+        lambda: _compared(checkpoint, module, optimizer, averages, only, cast=cast),
+    )
+    read_as = readings(job.tensors, members)
+    members.here("reading the checkpoint", lambda: _read(checkpoint, job.tensors, read_as))
+    if job.moments is not None:
+        job.moments.take()
+    if job.extra:
+        module.load_state_dict(dict(job.extra), strict=False)
+    return job.loaded
+
+
+def members_of(group: dist.ProcessGroup | None) -> Members:
+    """The ranks of a process group; this process alone where there is none. Raises InputError for a rank outside the group."""
+    if not dist.is_available() or not dist.is_initialized():
+        return alone("rank")
+    index, count = dist.get_rank(group), dist.get_world_size(group)
+    if index < 0:
+        raise InputError("this rank is not in the group that was given, so it must not call save or load.")
+
+    def gather(value: Any) -> list[Any]:
+        found: list[Any] = [None] * count
+        try:
+            dist.all_gather_object(found, value, group=group)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the {count} ranks could not exchange values: one of them has ended, or the group's timeout has passed. "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        return found
+
+    return Members(index=index, count=count, noun="rank", gather=gather)
+
+
+def _compared(
+    checkpoint: Checkpoint,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    averages: Averages | None,
+    only: Sequence[str] | None,
+    *,
+    cast: bool,
+) -> _Job:
+    named, average, values = named_in(module), named_averages(averages), values_of(checkpoint)
+    saved = values.get("optimizer")
+    if optimizer is not None and saved is None:
+        raise CheckpointError(
+            f"{checkpoint.directory}: it has no optimizer's state. Load the module only.", code="SW504"
+        )
+    program = {**named.tensors, **average.tensors}
+    own_values = {**named.values, **average.values}
+    all_names = [*program, *own_values, *(names_in(saved) if optimizer is not None and saved is not None else ())]
+    names = chosen(all_names, only)
+    shards = [shards_of(name, one) for name, one in program.items() if name in names]
+    unread = {} if saved is None else {one for kept in saved["state"].values() for one in _tensors(kept)}
+    lines = misfits(
+        checkpoint,
+        {one.name: (one.shape, one.dtype_name) for one in shards},
+        unread={*unread, *(name for name in checkpoint.tensors if averages is None and name.startswith(AVERAGE))},
+        cast=cast,
+        partial=only is not None,
+    )
+    wanted_values = [name for name in own_values if name in names]
+    lines += value_misfits(values["module"], wanted_values, partial=True)
+    require_none(checkpoint, lines, cast=cast, partial=only is not None)
+    moments = None
+    if optimizer is not None and saved is not None:
+        moments = new_moments(
+            optimizer, named, saved, checkpoint.tensors, lambda name: name in names, partial=only is not None
+        )
+    return _Job(
+        tensors=(*shards, *(moments.tensors if moments is not None else ())),
+        moments=moments,
+        extra={named.keys[name]: values["module"][name] for name in wanted_values if name in named.keys},
+        loaded=Loaded(
+            step=checkpoint.point.step,
+            values=values["own"],
+            kept=tuple(name for name in (*program, *own_values) if name not in names),
+        ),
+    )
+
+
+def _tensors(kept: Mapping[str, Any]) -> list[str]:
+    return [one.tensor for one in kept.values() if isinstance(one, Reference)]
+
+
+def _read(checkpoint: Checkpoint, tensors: Sequence[Shards], read_as: Mapping[str, Reading]) -> None:
+    try:
+        for one in tensors:
+            fill(one, checkpoint, read_as.get(one.name))
+    except DamagedError as error:
+        first, *lines = error.message.split("\n")
+        raise DamagedError(
+            f"{first} The module is partly loaded: load another checkpoint before it is used.",
+            lines=lines,
+            code=error.code,
+        ) from error

@@ -1,0 +1,9 @@
+"""A checkpoint of any program: the tensors that its processes hold, and values.
+
+members.py   the processes of a program, which exchange values and fail together
+held.py      a tensor as one process holds it
+replicas.py  which process writes which box, and whether replicas are equal
+values.py    values that are not tensors, as JSON
+store.py     saves a program's tensors and values, and opens them
+fitting.py   the tensors of a checkpoint against those that a program asks for
+"""

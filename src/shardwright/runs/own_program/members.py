@@ -1,0 +1,84 @@
+"""The processes of a user's own program, from the view of one of them: they exchange values, and fail together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shardwright.checkpoint import CheckpointError
+from shardwright.core.findings.errors import ShardwrightError
+from shardwright.runs.processes.group import ExchangedValue
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """The processes, of which this one has the number ``index``.
+
+    ``noun``: what a message calls one. ``gather``: every process gives a JSON value, and gets those of all, by process.
+    It is also a barrier.
+    """
+
+    index: int
+    count: int
+    noun: str
+    gather: Callable[[Any], list[Any]]
+
+    def exchange(self, name: str, value: Any, timeout_s: float = 0.0) -> Sequence[ExchangedValue]:
+        """The different values of all processes, each with the first process that gave it. The processes' own timeout holds."""
+        del name, timeout_s
+        found: list[ExchangedValue] = []
+        for process, each in enumerate(self.gather(value)):
+            if all(each != one.value for one in found):
+                found.append(ExchangedValue(each, process))
+        return found
+
+    def all_do(self, what: str, do: Callable[[], Result]) -> list[Result]:
+        """The results of ``do`` by process; a result is a JSON value.
+
+        Raises in every process if ``do`` raised in one: there its own error, in the others a CheckpointError that names it.
+        """
+        result, raised = None, None
+        try:
+            result = do()
+        except Exception as error:
+            raised = error
+        answers = self.gather([None if raised is None else _text(raised), result])
+        if raised is not None:
+            raise raised
+        for process, (failure, _) in enumerate(answers):
+            if failure is not None:
+                first, *lines = failure.split("\n")
+                raise CheckpointError(
+                    f"{what}: {self.noun} {process} of {self.count} could not do it. Its error: {first}", lines=lines
+                )
+        return [answer for _, answer in answers]
+
+    def here(self, what: str, do: Callable[[], Result]) -> Result:
+        """The result of ``do`` in this process, of any type, once it has succeeded in every process. Raises as ``all_do``."""
+        kept: list[Result] = []
+        self.all_do(what, lambda: kept.append(do()))
+        return kept[0]
+
+    def named(self, processes: Sequence[int]) -> str:
+        """The words for some processes.
+
+        >>> alone(noun="rank").named([0, 2, 3])
+        'ranks 0, 2 and 3'
+        """
+        if len(processes) == 1:
+            return f"{self.noun} {processes[0]}"
+        shown = [str(one) for one in processes[:8]] + ([f"{len(processes) - 8} more"] if len(processes) > 8 else [])
+        plural = f"{self.noun}es" if self.noun.endswith("s") else f"{self.noun}s"
+        return f"{plural} {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def alone(noun: str = "process") -> Members:
+    """A program of one process."""
+    return Members(index=0, count=1, noun=noun, gather=lambda value: [value])
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,121 @@
+"""Saves the tensors and values of a user's own program, by one process or several, and opens what was saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwright.checkpoint import Checkpoint, CheckpointError, RunPoint, TensorInfo, open_checkpoint, open_newest
+from shardwright.checkpoint.folder.directory import step_directory
+from shardwright.runs.own_program.held import HeldTensor
+from shardwright.runs.own_program.members import Members
+from shardwright.runs.own_program.replicas import boxes_to_write
+from shardwright.runs.own_program.values import decoded, merged
+from shardwright.runs.saving import save
+
+PROGRAM, VALUES = "program", "values"
+"""The keys of a checkpoint's metadata that say which framework saved it, and hold its values."""
+
+
+def save_program(
+    folder: Path | str,
+    *,
+    step: int,
+    held: Sequence[HeldTensor],
+    values: Mapping[str, Any],
+    framework: str,
+    name: str,
+    members: Members,
+    keep: int | None,
+) -> Path:
+    """Write the checkpoint of a step, and return its directory. Every process calls this, with what it holds.
+
+    ``values``: JSON values. ``name``: of the program, for people. Processes may hold different tensors, as stages do.
+
+    Raises CheckpointError in all processes, with nothing saved: the step was saved before, replicas differ, boxes do not cover a
+    tensor exactly once, a process cannot read or write.
+    """
+    own = members.here("the names of tensors", lambda: _by_name(held))
+    infos = _infos_of_all(own, members)
+    joined = merged(values, members)
+    boxes = boxes_to_write(own, [info.name for info in infos], members)
+    point = RunPoint(
+        step=step,
+        seed=0,
+        data_position=0,
+        model=name,
+        layout_name="none",
+        layout_text="",
+        mesh={},
+        metadata={PROGRAM: framework, VALUES: joined},
+    )
+    return save(Path(folder), point, infos, iter(boxes), members, keep=keep)
+
+
+def open_program(folder: Path | str, step: int | None, members: Members) -> Checkpoint:
+    """The checkpoint of a step, or of the newest one. One process chooses it, and all open it.
+
+    ``folder``: what ``save`` was given, or the directory of one step. Raises CheckpointError in all processes: there is none, or it
+    is damaged.
+    """
+
+    def chosen() -> str:
+        if members.index:
+            return ""
+        checkpoint = open_newest(Path(folder)) if step is None else open_checkpoint(step_directory(Path(folder), step))
+        return str(checkpoint.directory)
+
+    directory = members.all_do("the checkpoint to load", chosen)[0]
+    return members.here("opening the checkpoint", lambda: open_checkpoint(directory))
+
+
+def values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The values of a checkpoint of a user's own program."""
+    found = checkpoint.point.metadata.get(VALUES)
+    if PROGRAM not in checkpoint.point.metadata or not isinstance(found, dict):
+        raise CheckpointError(
+            f"{checkpoint.directory}: it has no values of a program of your own: a run of shardwright train saved it, or an import. "
+            f"Its tensors can be read with shardwright.checkpoint.open_checkpoint.",
+            code="SW504",
+        )
+    return decoded(found)
+
+
+def _by_name(held: Sequence[HeldTensor]) -> Mapping[str, HeldTensor]:
+    found: dict[str, HeldTensor] = {}
+    for one in held:
+        if one.info.name in found:
+            raise CheckpointError(
+                f"two tensors are called '{one.info.name}'. Give each a name of its own.", code="SW504"
+            )
+        found[one.info.name] = one
+    return found
+
+
+def _infos_of_all(own: Mapping[str, HeldTensor], members: Members) -> list[TensorInfo]:
+    """The tensors of all processes, those of the first process first. Full lists are exchanged only where they differ."""
+    here = [[one.info.name, list(one.info.shape), one.info.dtype, one.info.spec] for one in own.values()]
+    number = hashlib.blake2b(json.dumps(here).encode(), digest_size=16).hexdigest()
+    different = members.exchange("the tensors of each", number)
+    if len(different) == 1:
+        return [one.info for one in own.values()]
+    mine = any(one.process == members.index for one in different)
+    lists = members.gather(here if mine else None)
+    found: dict[str, TensorInfo] = {}
+    origins: dict[str, int] = {}
+    for process, each in enumerate(lists):
+        for name, shape, dtype, spec in each or []:
+            info = TensorInfo(name=name, shape=tuple(shape), dtype=dtype, spec=spec)
+            before = found.setdefault(name, info)
+            origins.setdefault(name, process)
+            if (before.shape, before.dtype) != (info.shape, info.dtype):
+                raise CheckpointError(
+                    f"'{name}' is {before.dtype} {before.shape} on {members.named([origins[name]])} and {info.dtype} "
+                    f"{info.shape} on {members.named([process])}. If each is a shard of its own, say so in its placements, or "
+                    f"give each a name of its own. Nothing was saved.",
+                    code="SW502",
+                )
+    return list(found.values())
