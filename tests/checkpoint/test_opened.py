@@ -14,12 +14,12 @@ from shardwright.checkpoint import (
     OwnedBox,
     TensorInfo,
     commit,
-    files,
     join_save,
     open_checkpoint,
     saving,
     write_part,
 )
+from shardwright.checkpoint.reading import files
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.editing import data_file, flip, part_file
 from tests.checkpoint.states import point, same_bits

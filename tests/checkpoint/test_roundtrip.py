@@ -16,15 +16,15 @@ from shardwright.checkpoint import (
     OwnedBox,
     TensorInfo,
     commit,
-    data_file,
     join_save,
     latest,
     open_checkpoint,
     save_checkpoint,
     saving,
-    streams,
     write_part,
 )
+from shardwright.checkpoint.reading import streams
+from shardwright.checkpoint.writing import data_file
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.states import point, random_array, random_partition, random_state, same_bits, save, small_state
 

@@ -28,7 +28,7 @@ def memory_table(plan: Plan, width: int) -> RenderableType:
     ]
     if chip:
         items.append((f"{chip.name} has", chip.usable_bytes, f"the total is {total / chip.usable_bytes:.1%} of it"))
-    items.append(("saved in a checkpoint", memory.saved_bytes, "--async-checkpoints copies it to host memory"))
+    items.append(("saved", memory.saved_bytes, "in a checkpoint"))
     columns = [Column(header="part"), Column(header="bytes", right=True), Column(header="", right=True)]
     columns.append(Column(header="", flexible=True))
     used = INDENT + sum(
