@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.lowering.shardings import at_rest_shape, weight_shardings
+from shardwright.engine_jax.lowering.shardings import at_rest_shape, saved_shape, weight_shardings
 from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND, frozen_names
 
@@ -34,13 +34,16 @@ class State(NamedTuple, Generic[Leaf]):
 
 
 class Tensor(NamedTuple):
-    """One array of the state: its name in a checkpoint, the weight it belongs to, its shape, dtype and sharding."""
+    """One array of the state: its name in a checkpoint, the weight it belongs to, its shape, dtype and sharding.
+
+    ``saved``: its shape in a checkpoint, without the padding of a vocabulary."""
 
     name: str
     weight: str
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: NamedSharding
+    saved: tuple[int, ...]
 
 
 def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
@@ -48,7 +51,10 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     shardings = weight_shardings(plan, mesh)
     frozen = frozen_names(plan)
     moments = jnp.dtype(plan.request.moments_dtype)
-    rows = [Tensor(w.name, w.name, at_rest_shape(w), jnp.dtype(w.dtype), shardings[w.name]) for w in plan.weights]
+    rows = [
+        Tensor(w.name, w.name, at_rest_shape(w), jnp.dtype(w.dtype), shardings[w.name], saved_shape(w))
+        for w in plan.weights
+    ]
     for prefix in (FIRST, SECOND):
         rows += [
             row._replace(name=prefix + row.name, dtype=moments)
@@ -68,12 +74,23 @@ def make_state(plan: Plan, mesh: Mesh, read: Callable[[Tensor, Box], np.ndarray]
         def shard(index: tuple[slice, ...] | None) -> np.ndarray:
             box = box_of(index or (), tensor.shape)
             if box not in known:
-                known[box] = np.asarray(read(tensor, box), tensor.dtype)
+                known[box] = _padded(tensor, box, read)
             return known[box]
 
         return jax.make_array_from_callback(tensor.shape, tensor.sharding, shard)
 
     return assemble(plan, {tensor.name: place(tensor) for tensor in tensors_of(plan, mesh)}, replicated(step, mesh))
+
+
+def _padded(tensor: Tensor, box: Box, read: Callable[[Tensor, Box], np.ndarray]) -> np.ndarray:
+    """A box of an array: what is read of it, and zeros for padding."""
+    inside = box.intersect(Box.whole(tensor.saved))
+    if inside == box or not box.size:
+        return np.asarray(read(tensor, box), tensor.dtype)
+    values = np.zeros(box.shape, tensor.dtype)
+    if inside is not None:
+        values[inside.within(box).slices] = read(tensor, inside)
+    return values
 
 
 def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State[jax.Array]:

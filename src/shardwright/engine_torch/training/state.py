@@ -143,7 +143,8 @@ def _made(plan: Plan, one: WeightOfLayer, prefix: str, dtype: torch.dtype, ranks
     """A rank's local shard of a weight or of a moment, made from its boxes in the table's dims."""
     box = one.box(plan.mesh, ranks.rank)
     shape = box.shape if box is not None else (0, *one.shape[1:])
-    local = torch.empty(shape, dtype=dtype, device=ranks.device)
+    # Padding is in no box: it is zero.
+    local = torch.zeros(shape, dtype=dtype, device=ranks.device)
     for table_box in _table_boxes(plan, one, ranks):
         values = read(prefix + one.weight, _of_layer(table_box.box, one)).view(table_box.box.shape)
         stored = values.permute(table_box.to_stored).reshape(table_box.local_shape)
@@ -163,7 +164,7 @@ def _bits(array: torch.Tensor) -> np.ndarray:
 
 
 def _table_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[TableBox, ...]:
-    box = one.box(plan.mesh, ranks.rank)
+    box = one.saved_box(plan.mesh, ranks.rank)
     return () if box is None else table_boxes(plan.request.table.weight(one.weight), box)
 
 
