@@ -91,7 +91,7 @@ def _run(
     start = beginning(options, same, shown)
     weights = None
     if start.checkpoint is None and options.weights is not None:
-        weights = open_weights(options.weights, plan, same, open_folder, shown)
+        weights = open_weights(options.weights, options.out, plan, same, open_folder, shown)
     must_agree(
         group, {**same, **shared_by_processes(options, plan, start.step, engine.versions)}, "before the first step"
     )
