@@ -160,6 +160,41 @@ def test_uneven_shards_are_a_warning_from_a_tenth_on(size, severity):
         assert found[0].cost.startswith(percent(more))
 
 
+@pytest.mark.parametrize(
+    ("vocab", "held", "severity"), [(2049, 2052, "info"), (37, 40, "info"), (36, 36, None), (5, 8, "warning")]
+)
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_a_padded_vocabulary_is_a_warning_from_a_tenth_on(engine, vocab, held, severity):
+    table = build("llama3-test", {"vocab": str(vocab)})
+    request = Request(
+        layout=load_layout("tp"), table=table, batch=8, length=128, mesh_sizes={"tensor": 4, "data": 2}, engine=engine
+    )
+    found = make_plan(request)
+    padded = [finding for finding in of(found, "SW104") if "'vocab'" in finding.where]
+    # The embedding and the logits' kernel are padded alike, so it is said once.
+    assert [finding.severity for finding in padded] == ([severity] if severity else [])
+    assert not found.errors
+    for name, logical_axis in (("embedding.tokens", "vocab"), ("logits.kernel", "vocab"), ("logits.scores", "vocab")):
+        row = found.by_name[name]
+        place = row.in_use.logical_axes.index(logical_axis)
+        assert (row.shape[place], row.saved_shape[place]) == (held, vocab)
+        assert row.to_json().get("unpadded_shape") == (list(row.saved_shape) if severity else None)
+        others = [size for number, size in enumerate(row.shape) if number != place]
+        sharded = prod(others) // (2 if row.kind == "activation" else 1)
+        assert row.bytes_per_device == held // 4 * sharded * 4
+    if padded:
+        assert padded[0].cost.startswith(percent(held / vocab - 1))
+        assert held / vocab - 1 < PADDING_WARNING_SHARE.value or severity == "warning"
+
+
+def test_a_users_own_vocabulary_is_not_padded():
+    table = replace(build("llama3-test", {"vocab": "2049"}), program="users", architecture=None)
+    request = Request(layout=load_layout("tp"), table=table, batch=8, length=128, mesh_sizes={"tensor": 4, "data": 2})
+    found = make_plan(request)
+    assert found.by_name["embedding.tokens"].shape == (2049, 256)
+    assert [finding.code for finding in found.errors] == ["SW107"]
+
+
 def test_thresholds_are_in_order():
     assert 0 < REPLICATED_WARNING_SHARE.value < REPLICATED_ERROR_SHARE.value < 1
 

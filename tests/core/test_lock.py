@@ -75,8 +75,8 @@ PROGRAM = {
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.42"}
 
 
-def lock(layout: str = "ep", compiled: dict | None = None, **sizes: int) -> Lock:
-    table = build("mixtral-test", {"num_layers": "2"})
+def lock(layout: str = "ep", compiled: dict | None = None, vocab: int = 2048, **sizes: int) -> Lock:
+    table = build("mixtral-test", {"num_layers": "2", "vocab": str(vocab)})
     declared = load_layout(layout)
     request = Request(layout=declared, table=table, batch=8, length=64, mesh_sizes=sizes, devices=8)
     asked = LockRequest(
@@ -108,6 +108,16 @@ def test_it_is_read_back_as_it_was_written(layout):
     assert again.to_json() == one.to_json()
     assert again.request == one.request
     assert not moved(one, again).moved
+
+
+def test_a_padded_vocabulary_is_locked_in_its_size_in_memory():
+    one = lock("tp", vocab=257, data=2, tensor=4)
+    again = read_lock(json.loads(one.text()), "x.json")
+    assert again.text() == one.text()
+    shapes = {row["name"]: row["shape"] for row in again.plan["tensors"]}
+    assert shapes["logits.kernel"] == [128, 260]
+    assert "unpadded_shape" not in one.text()
+    assert moved(lock("tp", vocab=256, data=2, tensor=4), one).moved
 
 
 def test_every_row_has_a_line_and_every_line_is_a_row():

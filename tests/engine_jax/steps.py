@@ -16,11 +16,13 @@ import jax
 import numpy as np
 
 from shardwright.cli.typed.values import mesh_sizes, moves, settings
+from shardwright.core.boxes.box import Box
 from shardwright.core.layout.layout import Layout
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.lowering.shardings import saved_shape
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
 from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
 from shardwright.layouts import load_layout, preset_names
@@ -230,9 +232,20 @@ def run_plan(
         )
         assert metrics.overflow == 0
         if number < 2:
-            moments.append({name: np.asarray(array, np.float64) for name, array in state.first.items()})
+            moments.append(
+                {name: without_padding(plan, name, np.asarray(array)) for name, array in state.first.items()}
+            )
     losses, norms, tokens = np.asarray(metrics_of_steps).T
     return Run(losses=losses, norms=norms, tokens=tokens, gradients=_gradients(moments, norms))
+
+
+def without_padding(plan: Plan, name: str, array: np.ndarray) -> np.ndarray:
+    """An array of the state without the padding of its vocabulary, which must be zero."""
+    inside = Box.whole(saved_shape(plan.by_name[name])).slices
+    rest = array.copy()
+    rest[inside] = 0
+    assert not rest.any(), name
+    return array[inside].astype(np.float64)
 
 
 def _gradients(moments: Sequence[Gradients], norms: np.ndarray) -> tuple[Gradients, ...]:

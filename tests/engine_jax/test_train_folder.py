@@ -186,3 +186,26 @@ def test_a_folder_without_a_configuration_is_compared_by_its_tensors(
     error = json.loads(capsys.readouterr().out)["error"]["message"]
     assert error.startswith("--weights: folder: its tensors are not those of llama3-test, and nothing was written:")
     assert f"'{first}': missing" in error
+
+
+def test_a_folder_is_not_written_into(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folders / "llama", "folder")
+    Path("link").symlink_to("folder")
+    before = sorted(Path("folder").iterdir())
+    assert train("llama3", *ONE, "--weights", "folder", "--out", "link") == 2
+    error = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert error == "--weights folder: the run would write into this folder. Give another --out."
+    assert sorted(Path("folder").iterdir()) == before
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--resume-from", "0"), ("--weights", "start")])
+def test_imported_weights_are_no_run(more: tuple[str, ...], folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "import", "huggingface", str(folders / "llama"), "--out", "start", "--dtype", "float32"]) == 0
+    capsys.readouterr()
+    assert train("llama3", *ONE, "--out", "start", *more) == 2
+    error = json.loads(capsys.readouterr().out)["error"]["message"]
+    if "--resume-from" not in more:
+        assert error == (
+            "start/checkpoints/step-00000000 is imported weights, and no run to go on with. Begin one with --weights start, "
+            "and give another --out."
+        )

@@ -67,10 +67,10 @@ def trained_on(
         losses=np.asarray([step.loss for step in steps]),
         norms=np.asarray([step.grad_norm for step in steps]),
         tokens=np.asarray([step.tokens for step in steps]),
-        gradients=tuple(_assembled(boxes) for boxes in zip(*(one.gradients for one in runs), strict=True)),
+        gradients=tuple(assembled(boxes) for boxes in zip(*(one.gradients for one in runs), strict=True)),
     )
     return RanksRun(
-        run=run, dropped=sum(step.dropped for step in steps), initial=_assembled([one.initial for one in runs])
+        run=run, dropped=sum(step.dropped for step in steps), initial=assembled([one.initial for one in runs])
     )
 
 
@@ -87,7 +87,7 @@ def in_words(case: Case) -> str:
     return f"{case.model} {case}"
 
 
-def _assembled(boxes_of_ranks: Sequence[Sequence[NamedBox]]) -> dict[str, np.ndarray]:
+def assembled(boxes_of_ranks: Sequence[Sequence[NamedBox]]) -> dict[str, np.ndarray]:
     """Full tensors from the boxes of all ranks, which have every element once."""
     by_name: dict[str, list[tuple[Box, np.ndarray]]] = {}
     for name, box, array in chain.from_iterable(boxes_of_ranks):

@@ -192,6 +192,7 @@ def test_the_draws_are_of_every_kind() -> None:
         (plan, one) for plan, one in weights if len(one.gathered) > 1 and one.shape[0] % plan.mesh.size(one.gathered)
     ]
     assert len({plan.request.layout.name for plan, _ in several}) >= 4
+    assert sum(one.saved_shape != one.shape for _, one in weights) >= 4
     assert len({plan.request.layout.name for plan in plans}) >= 10
 
 

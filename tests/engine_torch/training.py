@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardwright.checkpoint import OwnedBox
+from shardwright.checkpoint import OwnedBox, open_checkpoint
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.io.layer_io import Params
@@ -22,7 +23,7 @@ from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.training import step as engine_step
 from shardwright.engine_torch.training.feed import feed_of
-from shardwright.engine_torch.training.state import State, boxes_of, initial_state
+from shardwright.engine_torch.training.state import State, boxes_of, initial_state, load_state
 from shardwright.engine_torch.training.step import train_step
 from shardwright.runs.metrics.records import StepMetrics
 from shardwright.training.optimizer import FIRST, OptimizerOptions
@@ -63,6 +64,20 @@ def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[di
             own = feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()})
             steps.append(step(state, own))
     return RankRun(initial=initial, gradients=tuple(gradients), steps=tuple(steps), digests=_digests(model))
+
+
+def loaded(plan: Plan, folder: Path) -> tuple[NamedBox, ...]:
+    """The boxes of a rank's state after it was read from a checkpoint. Padding is zero."""
+    model = model_of(plan)
+    state = load_state(model, open_checkpoint(folder))
+    for one in model.weights:
+        for array in (local_of(model.parameters()[one.key]), state.first[one.key], state.second[one.key]):
+            held, saved = one.box(plan.mesh, dist.get_rank()), one.saved_box(plan.mesh, dist.get_rank())
+            rest = array.detach().clone()
+            if held is not None and saved is not None:
+                rest[saved.within(held).slices] = 0
+            assert not rest.any(), one.key
+    return _boxes(state)
 
 
 @contextmanager

@@ -119,6 +119,13 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 64, "mesh_sizes": {"expert": 8}, "engine": "torch"}},
     ),
     Case(
+        name="SW104-padded-vocabulary",
+        model="llama3-test vocab=2049",
+        layout="fsdp-tp",
+        options={"devices": 8, "mesh_sizes": {"tensor": 4}},
+        neighbour={"model": "llama3-test"},
+    ),
+    Case(
         name="SW104-unequal-not-saved",
         model="llama3-test mlp=25",
         layout="fsdp-tp",

@@ -45,6 +45,19 @@ roles:
 rules:
   router: {scores: [expert]}
 """,
+    "vocabulary-stored-by-rule": """
+mesh: {fsdp: auto}
+roles:
+  fsdp: fsdp
+rules:
+  embedding: {vocab: [fsdp]}
+""",
+    "vocabulary-of-the-logits": """
+mesh: {fsdp: auto, tensor: 2}
+roles:
+  fsdp:   fsdp
+  tensor: {elsewhere: tensor, embedding: idle, sequence_parallel: true}
+""",
     "ep-tp": """
 mesh: {fsdp: auto, expert: 2, tensor: 2}
 roles:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.core.checks import check, check_mesh
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.model.table import Activation, Weight, as_torch_stores
+from shardwright.core.model.table import Activation, ModelTable, Weight, as_torch_stores
 from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.memory import bytes_on_device, estimate_memory
 from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.resolution.gradients import gradient_reductions
 from shardwright.core.resolution.mesh_sizes import resolve_mesh
+from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import activation_sizes, resolve_activation, resolve_weight
 
@@ -33,8 +34,8 @@ def resolve(request: Request) -> Plan:
     mesh, notes = resolve_mesh(request)
     layout, choices = choose_moe_move(request, mesh)
     request = replace(request, layout=layout)
-    sizes = activation_sizes(request, mesh)
     tensors = tuple(_weight_plan(request, mesh, weight) for weight in request.table.weights)
+    sizes = {**activation_sizes(request, mesh), **_padded_scores(request.table, tensors)}
     components = request.table.components
     tensors += tuple(_activation_plan(request, mesh, sizes, components, row) for row in request.table.activations)
     return Plan(
@@ -53,23 +54,32 @@ def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
     stored = as_torch_stores(weight) if request.engine == "torch" else weight
     resolved = resolve_weight(stored, request.layout, mesh, request.engine)
     dtype = weight.dtype if weight.frozen else request.weights_dtype
+    shape = padded_shape(stored, request.table, request.layout, mesh, request.engine)
     shard_group = mesh.in_mesh_order(resolved.at_rest.axes)
     return TensorPlan(
         name=weight.name,
         kind="weight",
         component=weight.component,
-        shape=stored.shape,
+        shape=shape,
         dtype=dtype,
         at_rest=resolved.at_rest,
         in_use=resolved.in_use,
-        bytes_per_device=bytes_on_device(resolved.at_rest, stored.shape, dtype, mesh),
+        bytes_per_device=bytes_on_device(resolved.at_rest, shape, dtype, mesh),
         num=weight.num,
         shard_group=shard_group,
         replica_group=tuple(axis for axis in mesh.names if axis not in shard_group),
         gradient=gradient_reductions(stored, request.layout, resolved.at_rest, resolved.in_use),
         axis_requests=resolved.axis_requests,
         stack=weight.stack,
+        unpadded=None if shape == stored.shape else stored.shape,
     )
+
+
+def _padded_scores(table: ModelTable, weights: Sequence[TensorPlan]) -> dict[str, int]:
+    """The size of the vocabulary in the logits: that of the weight that they are computed with."""
+    logits = {w.name for w in table.weights if "logits" in (w.component, *w.uses)}
+    padded = (row for row in weights if row.name in logits and row.unpadded is not None)
+    return next(({PADDED_AXIS: row.shape[row.in_use.logical_axes.index(PADDED_AXIS)]} for row in padded), {})
 
 
 def _activation_plan(
@@ -78,6 +88,10 @@ def _activation_plan(
     spec = resolve_activation(row, request.layout, mesh, components)
     own = {**sizes, **(row.sizes or {})}
     shape = tuple(own[name] for name in row.logical_axes)
+    entries = request.table.sizes.get(PADDED_AXIS)
+    unpadded = tuple(
+        entries if name == PADDED_AXIS and entries else size for name, size in zip(row.logical_axes, shape, strict=True)
+    )
     dtype = row.dtype or request.dtype
     group = mesh.in_mesh_order(spec.axes)
     return TensorPlan(
@@ -92,4 +106,5 @@ def _activation_plan(
         num=row.num,
         shard_group=group,
         replica_group=tuple(axis for axis in mesh.names if axis not in group),
+        unpadded=None if unpadded == shape else unpadded,
     )

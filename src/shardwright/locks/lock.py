@@ -188,9 +188,11 @@ def read_lock(value: object, source: str) -> Lock:
 NOT_OF_THE_PLAN = (MARK, "request", "declaration", "compiled")
 LISTS = ("choices", "tensors", "collectives", "memory")
 
+FOLLOWS = ("shard_group", "replica_group", "unpadded_shape")
+
 IN_ROWS: Mapping[str, Sequence[str]] = {
     "choices": [name for name in CHOICE if name not in ("costs", "wire_bytes")],
-    "tensors": [name for name in TENSOR if name not in ("shard_group", "replica_group")],
+    "tensors": [name for name in TENSOR if name not in FOLLOWS],
     "collectives": [name for name in COLLECTIVE if name != "seconds"],
 }
 """The fields that a lock holds of each row of a plan. `_locked_tensor` and `_locked_collective` leave the others out."""
@@ -261,8 +263,8 @@ def _only_held(rows: Iterable[Mapping[str, Any]], key: str, names: Container[str
 
 
 def _locked_tensor(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
-    """A row without its groups, which follow from its spec at rest."""
-    locked = {name: value for name, value in row.items() if name not in ("shard_group", "replica_group")}
+    """A row without what follows from its spec at rest and from the model."""
+    locked = {name: value for name, value in row.items() if name not in FOLLOWS}
     for name in ("at_rest", "in_use"):
         if name in locked:
             locked[name] = without_size_one(locked[name], mesh)

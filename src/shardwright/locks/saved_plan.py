@@ -97,6 +97,7 @@ TENSOR: Fields = {
     "kind": needed(TEXT),
     "component": needed(TEXT),
     "shape": maybe(WHOLES),
+    "unpadded_shape": maybe(WHOLES),
     "dtype": maybe(TEXT),
     "at_rest": or_null(TEXT),
     "in_use": needed(TEXT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from shardwright.core.model.architecture import differences_of_weights
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import OpenFolder, Weights
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
+from shardwright.training.published import METADATA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +87,24 @@ def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Path, s
 
 
 def open_weights(
-    path: Path, plan: Plan, fingerprint: Mapping[str, Any], open_folder: OpenFolder | None, shown: Listener
+    path: Path,
+    out: Path,
+    plan: Plan,
+    fingerprint: Mapping[str, Any],
+    open_folder: OpenFolder | None,
+    shown: Listener,
 ) -> Weights:
     """The weights that a run begins with: of a checkpoint, or of a folder that ``open_folder`` knows. Reads no element.
 
-    Raises InputError where it cannot be opened, is of another model, or stores the weights in another dtype.
+    ``out``: the run's folder. Raises InputError where it is the weights' own, and where these cannot be opened, are of another
+    model, or are stored in another dtype.
     """
+    if os.path.realpath(path) == os.path.realpath(out):
+        raise InputError(f"--weights {path}: the run would write into this folder. Give another --out.")
     try:
         known = None if open_folder is None else open_folder(path, plan)
         weights, notes = (open_newest(path), ()) if known is None else known
-    except (CheckpointError, InputError) as error:
+    except InputError as error:
         raise InputError(f"--weights: {error}") from None
     for note in notes:
         shown.say(note)
@@ -166,6 +176,7 @@ def _of_step(out: Path, step: int) -> Checkpoint:
 def _require_no_run(out: Path) -> None:
     found = latest(out)
     if found.checkpoint is not None:
+        _require_run(found.checkpoint)
         raise InputError(f"{out} already holds a run. Give --resume to go on with it, or another --out for a new one.")
     if found.passed_over:
         raise InputError(f"{out} already holds a run, without an intact checkpoint to go on from. Give another --out.")
@@ -175,7 +186,19 @@ def _require_no_run(out: Path) -> None:
         )
 
 
+def _require_run(checkpoint: Checkpoint) -> None:
+    """Raises InputError for weights that were imported: no run saved them."""
+    metadata = checkpoint.point.metadata
+    if METADATA in metadata and "steps" not in metadata:
+        out = checkpoint.directory.parent.parent
+        raise InputError(
+            f"{checkpoint.directory} is imported weights, and no run to go on with. Begin one with --weights {out}, and give "
+            f"another --out."
+        )
+
+
 def _require_same_run(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
+    _require_run(checkpoint)
     before = checkpoint.point.metadata
     changed = [
         f"  {name}: was {before.get(name)!r}, is {value!r}"

@@ -93,7 +93,7 @@ def _run(
     start = _chosen(group, "where the run begins", lambda: beginning(options, same, shown), options)
     weights = None
     if start.checkpoint is None and options.weights is not None:
-        weights = open_weights(options.weights, plan, same, open_folder, shown)
+        weights = open_weights(options.weights, options.out, plan, same, open_folder, shown)
     must_agree(
         group, {**same, **shared_by_processes(options, plan, start.step, engine.versions)}, "before the first step"
     )

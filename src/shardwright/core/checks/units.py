@@ -18,6 +18,8 @@ from shardwright.core.mesh.notation import place_in
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.plan.resharding import weight_reshardings
+from shardwright.core.resolution.padding import PADDED_AXIS
 
 MOST_SHARDS = 4096
 """Shards in use of one dim, beyond which it is not said what a checkpoint of PyTorch's own makes of them."""
@@ -34,6 +36,8 @@ def split_units(plan: Plan) -> Iterator[Draft]:
     groups: dict[Group, list[TensorPlan]] = {}
     for tensor, weight in weight_rows(plan):
         for name in weight.logical_axes:
+            if tensor.unpadded is not None and name == PADDED_AXIS:
+                continue
             axes = _unit_axes(plan, tensor, weight, name)
             large = plan.mesh.larger_than_one(axes)
             if weight.units_of(name) % plan.mesh.size(large):
@@ -127,9 +131,10 @@ def _legal_sizes(plan: Plan, axes: tuple[str, ...], units: int) -> Iterator[Cand
 
 
 def padded(plan: Plan) -> Iterator[Draft]:
-    """SW104: dims of activations that JAX pads, and dims of weights that PyTorch shards unevenly."""
+    """SW104: padded vocabularies, dims of activations that JAX pads, and dims of weights that PyTorch shards unevenly."""
     reported = set()
     for tensor, weight in weight_rows(plan):
+        yield from _padded_weight(plan, tensor, reported)
         if plan.request.engine == "torch":
             yield from _uneven(plan, tensor, weight, reported)
         # An activation counts heads where PyTorch's weight counts elements; the weight has its own finding already.
@@ -148,6 +153,36 @@ def padded(plan: Plan) -> Iterator[Draft]:
                 continue
             reported.add(key)
             yield _padding(plan, tensor, number, size, axes)
+
+
+def _padded_weight(plan: Plan, tensor: TensorPlan, reported: set) -> Iterator[Draft]:
+    """A vocabulary that is padded in memory."""
+    if tensor.unpadded is None:
+        return
+    number = tensor.in_use.logical_axes.index(PADDED_AXIS)
+    size, held = tensor.unpadded[number], tensor.shape[number]
+    # In use, at rest, or in the second use of a tied weight: the first whose axes do not divide it.
+    uses = (use.operand for use in weight_reshardings(plan.request, plan.mesh, tensor).values())
+    specs = (tensor.in_use, tensor.spec, *uses)
+    sharding = next(spec for spec in specs if size % plan.mesh.size(spec.axes_of(PADDED_AXIS)))
+    axes = plan.mesh.larger_than_one(sharding.axes_of(PADDED_AXIS))
+    if (key := ("padded", size, held, axes)) in reported:
+        return
+    reported.add(key)
+    share = held / size - 1
+    much = share >= PADDING_WARNING_SHARE.value
+    finding = Finding(
+        code="SW104",
+        severity="warning" if much else "info",
+        tensor=tensor.name,
+        where=f"dim {number} ('{PADDED_AXIS}') of {tensor.name}",
+        notation=str(sharding),
+        mark=place_in(sharding, number),
+        found=f"{counted(size, PADDED_AXIS)} over {product(plan.mesh, axes)}: padded to {held} in memory, never in a checkpoint",
+        needed=_legal_text(size, plan.mesh.size(axes)),
+        cost=f"{percent(share)} more memory and compute for this tensor",
+    )
+    yield Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, size)) if much else ())
 
 
 def _padding(plan: Plan, tensor: TensorPlan, number: int, size: int, axes: tuple[str, ...]) -> Draft:

@@ -25,7 +25,8 @@ from shardwright.core.resolution.request import Request
 class WeightOfLayer:
     """One parameter: a weight of the table, or one layer of it where several layers share the row.
 
-    ``key``: its name in the engine, ``layers.3.attention.q``. ``layer``: its number in the ``stack``. ``at_rest``: the spec
+    ``key``: its name in the engine, ``layers.3.attention.q``. ``layer``: its number in the ``stack``. ``shape``: in memory,
+    ``saved_shape``: without the padding of a vocabulary. ``at_rest``: the spec
     of one layer, as PyTorch stores it. ``in_use``: the spec after the gather. ``gathered``: the gathered axes, mesh order.
     ``all_reduced``: the axes over which its gradient is all-reduced. ``replicated_gradient``: the gathered axes over
     which every device computes the same gradient. ``gather_dtype``, ``reduce_dtype``: the dtypes of its all-gather and of
@@ -38,6 +39,7 @@ class WeightOfLayer:
     layer: int | None
     component: str
     shape: tuple[int, ...]
+    saved_shape: tuple[int, ...]
     at_rest: Spec
     in_use: Spec
     gathered: tuple[str, ...]
@@ -52,6 +54,11 @@ class WeightOfLayer:
         """The shard of a rank at rest, in the stored dims; None where the rank has none. ``fully_shard`` shards what a rank
         has in use over the product of the gathered axes."""
         return shard_box(self.at_rest, mesh, self.shape, rank, in_turn=self.in_use.axes)
+
+    def saved_box(self, mesh: Mesh, rank: int) -> Box | None:
+        """The part of the shard that a checkpoint has; None where the rank has none, or padding only."""
+        box = self.box(mesh, rank)
+        return box and box.intersect(Box.whole(self.saved_shape))
 
     def shard_elements(self, mesh: Mesh) -> int:
         """Elements of the largest shard at rest. Dim 0 is padded until its axes divide it."""
@@ -105,6 +112,7 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         layer=layer,
         component=row.component,
         shape=row.shape,
+        saved_shape=row.saved_shape,
         at_rest=use.at_rest,
         in_use=use.gathered,
         gathered=mesh.larger_than_one(mesh.in_mesh_order(gathered)),

@@ -24,7 +24,8 @@ Phase = Literal["forward", "recompute", "backward", "update"]
 class TensorPlan:
     """One row of the plan. ``num`` layers share it; shape, specs and bytes are those of one of them.
 
-    ``at_rest`` is None for an activation. A weight's ``dtype`` is the one at rest.
+    ``at_rest`` is None for an activation. A weight's ``dtype`` is the one at rest. ``shape``: in memory; ``unpadded``: where
+    that is padded, the shape without padding, as checkpoints have it.
     """
 
     name: str
@@ -41,6 +42,12 @@ class TensorPlan:
     gradient: Mapping[str, Reduction] = field(default_factory=dict)
     axis_requests: tuple[AxisRequest, ...] = ()
     stack: str | None = None
+    unpadded: tuple[int, ...] | None = None
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        """The shape without padding."""
+        return self.unpadded or self.shape
 
     @property
     def spec(self) -> Spec:
@@ -53,6 +60,7 @@ class TensorPlan:
             "kind": self.kind,
             "component": self.component,
             "shape": list(self.shape),
+            **({} if self.unpadded is None else {"unpadded_shape": list(self.unpadded)}),
             "dtype": self.dtype,
             "at_rest": None if self.at_rest is None else str(self.at_rest),
             "in_use": str(self.in_use),

@@ -32,7 +32,10 @@ def _on_jax(plan: Plan, device: int) -> Iterator[SavedBox]:
         stacked = row.stack is not None and row.at_rest.dims[0].logical_axis != "layers"
         spec = row.at_rest.prefixed("layers") if stacked else row.at_rest
         shape = row.shape if row.stack is None else (row.num, *row.shape)
+        saved = row.saved_shape if row.stack is None else (row.num, *row.saved_shape)
         box = shard_box(spec, plan.mesh, shape, device)
+        # Padding is in no box.
+        box = box and box.intersect(Box.whole(saved))
         if box is not None:
             yield SavedBox(weight=row.name, box=box, saves=saves(spec, plan.mesh, device))
 
@@ -40,7 +43,7 @@ def _on_jax(plan: Plan, device: int) -> Iterator[SavedBox]:
 def _on_torch(plan: Plan, device: int) -> Iterator[SavedBox]:
     table = plan.request.table
     for one in weights_of(plan):
-        box = one.box(plan.mesh, device)
+        box = one.saved_box(plan.mesh, device)
         for stored in () if box is None else table_boxes(table.weight(one.weight), box):
             found = stored.box
             if one.layer is not None:

@@ -6,6 +6,7 @@ resolve.py      the spec of each tensor, with every axis granted or refused; and
 storage.py      the dim that is sharded at rest and gathered for use
 order.py        the order of several axes on one dim: persistent, then gathered
 row_order.py    the order of a row's tokens over the devices that share it
+padding.py      the size of a vocabulary in memory, where its axes do not divide it
 gradients.py    how each weight's gradient is reduced over each axis
 own_model.py    a user's own model as a table
 """

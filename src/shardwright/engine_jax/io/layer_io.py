@@ -103,7 +103,8 @@ class ExpertLinks:
 class Links:
     """All that the mathematics knows of a layout.
 
-    ``vocab``: by component, the axes that shard the vocabulary. ``tied_once``: a tied embedding is taken into use once
+    ``vocab``: by component, the axes that shard the vocabulary. ``entries``: of a vocabulary that is padded in memory, the
+    number without padding; None where it is not. ``tied_once``: a tied embedding is taken into use once
     for both its uses. ``experts``: None where the model has none.
     """
 
@@ -111,6 +112,7 @@ class Links:
     use: Use
     use_twice: UseTwice
     vocab: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    entries: int | None = None
     tied_once: bool = True
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks | None = None

@@ -63,4 +63,13 @@ def logits(x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, links: L
         kernel, product = tied_VM, "BLM,VM->BLV"
     else:
         kernel, product = links.use("embedding.tokens", params["embedding.tokens"], "logits"), "BLM,VM->BLV"
-    return weight_product(product, x_BLM, kernel, "logits")
+    return without_padding(weight_product(product, x_BLM, kernel, "logits"), links)
+
+
+def without_padding(logits_BLV: jax.Array, links: Links) -> jax.Array:
+    """The logits with those of a padded vocabulary's padding at minus infinity: their probabilities and gradients are zero."""
+    if links.entries is None:
+        return logits_BLV
+    V = logits_BLV.shape[-1]
+    entries_V = jax.lax.broadcasted_iota(jnp.int32, (1, 1, V), 2) + index_of(links.vocab["logits"]) * V
+    return jnp.where(entries_V < links.entries, logits_BLV, -jnp.inf)

@@ -63,6 +63,7 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
             "embedding": plan.mesh.larger_than_one(embedding["embedding"].operand.axes_of("vocab")),
             "logits": _sharding_axes(plan, "logits.scores", "vocab"),
         },
+        entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1],
         tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan, backend),
         experts=_experts(plan, backend),

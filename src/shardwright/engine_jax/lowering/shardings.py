@@ -39,6 +39,11 @@ def at_rest_shape(tensor: TensorPlan) -> tuple[int, ...]:
     return tensor.shape if tensor.stack is None else (tensor.num, *tensor.shape)
 
 
+def saved_shape(tensor: TensorPlan) -> tuple[int, ...]:
+    """The shape of a weight in a checkpoint: at rest, without the padding of a vocabulary."""
+    return tensor.saved_shape if tensor.stack is None else (tensor.num, *tensor.saved_shape)
+
+
 def weight_shardings(plan: Plan, mesh: Mesh) -> Mapping[str, NamedSharding]:
     """The sharding at rest of every weight of a plan, by name, with layers stacked as in ``at_rest_spec``."""
     return {tensor.name: named_sharding(at_rest_spec(tensor), mesh) for tensor in plan.weights}

@@ -23,7 +23,7 @@ def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
     """Every tensor of a plan's state as a checkpoint stores it."""
     specs = {row.name: str(at_rest_spec(row)) for row in plan.weights}
     return [
-        TensorInfo(name=row.name, shape=row.shape, dtype=str(row.dtype), spec=specs[row.weight])
+        TensorInfo(name=row.name, shape=row.saved, dtype=str(row.dtype), spec=specs[row.weight])
         for row in tensors_of(plan, mesh)
     ]
 
@@ -36,11 +36,15 @@ def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[Owned
         spec, array = at_rest_spec(rows[tensor.weight]), arrays[tensor.name]
         for shard in array.addressable_shards:
             if saves(spec, plan.mesh, numbers[shard.device]):
-                yield OwnedBox(name=tensor.name, box=box_of(shard.index, array.shape), array=_copy_of(shard))
+                box = box_of(shard.index, array.shape)
+                saved = box.intersect(Box.whole(tensor.saved))
+                # None: the shard is padding only.
+                if saved is not None:
+                    yield OwnedBox(name=tensor.name, box=saved, array=_copy_of(shard, saved.within(box)))
 
 
-def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
-    return lambda: np.asarray(shard.data)
+def _copy_of(shard: jax.Shard, part: Box) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(shard.data)[(*part.slices, ...)]
 
 
 def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: bool = False) -> State[jax.Array]:
@@ -52,7 +56,7 @@ def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: boo
     """
     rows = [row for row in tensors_of(plan, mesh) if row.name == row.weight or not weights_only]
     unread = (FIRST, SECOND, KEPT) if weights_only else ()
-    checkpoint.expect({row.name: (row.shape, str(row.dtype)) for row in rows}, unread=unread)
+    checkpoint.expect({row.name: (row.saved, str(row.dtype)) for row in rows}, unread=unread)
 
     def read(tensor: Tensor, boxes: Sequence[Box]) -> Sequence[np.ndarray]:
         if weights_only and tensor.name != tensor.weight:

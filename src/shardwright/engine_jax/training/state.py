@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.lowering.shardings import at_rest_shape, weight_shardings
+from shardwright.engine_jax.lowering.shardings import at_rest_shape, saved_shape, weight_shardings
 from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND, frozen_names
 
@@ -34,13 +34,16 @@ class State(NamedTuple, Generic[Leaf]):
 
 
 class Tensor(NamedTuple):
-    """One array of the state: its name in a checkpoint, the weight it belongs to, its shape, dtype and sharding."""
+    """One array of the state: its name in a checkpoint, the weight it belongs to, its shape, dtype and sharding.
+
+    ``saved``: its shape in a checkpoint, without the padding of a vocabulary."""
 
     name: str
     weight: str
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: NamedSharding
+    saved: tuple[int, ...]
 
 
 def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
@@ -48,7 +51,10 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     shardings = weight_shardings(plan, mesh)
     frozen = frozen_names(plan)
     moments = jnp.dtype(plan.request.moments_dtype)
-    rows = [Tensor(w.name, w.name, at_rest_shape(w), jnp.dtype(w.dtype), shardings[w.name]) for w in plan.weights]
+    rows = [
+        Tensor(w.name, w.name, at_rest_shape(w), jnp.dtype(w.dtype), shardings[w.name], saved_shape(w))
+        for w in plan.weights
+    ]
     for prefix in (FIRST, SECOND):
         rows += [
             row._replace(name=prefix + row.name, dtype=moments)
@@ -69,12 +75,28 @@ def make_state(plan: Plan, mesh: Mesh, read: Read, step: int) -> State[jax.Array
         indices = tensor.sharding.addressable_devices_indices_map(tensor.shape).values()
         # Replicas have the same box; it is read once.
         boxes = list(dict.fromkeys(box_of(index or (), tensor.shape) for index in indices))
-        known = {box: np.asarray(array, tensor.dtype) for box, array in zip(boxes, read(tensor, boxes), strict=True)}
+        known = _padded(tensor, boxes, read)
         return jax.make_array_from_callback(
             tensor.shape, tensor.sharding, lambda index: known[box_of(index or (), tensor.shape)]
         )
 
     return assemble(plan, {tensor.name: place(tensor) for tensor in tensors_of(plan, mesh)}, replicated(step, mesh))
+
+
+def _padded(tensor: Tensor, boxes: Sequence[Box], read: Read) -> dict[Box, np.ndarray]:
+    """Boxes of an array: what is read of them, and zeros for padding."""
+    saved = Box.whole(tensor.saved)
+    inside = {box: common for box in boxes if (common := box.intersect(saved)) is not None}
+    found = dict(zip(inside, read(tensor, list(inside.values())), strict=True))
+    known: dict[Box, np.ndarray] = {}
+    for box in boxes:
+        if inside.get(box) == box:
+            known[box] = np.asarray(found[box], tensor.dtype)
+            continue
+        known[box] = np.zeros(box.shape, tensor.dtype)
+        if box in inside:
+            known[box][inside[box].within(box).slices] = found[box]
+    return known
 
 
 def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State[jax.Array]:

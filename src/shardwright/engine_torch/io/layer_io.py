@@ -81,10 +81,12 @@ class ExpertLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary."""
+    """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary. ``entries``: of a
+    vocabulary that is padded in memory, the number without padding; None where it is not."""
 
     move: Move
     use: Use
     vocab: Mapping[str, Peers] = field(default_factory=dict)
+    entries: int | None = None
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks = ExpertLinks()

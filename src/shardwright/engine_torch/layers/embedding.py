@@ -60,4 +60,14 @@ def logits(x_BLM: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
         kernel_VM = links.use("logits.kernel", params["logits.kernel"])
     else:
         kernel_VM = links.use("embedding.tokens", params["embedding.tokens"], "logits")
-    return weight_product(x_BLM, kernel_VM, "logits")
+    return without_padding(weight_product(x_BLM, kernel_VM, "logits"), links)
+
+
+def without_padding(logits_BLV: torch.Tensor, links: Links) -> torch.Tensor:
+    """The logits with those of a padded vocabulary's padding at minus infinity: their probabilities and gradients are zero."""
+    if links.entries is None:
+        return logits_BLV
+    V = logits_BLV.shape[-1]
+    first = links.vocab["logits"].index * V
+    is_padding_V = torch.arange(first, first + V, device=logits_BLV.device) >= links.entries
+    return logits_BLV.masked_fill(is_padding_V, -torch.inf)

@@ -38,7 +38,8 @@ class _OverRanks(torch.autograd.Function):
         own_BL = targets_BL.long() - peers.index * V
         is_own_BL = (own_BL >= 0) & (own_BL < V)
         own_BL = own_BL.clamp(0, V - 1)
-        target_BL = logits_BLV.gather(-1, own_BL[..., None])[..., 0] * is_own_BL
+        # Not a product: where the target is another rank's, the logit here may be that of padding, minus infinity.
+        target_BL = logits_BLV.gather(-1, own_BL[..., None])[..., 0].where(is_own_BL, 0.0)
         both_2BL = torch.stack([(logits_BLV - largest_BL[..., None]).exp().sum(dim=-1), target_BL])
         dist.all_reduce(both_2BL, group=peers.group)
         log_sum_BL = both_2BL[0].log() + largest_BL

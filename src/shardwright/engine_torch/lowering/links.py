@@ -60,6 +60,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
             "embedding": ranks.peers(embedding["embedding"].operand.axes_of("vocab")),
             "logits": ranks.peers(_sharding_axes(plan, "logits.scores", "vocab")),
         },
+        entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1],
         attention=_attention(plan, ranks),
         experts=_experts(plan, ranks),
     )

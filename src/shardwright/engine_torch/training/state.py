@@ -152,6 +152,9 @@ def _fill(
     """Fills a rank's local shards of all layers of a weight or of a moment from their boxes in the table's dims."""
     places = [(one, local, box) for one, local in layers for box in _table_boxes(plan, one, ranks)]
     values = read(name, [_of_layer(box.box, one) for one, _, box in places])
+    # Padding is in no box: it is zero.
+    for _, local in layers:
+        local.zero_()
     for (_, local, table_box), found in zip(places, values, strict=True):
         stored = found.view(table_box.box.shape).permute(table_box.to_stored).reshape(table_box.local_shape)
         local[tuple(slice(*along) for along in table_box.local)] = stored.to(device=local.device, dtype=local.dtype)
@@ -169,7 +172,7 @@ def _bits(array: torch.Tensor) -> np.ndarray:
 
 
 def _table_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[TableBox, ...]:
-    box = one.box(plan.mesh, ranks.rank)
+    box = one.saved_box(plan.mesh, ranks.rank)
     return () if box is None else table_boxes(plan.request.table.weight(one.weight), box)
 
 

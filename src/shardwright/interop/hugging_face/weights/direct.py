@@ -19,8 +19,10 @@ from shardwright.interop.hugging_face.weights.files.folder import CONFIG, INDEX,
 from shardwright.interop.hugging_face.weights.importing import FittedFolder, fitted
 from shardwright.interop.hugging_face.weights.mapping import Piece, stored_shape
 from shardwright.interop.hugging_face.weights.model import model_of_table
+from shardwright.training.published import CHECKPOINTS
 
 MANIFEST = "manifest.json"
+"""Of a step's directory: it is a checkpoint, whatever else is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,11 @@ def open_model_folder(path: Path, plan: Plan) -> tuple[FolderWeights, tuple[str,
 
     None for what is no model folder, as the folder of a run. Raises InputError for one that is incomplete or does not fit.
     """
-    if (path / MANIFEST).exists() or not any((path / name).is_file() for name in (CONFIG, SINGLE, INDEX)):
+    if (
+        (path / MANIFEST).exists()
+        or (path / CHECKPOINTS).is_dir()
+        or not any((path / name).is_file() for name in (CONFIG, SINGLE, INDEX))
+    ):
         return None
     table = plan.request.table
     found = fitted(path, lambda folder: model_of_table(folder, table), table.name)

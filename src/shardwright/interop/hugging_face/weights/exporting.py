@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -14,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, open_newest
-from shardwright.checkpoint.folder.directory import make_durable
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.architecture import differences_of_weights
@@ -26,6 +21,7 @@ from shardwright.interop.hugging_face.weights.fitting import num_prediction_laye
 from shardwright.interop.hugging_face.weights.importing import Progress, unseen
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor, published_tensors, stored_shape
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
+from shardwright.interop.hugging_face.weights.new_folder import new_folder, require_new
 from shardwright.interop.hugging_face.weights.shards import shards_of, written
 from shardwright.training.optimizer import FIRST, SECOND
 from shardwright.training.published import KEPT, OTHER_FILES, TOKENIZER_FILES, copied, found, published_folder
@@ -95,8 +91,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     Raises InputError for a folder that exists and for a model that the checkpoint does not hold; CheckpointError for a
     checkpoint that cannot be read, DamagedError for damaged bytes. Then nothing is left.
     """
-    if request.to.exists() and not (request.to.is_dir() and not any(request.to.iterdir())):
-        raise InputError(f"--to {request.to}: it exists already, and is never overwritten. Give another folder.")
+    require_new(request.to)
     checkpoint = open_newest(request.directory)
     model = model_of_checkpoint(checkpoint, request.config, request.model, request.settings)
     moments = _check_fit(checkpoint, model)
@@ -113,7 +108,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     shards = shards_of(every, dtypes, request.max_file_bytes)
     source = published_folder(request.directory)
     files = found(source, (*TOKENIZER_FILES, *OTHER_FILES))
-    with _renamed_at_the_end(request.to) as folder:
+    with new_folder(request.to) as folder:
         if config is not None:
             replace_text(folder / CONFIG, config)
         with copied(source, folder, files), written(folder, shards, every, dtypes) as elements:
@@ -220,23 +215,3 @@ def _copy(
             elements(tensor.name)[...] = data.reshape(-1)
             done += data.nbytes
             progress(done, total)
-
-
-@contextmanager
-def _renamed_at_the_end(to: Path) -> Iterator[Path]:
-    """A folder next to ``to``, which gets its name if the block ends without an error, and else is deleted."""
-    whole = Path(os.path.abspath(to))
-    temporary = whole.with_name(f"{whole.name}.writing-{secrets.token_hex(4)}")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        make_durable(temporary)
-        os.rename(temporary, whole)
-        make_durable(whole.parent)
-    except OSError as error:
-        raise InputError(
-            f"--to {to}: the folder could not be written: {error.strerror or error}. Nothing of it was kept. Free some space, "
-            f"or give a writable folder."
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
