@@ -69,7 +69,7 @@ def held(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
 def test_a_checkpoint_has_no_padding_and_loads_under_any_layout(saved: Case, tmp_path: Path) -> None:
     plan = plan_of(saved)
     mesh = device_mesh(plan.mesh)
-    state = make_state(plan, mesh, lambda tensor, box: values_of(tensor)[box.slices], 3)
+    state = make_state(plan, mesh, lambda tensor, boxes: [values_of(tensor)[box.slices] for box in boxes], 3)
     folder = save_checkpoint(tmp_path, POINT, infos_of(plan, mesh), list(own_boxes(state, plan, mesh)))
     checkpoint = open_checkpoint(folder)
     assert checkpoint.tensors["embedding.tokens"].shape == (257, 256)

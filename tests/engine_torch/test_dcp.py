@@ -45,7 +45,7 @@ def test_a_module_as_it_is(four: Ranks, tmp_path: Path) -> None:
 
 def test_a_checkpoint_has_no_pickle(four: Ranks, tmp_path: Path) -> None:
     four.run(save_small, "fsdp", (4,), str(tmp_path))
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors", ""}
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".index", ".safetensors", ""}
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() and not path.suffix] == [".lock"]
 
 

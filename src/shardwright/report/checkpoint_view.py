@@ -44,7 +44,8 @@ def resharded_view(written: Mapping[str, Any]) -> View:
         before, after = written["before"], written["after"]
         return Group(
             Text(f"resharded to {written['directory']}", style="bold"),
-            Text(f"  from  {written['from']}, of which a load reads {_read(before)}"),
+            Text(f"  from  {written['from']}"),
+            Text(f"  was   {_read(before)}"),
             *load_lines(written, after),
         )
 
