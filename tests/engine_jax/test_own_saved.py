@@ -273,6 +273,11 @@ def test_an_array_that_was_donated(tmp_path: Path) -> None:
         save(tmp_path, {"w": array}, step=1)
 
 
+def test_an_array_that_is_traced(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^'w' is traced: call save outside of jax\.jit\."):
+        jax.jit(lambda array: save(tmp_path, {"w": array}, step=1))(jnp.zeros(2))
+
+
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     save(tmp_path, SAVED, step=1)
     flip(directory_of(tmp_path, 1))
