@@ -27,7 +27,9 @@ def held(name: str, *boxes: tuple[int, int], value: float = 0.0) -> HeldTensor:
 
 def in_processes(count: int, do: Callable[[Members], Any]) -> list[Any]:
     """The result of each process, or its error, with one thread for each process."""
-    barrier, given, answers = Barrier(count), [None] * count, [None] * count
+    barrier = Barrier(count)
+    given: list[Any] = [None] * count
+    answers: list[Any] = [None] * count
 
     def run(index: int) -> None:
         def gather(value: Any) -> list[Any]:
