@@ -234,7 +234,7 @@ def test_replicas_that_differ_are_not_saved(tmp_path: Path) -> None:
     where = sharding(("4 x 2", PartitionSpec("x")))
     shards = [
         jax.device_put(np.full((2, 4), number % 2 if number < 2 else 0, np.float32), device)
-        for number, device in enumerate(where.mesh.devices.flat)
+        for number, device in enumerate(MESHES["4 x 2"].devices.flat)
     ]
     array = jax.make_array_from_single_device_arrays((8, 4), where, shards)
     with pytest.raises(CheckpointError) as caught:
@@ -271,6 +271,11 @@ def test_an_array_that_was_donated(tmp_path: Path) -> None:
         InputError, match=r"^'w' was deleted or donated to a jitted function: save what the function returned\.$"
     ):
         save(tmp_path, {"w": array}, step=1)
+
+
+def test_an_array_that_is_traced(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^'w' is traced: call save outside of jax\.jit\."):
+        jax.jit(lambda array: save(tmp_path, {"w": array}, step=1))(jnp.zeros(2))
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:

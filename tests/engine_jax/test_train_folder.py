@@ -188,6 +188,16 @@ def test_a_folder_without_a_configuration_is_compared_by_its_tensors(
     assert f"'{first}': missing" in error
 
 
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_where_there_is_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    assert train("llama3", *ONE, "--weights", name, "--out", "run") == 2
+    assert json.loads(capsys.readouterr().out)["error"]["message"] == (
+        f"--weights: {name}: there is no checkpoint here. Give the --out of a run, or the directory of one step, as in "
+        f"OUT/checkpoints/step-00000010. Or give a model folder, with config.json and safetensors files."
+    )
+
+
 def test_a_folder_is_not_written_into(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folders / "llama", "folder")
     Path("link").symlink_to("folder")

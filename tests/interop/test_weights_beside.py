@@ -160,6 +160,16 @@ def test_a_tokenizer_that_is_none_or_too_large(folder: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize("target", ["gone", "/dev/zero"])
+def test_a_tokenizer_that_is_no_file(target: str, folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.unlink()
+    path.symlink_to(target)
+    with pytest.raises(InputError) as error:
+        imported(folder)
+    assert str(error.value) == f"{path}: not a regular file. Fetch it again, or move it away."
+
+
 @pytest.mark.parametrize(
     ("text", "num"),
     [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Barrier, Thread
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from shardwright.checkpoint import CheckpointError, TensorInfo
 from shardwright.core.boxes.box import Box
-from shardwright.runs.own_program.held import HeldShard, HeldTensor
+from shardwright.runs.own_program.held import HeldShard, HeldTensor, digest
 from shardwright.runs.own_program.members import Members
 from shardwright.runs.own_program.replicas import boxes_to_write
 from shardwright.runs.own_program.values import decoded, encoded, merged
@@ -24,10 +25,11 @@ def held(name: str, *boxes: tuple[int, int], value: float = 0.0) -> HeldTensor:
     return HeldTensor(info=TensorInfo(name=name, shape=(16,), dtype="float32"), shards=shards)
 
 
-def together(tensors: Sequence[Sequence[HeldTensor]], names: Sequence[str]) -> list[Any]:
-    """What each process writes, or its error, with one thread for each process."""
-    count = len(tensors)
-    barrier, given, answers = Barrier(count), [None] * count, [None] * count
+def in_processes(count: int, do: Callable[[Members], Any]) -> list[Any]:
+    """The result of each process, or its error, with one thread for each process."""
+    barrier = Barrier(count)
+    given: list[Any] = [None] * count
+    answers: list[Any] = [None] * count
 
     def run(index: int) -> None:
         def gather(value: Any) -> list[Any]:
@@ -37,10 +39,8 @@ def together(tensors: Sequence[Sequence[HeldTensor]], names: Sequence[str]) -> l
             barrier.wait()
             return found
 
-        members = Members(index=index, count=count, noun="rank", gather=gather)
         try:
-            own = {one.info.name: one for one in tensors[index]}
-            answers[index] = [(box.name, str(box.box)) for box in boxes_to_write(own, names, members)]
+            answers[index] = do(Members(index=index, count=count, noun="rank", gather=gather))
         except CheckpointError as error:
             answers[index] = error
 
@@ -50,6 +50,16 @@ def together(tensors: Sequence[Sequence[HeldTensor]], names: Sequence[str]) -> l
     for thread in threads:
         thread.join()
     return answers
+
+
+def together(tensors: Sequence[Sequence[HeldTensor]], names: Sequence[str]) -> list[Any]:
+    """What each process writes, or its error."""
+
+    def write(members: Members) -> list[tuple[str, str]]:
+        own = {one.info.name: one for one in tensors[members.index]}
+        return [(box.name, str(box.box)) for box in boxes_to_write(own, names, members)]
+
+    return in_processes(len(tensors), write)
 
 
 def test_each_box_is_written_once_and_the_writers_take_turns() -> None:
@@ -73,6 +83,19 @@ def test_replicas_that_differ_are_named_with_their_processes() -> None:
     assert str(found[0]).split("\n")[1] == "  'b', box [0:8]: ranks 0, 1 and 3 and rank 2 hold other values"
 
 
+def test_processes_that_hold_none_of_the_replicas_that_differ_refuse_too() -> None:
+    found = together([[], [held("w", (0, 16))], [held("w", (0, 16), value=1.0)]], ["w"])
+    assert len({str(one) for one in found}) == 1
+    assert str(found[0]).split("\n")[1] == "  'w', box [0:16]: rank 1 and rank 2 hold other values"
+
+
+def test_of_equal_values_one_is_sent() -> None:
+    values = [["a"], ["b"], ["a"], ["b"]]
+    found = in_processes(4, lambda members: members.distinct(values[members.index]))
+    assert found == [[(["a"], 0), (["b"], 1)]] * 4
+    assert in_processes(2, lambda members: members.distinct("same")) == [[("same", 0)]] * 2
+
+
 def test_elements_that_one_process_cannot_read_end_all() -> None:
     def unreadable() -> np.ndarray:
         raise RuntimeError("CUDA error")
@@ -83,20 +106,48 @@ def test_elements_that_one_process_cannot_read_end_all() -> None:
     assert str(found[0]) == f"the digests of replicas: rank 1 of 2 could not do it. Its error: {found[1]}"
 
 
-def test_one_of_2816_processes_knows_what_it_writes_in_seconds() -> None:
-    """Each concludes it from what the others say; where one plans for all, 2,816 processes do not come to an end."""
-    count, names = 2816, [f"layers.{number}.weight" for number in range(256)]
-    own = {name: held(name, (3, 4)) for name in names}
+def test_one_of_4096_processes_knows_what_it_writes_in_seconds() -> None:
+    """Each concludes it from what the others say; where one plans for all, 2,816 processes do not end."""
+    count, rows, names = 4096, 16 << 12, [f"layers.{number}.weight" for number in range(256)]
+    info = TensorInfo(name="", shape=(rows,), dtype="uint8")
+
+    def held_by(process: int) -> dict[str, HeldTensor]:
+        """A sixteenth of its rows on the ranks of 256 replicas."""
+        box = Box((16 * (process % 16),), (16 * (process % 16) + 16,))
+        shard = HeldShard(box, lambda: np.zeros(16, np.uint8))
+        return {name: HeldTensor(info=replace(info, name=name), shards=(shard,)) for name in names}
+
+    asked: list[Any] = []
+
+    def first(value: Any) -> list[Any]:
+        asked.append(value)
+        return [value]
+
+    said: dict[int, list[Any]] = {}
+    for process in range(16):
+        asked.clear()
+        boxes_to_write(held_by(process), names, Members(index=0, count=1, noun="rank", gather=first))
+        said[process] = list(asked)
+    digests = [[None, "".join(_pairs(said[process][0][1]))] for process in range(16)]
     answers = iter(
         [
-            [[None, [[f"{process % 1408}"] if process != 3 else ["3:4"] for _ in names]] for process in range(count)],
-            [[None, [{} for _ in names]] for _ in range(count)],
+            [said[process % 16][0] for process in range(count)],
+            [digests[process % 16] for process in range(count)],
+            [[] for _ in range(count)],
         ]
     )
-    members = Members(index=3, count=count, noun="rank", gather=lambda _: next(answers))
-    start = time.process_time()
-    assert len(boxes_to_write(own, names, members)) == len(names)
-    assert time.process_time() - start < 10
+    own, start = held_by(19), time.process_time()
+    found = boxes_to_write(own, names, Members(index=19, count=count, noun="rank", gather=lambda _: next(answers)))
+    seconds = time.process_time() - start
+    # Of 256 replicas each writes every 256th tensor.
+    assert [box.name for box in found] == [names[19 // 16]]
+    assert seconds < 10
+
+
+def _pairs(codes: str) -> list[str]:
+    """The digests that a process sends of these boxes, whose elements are all the same."""
+    value = np.uint64(int(digest(np.zeros(16, np.uint8))[:16], 16)).tobytes().hex()
+    return [codes[place : place + 16] + value for place in range(0, len(codes), 16)]
 
 
 @pytest.mark.parametrize(

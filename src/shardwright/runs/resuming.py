@@ -105,7 +105,9 @@ def open_weights(
         known = None if open_folder is None else open_folder(path, plan)
         weights, notes = (open_newest(path), ()) if known is None else known
     except InputError as error:
-        raise InputError(f"--weights: {error}") from None
+        nothing = open_folder is not None and not (path.is_dir() and any(path.iterdir()))
+        more = " Or give a model folder, with config.json and safetensors files." if nothing else ""
+        raise InputError(f"--weights: {error}{more}") from None
     for note in notes:
         shown.say(note)
     changed = differences_of_weights(weights.point.metadata, fingerprint)

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from shardwright.checkpoint import TensorInfo
@@ -134,9 +133,11 @@ def _sharding(name: str, leaf: Any) -> Sharding:
 
 
 def _require_elements(name: str, array: jax.Array) -> None:
-    if isinstance(array, Tracer):
-        raise InputError(f"'{name}' is traced: call save outside of jax.jit.")
-    if array.is_deleted():
+    try:
+        deleted = array.is_deleted()
+    except (AttributeError, TypeError):
+        raise InputError(f"'{name}' is traced: call save outside of jax.jit.") from None
+    if deleted:
         raise InputError(f"'{name}' was deleted or donated to a jitted function: save what the function returned.")
 
 

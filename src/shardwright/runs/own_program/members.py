@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,11 +31,20 @@ class Members:
     def exchange(self, name: str, value: Any, timeout_s: float = 0.0) -> Sequence[ExchangedValue]:
         """The different values of all processes, each with the first process that gave it. The processes' own timeout holds."""
         del name, timeout_s
-        found: list[ExchangedValue] = []
+        found: dict[str, ExchangedValue] = {}
         for process, each in enumerate(self.gather(value)):
-            if all(each != one.value for one in found):
-                found.append(ExchangedValue(each, process))
-        return found
+            found.setdefault(json.dumps(each), ExchangedValue(each, process))
+        return list(found.values())
+
+    def distinct(self, value: Any) -> list[ExchangedValue]:
+        """The different values of all processes, as ``exchange``; of equal values only one is sent."""
+        number = hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
+        different = self.exchange("digests", number)
+        if len(different) == 1:
+            return [ExchangedValue(value, different[0].process)]
+        mine = any(one.process == self.index for one in different)
+        answers = self.gather(value if mine else None)
+        return [ExchangedValue(answers[one.process], one.process) for one in different]
 
     def all_do(self, what: str, do: Callable[[], Result]) -> list[Result]:
         """The results of ``do`` by process; a result is a JSON value.

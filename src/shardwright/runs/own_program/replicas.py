@@ -1,24 +1,42 @@
 """Which process writes which box: every box that is held once, whoever holds it; and replicas are compared, never assumed equal.
 
 Each process says which boxes it holds. A box that several hold is hashed by each of them, and written by one, a different
-one for each tensor in turn. No process plans for the others: each draws the same conclusion from the same answers, which are a
-few bytes per tensor and exchanged for some hundred tensors at a time.
+one for each tensor in turn. No process plans for the others: each draws the same conclusion from the same answers, which are
+eight bytes for each box, twice that for a replica, and exchanged for some tensors at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
 
 from shardwright.checkpoint import CheckpointError, OwnedBox
 from shardwright.runs.own_program.held import HeldShard, HeldTensor, digest, read
 from shardwright.runs.own_program.members import Members
 
-AT_A_TIME = 512
+AT_A_TIME = 1024
 """Tensors of one exchange: of 4,096 processes, some tens of megabytes."""
 SHOWN = 20
 
-Replicas = Mapping[str, tuple[HeldShard, ...]]
-"""The shards of one tensor here by the key of their box."""
+Different = tuple[str, str, Sequence[Sequence[int]]]
+"""A tensor, a box of it, and the groups of processes that hold equal values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mine:
+    """A box that this process holds, once or on several devices. ``turn``: the number of its tensor. ``code``: of tensor and box."""
+
+    turn: int
+    name: str
+    key: str
+    shards: tuple[HeldShard, ...]
+
+    @property
+    def code(self) -> int:
+        return xxhash.xxh3_64_intdigest(f"{self.name}\n{self.key}".encode())
 
 
 def boxes_to_write(held: Mapping[str, HeldTensor], names: Sequence[str], members: Members) -> list[OwnedBox]:
@@ -27,37 +45,32 @@ def boxes_to_write(held: Mapping[str, HeldTensor], names: Sequence[str], members
     Raises CheckpointError (SW502) in all processes where replicas of a box differ, with the tensors and the processes.
     """
     own: list[OwnedBox] = []
-    different: list[Different] = []
-    first = 0
-    for some in _batches(names):
-        here = [dict(held[name].replicas()) if name in held else {} for name in some]
-        keys = members.all_do("the boxes of each", lambda here=here: [list(one) for one in here])
-        holders = [_holders([process[number] for process in keys]) for number in range(len(some))]
-        digests = members.all_do(
-            "the digests of replicas",
-            lambda some=some, here=here, holders=holders: [
-                _digests(name, one, by_key) for name, one, by_key in zip(some, here, holders, strict=True)
-            ],
-        )
-        for number, (name, replicas) in enumerate(zip(some, here, strict=True)):
-            different += _different(name, [process[number] for process in digests])
-            for key, shards in replicas.items():
-                processes = holders[number][key]
-                if processes[(first + number) % len(processes)] == members.index:
-                    own.append(_owned(name, shards[0]))
-        first += len(some)
-    if different:
-        raise refusal(different, members)
+    different: list[tuple[int, Different]] = []
+    for first in range(0, len(names), AT_A_TIME):
+        mine = [
+            Mine(turn=turn, name=name, key=key, shards=shards)
+            for turn, name in enumerate(names[first : first + AT_A_TIME], first)
+            if name in held
+            for key, shards in held[name].replicas()
+        ]
+        codes = [one.code for one in mine]
+        answers = members.all_do("the boxes of each", lambda codes=codes: _sent(codes))
+        holders = _by_code(codes, answers, 1)
+        compared = [one for one, code in zip(mine, codes, strict=True) if len(holders[code]) > 1 or len(one.shards) > 1]
+        numbers = members.all_do("the digests of replicas", lambda compared=compared: _sent(_digests(compared)))
+        found = _by_code([one.code for one in compared], numbers, 2)
+        for one in compared:
+            groups: dict[int, list[int]] = {}
+            for process, value in found[one.code]:
+                groups.setdefault(value, []).append(process)
+            if len(groups) > 1:
+                different.append((one.turn, (one.name, one.key, sorted(groups.values()))))
+        for one, code in zip(mine, codes, strict=True):
+            writers = holders[code]
+            if writers[one.turn % len(writers)][0] == members.index:
+                own.append(_owned(one.name, one.shards[0]))
+    _refuse(different, members)
     return own
-
-
-Different = tuple[str, str, Sequence[Sequence[int]]]
-"""A tensor, a box of it, and the groups of processes that hold equal values."""
-
-ADVICE = (
-    "If they should be equal, they have diverged: make them equal first. If each is a shard of its own (of tensor or expert "
-    "parallelism), say so in its placements, or give each a name of its own."
-)
 
 
 def refusal(different: Sequence[Different], members: Members) -> CheckpointError:
@@ -70,35 +83,48 @@ def refusal(different: Sequence[Different], members: Members) -> CheckpointError
     )
 
 
-def _batches(names: Sequence[str]) -> Sequence[Sequence[str]]:
-    return [names[start : start + AT_A_TIME] for start in range(0, len(names), AT_A_TIME)]
+ADVICE = (
+    "If they should be equal, they have diverged: make them equal first. If each is a shard of its own (of tensor or expert "
+    "parallelism), say so in its placements, or give each a name of its own."
+)
 
 
-def _holders(keys: Sequence[Sequence[str]]) -> Mapping[str, list[int]]:
-    """The processes that hold each box, ascending."""
-    found: dict[str, list[int]] = {}
-    for process, one in enumerate(keys):
-        for key in one:
-            found.setdefault(key, []).append(process)
+def _refuse(different: Sequence[tuple[int, Different]], members: Members) -> None:
+    """Raise in all processes if one has found replicas that differ. Each knows only of boxes that it holds."""
+    answers = members.gather([[turn, list(one)] for turn, one in different[: 2 * SHOWN]])
+    found = {(turn, key): (name, key, parties) for one in answers for turn, (name, key, parties) in one}
+    if found:
+        raise refusal([found[place] for place in sorted(found)], members)
+
+
+def _digests(compared: Sequence[Mine]) -> list[int]:
+    """For each box its code and, for each different value of it here, 64 bits of a digest."""
+    return [
+        number
+        for one in compared
+        for value in sorted({int(digest(read(one.name, shard))[:16], 16) for shard in one.shards})
+        for number in (one.code, value)
+    ]
+
+
+def _sent(numbers: Sequence[int]) -> str:
+    """Numbers of 64 bits as a JSON value."""
+    return np.asarray(numbers, np.uint64).tobytes().hex()
+
+
+def _by_code(codes: Sequence[int], answers: Sequence[str], width: int) -> Mapping[int, list[tuple[int, int]]]:
+    """The rows of all processes that begin with one of ``codes``: for each code (process, last number), by process.
+
+    ``width``: numbers of a row. Other processes' other rows are passed over without a look at each.
+    """
+    rows = [np.frombuffer(bytes.fromhex(one), np.uint64).reshape(-1, width) for one in answers]
+    process = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
+    joined = np.concatenate(rows) if rows else np.empty((0, width), np.uint64)
+    ours = np.isin(joined[:, 0], np.asarray(codes, np.uint64))
+    found: dict[int, list[tuple[int, int]]] = {code: [] for code in codes}
+    for row, index in zip(joined[ours].tolist(), process[ours].tolist(), strict=True):
+        found[row[0]].append((index, row[-1]))
     return found
-
-
-def _digests(name: str, here: Replicas, holders: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
-    """The different digests of each box that is held more than once, here or elsewhere."""
-    return {
-        key: sorted({digest(read(name, shard)) for shard in shards})
-        for key, shards in here.items()
-        if len(holders[key]) > 1 or len(shards) > 1
-    }
-
-
-def _different(name: str, digests: Sequence[Mapping[str, Sequence[str]]]) -> list[Different]:
-    by_key: dict[str, dict[str, list[int]]] = {}
-    for process, one in enumerate(digests):
-        for key, values in one.items():
-            for value in values:
-                by_key.setdefault(key, {}).setdefault(value, []).append(process)
-    return [(name, key, sorted(groups.values())) for key, groups in by_key.items() if len(groups) > 1]
 
 
 def _against(parties: Sequence[Sequence[int]], members: Members) -> str:

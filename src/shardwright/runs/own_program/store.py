@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,18 +94,14 @@ def _by_name(held: Sequence[HeldTensor]) -> Mapping[str, HeldTensor]:
 
 
 def _infos_of_all(own: Mapping[str, HeldTensor], members: Members) -> list[TensorInfo]:
-    """The tensors of all processes, those of the first process first. Full lists are exchanged only where they differ."""
+    """The tensors of all processes, those of the first process first."""
     here = [[one.info.name, list(one.info.shape), one.info.dtype, one.info.spec] for one in own.values()]
-    number = hashlib.blake2b(json.dumps(here).encode(), digest_size=16).hexdigest()
-    different = members.exchange("the tensors of each", number)
-    if len(different) == 1:
-        return [one.info for one in own.values()]
-    mine = any(one.process == members.index for one in different)
-    lists = members.gather(here if mine else None)
+    different = members.distinct(here)
     found: dict[str, TensorInfo] = {}
     origins: dict[str, int] = {}
-    for process, each in enumerate(lists):
-        for name, shape, dtype, spec in each or []:
+    for one in different:
+        process = one.process
+        for name, shape, dtype, spec in one.value:
             info = TensorInfo(name=name, shape=tuple(shape), dtype=dtype, spec=spec)
             before = found.setdefault(name, info)
             origins.setdefault(name, process)

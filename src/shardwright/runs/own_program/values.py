@@ -97,7 +97,7 @@ def decoded(value: Any) -> Any:
 
 def merged(values: Mapping[str, Any], members: Members) -> Mapping[str, Any]:
     """The values of all processes, which may each have other keys. Raises CheckpointError where equal keys have other values."""
-    different = members.exchange("values", values)
+    different = members.distinct(values)
     found: dict[str, Any] = dict(different[0].value)
     origins = _origins(found, different[0].process, "")
     for other in different[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from shardwright.checkpoint.format.fields import parse_json
@@ -11,8 +12,16 @@ from shardwright.training.published import OTHER_FILES, TOKENIZER, TOKENIZER_FIL
 
 
 def files_beside(folder: Path, vocabulary: int) -> tuple[str, ...]:
-    """The names of these files that a folder has. Raises InputError for a tokenizer with more ids than the model's vocabulary."""
-    names = found(folder, (*TOKENIZER_FILES, *OTHER_FILES))
+    """The names of these files that a folder has.
+
+    Raises InputError for one that is no file, and for a tokenizer with more ids than the model's vocabulary.
+    """
+    known = (*TOKENIZER_FILES, *OTHER_FILES)
+    names = found(folder, known)
+    for name in known:
+        # As the link of a download that was not completed.
+        if name not in names and os.path.lexists(folder / name):
+            raise InputError(f"{folder / name}: not a regular file. Fetch it again, or move it away.")
     if TOKENIZER in names:
         num = num_ids(folder / TOKENIZER)
         if num > vocabulary:
