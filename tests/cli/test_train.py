@@ -25,7 +25,7 @@ def calls(monkeypatch) -> list[tuple[RunOptions, Plan]]:
     """Stands in for the engine, and keeps what it was called with."""
     seen = []
 
-    def train(run: RunOptions, plan: Plan, shown: Listener | None = None) -> RunOutcome:
+    def train(run: RunOptions, plan: Plan, shown: Listener | None = None, **_: object) -> RunOutcome:
         seen.append((run, plan))
         if shown is not None:
             shown.say("the engine speaks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,22 @@ def test_weights_that_do_not_fit(
     assert train("--layout", "fsdp", "--mesh", "fsdp=2", "--steps", "1", "--out", "run", *arguments) == 2
     assert message in json.loads(capsys.readouterr().out)["error"]["message"]
     assert not Path("run").exists() or latest("run").checkpoint is None
+
+
+def test_a_run_that_saved_nothing_does_not_forget_its_weights(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ["--layout", "fsdp", "--mesh", "fsdp=2", "--steps", "2", "--out", "run"]
+    assert train(*layout, "--weights", "start", "--stop-after", "1") == 0
+    # As if it was killed before it saved.
+    shutil.rmtree("run/checkpoints")
+    assert made.path.exists()
+    capsys.readouterr()
+    assert train(*layout, "--resume") == 2
+    assert json.loads(capsys.readouterr().out)["error"]["message"] == (
+        "--resume: the run in run saved nothing, and it began with the weights of start. Give them again with --weights, or "
+        "begin anew with another --out."
+    )
+    assert train(*layout, "--resume", "--weights", "start") == 0
+    assert newest("run").point.step == 2
 
 
 def test_damaged_weights(made: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.core.boxes.box import Box
 from shardwright.runs import RunError, background, run
 from shardwright.runs.loop import Loop
-from shardwright.training.cluster import Processes
-from shardwright.training.options import RunOptions, RunOutcome, Silent
+from shardwright.runs.run import _run
+from shardwright.training.options import RunOptions, Silent
 from tests.runs.counting import NOBODY, ROWS, Counting, counting, go, made, options, plan_of, sums
-from tests.runs.test_group import free_port
+from tests.runs.test_group import each, together
 
 WAIT_S = 60
 """For what takes milliseconds on a machine that does nothing else."""
@@ -150,22 +149,12 @@ def test_a_step_that_was_not_the_model_s_does_not_lose_the_save_before_it(
     assert steps_saved(run_options.out) == expected(run_options, 2)
 
 
-def by_two(folder: Path, **changes: Any) -> list[RunOutcome | Exception]:
-    """How a run by two ended, with a thread for each process."""
-    run_options, port = options(folder), free_port()
-
-    def one(index: int) -> RunOutcome | Exception:
-        engine = counting(offsets=range(2) if index == 0 else range(2, ROWS))
-        processes = Processes(
-            count=2, index=index, coordinator=f"localhost:{port}", found="a test", join_timeout_s=WAIT_S
-        )
-        try:
-            return go(engine, run_options, processes=processes, **changes)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, range(2)))
+def by_two(folder: Path, **changes: Any) -> list[Any]:
+    """How a run by two ended, or its error, with a thread for each process."""
+    changed = replace(options(folder), **changes)
+    engines = [counting(offsets=range(2)), counting(offsets=range(2, ROWS))]
+    with together(2) as groups:
+        return each(groups, lambda group: _run(changed, plan_of(), Silent(), group, made(engines[group.index])))
 
 
 def test_process_0_commits_when_all_have_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

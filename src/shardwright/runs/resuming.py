@@ -19,12 +19,17 @@ from shardwright.checkpoint import (
     set_aside,
     step_of,
 )
+from shardwright.checkpoint.format.arrays import write_bytes
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.escaped import escaped
 from shardwright.core.model.architecture import differences_of_weights
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import OpenFolder, Weights
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
 from shardwright.training.published import METADATA
+
+WEIGHTS_FILE = "weights.txt"
+"""The ``--weights`` of a run, in its folder: until its first checkpoint nothing else says that it has some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,16 @@ def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Path, s
     for directory in committed(options.out):
         if (step := step_of(directory)) is not None and step > first:
             shown.say(f"kept under another name, later than step {first}: {set_aside(directory, 'set-aside')}")
+
+
+def record_weights(out: Path, weights: Path) -> None:
+    """Write down with which weights a run begins. Raises InputError where that cannot be written."""
+    try:
+        # Of a run that was killed while it wrote this.
+        (out / f"{WEIGHTS_FILE}.tmp").unlink(missing_ok=True)
+        write_bytes(out / WEIGHTS_FILE, os.fsencode(weights) + b"\n")
+    except OSError as error:
+        raise InputError(f"{out / WEIGHTS_FILE}: cannot be written: {error.strerror}.") from None
 
 
 def open_weights(
@@ -153,6 +168,13 @@ def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -
         raise InputError(
             f"--resume: there is no intact checkpoint under {options.out}. "
             f"Give the --out of the run to go on with, or leave --resume out."
+        )
+    recorded = options.out / WEIGHTS_FILE
+    if options.weights is None and recorded.exists():
+        weights = os.fsdecode(recorded.read_bytes()).rstrip("\n")
+        raise InputError(
+            f"--resume: the run in {options.out} saved nothing, and it began with the weights of {escaped(weights)}. Give them "
+            f"again with --weights, or begin anew with another --out."
         )
     # A job that always starts with --resume must also work if it ended before its first checkpoint.
     shown.say(f"the run in {options.out} saved nothing: it begins again")

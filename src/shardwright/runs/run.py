@@ -21,7 +21,7 @@ from shardwright.runs.loop import Loop
 from shardwright.runs.metrics.journal import board_writer
 from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
-from shardwright.runs.resuming import Beginning, beginning, older, open_weights
+from shardwright.runs.resuming import Beginning, beginning, older, open_weights, record_weights
 from shardwright.runs.source import open_source
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 from shardwright.training.published import (
@@ -158,6 +158,8 @@ def _begun_with(weights: Weights, engine: Engine, options: RunOptions, group: Gr
         raise InputError(f"--weights: {damage}")
     shown.say(f"weights from {weights.directory} (step {weights.point.step:,} of {weights.point.model})")
     if group.index == 0:
+        assert options.weights is not None
+        record_weights(options.out, options.weights)
         _keep_files(weights.directory, options, shown)
     return done
 
