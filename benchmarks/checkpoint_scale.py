@@ -20,7 +20,7 @@ from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, commit, open_checkpoint, saving
 from shardwright.checkpoint.format.part import StoredFile, data_name, declared_name, part_bytes, part_name
-from shardwright.checkpoint.format.pieces import DIGEST_BYTES, PIECE_BYTES, num_pieces
+from shardwright.checkpoint.format.pieces import DIGEST_BYTES, PIECE_BYTES
 from shardwright.checkpoint.reading.loads import load_of
 from shardwright.checkpoint.writing.data_file import MAX_FILE_BYTES, described_file, grouped, header_of, joined
 from shardwright.checkpoint.writing.merging import declared_bytes
@@ -98,7 +98,7 @@ def write_without_data(save: Save, process: int, files: list[tuple[list, bytes]]
             opened.write(header)
             opened.truncate(file.num_bytes)
         for box in group:
-            digests = np.zeros((num_pieces(box.num_bytes, PIECE_BYTES), DIGEST_BYTES), np.uint8)
+            digests = np.zeros((-(-box.num_bytes // PIECE_BYTES), DIGEST_BYTES), np.uint8)
             rows.append((numbers[box.info.name], number, box.stored(path.name, offset, digests)))
             offset += box.num_bytes
         stored.append(file)
