@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-COMMANDS = ("plan", "first_step", "step", "moe", "scale", "torch_step", "gpu")
+COMMANDS = ("plan", "first_step", "step", "moe", "scale", "torch_step", "checkpoint", "checkpoint_scale", "gpu")
 SHARING = {"step", "moe", "scale"}
 """Commands that time some of the same programs, and never their compilation."""
 
