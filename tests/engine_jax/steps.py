@@ -22,7 +22,6 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.lowering.shardings import saved_shape
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
 from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
 from shardwright.layouts import load_layout, preset_names
@@ -241,7 +240,7 @@ def run_plan(
 
 def without_padding(plan: Plan, name: str, array: np.ndarray) -> np.ndarray:
     """An array of the state without the padding of its vocabulary, which must be zero."""
-    inside = Box.whole(saved_shape(plan.by_name[name])).slices
+    inside = Box.whole(plan.by_name[name].stacked_saved_shape).slices
     rest = array.copy()
     rest[inside] = 0
     assert not rest.any(), name

@@ -19,7 +19,6 @@ from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.lowering.shardings import at_rest_spec
 from shardwright.engine_jax.training.snapshot import infos_of, load_state, own_boxes
 from shardwright.engine_jax.training.state import State, arrays_of, box_of, initial_state, make_state, tensors_of
 from shardwright.init import box_values
@@ -82,7 +81,7 @@ def test_each_box_is_read_once_by_a_device_that_has_it(layout: str, mesh: str) -
 
     state = make_state(plan, devices, read, step=3)
     assert int(state.step) == 3
-    specs = {weight.name: at_rest_spec(weight) for weight in plan.weights}
+    specs = {weight.name: weight.stacked_at_rest for weight in plan.weights}
     expected = Counter(
         (tensor.name, held.box)
         for tensor in tensors_of(plan, devices)

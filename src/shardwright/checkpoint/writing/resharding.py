@@ -38,7 +38,7 @@ BATCH_BYTES = 1 << 30
 """About how many bytes of one tensor are in memory."""
 
 Boxes = Mapping[str, Sequence[Box]]
-"""The boxes that one device saves, by tensor."""
+"""The boxes of one device, by tensor."""
 
 
 def reshard(

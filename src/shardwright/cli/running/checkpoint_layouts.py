@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -10,14 +10,13 @@ from typing import Any
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, committed, open_newest
 from shardwright.checkpoint.reading.loads import Load, load_of
-from shardwright.checkpoint.writing.resharding import reshard
+from shardwright.checkpoint.writing.resharding import Boxes, reshard
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import planned, typed_request
 from shardwright.cli.typed.values import settings
 from shardwright.cli.typed.verbs import LayoutOptions
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
-from shardwright.core.mesh.spec import Spec
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.interop.hugging_face.weights.model import model_of_checkpoint
@@ -25,9 +24,6 @@ from shardwright.training.optimizer import FIRST, SECOND
 
 PREFIXES = ("", FIRST, SECOND)
 """Of the tensors that are sharded as a weight is: itself and its moments."""
-
-Boxes = Mapping[str, Sequence[Box]]
-"""The boxes of one device, by tensor."""
 
 
 def load_onto(directory: Path, layout: str, on: LayoutOptions) -> dict[str, Any]:
@@ -60,7 +56,7 @@ def reshard_onto(
     # What no layout shards is saved by the first device, as one box.
     saves = [dict(saved) for _, saved in devices]
     saves[0] |= {name: [Box.whole(checkpoint.tensors[name].shape)] for name in others}
-    specs = _specs(plan)
+    specs = {prefix + row.name: str(row.stacked_at_rest) for row in plan.weights for prefix in PREFIXES}
     infos = [replace(info, spec=specs.get(name, info.spec)) for name, info in checkpoint.tensors.items()]
     point = replace(
         checkpoint.point,
@@ -109,17 +105,6 @@ def _boxes(checkpoint: Checkpoint, plan: Plan, device: int) -> tuple[Boxes, Boxe
                 if found.saves:
                     saves.setdefault(prefix + found.weight, []).append(found.box)
     return reads, saves
-
-
-def _specs(plan: Plan) -> dict[str, str]:
-    specs: dict[str, str] = {}
-    for row in plan.weights:
-        assert row.at_rest is not None
-        spec: Spec = row.at_rest
-        if row.stack is not None and spec.dims[0].logical_axis != "layers":
-            spec = spec.prefixed("layers")
-        specs |= {prefix + row.name: str(spec) for prefix in PREFIXES}
-    return specs
 
 
 def _of_plan(plan: Plan) -> dict[str, Any]:

@@ -50,6 +50,24 @@ class TensorPlan:
         return self.unpadded or self.shape
 
     @property
+    def stacked_at_rest(self) -> Spec:
+        """The spec of a weight at rest with its layers stacked along a leading dim, as JAX and checkpoints have it."""
+        assert self.at_rest is not None
+        if self.stack is None or self.at_rest.dims[0].logical_axis == "layers":
+            return self.at_rest
+        return self.at_rest.prefixed("layers")
+
+    @property
+    def stacked_shape(self) -> tuple[int, ...]:
+        """The shape of a weight in memory with its layers stacked."""
+        return self.shape if self.stack is None else (self.num, *self.shape)
+
+    @property
+    def stacked_saved_shape(self) -> tuple[int, ...]:
+        """The shape of a weight in a checkpoint: its layers stacked, and no padding."""
+        return self.saved_shape if self.stack is None else (self.num, *self.saved_shape)
+
+    @property
     def spec(self) -> Spec:
         """The spec that reports show: at rest for a weight, in use for an activation."""
         return self.at_rest or self.in_use

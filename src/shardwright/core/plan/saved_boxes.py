@@ -28,14 +28,10 @@ def saved_boxes(plan: Plan, device: int) -> Iterator[SavedBox]:
 
 def _on_jax(plan: Plan, device: int) -> Iterator[SavedBox]:
     for row in plan.weights:
-        assert row.at_rest is not None
-        stacked = row.stack is not None and row.at_rest.dims[0].logical_axis != "layers"
-        spec = row.at_rest.prefixed("layers") if stacked else row.at_rest
-        shape = row.shape if row.stack is None else (row.num, *row.shape)
-        saved = row.saved_shape if row.stack is None else (row.num, *row.saved_shape)
-        box = shard_box(spec, plan.mesh, shape, device)
+        spec = row.stacked_at_rest
+        box = shard_box(spec, plan.mesh, row.stacked_shape, device)
         # Padding is in no box.
-        box = box and box.intersect(Box.whole(saved))
+        box = box and box.intersect(Box.whole(row.stacked_saved_shape))
         if box is not None:
             yield SavedBox(weight=row.name, box=box, saves=saves(spec, plan.mesh, device))
 

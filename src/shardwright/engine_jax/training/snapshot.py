@@ -12,7 +12,6 @@ from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.lowering.shardings import at_rest_spec
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
 from shardwright.runs import Weights
 from shardwright.training.optimizer import FIRST, SECOND
@@ -21,7 +20,7 @@ from shardwright.training.published import KEPT
 
 def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
     """Every tensor of a plan's state as a checkpoint stores it."""
-    specs = {row.name: str(at_rest_spec(row)) for row in plan.weights}
+    specs = {row.name: str(row.stacked_at_rest) for row in plan.weights}
     return [
         TensorInfo(name=row.name, shape=row.saved, dtype=str(row.dtype), spec=specs[row.weight])
         for row in tensors_of(plan, mesh)
@@ -33,7 +32,7 @@ def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[Owned
     rows, arrays = plan.by_name, arrays_of(state)
     numbers = {device: number for number, device in enumerate(mesh.devices.flat)}
     for tensor in tensors_of(plan, mesh):
-        spec, array = at_rest_spec(rows[tensor.weight]), arrays[tensor.name]
+        spec, array = rows[tensor.weight].stacked_at_rest, arrays[tensor.name]
         for shard in array.addressable_shards:
             if saves(spec, plan.mesh, numbers[shard.device]):
                 box = box_of(shard.index, array.shape)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.lowering.shardings import at_rest_shape, saved_shape, weight_shardings
+from shardwright.engine_jax.lowering.shardings import weight_shardings
 from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND, frozen_names
 
@@ -52,7 +52,7 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     frozen = frozen_names(plan)
     moments = jnp.dtype(plan.request.moments_dtype)
     rows = [
-        Tensor(w.name, w.name, at_rest_shape(w), jnp.dtype(w.dtype), shardings[w.name], saved_shape(w))
+        Tensor(w.name, w.name, w.stacked_shape, jnp.dtype(w.dtype), shardings[w.name], w.stacked_saved_shape)
         for w in plan.weights
     ]
     for prefix in (FIRST, SECOND):
