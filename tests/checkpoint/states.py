@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,25 @@ def save(out: Path, state: State, step: int = 10, keep: int | None = None) -> Pa
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
     """Equal dtype, shape and bits, so that a NaN equals itself."""
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+NOBODY = 65_534
+"""A user without rights, where the tests run as one who may write everywhere."""
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder in which this process may not write. Everybody must be able to reach it."""
+    mode, is_root = folder.stat().st_mode, os.geteuid() == 0
+    folder.chmod(0o555)
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(mode)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from shardwright.core.resolution.request import Request
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from shardwright.training.optimizer import FIRST, SECOND
+from tests.checkpoint.editing import data_file, flip
 from tests.checkpoint.states import point, same_bits
 
 SETTINGS = {
@@ -157,6 +158,20 @@ def test_what_does_not_fit_is_one_error(
     directory, _ = saved(tmp_path, "llama3-test")
     assert main(["ckpt", "show", str(directory), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["b", "b/c"])
+def test_a_refused_one_leaves_no_folder(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory, _ = saved(tmp_path / "a", "llama3-test")
+    flip(directory / data_file(), -1)
+    on = arguments_of("llama3-test", "fsdp", "fsdp=2", "jax")
+    assert main(["ckpt", "reshard", str(directory), "--layout", *on, "--out", str(tmp_path / out)]) == 2
+    assert "do not match their digest" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    # A folder that was there before is left.
+    (tmp_path / out / "checkpoints").mkdir(parents=True)
+    assert main(["ckpt", "reshard", str(directory), "--layout", *on, "--out", str(tmp_path / out)]) == 2
+    assert (tmp_path / out / "checkpoints").is_dir()
 
 
 def test_the_view(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,18 @@ def do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return do
 
 
+def test_no_rank_is_started_for_an_out_that_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").touch()
+    monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("started"))
+    for out in ("mine.yaml", "mine.yaml/a"):
+        assert main(["train", *ON_TWO, "--steps", "1", "--out", str(tmp_path / out)]) == 2
+        assert capfd.readouterr().err == (
+            f"shardwright: --out {tmp_path / out}: {tmp_path}/mine.yaml is not a folder. Give a folder, or a name that is free.\n"
+        )
+
+
 def test_ranks_that_end_well_know_their_number_and_arguments(do, capfd: pytest.CaptureFixture[str]) -> None:
     checked = "assert os.environ['WORLD_SIZE'] == '3' and sys.argv[1:] == ['an argument']; "
     assert do(checked + "print('rank', rank, os.environ['LOCAL_RANK'])", count=3) == 0

@@ -6,8 +6,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.core.boxes.box import Box
-from shardwright.core.boxes.boxes import Owned, held_boxes, intersections
+from shardwright.core.boxes.boxes import Owned
 from shardwright.core.mesh.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBox:
+    """One box and every device that holds it, ascending."""
+
+    box: Box
+    devices: tuple[int, ...]
+
+
+def held_boxes(owned: Owned) -> tuple[HeldBox, ...]:
+    """The distinct boxes, in the order of their corners, each with the devices that hold it."""
+    holders: dict[Box, list[int]] = {}
+    for device, boxes in enumerate(owned):
+        for box in boxes:
+            holders.setdefault(box, []).append(device)
+    return tuple(HeldBox(box, tuple(devices)) for box, devices in sorted(holders.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Intersection:
+    """The region of a target box that stored box number ``index`` contains, in indices of the unsharded tensor."""
+
+    index: int
+    region: Box
+
+
+def intersections(target: Box, stored: Iterable[Box]) -> tuple[Intersection, ...]:
+    """The stored boxes that intersect ``target``, and the intersections."""
+    found = ((index, target.intersect(box)) for index, box in enumerate(stored))
+    return tuple(Intersection(index, region) for index, region in found if region is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ import pytest
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import (
     Owned,
-    held_boxes,
-    intersections,
     owned_boxes,
     saves,
     shard_box,
@@ -18,7 +16,7 @@ from shardwright.core.boxes.boxes import (
 from shardwright.core.boxes.coverage import coverage
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.spec import DimSpec, Spec
-from tests.core.received import received, receiving_from_outside
+from tests.core.received import held_boxes, intersections, received, receiving_from_outside
 
 ALONE = {"jax": lambda _: 0, "dtensor": lambda number: number, "fully_shard": lambda number: number // 2}
 """How many axes of a dim have a split of their own: under ``fully_shard`` those in use, here the more major half."""

@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.checkpoint import CheckpointError, RunPoint, open_checkpoint, save_checkpoint
 from shardwright.core.boxes.box import Box
-from shardwright.core.boxes.boxes import held_boxes, owned_boxes
+from shardwright.core.boxes.boxes import owned_boxes
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.core.planning import make_plan
@@ -24,6 +24,7 @@ from shardwright.engine_jax.training.state import State, arrays_of, box_of, init
 from shardwright.init import box_values
 from shardwright.layouts import load_layout
 from shardwright.models import build
+from tests.core.received import held_boxes
 from tests.engine_jax.steps import Case, plan_of
 
 LAYOUTS = [

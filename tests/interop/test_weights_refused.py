@@ -70,12 +70,10 @@ def imported(folder: Path, **options: object) -> Imported:
 
 
 def refused(folder: Path, **options: object) -> str:
-    """The error of an import, after which there is no checkpoint and no leftover."""
+    """The error of an import, after which there is no file."""
     with pytest.raises(InputError) as error:
         imported(folder, **options)
-    assert not (folder.parent / "out").exists() or not [
-        path for path in (folder.parent / "out" / "checkpoints").iterdir() if path.name != ".lock"
-    ]
+    assert not list((folder.parent / "out").rglob("*"))
     return str(error.value).replace(str(folder), "FOLDER")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.metrics.journal import Journal, board_writer, journal, keep_later_lines, require_folder
-from shardwright.training.options import StepRecord
+from shardwright.runs.metrics.journal import Journal, board_writer, journal, keep_later_lines
+from shardwright.training.options import StepRecord, require_folder
 from tests.checkpoint.states import largest_file
 
 

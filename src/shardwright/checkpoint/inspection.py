@@ -7,7 +7,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint.folder.directory import checkpoints_directory, committed, leftovers, step_of, unknown
+from shardwright.checkpoint.folder.directory import (
+    checkpoints_directory,
+    committed,
+    leftovers,
+    no_checkpoint,
+    step_of,
+    unknown,
+)
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest
@@ -69,10 +76,7 @@ def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...], tupl
     out = directory.parent if checkpoints_directory(directory.parent) == directory else directory
     found = committed(out)
     if not found:
-        raise CheckpointError(
-            f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
-            f"as in OUT/checkpoints/step-00000010."
-        )
+        raise no_checkpoint(directory)
     return found, leftovers(out), unknown(out)
 
 

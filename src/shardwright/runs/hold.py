@@ -12,8 +12,7 @@ from pathlib import Path
 
 from shardwright.checkpoint.folder.file_lock import LockHeldError, acquire, has_locks, note_of_this_process, release
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.metrics.journal import require_folder
-from shardwright.training.options import Listener
+from shardwright.training.options import Listener, require_folder
 
 FILE_NAME = ".lock"
 COMMAND_CHARACTERS = 500

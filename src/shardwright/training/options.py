@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +183,15 @@ class Silent:
     def end(self, why: str, exit_code: int) -> None:
         del exit_code
         write_why(why)
+
+
+def require_folder(out: Path) -> None:
+    """Raises InputError where no files can be made in ``out``, which need not exist. Makes nothing."""
+    there = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise InputError(f"--out {out}: {there} is not a folder. Give a folder, or a name that is free.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: {there} may not be written. Give a folder that may.")
 
 
 def write_why(why: str) -> None:

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardwright.checkpoint.folder.file_lock import LockHeldError, acquire, note_of_this_process, release
@@ -60,6 +60,14 @@ def unknown(out: Path) -> tuple[Path, ...]:
         if any(pattern.fullmatch(path.name) for pattern in (STEP, LEFTOVER, SET_ASIDE))
     }
     return tuple(sorted(path for path in _all_entries(out) if path.name not in known | {LOCK}))
+
+
+def no_checkpoint(directory: Path) -> CheckpointError:
+    """The error of a folder that has no checkpoint."""
+    return CheckpointError(
+        f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
+        f"as in OUT/checkpoints/step-00000010."
+    )
 
 
 def temporary_name(directory: Path, doing: str) -> Path:
@@ -110,15 +118,14 @@ def make_durable(directory: Path) -> None:
 def only_writer(out: Path) -> Iterator[None]:
     """Holds the lock for writing checkpoints under ``out``. The kernel releases it when the process dies.
 
-    Raises CheckpointError while another process, or another save of this process, holds it.
+    Folders that it has made are deleted again if nothing was written there. Raises CheckpointError while another process,
+    or another save of this process, holds it.
     """
     directory = checkpoints_directory(out)
-    if not directory.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
-        make_durable(directory.parent)
+    made: list[Path] = []
     path, descriptor = directory / LOCK, None
     try:
-        descriptor = acquire(path)
+        descriptor = _taken(directory, path, made)
     except LockHeldError as error:
         # On a file system without locks, only the run that holds OUT saves there.
         if error.by_lock:
@@ -134,7 +141,36 @@ def only_writer(out: Path) -> Iterator[None]:
         os.pwrite(descriptor, f"{note_of_this_process()}\n".encode(), 0)
         yield
     finally:
+        with suppress(OSError):
+            if made and [*directory.iterdir()] == [path]:
+                path.unlink()
         release(descriptor)
+        _delete_empty(made)
+
+
+def _taken(directory: Path, path: Path, made: list[Path]) -> int:
+    """The lock in a directory, which is made if it is missing. A refused save may delete it before it is locked: then try again."""
+    while True:
+        missing = [folder for folder in (directory, *directory.parents) if not folder.is_dir()]
+        made += [folder for folder in missing if folder not in made]
+        try:
+            if missing:
+                directory.mkdir(parents=True, exist_ok=True)
+                make_durable(directory.parent)
+        except OSError:
+            _delete_empty(made)
+            raise
+        try:
+            return acquire(path)
+        except FileNotFoundError:
+            if directory.is_dir():
+                raise
+
+
+def _delete_empty(folders: list[Path]) -> None:
+    with suppress(OSError):
+        for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+            folder.rmdir()
 
 
 def _entries(out: Path) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint.folder.directory import LEFTOVER, committed, step_of
+from shardwright.checkpoint.folder.directory import LEFTOVER, committed, no_checkpoint, step_of
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.index import Index, read_index
@@ -156,10 +156,7 @@ def open_newest(directory: Path) -> Checkpoint:
         return open_checkpoint(directory)
     found = committed(directory)
     if not found:
-        raise CheckpointError(
-            f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
-            f"as in OUT/checkpoints/step-00000010."
-        )
+        raise no_checkpoint(directory)
     return open_checkpoint(found[0])
 
 

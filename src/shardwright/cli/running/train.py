@@ -21,7 +21,7 @@ from shardwright.cli.typed.request import planned, typed_request
 from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.core.findings.errors import FindingsError
 from shardwright.training.cluster import CommandLine, Processes, find_processes
-from shardwright.training.options import RunOptions, RunOutcome, Silent
+from shardwright.training.options import RunOptions, RunOutcome, Silent, require_folder
 
 WARMUP_SHARE = 10
 """Without --warmup, the warm-up takes one step in so many."""
@@ -44,7 +44,8 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
-        # Each rank plans for itself, and the first of them prints.
+        # Each rank plans for itself, and the first of them prints. Starting them takes seconds.
+        require_folder(verb.run.out)
         return launch(plan.mesh.num_devices, arguments, verb.run.out)
     if views:
         from shardwright.report.plan.plan_view import plan_view

@@ -1,4 +1,4 @@
-"""Which device owns which box under a spec, which devices hold the same box, and what a resharding moves.
+"""Which device owns which box under a spec, and which of several replicas saves it.
 
 All of it is integer arithmetic over boxes. Nothing of the tensor's size is allocated.
 
@@ -17,7 +17,6 @@ rounds up: all its shards have the size of the first one, except the last shards
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.mesh.mesh import Mesh
@@ -25,22 +24,6 @@ from shardwright.core.mesh.spec import Spec
 
 Owned = tuple[tuple[Box, ...], ...]
 """The boxes of each device, by device number. A device that owns no element has no box."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldBox:
-    """One box and every device that holds it, ascending."""
-
-    box: Box
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Intersection:
-    """The region of a target box that stored box number ``index`` contains, in indices of the unsharded tensor."""
-
-    index: int
-    region: Box
 
 
 def shard_range(size: int, splits: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -118,22 +101,6 @@ def owned_boxes(spec: Spec, mesh: Mesh, shape: Sequence[int], in_turn: Collectio
     return tuple(owned)
 
 
-def held_boxes(owned: Owned) -> tuple[HeldBox, ...]:
-    """The distinct boxes, in the order of their corners, each with the devices that hold it.
-
-    >>> mesh = Mesh.of(data=2, fsdp=2)
-    >>> for held in held_boxes(owned_boxes(Spec.of(embed=["fsdp"]), mesh, (6,))):
-    ...     print(held.box, held.devices)
-    0:3 (0, 2)
-    3:6 (1, 3)
-    """
-    holders: dict[Box, list[int]] = {}
-    for device, boxes in enumerate(owned):
-        for box in boxes:
-            holders.setdefault(box, []).append(device)
-    return tuple(HeldBox(box, tuple(devices)) for box, devices in sorted(holders.items()))
-
-
 def saves(spec: Spec, mesh: Mesh, device: int) -> bool:
     """Whether a device saves its local shard of a tensor: of its replicas, the first one does.
 
@@ -142,14 +109,3 @@ def saves(spec: Spec, mesh: Mesh, device: int) -> bool:
     """
     here = mesh.coordinates(device)
     return not any(here[axis] for axis in mesh.names if axis not in spec.axes)
-
-
-def intersections(target: Box, stored: Iterable[Box]) -> tuple[Intersection, ...]:
-    """The stored boxes that intersect ``target``, and the intersections: exactly what a load reads.
-
-    >>> stored = [Box((4 * n,), (4 * n + 4,)) for n in range(4)]
-    >>> [(found.index, str(found.region)) for found in intersections(Box((3,), (9,)), stored)]
-    [(0, '3:4'), (1, '4:8'), (2, '8:9')]
-    """
-    found = ((index, target.intersect(box)) for index, box in enumerate(stored))
-    return tuple(Intersection(index, region) for index, region in found if region is not None)

@@ -4,8 +4,8 @@ The same placements have two readings on a dim that its axes do not divide:
 
 | reading | who shards so |
 |---|---|
-| ``nested`` | ``fully_shard`` after tensor parallelism: ``torch.chunk`` by the most major axis, then each shard by the next |
-| ``placed`` | ``distribute_tensor``: placement after placement, in mesh order |
+| ``nested`` | ``fully_shard`` after tensor parallelism: one split after another, major first (``boxes.py``) |
+| ``placed`` | ``distribute_tensor``: placement after placement, in mesh order (``placements.py``) |
 
 They differ in the sizes of some ranks' shards wherever they differ in rows: so the shapes that the ranks hold say which it is.
 """

@@ -52,15 +52,6 @@ class Journal:
                 self._board.add_scalar(name, values[name], record.step)
 
 
-def require_folder(out: Path) -> None:
-    """Raises InputError where no files can be made in ``out``, which need not exist. Makes nothing."""
-    there = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir():
-        raise InputError(f"--out {out}: {there} is not a folder. Give a folder, or a name that is free.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {there} may not be written. Give a folder that may.")
-
-
 def board_writer() -> BoardWriter:
     """TensorBoard's writer. Raises InputError where tensorboardX is not installed."""
     try:
