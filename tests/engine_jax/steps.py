@@ -26,7 +26,7 @@ from shardwright.engine_jax.training.state import State, abstract_state, initial
 from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
-from shardwright.training.optimizer import BETA_1, OptimizerOptions
+from shardwright.training.optimizer import OptimizerOptions
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.sameness.own_layouts import own_layout
 
@@ -39,6 +39,9 @@ OPTIONS = OptimizerOptions(lr=1e-3, warmup=2, steps=STEPS, weight_decay=0.1, cli
 
 GRADIENTS = 1e-4
 """The largest allowed difference from the gradient of one device, relative to its norm."""
+
+BETA_1 = 0.9
+"""Of AdamW, whose first moments show the gradients."""
 
 SIZES = {
     "llama3-test": {"num_layers": "2"},

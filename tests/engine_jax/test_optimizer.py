@@ -10,12 +10,14 @@ import optax
 import pytest
 import torch
 
+from shardwright.core.model.optimizer import FIRST, SECOND
 from shardwright.engine_jax.training.optimizer import OF_ARRAYS, apply_gradients
 from shardwright.engine_jax.training.state import State
-from shardwright.training.optimizer import BETA_1, BETA_2, EPSILON, OptimizerOptions, learning_rate
+from shardwright.training.optimizer import OptimizerOptions, learning_rate
 
 SHAPES = {"matrix": (5, 4), "scale": (4,)}
 LR, DECAY, CLIP = 3e-2, 0.2, 0.7
+BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
 
 
 def gradients_of(step: int) -> dict[str, np.ndarray]:
@@ -28,7 +30,8 @@ def start(dtype: str = "float32", moments: str = "float32") -> State:
     rng = np.random.default_rng(100)
     weights = {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in SHAPES.items()}
     zeros = {name: jnp.zeros(shape, moments) for name, shape in SHAPES.items()}
-    return State(weights=weights, buffers={"bias": jnp.ones(3)}, first=zeros, second=zeros, step=jnp.int32(0))
+    kept = {FIRST: zeros, SECOND: zeros}
+    return State(weights=weights, buffers={"bias": jnp.ones(3)}, kept=kept, shared={}, step=jnp.int32(0))
 
 
 def options(**changes: float) -> OptimizerOptions:
@@ -111,8 +114,10 @@ def test_narrow_weights_and_moments_stay_narrow_and_are_computed_wide() -> None:
     narrow = start("bfloat16", "bfloat16")
     wide = narrow._replace(
         weights={name: array.astype(jnp.float32) for name, array in narrow.weights.items()},
-        first={name: array.astype(jnp.float32) for name, array in narrow.first.items()},
-        second={name: array.astype(jnp.float32) for name, array in narrow.second.items()},
+        kept={
+            prefix: {name: array.astype(jnp.float32) for name, array in arrays.items()}
+            for prefix, arrays in narrow.kept.items()
+        },
     )
     gradients = {name: jnp.asarray(array) for name, array in gradients_of(0).items()}
     ours, our_norm = apply_gradients(narrow, gradients, options(), frozenset({"matrix"}))

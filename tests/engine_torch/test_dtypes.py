@@ -18,7 +18,7 @@ from shardwright.engine_torch.layers.embedding import rows_of
 from shardwright.engine_torch.layers.product import product, weight_product
 from shardwright.engine_torch.training.optimizer import apply_gradients
 from shardwright.engine_torch.training.step import mean_of
-from shardwright.training.optimizer import OptimizerOptions
+from shardwright.training.optimizer import FIRST, SECOND, OptimizerOptions
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import torch_plan
 from tests.engine_torch.training import tied_sums
@@ -117,8 +117,8 @@ def test_an_update_of_narrow_weights_is_that_of_wide_ones_rounded_once() -> None
     norm = torch.tensor(1.7)
     narrow = [{"w": one.clone()} for one in (weight, cotangent, mu, nu)]
     wide = [{"w": one.float()} for one in (weight, cotangent, mu, nu)]
-    for state in (narrow, wide):
-        apply_gradients(*state, step=3, norm=norm, options=options, decayed=["w"])
+    for w, g, first, second in (narrow, wide):
+        apply_gradients(w, g, {FIRST: first, SECOND: second}, step=3, norm=norm, options=options, decayed=["w"])
     for ours, theirs in zip(narrow, wide, strict=True):
         assert torch.equal(ours["w"], theirs["w"].to(torch.bfloat16))
 

@@ -102,7 +102,7 @@ def _recorded_gradients() -> Iterator[list[tuple[NamedBox, ...]]]:
 def _gradients(model: Model, by_key: Mapping[str, torch.Tensor]) -> tuple[NamedBox, ...]:
     """The gradients of a rank, by weight, in the boxes of a moment."""
     as_state = State(model, 0)
-    as_state.first = as_state.second = dict(by_key)
+    as_state.kept = {FIRST: dict(by_key)}
     return tuple(
         (name.removeprefix(FIRST), box, array) for name, box, array in _boxes(as_state) if name.startswith(FIRST)
     )

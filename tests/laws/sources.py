@@ -89,6 +89,8 @@ REFUSING = {
     "engine_torch/dcp/saving.py": "a user's own state",
     "engine_torch/dcp/loading.py": "a user's own state",
     "engine_torch/training/run.py": "ranks that are there",
+    "engine_jax/training/named_optimizer.py": "the optimizers of the installed library",
+    "engine_torch/training/named_optimizer.py": "the optimizers of the installed library",
 }
 """The files of the engines that may refuse a request, and the facts that only the machine or the user's program has."""
 

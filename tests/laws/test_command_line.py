@@ -25,6 +25,9 @@ PLAN = {
     "--remat",
     "--microbatches",
     "--expert-buffer",
+    "--optimizer",
+    "--optimizer-set",
+    "--average",
     "--load-balance",
     "--json",
 }
@@ -83,7 +86,17 @@ OPTIONS = {
     "ckpt verify": {"--json"},
     "ckpt import": {"--out", "--model", "--set", "--dtype", "--keep-prediction-layers", "--json"},
     "ckpt export": {
-        *("--to", "--config", "--model", "--set", "--dtype", "--prediction-layers", "--max-file-bytes", "--json"),
+        *(
+            "--to",
+            "--config",
+            "--model",
+            "--set",
+            "--dtype",
+            "--average",
+            "--prediction-layers",
+            "--max-file-bytes",
+            "--json",
+        ),
     },
 }
 ARGUMENTS = {

@@ -6,6 +6,7 @@ import re
 
 from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES
 from shardwright.core.model.precision import PRECISION
+from shardwright.training.optimizers import OPTIMIZERS, optimizer_of
 from tests.conftest import ROOT
 
 
@@ -37,6 +38,18 @@ def test_the_logical_axes() -> None:
 
 def test_the_components() -> None:
     assert [row[0] for row in rows_of("layouts.md", "| component | what it is |")] == list(COMPONENTS)
+
+
+def test_the_optimizers() -> None:
+    shown = rows_of("optimizers.md", "| name | constants | update u | kept as | source |")
+    for name, constants, _, kept, source in shown:
+        optimizer = optimizer_of(name, {})
+        assert f"{name} {constants}" == optimizer.text
+        assert re.findall(r"[a-z]+\.?/?[a-z]+(?= [a-z](?:,|$))", kept) == [
+            one.prefix.rstrip("/") for one in optimizer.kept
+        ]
+        assert source == OPTIMIZERS[name].source
+    assert [row[0] for row in shown] == sorted(OPTIMIZERS)
 
 
 def test_the_dtypes() -> None:

@@ -126,6 +126,7 @@ def run_export_weights(verb: ExportWeightsVerb) -> int:
         model=verb.model,
         settings=settings(verb.set),
         dtype=verb.dtype,
+        average=verb.average,
         prediction_layers=verb.prediction_layers,
         max_file_bytes=verb.max_file_bytes or exporting.MAX_FILE_BYTES,
     )

@@ -62,6 +62,7 @@ def out_of_memory_findings(plan: Plan, text: str) -> tuple[Finding, ...]:
         "weights, predicted": memory.weights_bytes,
         "gradients, predicted": memory.gradients_bytes,
         "optimizer, predicted": memory.optimizer_bytes,
+        **({"average, predicted": memory.average_bytes} if memory.average_bytes else {}),
         "activations, predicted": memory.activations_bytes,
     }
     return tuple(too_large(plan, found.needed_bytes, rows, found.usable_bytes))

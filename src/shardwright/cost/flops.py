@@ -40,9 +40,9 @@ def step_flops(plan: Plan) -> Work:
 
 
 def update_bytes(plan: Plan) -> int:
-    """Bytes that the optimizer moves on one device: weights and moments are read and written, gradients read."""
+    """Bytes that the optimizer moves on one device: what is kept between steps is read and written, gradients read."""
     memory = plan.memory
-    return 2 * memory.weights_bytes + memory.gradients_bytes + 2 * memory.optimizer_bytes
+    return 2 * memory.state_bytes + memory.gradients_bytes
 
 
 def _products(plan: Plan) -> Iterator[tuple[str, float, bool]]:

@@ -54,6 +54,9 @@ HOW = "Write one with: shardwright lock MODEL --layout NAME|FILE --out FILE"
 HELD = ("model", "layout", "mesh", "links", "engine", "batch", "length", "dtype", "load_balanced", "num_parameters")
 """The fields of a plan that a lock holds in addition to its lists, by their names in the plan."""
 
+HELD_IF_SET = ("optimizer", "average")
+"""Those of its fields that a plan has only where they are not the default."""
+
 ONE_A_LINE = (
     ("request",),
     ("declaration",),
@@ -89,7 +92,7 @@ class Lock:
     def to_json(self) -> dict[str, Any]:
         return {
             MARK: FORMAT,
-            **{key: self.plan[key] for key in HELD if key in self.plan},
+            **{key: self.plan[key] for key in (*HELD, *HELD_IF_SET) if key in self.plan},
             "request": self.request.to_json(),
             "declaration": dict(self.declared),
             "choices": list(self.plan.get("choices", ())),
@@ -112,7 +115,7 @@ def lock_of(request: LockRequest, layout: Layout, plan: Plan, compiled: Mapping[
         request=request,
         declared=json.loads(json.dumps(declaration(layout))),
         plan={
-            **{key: rows[key] for key in HELD},
+            **{key: rows[key] for key in (*HELD, *(key for key in HELD_IF_SET if key in rows))},
             "choices": [{"what": row["what"], "chosen": row["chosen"]} for row in rows["choices"]],
             "tensors": [_locked_tensor(row, rows["mesh"]) for row in rows["tensors"]],
             "collectives": [_locked_collective(row, rows["mesh"]) for row in rows["collectives"]],
@@ -168,7 +171,7 @@ def read_lock(value: object, source: str) -> Lock:
                 f"with this one's `shardwright lock`, or check it with the shardwright that wrote it."
             )
         for name in found:
-            if name not in (*NOT_OF_THE_PLAN, *HELD, *LISTS):
+            if name not in (*NOT_OF_THE_PLAN, *HELD, *HELD_IF_SET, *LISTS):
                 raise NotSavedError(f"it has '{name}', which no lock holds")
         compiled = found.get("compiled")
         plan = check_plan({key: found[key] for key in found if key not in NOT_OF_THE_PLAN}, findings=False)

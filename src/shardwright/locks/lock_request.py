@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from shardwright.core.layout.layout import Engine
+from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.resolution.request import FLOATS, REMAT_POLICIES
 from shardwright.locks.saved_plan import (
     FLAG,
@@ -50,6 +51,9 @@ REQUEST: Fields = {
     **dict.fromkeys(COUNTS, needed(WHOLE)),
     "expert_buffer": or_null(NUMBER),
     "load_balance": maybe(FLAG),
+    "optimizer": maybe(TEXT),
+    "optimizer_set": maybe(object_of(TEXT)),
+    "average": or_null(NUMBER),
     "by_default": needed(TEXTS),
 }
 
@@ -80,6 +84,9 @@ class LockRequest:
     microbatches: int
     expert_buffer: float | None = None
     load_balance: bool = False
+    optimizer: str = ADAMW.name
+    optimizer_settings: Mapping[str, str] = field(default_factory=dict)
+    average: float | None = None
     by_default: tuple[str, ...] = ()
 
     @property
@@ -105,6 +112,9 @@ class LockRequest:
             "microbatches": self.microbatches,
             "expert_buffer": self.expert_buffer,
             "load_balance": self.load_balance,
+            **({} if self.optimizer == ADAMW.name else {"optimizer": self.optimizer}),
+            **({"optimizer_set": dict(self.optimizer_settings)} if self.optimizer_settings else {}),
+            **({} if self.average is None else {"average": self.average}),
             "by_default": list(self.by_default),
         }
 
@@ -134,6 +144,9 @@ class LockRequest:
             **{name: found[name] for name in (*WORDS, *COUNTS)},
             expert_buffer=found.get("expert_buffer"),
             load_balance=found.get("load_balance", False),
+            optimizer=found.get("optimizer", ADAMW.name),
+            optimizer_settings=found.get("optimizer_set", {}),
+            average=found.get("average"),
             by_default=tuple(by_default),
         )
 

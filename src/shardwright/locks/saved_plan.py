@@ -86,6 +86,8 @@ PLAN: Fields = {
     "links": maybe(object_of(one_of(LINKS))),
     "load_balanced": maybe(FLAG),
     "dtype": maybe(TEXT),
+    "optimizer": maybe(TEXT),
+    "average": maybe(NUMBER),
     "num_parameters": maybe(WHOLE),
     "groups": maybe(object_of(TEXTS)),
     "roles": maybe(object_of(object_of(TEXT))),

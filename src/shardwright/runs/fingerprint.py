@@ -28,6 +28,8 @@ def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str
         "dtype": request.dtype,
         "weights_dtype": request.weights_dtype,
         "moments_dtype": request.moments_dtype,
+        "optimizer": request.optimizer.text,
+        "average": request.average,
         "tokenizer": source.corpus.tokenizer,
         "corpus": source.digest,
         **({} if options.weights is None else {"weights": str(options.weights)}),

@@ -23,6 +23,7 @@ from shardwright.checkpoint.format.arrays import write_bytes
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.model.architecture import differences_of_weights
+from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import OpenFolder, Weights
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
@@ -30,6 +31,10 @@ from shardwright.training.published import METADATA
 
 WEIGHTS_FILE = "weights.txt"
 """The ``--weights`` of a run, in its folder: until its first checkpoint nothing else says that it has some."""
+
+
+WITHOUT = {"optimizer": ADAMW.text, "average": None}
+"""What a run did whose checkpoint does not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +228,7 @@ def _require_run(checkpoint: Checkpoint) -> None:
 
 def _require_same_run(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
     _require_run(checkpoint)
-    before = checkpoint.point.metadata
+    before = {**WITHOUT, **checkpoint.point.metadata}
     changed = [
         f"  {name}: was {before.get(name)!r}, is {value!r}"
         for name, value in fingerprint.items()

@@ -1,7 +1,10 @@
 """The options, the optimizer and the processes of a run, the same for both engines. Standard library only.
 
 options.py     the options of a run, its progress and its outcome
-optimizer.py   AdamW's constants, the learning rate, and the weights that are decayed or frozen
+optimizer.py   the learning rate, the average of the weights, and the weights that are decayed or frozen
+optimizers.py  the optimizers that both engines have, by name: constants, state and formula
+named.py       an engine's own optimizers by name: constants, and why one is refused
+arithmetic.py  the functions of a formula, for one type of numbers
 published.py   what was published with weights: names in a checkpoint, files in a run's folder
 cluster.py     the processes of a run: from options, torchrun, Slurm, Open MPI, TPU hosts or Kubernetes
 """

@@ -1,17 +1,17 @@
-"""The optimizer for every engine: AdamW's constants, the learning rate, and the weights that are decayed or frozen."""
+"""The optimizer for every engine: the learning rate, the average of the weights, what is kept for each weight, and which weights
+are decayed or frozen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
 from shardwright.core.plan.plan import Plan
+from shardwright.training.arithmetic import PLAIN, Arithmetic
+from shardwright.training.optimizers import OPTIMIZER
 from shardwright.training.options import RunOptions
-
-BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
-"""AdamW's constants as Llama and DeepSeek-V3 publish them (arXiv:2302.13971, section 2.3; arXiv:2412.19437, 4.2)."""
 
 FINAL_LR_SHARE = 0.1
 """The cosine ends at a tenth of the peak (arXiv:2302.13971, section 2.3)."""
@@ -19,8 +19,8 @@ FINAL_LR_SHARE = 0.1
 BIAS_RATE = 1e-3
 """The change of a routing bias in a step (DeepSeek-V3, arXiv:2412.19437, section 4.2)."""
 
-FIRST, SECOND = "moments.first/", "moments.second/"
-"""The prefixes of a weight's name that name its moments in a checkpoint."""
+STATE = (FIRST, SECOND, OPTIMIZER, AVERAGE.prefix)
+"""How the names of a checkpoint begin that are no weights, and that a run keeps for its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +45,6 @@ def optimizer_options(options: RunOptions) -> OptimizerOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
-    """The functions that a formula needs, for one type of numbers. An engine's arrays have their own."""
-
-    cos: Callable[[Any], Any]
-    least: Callable[[Any, Any], Any]
-    most: Callable[[Any, Any], Any]
-
-
-PLAIN = Arithmetic(cos=math.cos, least=min, most=max)
-"""For Python's numbers."""
-
-
 def learning_rate(options: OptimizerOptions, step: Any, arithmetic: Arithmetic = PLAIN) -> Any:
     """The learning rate after ``step`` steps: linear over ``warmup``, then a cosine to a tenth at ``steps``.
 
@@ -73,6 +60,49 @@ def learning_rate(options: OptimizerOptions, step: Any, arithmetic: Arithmetic =
     cosine = FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * (1 + arithmetic.cos(math.pi * share)) / 2
     # The cosine stays at its maximum until the warm-up ends.
     return options.lr * (arithmetic.least(count / options.warmup, cosine) if options.warmup else cosine)
+
+
+def average_share(average: float, count: Any, arithmetic: Arithmetic = PLAIN) -> Any:
+    """How far the average of the weights goes towards them in step ``count``, counted from 1.
+
+    After t steps the average is the mean of the weights after steps 1 to t with weights ``average ** (t - i)``: the
+    exponential average from zero, corrected for its bias (arXiv:1412.6980, section 3). It is kept corrected, so it can be
+    used after any step, and the weights before the first step are not in it.
+
+    >>> [round(average_share(0.5, count), 4) for count in (1, 2, 3, 100)]
+    [1.0, 0.6667, 0.5714, 0.5]
+    """
+    return (1 - average) / -arithmetic.exp_less_one(count * math.log(average))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTensor:
+    """A tensor that a step keeps for a weight. ``name``: in a checkpoint; it begins with ``prefix``."""
+
+    name: str
+    prefix: str
+    weight: str
+    dtype: str
+
+
+def kept_tensors(plan: Plan) -> tuple[KeptTensor, ...]:
+    """What a step keeps for the trained weights, prefix by prefix, each in the order of the weights."""
+    frozen = frozen_names(plan)
+    return tuple(
+        KeptTensor(name=kept.prefix + row.name, prefix=kept.prefix, weight=row.name, dtype=str(kept.dtype))
+        for kept in plan.request.kept
+        for row in plan.weights
+        if row.name not in frozen and kept.has(row.name)
+    )
+
+
+def owner_of(name: str) -> str:
+    """The weight that a tensor of a checkpoint belongs to, by its name: what follows the last '/'.
+
+    >>> owner_of("moments.first/layers.attention.q"), owner_of("layers.attention.q")
+    ('layers.attention.q', 'layers.attention.q')
+    """
+    return name.rpartition("/")[2]
 
 
 def frozen_names(plan: Plan) -> frozenset[str]:

@@ -11,6 +11,7 @@ from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import TypedRequest, typed_request
 from shardwright.cli.typed.values import mesh_sizes, moves, settings
 from shardwright.core.findings.errors import InputError
+from shardwright.core.model.optimizer import ADAMW
 from shardwright.layouts import preset_names
 from shardwright.locks.lock import Lock
 from shardwright.locks.lock_request import LockRequest
@@ -40,6 +41,9 @@ def request_of(
         microbatches=request.microbatches,
         expert_buffer=request.expert_buffer,
         load_balance=request.load_balanced,
+        optimizer=request.optimizer.name,
+        optimizer_settings=settings(options.optimizer_set, "--optimizer-set"),
+        average=request.average,
         by_default=tuple(option.removeprefix("--").replace("-", "_") for option in typed.chosen),
     )
 
@@ -67,7 +71,7 @@ def options_of(request: LockRequest) -> PlanOptions:
         length=None if "length" in left_open else request.length,
         chips=request.chips,
         devices=request.devices,
-        set=(tuple(f"{name}={value}" for name, value in request.settings.items()),) if request.settings else (),
+        set=_words(request.settings),
         weights_dtype=None if "weights_dtype" in left_open else request.weights_dtype,
         moments_dtype=None if "moments_dtype" in left_open else request.moments_dtype,
         dtype=None if "dtype" in left_open else request.dtype,
@@ -75,6 +79,9 @@ def options_of(request: LockRequest) -> PlanOptions:
         microbatches=None if "microbatches" in left_open else request.microbatches,
         expert_buffer=request.expert_buffer,
         load_balance=request.load_balance,
+        optimizer=None if request.optimizer == ADAMW.name else request.optimizer,
+        optimizer_set=_words(request.optimizer_settings),
+        average=request.average,
     )
 
 
@@ -95,13 +102,17 @@ def command_of(request: LockRequest, path: Path) -> str:
     for name in PlanOptions.__dataclass_fields__:
         value = getattr(options, name)
         option = f"--{name.replace('_', '-')}"
-        if name == "set":
+        if name in ("set", "optimizer_set"):
             words += [word for group in value for word in (option, *group)]
         elif isinstance(value, bool):
             words += [option] if value else []
         elif value is not None:
             words += [option, str(value)]
     return shlex.join([*words, "--out", str(path)])
+
+
+def _words(values: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    return (tuple(f"{name}={value}" for name, value in values.items()),) if values else ()
 
 
 def _pairs(values: Mapping[str, object]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -20,10 +20,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.interop.hugging_face.weights.model import model_of_checkpoint
-from shardwright.training.optimizer import FIRST, SECOND
-
-PREFIXES = ("", FIRST, SECOND)
-"""Of the tensors that are sharded as a weight is: itself and its moments."""
+from shardwright.training.optimizer import owner_of
 
 
 def load_onto(directory: Path, layout: str, on: LayoutOptions) -> dict[str, Any]:
@@ -34,7 +31,8 @@ def load_onto(directory: Path, layout: str, on: LayoutOptions) -> dict[str, Any]
     """
     checkpoint = open_newest(directory)
     plan = _plan(checkpoint, layout, on)
-    load = load_of(checkpoint, [_boxes(checkpoint, plan, device)[0] for device in range(plan.mesh.num_devices)])
+    sharded_as = _sharded_as(checkpoint, plan)
+    load = load_of(checkpoint, [_boxes(sharded_as, plan, device)[0] for device in range(plan.mesh.num_devices)])
     return {**_of_plan(plan), **_of_load(load)}
 
 
@@ -50,13 +48,14 @@ def reshard_onto(
         raise InputError(f"{out} already holds a checkpoint. Give another --out.")
     checkpoint = open_newest(directory)
     plan = _plan(checkpoint, layout, on)
-    devices = [_boxes(checkpoint, plan, device) for device in range(plan.mesh.num_devices)]
+    sharded_as = _sharded_as(checkpoint, plan)
+    devices = [_boxes(sharded_as, plan, device) for device in range(plan.mesh.num_devices)]
     known = {name for loads, _ in devices for name in loads}
     others = [name for name, info in checkpoint.tensors.items() if name not in known and prod(info.shape)]
     # What no layout shards is saved by the first device, as one box.
     saves = [dict(saved) for _, saved in devices]
     saves[0] |= {name: [Box.whole(checkpoint.tensors[name].shape)] for name in others}
-    specs = {prefix + row.name: str(row.stacked_at_rest) for row in plan.weights for prefix in PREFIXES}
+    specs = {name: str(row.stacked_at_rest) for row in plan.weights for name in sharded_as[row.name]}
     infos = [replace(info, spec=specs.get(name, info.spec)) for name, info in checkpoint.tensors.items()]
     point = replace(
         checkpoint.point,
@@ -94,17 +93,26 @@ def _plan(checkpoint: Checkpoint, layout: str, on: LayoutOptions) -> Plan:
     return plan
 
 
-def _boxes(checkpoint: Checkpoint, plan: Plan, device: int) -> tuple[Boxes, Boxes]:
+def _boxes(sharded_as: Mapping[str, Sequence[str]], plan: Plan, device: int) -> tuple[Boxes, Boxes]:
     """The boxes that a device reads, and those that it saves."""
     reads: dict[str, list[Box]] = {}
     saves: dict[str, list[Box]] = {}
     for found in saved_boxes(plan, device):
-        for prefix in PREFIXES:
-            if prefix + found.weight in checkpoint.tensors:
-                reads.setdefault(prefix + found.weight, []).append(found.box)
-                if found.saves:
-                    saves.setdefault(prefix + found.weight, []).append(found.box)
+        for name in sharded_as[found.weight]:
+            reads.setdefault(name, []).append(found.box)
+            if found.saves:
+                saves.setdefault(name, []).append(found.box)
     return reads, saves
+
+
+def _sharded_as(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Sequence[str]]:
+    """The tensors of a checkpoint that are sharded as a weight is, by weight: itself, and what a run keeps for it."""
+    found: dict[str, list[str]] = {row.name: [] for row in plan.weights}
+    for name, info in checkpoint.tensors.items():
+        weight = owner_of(name)
+        if weight in found and info.shape == checkpoint.tensors[weight].shape:
+            found[weight].append(name)
+    return found
 
 
 def _of_plan(plan: Plan) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from shardwright.compiled.reading.program import CompiledCollective, CompiledMem
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import worst_first
 from shardwright.core.plan.plan import Plan
+from shardwright.training.named import OURS
+from shardwright.training.optimizers import is_own
 
 EVEN = "assumes that every expert gets the same number of rows"
 ALL_SCORES = "attention materialises all scores, as on a CPU: a GPU's kernel for a latent needs less"
@@ -24,11 +26,17 @@ ALL_SCORES = "attention materialises all scores, as on a CPU: a GPU's kernel for
 def compile_by_dry_run(plan: Plan, keep_text: Path | None = None) -> Compiled:
     """A dry run of the plan's step on rank 0 of its mesh, compared with the plan.
 
-    Raises InputError for ``keep_text``: PyTorch compiles no program, so there is no text.
+    Raises InputError for ``keep_text``: PyTorch compiles no program, so there is no text. So it does for an optimizer of
+    PyTorch by its name there.
     """
     if keep_text is not None:
         raise InputError(
             "--hlo: PyTorch compiles no program, so there is no text. Leave --hlo out, or use --engine jax."
+        )
+    if is_own(plan.request.optimizer):
+        raise InputError(
+            f"--optimizer {plan.request.optimizer.name}: there is no dry run of it, because its step reads the number of "
+            f"steps. `plan` has its bytes. {OURS}"
         )
     from shardwright.report.compile.compile_progress import compile_progress
 
@@ -47,7 +55,7 @@ def compile_by_dry_run(plan: Plan, keep_text: Path | None = None) -> Compiled:
 
 def _program(target: str, run: Any, began: float) -> CompiledProgram:
     """The dry run in the form of a compiled program. The state is an argument, and the output aliases it."""
-    state = run.weights_bytes + run.moments_bytes
+    state = run.weights_bytes + run.moments_bytes + run.average_bytes
     given = state + run.batch_bytes
     return CompiledProgram(
         target=target,
@@ -77,6 +85,7 @@ def _program(target: str, run: Any, began: float) -> CompiledProgram:
                 "weights_bytes": run.weights_bytes,
                 "gradients_bytes": run.gradients_bytes,
                 "optimizer_bytes": run.moments_bytes,
+                **({"average_bytes": run.average_bytes} if run.average_bytes else {}),
                 "activations_bytes": run.peak_bytes - state - run.gradients_bytes,
             },
         ),

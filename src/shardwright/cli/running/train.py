@@ -39,6 +39,8 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
         options = replace(options, coordinator=None, count=None, index=None)
     processes, note = find_processes(options, os.environ, socket.getfqdn, engine)
     run, defaults = run_options(verb.run, devices=verb.plan.devices, processes=processes)
+    if engine == "jax":
+        _simulate(run)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
     typed = typed_request(verb.model, verb.layout, verb.plan)
@@ -58,7 +60,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
             raise FindingsError(plan.errors)
         sys.stderr.write("shardwright: the plan has errors, so nothing was started.\n")
         return 1
-    train = _engine(engine, run)
+    train = _engine(engine)
     if run.weights is not None:
         # A model folder needs no checkpoint made of it first.
         direct = import_module("shardwright.interop.hugging_face.weights.direct")
@@ -79,13 +81,17 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _engine(engine: str, run: RunOptions) -> Callable[..., RunOutcome]:
+def _simulate(run: RunOptions) -> None:
+    """Before JAX is loaded, which a plan with an optimizer of optax does."""
+    each = run.devices if run.devices is None or run.processes is None else run.devices // run.processes.count
+    simulate_devices(each, os.environ, jax_is_loaded="jax" in sys.modules)
+
+
+def _engine(engine: str) -> Callable[..., RunOutcome]:
     """The engine's ``train``, loaded by name."""
     if engine == "torch":
         with needing_extra("torch", "training on PyTorch"):
             return import_module("shardwright.engine_torch.training.run").train
-    each = run.devices if run.devices is None or run.processes is None else run.devices // run.processes.count
-    simulate_devices(each, os.environ, jax_is_loaded="jax" in sys.modules)
     with needing_extra("jax", "training on JAX"):
         return import_module("shardwright.engine_jax.training.run").train
 

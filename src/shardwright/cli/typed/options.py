@@ -119,7 +119,7 @@ class PlanOptions:
     weights_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
     """Dtype in which weights and their gradients are stored."""
     moments_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
-    """Dtype in which the optimizer's two moments are stored."""
+    """Dtype in which the optimizer's moments, or what else it keeps for a weight, are stored."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: the model's own)")] = None
     """Dtype of the computation."""
     remat: Annotated[Remat, arg(help_behavior_hint="(default: full)")] = None
@@ -128,6 +128,15 @@ class PlanOptions:
     """Number of microbatches per step, computed one after the other with their gradients summed. Formerly --micro-steps."""
     expert_buffer: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: the largest possible need)")] = None
     """Capacity of a device's expert buffer, as a multiple of an even split of the tokens. A run stops on overflow."""
+    optimizer: Annotated[Text, arg(metavar="NAME", help_behavior_hint="(default: adamw)")] = None
+    """The optimizer: adadelta, adagrad, adamax, adamw, lion, rmsprop or sgd; or one of an engine, as optax:lamb or torch:RAdam."""
+    optimizer_set: Annotated[
+        UseAppendAction[tuple[tuple[str, ...], ...]],
+        arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
+    ] = ()
+    """Constants of the optimizer, as b2=0.99."""
+    average: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: none is kept)")] = None
+    """Keep the exponential average of the weights too, of which a step leaves this share, as 0.999."""
     load_balance: Flag = False
     """Give each device a slice from both ends of a sharded row, so that causal attention is equal work for all."""
     json: Flag = False
@@ -155,7 +164,7 @@ class TrainOptions:
     warmup: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: a tenth of --steps)")] = None
     """Steps in which the learning rate rises."""
     weight_decay: Annotated[Number, arg(metavar="F")] = 0.1
-    """Weight decay of AdamW."""
+    """Weight decay of matrices, decoupled: times the learning rate."""
     clip: Annotated[Number, arg(metavar="F")] = 1.0
     """The largest global norm of the gradient."""
     seed: Annotated[Whole, arg(metavar="S")] = 0

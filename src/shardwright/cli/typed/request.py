@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING
 
+from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.values import above_zero, at_least_one, mesh_sizes, moves, settings
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.layout.layout import Layout
+from shardwright.core.model.optimizer import ADAMW, Optimizer
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.layouts import load_layout
 from shardwright.models import build
+from shardwright.training.named import OURS
+from shardwright.training.optimizers import ENGINES, optimizer_of
 
 if TYPE_CHECKING:
     from shardwright.cost import Machine
@@ -73,6 +79,8 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         microbatches=_natural("--microbatches", options.microbatches, 1, table, chosen),
         load_balanced=options.load_balance,
         expert_buffer=options.expert_buffer,
+        optimizer=_optimizer(options, table),
+        average=_share("--average", options.average),
         chip=None if machine is None else machine.chip,
     )
     return TypedRequest(request=request, chosen=chosen, machine=machine)
@@ -108,6 +116,40 @@ def _taken(option: str, value: str | None, default: str, chosen: dict[str, str])
     if value is None:
         chosen[option] = default
         return default
+    return value
+
+
+def _optimizer(options: PlanOptions, table: ModelTable) -> Optimizer:
+    """The optimizer by name, with its constants. Raises InputError for a name or a constant that does not exist.
+
+    Only for an engine's own optimizer the engine is loaded: no other program knows what it keeps.
+    """
+    given = settings(options.optimizer_set, "--optimizer-set")
+    library, colon, name = (options.optimizer or ADAMW.name).partition(":")
+    if not colon:
+        return optimizer_of(library, given)
+    if library not in ENGINES:
+        raise InputError(f"--optimizer: '{options.optimizer}' names '{library}'. {did_you_mean(library, ENGINES)}")
+    engine = options.engine or "jax"
+    if ENGINES[library] != engine:
+        raise InputError(
+            f"--optimizer {options.optimizer} is of {library}, and --engine is {engine}. Give --engine {ENGINES[library]}. {OURS}"
+        )
+    for option, dtype in (("--weights-dtype", options.weights_dtype), ("--moments-dtype", options.moments_dtype)):
+        if dtype not in (None, "float32"):
+            raise InputError(
+                f"--optimizer {options.optimizer} computes in the dtype of what it is given, and {option} is {dtype}. "
+                f"Leave {option} out. {OURS}"
+            )
+    with needing_extra(engine, f"an optimizer of {library}"):
+        described = import_module(f"shardwright.engine_{engine}.training.named_optimizer").described
+    shapes = {w.name: (w.num, *w.shape) if w.stack else w.shape for w in table.weights if not w.frozen}
+    return described(name, given, shapes)
+
+
+def _share(option: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < 1:
+        raise InputError(f"{option} is {value:g}, and must be above 0 and below 1, as 0.999.")
     return value
 
 

@@ -13,6 +13,8 @@ from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
 
 MOVES: Mapping[str, tuple[str, ...]] = {"attention": ATTENTION_MOVES, "moe": MOE_MOVES}
 
+EXAMPLES: Mapping[str, str] = {"--set": "num_layers=2 embed=64", "--optimizer-set": "b1=0.9 b2=0.99"}
+
 COUNTED: Mapping[str, str] = {
     "--devices": "devices",
     "--slices": "devices",
@@ -65,18 +67,18 @@ def moves(text: str) -> dict[str, str]:
     return chosen
 
 
-def settings(groups: Iterable[Iterable[str]]) -> dict[str, str]:
-    """Dimensions of the model, from every ``--set`` together.
+def settings(groups: Iterable[Iterable[str]], option: str = "--set") -> dict[str, str]:
+    """Dimensions of the model, from every ``--set`` together, or the constants of every ``--optimizer-set``.
 
     >>> settings([["num_layers=2", "embed=64"], ["vocab=512"]])
     {'num_layers': '2', 'embed': '64', 'vocab': '512'}
     """
-    form = "NAME=VALUE, with spaces between, as in num_layers=2 embed=64"
+    form = f"NAME=VALUE, with spaces between, as in {EXAMPLES[option]}"
     dimensions: dict[str, str] = {}
     for text in (text for group in groups for text in group):
-        for key, value, start in _pairs(text, "--set", form):
+        for key, value, start in _pairs(text, option, form):
             if key in dimensions:
-                raise _error(f"'{key}' is set twice.", text, start, len(key), "--set", form)
+                raise _error(f"'{key}' is set twice.", text, start, len(key), option, form)
             dimensions[key] = value
     return dimensions
 

@@ -212,6 +212,8 @@ class ExportWeightsVerb:
     """Dimensions of that model, as num_layers=2."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the checkpoint)")] = None
     """Dtype in which the weights are written."""
+    average: Flag = False
+    """Export the exponential average of the weights, which a run with --average keeps."""
     prediction_layers: Annotated[
         Path | None, arg(metavar="DIR", help_behavior_hint="(default: those that the checkpoint keeps)")
     ] = None

@@ -21,7 +21,7 @@ from shardwright.core.plan.plan import Plan
 def donation(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
     """SW310: weights and moments that a step does not write into the buffers of its inputs."""
     del agreement
-    state = plan.memory.weights_bytes + plan.memory.optimizer_bytes
+    state = plan.memory.state_bytes
     shared = program.memory.aliased_bytes
     if shared >= DONATED_SHARE.value * state:
         return

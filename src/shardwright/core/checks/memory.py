@@ -26,6 +26,7 @@ def memory(plan: Plan) -> Iterator[Draft]:
         "weights": held.weights_bytes,
         "gradients": held.gradients_bytes,
         "optimizer": held.optimizer_bytes,
+        **({"average": held.average_bytes} if held.average_bytes else {}),
         "activations": held.activations_bytes,
     }
     table = "\n".join(f"{name:<11}  {bytes_text(size, like=total)}" for name, size in rows.items())

@@ -40,6 +40,6 @@ def shards(plan: Plan, axis: str, component: str | None = None) -> bool:
 
 
 def state_factor(plan: Plan) -> float:
-    """Bytes of weight, gradient and both moments for each byte of a weight."""
-    request = plan.request
-    return 2 + 2 * DTYPE_BYTES[request.moments_dtype] / DTYPE_BYTES[request.weights_dtype]
+    """Bytes of a weight, its gradient and what is kept for it (moments, an average) for each byte of a weight."""
+    kept = sum(DTYPE_BYTES[kept.dtype] for kept in plan.request.kept if kept.dtype is not None)
+    return 2 + kept / DTYPE_BYTES[plan.request.weights_dtype]

@@ -4,4 +4,5 @@ table.py         weights, activations, and moves between activations
 architecture.py  the architecture as JSON values, and where two differ
 capacity.py      how many assignments an expert and a receive buffer hold
 precision.py     dtypes of computations, stored results, transfers and sums
+optimizer.py     what an optimizer keeps between two steps
 """

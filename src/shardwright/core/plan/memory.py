@@ -8,6 +8,7 @@ from math import ceil
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.optimizer import AVERAGE, Kept
 from shardwright.core.model.precision import PRECISION, dtype_of
 from shardwright.core.model.table import DTYPE_BYTES, Move
 from shardwright.core.plan.movement import reshard_steps
@@ -31,7 +32,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     """Memory of one device at the peak of a step.
 
     Gradients are stored as their weights are, in the weights' dtype. ``activations_bytes`` is what the larger of two points
-    in time needs in addition to weights, their gradients and the optimizer's moments:
+    in time needs in addition to weights, their gradients, the optimizer's tensors and the average:
 
     | point in time | holds |
     |---|---|
@@ -53,8 +54,10 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     stored = sum(t.bytes_per_device * layers_on_device(request, mesh, t) for t in weights)
     trained = [t for t in weights if t.name not in frozen]
-    elements = sum(t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(request, mesh, t) for t in trained)
-    gradients = elements * DTYPE_BYTES[request.weights_dtype]
+    elements = {
+        t.name: t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(request, mesh, t) for t in trained
+    }
+    gradients = sum(elements.values()) * DTYPE_BYTES[request.weights_dtype]
     peaks = (
         _at_the_logits(request, mesh, trained, activations),
         gradients + _in_a_layer(request, mesh, trained, activations),
@@ -63,9 +66,15 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     return Memory(
         weights_bytes=stored,
         gradients_bytes=gradients,
-        optimizer_bytes=2 * elements * DTYPE_BYTES[request.moments_dtype],
+        optimizer_bytes=sum(_kept_bytes(kept, elements) for kept in request.kept if kept.prefix != AVERAGE.prefix),
         activations_bytes=max(0, max(peaks) + accumulated - gradients),
+        average_bytes=sum(_kept_bytes(kept, elements) for kept in request.kept if kept.prefix == AVERAGE.prefix),
     )
+
+
+def _kept_bytes(kept: Kept, elements: Mapping[str, int]) -> int:
+    assert kept.dtype is not None
+    return sum(number for name, number in elements.items() if kept.has(name)) * DTYPE_BYTES[kept.dtype]
 
 
 def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bool:

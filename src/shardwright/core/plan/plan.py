@@ -12,6 +12,7 @@ from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.resolution.gradients import Reduction
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import AxisRequest
@@ -136,27 +137,34 @@ class PlannedCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device. Weights, gradients and optimizer are exact; activations are an estimate."""
+    """Bytes on one device. Weights, gradients, optimizer and average are exact; activations are an estimate."""
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
+    average_bytes: int = 0
 
     @property
     def total_bytes_per_device(self) -> int:
-        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
+        return self.state_bytes + self.gradients_bytes + self.activations_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """What a device holds between two steps."""
+        return self.weights_bytes + self.optimizer_bytes + self.average_bytes
 
     @property
     def saved_bytes(self) -> int:
         """What the first device of each tensor's replicas saves: the host memory of an asynchronous save for each device."""
-        return self.weights_bytes + self.optimizer_bytes
+        return self.state_bytes
 
     def to_json(self) -> dict[str, int]:
         return {
             "weights_bytes": self.weights_bytes,
             "gradients_bytes": self.gradients_bytes,
             "optimizer_bytes": self.optimizer_bytes,
+            **({"average_bytes": self.average_bytes} if self.average_bytes else {}),
             "activations_bytes": self.activations_bytes,
             "total_bytes_per_device": self.total_bytes_per_device,
             "saved_bytes": self.saved_bytes,
@@ -309,6 +317,8 @@ class Plan:
             "length": request.length,
             "load_balanced": request.load_balanced,
             "dtype": request.dtype,
+            **({} if request.optimizer == ADAMW else {"optimizer": request.optimizer.text}),
+            **({} if request.average is None else {"average": request.average}),
             "num_parameters": request.table.num_parameters,
             "groups": {"dp": list(self.dp), "cp": list(self.cp), "loss": list(self.loss_axes)},
             "roles": {axis: dict(entry.roles) for axis, entry in request.layout.entries.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, get_args
 
@@ -11,6 +11,7 @@ from shardwright.core.findings.bounds import is_integer, is_number, shown_number
 from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.hops import WholeSlice
+from shardwright.core.model.optimizer import ADAMW, AVERAGE, Kept, Optimizer
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.model.table import ModelTable
 
@@ -43,7 +44,8 @@ class Request:
     ``mesh_sizes`` replace the layout's own. ``devices`` None: the product of the sizes, or, where one is ``auto``, the
     devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step. ``expert_buffer``: capacity
     for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
-    ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``).
+    ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``average``: how much of the
+    exponential average of the weights a step leaves; None: none is kept.
 
     Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
     word. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
@@ -63,6 +65,8 @@ class Request:
     microbatches: int = 1
     load_balanced: bool = False
     expert_buffer: float | None = None
+    optimizer: Optimizer = ADAMW
+    average: float | None = None
     chip: Chip | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +85,8 @@ class Request:
         buffer = self.expert_buffer
         if buffer is not None and (not is_number(buffer) or not 0 < buffer < inf):
             raise InputError(f"expert_buffer is {buffer!r}, and must be a finite number above 0.")
+        if self.average is not None and (not is_number(self.average) or not 0 < self.average < 1):
+            raise InputError(f"average is {self.average!r}, and must be a number above 0 and below 1, as 0.999.")
         words = {
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),
@@ -91,3 +97,9 @@ class Request:
                 raise InputError(f"{name} is {word!r}. {UNTRAINED}")
             if word not in known:
                 raise InputError(f"{name} is {word!r}, and must be one of {', '.join(known)}.")
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """What a step keeps for each trained weight in addition to it, each with its dtype: of the optimizer, then the average."""
+        found = (*self.optimizer.kept, *(() if self.average is None else (AVERAGE,)))
+        return tuple(replace(kept, dtype=kept.dtype or self.moments_dtype) for kept in found)

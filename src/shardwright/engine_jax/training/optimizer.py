@@ -1,50 +1,98 @@
-"""AdamW with warm-up, cosine decay and clipping by the global norm, made of optax transformations."""
+"""Clipping by the global norm, an optimizer by name, warm-up and cosine decay of its rate, and the average of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from shardwright.core.model.optimizer import ADAMW, AVERAGE, FIRST, SECOND, Optimizer
 from shardwright.engine_jax.io.dtypes import computed
+from shardwright.engine_jax.training.named_optimizer import changed
 from shardwright.engine_jax.training.state import State
-from shardwright.training.optimizer import BETA_1, BETA_2, EPSILON, Arithmetic, OptimizerOptions, learning_rate
+from shardwright.training.arithmetic import Arithmetic
+from shardwright.training.optimizer import OptimizerOptions, average_share, learning_rate
+from shardwright.training.optimizers import OPTIMIZERS, is_own
 
 Arrays = Mapping[str, jax.Array]
+Kept = Mapping[str, Arrays]
+"""What is kept for the weights, by prefix and weight."""
 
-
-OF_ARRAYS = Arithmetic(cos=jnp.cos, least=jnp.minimum, most=jnp.maximum)
+OF_ARRAYS = Arithmetic(
+    cos=jnp.cos,
+    least=jnp.minimum,
+    most=jnp.maximum,
+    root=jnp.sqrt,
+    sign=jnp.sign,
+    exp_less_one=jnp.expm1,
+)
 
 
 def apply_gradients(
-    state: State[jax.Array], gradients: Arrays, options: OptimizerOptions, decayed: frozenset[str]
+    state: State[jax.Array],
+    gradients: Arrays,
+    options: OptimizerOptions,
+    decayed: Collection[str],
+    *,
+    optimizer: Optimizer = ADAMW,
+    average: float | None = None,
 ) -> tuple[State[jax.Array], jax.Array]:
     """The state after one step, with its buffers unchanged, and the global norm of the gradients before clipping.
 
-    Moments and weights keep their own dtypes. Weights named in ``decayed`` also decay by the learning
-    rate times the weight decay.
+    What is kept for a weight, and the weight, keep their own dtypes. Weights named in ``decayed`` also decay by the learning
+    rate times the weight decay. ``average``: how much of the average of the weights a step leaves.
     """
     gradients = {name: g.astype(computed("clipping", g.dtype)) for name, g in gradients.items()}
     norm = optax.tree.norm(gradients)
     factor = jnp.minimum(1.0, options.clip / jnp.maximum(norm, 1e-30))
     gradients = {name: g * factor for name, g in gradients.items()}
-    adam = optax.scale_by_adam(b1=BETA_1, b2=BETA_2, eps=EPSILON)
-    wide = [
-        {name: m.astype(computed("moments", m.dtype)) for name, m in moments.items()}
-        for moments in (state.first, state.second)
-    ]
-    before = optax.ScaleByAdamState(count=state.step, mu=wide[0], nu=wide[1])
-    updates, after = cast(tuple[Arrays, optax.ScaleByAdamState], adam.update(gradients, before))
-    mu, nu = cast(Arrays, after.mu), cast(Arrays, after.nu)
+    wide = {
+        prefix: {name: array.astype(computed("moments", array.dtype)) for name, array in arrays.items()}
+        for prefix, arrays in state.kept.items()
+    }
+    count = cast(jax.Array, optax.safe_increment(state.step))
     rate = learning_rate(options, state.step, OF_ARRAYS)
     decays = {name: options.weight_decay if name in decayed else 0.0 for name in state.weights}
-    weights = {}
-    for name, w in state.weights.items():
-        wide_w = w.astype(computed("update", w.dtype))
-        weights[name] = (wide_w - rate * (updates[name] + decays[name] * wide_w)).astype(w.dtype)
-    first = {name: mu[name].astype(m.dtype) for name, m in state.first.items()}
-    second = {name: nu[name].astype(m.dtype) for name, m in state.second.items()}
-    return state._replace(weights=weights, first=first, second=second, step=cast(jax.Array, after.count)), norm
+    wide_weights = {name: w.astype(computed("update", w.dtype)) for name, w in state.weights.items()}
+    shared = state.shared
+    if is_own(optimizer):
+        changes, after, shared = changed(optimizer, gradients, state.kept, shared, wide_weights, rate)
+        wide_weights = {name: w + (changes[name] - rate * decays[name] * w) for name, w in wide_weights.items()}
+    else:
+        updates, after = _updates(optimizer, gradients, wide, state.step, count)
+        wide_weights = {name: w - rate * (updates[name] + decays[name] * w) for name, w in wide_weights.items()}
+    weights = {name: wide_weights[name].astype(w.dtype) for name, w in state.weights.items()}
+    if average is not None:
+        share = average_share(average, count.astype(jnp.float32), OF_ARRAYS)
+        before = wide[AVERAGE.prefix]
+        averages = {name: mean + share * (weights[name].astype(mean.dtype) - mean) for name, mean in before.items()}
+        after = {**after, AVERAGE.prefix: averages}
+    kept = {
+        prefix: {name: after[prefix][name].astype(array.dtype) for name, array in arrays.items()}
+        for prefix, arrays in state.kept.items()
+    }
+    return state._replace(weights=weights, kept=kept, shared=shared, step=count), norm
+
+
+def _updates(
+    optimizer: Optimizer, gradients: Arrays, kept: Kept, step: jax.Array, count: jax.Array
+) -> tuple[Arrays, Kept]:
+    """The update of each weight before its rate and decay, and what the optimizer keeps after it."""
+    constants = cast(Mapping[str, float], optimizer.constants)
+    if optimizer.name == ADAMW.name:
+        # In the order of optax's own operations, so that the bits of a run do not change with a release.
+        adam = optax.scale_by_adam(b1=constants["b1"], b2=constants["b2"], eps=constants["eps"])
+        before = optax.ScaleByAdamState(count=step, mu=kept[FIRST], nu=kept[SECOND])
+        updates, found = cast(tuple[Arrays, optax.ScaleByAdamState], adam.update(gradients, before))
+        return updates, {FIRST: cast(Arrays, found.mu), SECOND: cast(Arrays, found.nu)}
+    formula = OPTIMIZERS[optimizer.name].formula
+    updates, after = {}, {one.prefix: {} for one in optimizer.kept}
+    for name, g in gradients.items():
+        before = {prefix: kept[prefix][name] for prefix in after}
+        updates[name], found = formula(g, before, count, constants, OF_ARRAYS)
+        for prefix in after:
+            after[prefix][name] = found[prefix]
+    return updates, after

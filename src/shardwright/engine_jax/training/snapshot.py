@@ -14,17 +14,23 @@ from shardwright.core.boxes.boxes import saves
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
 from shardwright.runs import Weights
-from shardwright.training.optimizer import FIRST, SECOND
+from shardwright.training.optimizer import STATE
 from shardwright.training.published import KEPT
 
 
 def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
     """Every tensor of a plan's state as a checkpoint stores it."""
     specs = {row.name: str(row.stacked_at_rest) for row in plan.weights}
-    return [
+    tensors = (
         TensorInfo(name=row.name, shape=row.saved, dtype=str(row.dtype), spec=specs[row.weight])
         for row in tensors_of(plan, mesh)
-    ]
+    )
+    return [*tensors, *_shared(plan)]
+
+
+def _shared(plan: Plan) -> list[TensorInfo]:
+    shared = plan.request.optimizer.shared
+    return [TensorInfo(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in shared.items()]
 
 
 def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[OwnedBox]:
@@ -40,10 +46,17 @@ def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[Owned
                 # None: the shard is padding only.
                 if saved is not None:
                     yield OwnedBox(name=tensor.name, box=saved, array=_copy_of(shard, saved.within(box)))
+    if any(numbers[device] == 0 for device in mesh.local_devices):
+        for name, array in state.shared.items():
+            yield OwnedBox(name=name, box=Box.whole(array.shape), array=_of_shared(array))
 
 
 def _copy_of(shard: jax.Shard, part: Box) -> Callable[[], np.ndarray]:
     return lambda: np.asarray(shard.data)[(*part.slices, ...)]
+
+
+def _of_shared(array: jax.Array) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(array.addressable_data(0))
 
 
 def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: bool = False) -> State[jax.Array]:
@@ -54,12 +67,19 @@ def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: boo
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
     rows = [row for row in tensors_of(plan, mesh) if row.name == row.weight or not weights_only]
-    unread = (FIRST, SECOND, KEPT) if weights_only else ()
-    checkpoint.expect({row.name: (row.saved, str(row.dtype)) for row in rows}, unread=unread)
+    unread = (*STATE, KEPT) if weights_only else ()
+    infos = [] if weights_only else _shared(plan)
+    wanted = {row.name: (row.saved, str(row.dtype)) for row in rows} | {
+        one.name: (one.shape, one.dtype) for one in infos
+    }
+    checkpoint.expect(wanted, unread=unread)
 
     def read(tensor: Tensor, boxes: Sequence[Box]) -> Sequence[np.ndarray]:
         if weights_only and tensor.name != tensor.weight:
             return [np.zeros(box.shape, tensor.dtype) for box in boxes]
         return checkpoint.read_boxes(tensor.name, boxes)
 
-    return make_state(plan, mesh, read, 0 if weights_only else checkpoint.point.step)
+    if weights_only:
+        return make_state(plan, mesh, read, 0)
+    shared = {one.name: checkpoint.read_boxes(one.name, [Box.whole(one.shape)])[0] for one in infos}
+    return make_state(plan, mesh, read, checkpoint.point.step, shared)

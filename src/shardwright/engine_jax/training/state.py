@@ -1,4 +1,4 @@
-"""The state of a run between steps: weights, their moments, buffers and the step number."""
+"""The state of a run between steps: weights, what the optimizer keeps for them, buffers and the step number."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.lowering.shardings import weight_shardings
+from shardwright.engine_jax.training.named_optimizer import initial
 from shardwright.init import box_values
-from shardwright.training.optimizer import FIRST, SECOND, frozen_names
+from shardwright.training.optimizer import FIRST, SECOND, frozen_names, kept_tensors
+from shardwright.training.optimizers import OPTIMIZER, is_own
 
 Leaf = TypeVar("Leaf")
 
 
 class State(NamedTuple, Generic[Leaf]):
-    """``weights`` are trained; ``buffers`` are weights without a gradient; ``first`` and ``second`` are the moments of ``weights``.
+    """``weights`` are trained; ``buffers`` are weights without a gradient; ``kept``: what the optimizer keeps for ``weights``, and
+    their average, by prefix; ``shared``: its other state, by the name in a checkpoint.
 
     Each is a mapping from the table's names to arrays, layers stacked along the leading dim. ``step``: int32 scalar,
     the number of steps done.
@@ -28,9 +31,19 @@ class State(NamedTuple, Generic[Leaf]):
 
     weights: Mapping[str, Leaf]
     buffers: Mapping[str, Leaf]
-    first: Mapping[str, Leaf]
-    second: Mapping[str, Leaf]
+    kept: Mapping[str, Mapping[str, Leaf]]
+    shared: Mapping[str, Leaf]
     step: Leaf
+
+    @property
+    def first(self) -> Mapping[str, Leaf]:
+        """AdamW's first moments."""
+        return self.kept[FIRST]
+
+    @property
+    def second(self) -> Mapping[str, Leaf]:
+        """AdamW's second moments."""
+        return self.kept[SECOND]
 
 
 class Tensor(NamedTuple):
@@ -49,27 +62,24 @@ class Tensor(NamedTuple):
 def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     """Every array of a plan's state except the step, weights first, by their names in a checkpoint."""
     shardings = weight_shardings(plan, mesh)
-    frozen = frozen_names(plan)
-    moments = jnp.dtype(plan.request.moments_dtype)
-    rows = [
-        Tensor(w.name, w.name, w.stacked_shape, jnp.dtype(w.dtype), shardings[w.name], w.stacked_saved_shape)
+    rows = {
+        w.name: Tensor(w.name, w.name, w.stacked_shape, jnp.dtype(w.dtype), shardings[w.name], w.stacked_saved_shape)
         for w in plan.weights
-    ]
-    for prefix in (FIRST, SECOND):
-        rows += [
-            row._replace(name=prefix + row.name, dtype=moments)
-            for row in rows[: len(plan.weights)]
-            if row.name not in frozen
-        ]
-    return tuple(rows)
+    }
+    kept = [rows[one.weight]._replace(name=one.name, dtype=jnp.dtype(one.dtype)) for one in kept_tensors(plan)]
+    return (*rows.values(), *kept)
 
 
 Read = Callable[[Tensor, Sequence[Box]], Sequence[np.ndarray]]
 """``read(tensor, boxes)``: the elements of several boxes of a tensor of the state."""
 
 
-def make_state(plan: Plan, mesh: Mesh, read: Read, step: int) -> State[jax.Array]:
-    """The state whose boxes are those that ``read`` returns; each device's own boxes are read, and no others."""
+def make_state(
+    plan: Plan, mesh: Mesh, read: Read, step: int, shared: Mapping[str, np.ndarray] | None = None
+) -> State[jax.Array]:
+    """The state whose boxes are those that ``read`` returns; each device's own boxes are read, and no others.
+
+    ``shared``: state of the optimizer; None before the first step, where an optimizer of optax also makes what it keeps."""
 
     def place(tensor: Tensor) -> jax.Array:
         indices = tensor.sharding.addressable_devices_indices_map(tensor.shape).values()
@@ -80,7 +90,32 @@ def make_state(plan: Plan, mesh: Mesh, read: Read, step: int) -> State[jax.Array
             tensor.shape, tensor.sharding, lambda index: known[box_of(index or (), tensor.shape)]
         )
 
-    return assemble(plan, {tensor.name: place(tensor) for tensor in tensors_of(plan, mesh)}, replicated(step, mesh))
+    optimizer = plan.request.optimizer
+    starts = shared is None and is_own(optimizer)
+    tensors = tensors_of(plan, mesh)
+    rows = {one.name: place(one) for one in tensors if not (starts and one.name.startswith(OPTIMIZER))}
+    if not starts:
+        numbers = {name: replicated(value, mesh) for name, value in (shared or {}).items()}
+        return assemble(plan, rows, numbers, replicated(np.int32(step), mesh))
+    made, numbers = _initial(plan, mesh, rows)
+    return assemble(plan, {**rows, **made}, numbers, replicated(np.int32(step), mesh))
+
+
+def _initial(
+    plan: Plan, mesh: Mesh, rows: Mapping[str, jax.Array]
+) -> tuple[Mapping[str, jax.Array], Mapping[str, jax.Array]]:
+    """What an optimizer of optax keeps before the first step, by the names of a checkpoint, and its shared state."""
+    optimizer = plan.request.optimizer
+    frozen = frozen_names(plan)
+    weights = {w.name: rows[w.name] for w in plan.weights if w.name not in frozen}
+    places = {one.name: one.sharding for one in tensors_of(plan, mesh) if one.name.startswith(OPTIMIZER)}
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def made(weights: Mapping[str, jax.Array]) -> tuple[Mapping[str, jax.Array], Mapping[str, jax.Array]]:
+        kept, shared = initial(optimizer, weights)
+        return {prefix + name: array for prefix, arrays in kept.items() for name, array in arrays.items()}, shared
+
+    return jax.jit(made, out_shardings=(places, dict.fromkeys(optimizer.shared, everywhere)))(weights)
 
 
 def _padded(tensor: Tensor, boxes: Sequence[Box], read: Read) -> dict[Box, np.ndarray]:
@@ -116,19 +151,27 @@ def abstract_state(plan: Plan, mesh: Mesh) -> State[jax.ShapeDtypeStruct]:
     rows = {
         row.name: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=row.sharding) for row in tensors_of(plan, mesh)
     }
-    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
-    return assemble(plan, rows, step)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    shared = {
+        name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=everywhere)
+        for name, (shape, dtype) in plan.request.optimizer.shared.items()
+    }
+    return assemble(plan, rows, shared, step)
 
 
-def assemble(plan: Plan, rows: Mapping[str, Leaf], step: Leaf) -> State[Leaf]:
-    """A state from its arrays by the names of ``tensors_of``."""
+def assemble(plan: Plan, rows: Mapping[str, Leaf], shared: Mapping[str, Leaf], step: Leaf) -> State[Leaf]:
+    """A state from its arrays by the names of ``tensors_of``, and the optimizer's shared state."""
     frozen = frozen_names(plan)
     trained = [w.name for w in plan.weights if w.name not in frozen]
+    kept: dict[str, dict[str, Leaf]] = {one.prefix: {} for one in plan.request.kept}
+    for one in kept_tensors(plan):
+        kept[one.prefix][one.weight] = rows[one.name]
     return State(
         weights={name: rows[name] for name in trained},
         buffers={name: rows[name] for name in frozen},
-        first={name: rows[FIRST + name] for name in trained},
-        second={name: rows[SECOND + name] for name in trained},
+        kept=kept,
+        shared=dict(shared),
         step=step,
     )
 
@@ -138,8 +181,7 @@ def arrays_of(state: State[Leaf]) -> Mapping[str, Leaf]:
     return {
         **state.weights,
         **state.buffers,
-        **{FIRST + name: array for name, array in state.first.items()},
-        **{SECOND + name: array for name, array in state.second.items()},
+        **{prefix + name: array for prefix, kept in state.kept.items() for name, array in kept.items()},
     }
 
 
@@ -149,7 +191,7 @@ def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     return Box(tuple(start for start, _, _ in bounds), tuple(stop for _, stop, _ in bounds))
 
 
-def replicated(number: int, mesh: Mesh) -> jax.Array:
-    """An int32 scalar, replicated on every device."""
+def replicated(number: np.ndarray | np.generic, mesh: Mesh) -> jax.Array:
+    """A number or a small array, replicated on every device."""
     sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.make_array_from_callback((), sharding, lambda _: np.asarray(number, np.int32))
+    return jax.make_array_from_callback(number.shape, sharding, lambda _: np.asarray(number))

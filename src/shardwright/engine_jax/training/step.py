@@ -1,4 +1,4 @@
-"""One training step, built from the plan: loss, gradients, clipping, AdamW, and the routing bias.
+"""One training step, built from the plan: loss, gradients, clipping, the optimizer, and the routing bias.
 
 Batch arrays are int32 [rows, length] (``valid``: bool), sharded as the plan shards ``input.tokens``.
 
@@ -132,7 +132,9 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> jax.stages.
 
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         gradients = gradients_of(state.weights, state.buffers, batch)
-        after, norm = apply_gradients(state, gradients.by_weight, options, decayed)
+        after, norm = apply_gradients(
+            state, gradients.by_weight, options, decayed, optimizer=plan.request.optimizer, average=plan.request.average
+        )
         buffers = {name: _updated_bias(plan, name, buffer, gradients.counts) for name, buffer in state.buffers.items()}
         lost = {
             name: sum((jnp.sum(getattr(counts, name)) for counts in gradients.counts.values()), jnp.int32(0))

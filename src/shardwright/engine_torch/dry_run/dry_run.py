@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shardwright.core.boxes.boxes import shard_box
+from shardwright.core.model.optimizer import AVERAGE
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
@@ -37,7 +38,7 @@ FIELDS = ("tokens", "positions", "segments", "targets")
 class DryRun:
     """What rank 0 does in a step: its collectives, and how often each; its bytes at rest, and its peak memory.
 
-    ``peak_bytes``: weights, gradients, moments, the batch and all activations, without what an allocator or a
+    ``peak_bytes``: weights, gradients, moments, averages, the batch and all activations, without what an allocator or a
     kernel needs in addition. ``even``: all experts were assumed to get the same number of rows. ``whole_scores``: attention
     held the scores of all queries and keys, as PyTorch does on a CPU where value heads and key heads differ in width.
     """
@@ -46,6 +47,7 @@ class DryRun:
     weights_bytes: int
     gradients_bytes: int
     moments_bytes: int
+    average_bytes: int
     batch_bytes: int
     peak_bytes: int
     even: bool
@@ -95,12 +97,14 @@ def _run(plan: Plan) -> DryRun:
         gradients, norm = changed(state, batch, options, decayed_names(plan))
         by_key = list(gradients.by_key.values())
         del norm
-    moments = [*state.first.values(), *state.second.values()]
+    kept = {prefix: _bytes(arrays.values()) for prefix, arrays in state.kept.items()}
+    averages = kept.pop(AVERAGE.prefix, 0)
     return DryRun(
         collectives=tuple(counting.counted.items()),
         weights_bytes=_bytes(weights) + _bytes(model.frozen.values()),
         gradients_bytes=_bytes(by_key),
-        moments_bytes=_bytes(moments),
+        moments_bytes=sum(kept.values()),
+        average_bytes=averages,
         batch_bytes=_bytes(batch.values()),
         peak_bytes=counting.held.peak,
         even=any(stack.experts for stack in plan.request.table.architecture.stacks),
@@ -109,10 +113,10 @@ def _run(plan: Plan) -> DryRun:
 
 
 def _state(model: Model) -> State:
-    state, moments = State(model, 0), torch_dtype(model.plan.request.moments_dtype)
-    for key, parameter in model.parameters().items():
-        for kept in (state.first, state.second):
-            kept[key] = torch.zeros(local_of(parameter).shape, dtype=moments)
+    state = State(model, 0)
+    for kept in model.plan.request.kept:
+        for key, parameter in model.parameters().items():
+            state.kept[kept.prefix][key] = torch.zeros(local_of(parameter).shape, dtype=torch_dtype(str(kept.dtype)))
     for row in model.plan.weights:
         if model.plan.request.table.weight(row.name).frozen:
             shape = row.shape if row.stack is None else (row.num, *row.shape)

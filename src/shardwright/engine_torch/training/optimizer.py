@@ -1,7 +1,5 @@
-"""AdamW with warm-up, cosine decay and clipping by the global norm, on a rank's local shards.
-
-The formulas are those of the JAX engine, in the same order: a weight's update is the rate times (the first moment over the
-root of the second, both bias-corrected, plus the decay times the weight).
+"""Clipping by the global norm, an optimizer by name, warm-up and cosine decay of its rate, and the average of the weights, on a
+rank's local shards. The formulas are those of the JAX engine, in the same order.
 """
 
 from __future__ import annotations
@@ -12,13 +10,26 @@ import torch
 import torch.distributed as dist
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.optimizer import ADAMW, AVERAGE, Optimizer
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.mesh import Ranks
-from shardwright.training.optimizer import BETA_1, BETA_2, EPSILON, OptimizerOptions, learning_rate
+from shardwright.engine_torch.training.named_optimizer import change
+from shardwright.training.arithmetic import Arithmetic
+from shardwright.training.optimizer import OptimizerOptions, average_share, learning_rate
+from shardwright.training.optimizers import OPTIMIZERS, is_own
 
 Shards = Mapping[str, torch.Tensor]
 TINY = 1e-30
 """The smallest norm that is divided by."""
+
+OF_TENSORS = Arithmetic(
+    cos=torch.cos,
+    least=torch.minimum,
+    most=torch.maximum,
+    root=torch.sqrt,
+    sign=torch.sign,
+    exp_less_one=torch.expm1,
+)
 
 
 def global_norm(gradients: Shards, sharded_by: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
@@ -42,26 +53,54 @@ def global_norm(gradients: Shards, sharded_by: Mapping[str, tuple[str, ...]], me
 def apply_gradients(
     weights: Shards,
     gradients: Shards,
-    first: Shards,
-    second: Shards,
+    kept: Mapping[str, dict[str, torch.Tensor]],
     *,
     step: int,
     norm: torch.Tensor,
     options: OptimizerOptions,
     decayed: Collection[str],
+    optimizer: Optimizer = ADAMW,
+    shared: dict[str, torch.Tensor] | None = None,
+    average: float | None = None,
 ) -> None:
-    """One step, in place. ``step``: the number of steps done. Moments and weights keep their own dtypes."""
+    """One step, in place. ``step``: the number of steps done. ``kept``: by prefix. It and the weights keep their own dtypes.
+
+    ``shared``: other state of an optimizer of PyTorch. ``average``: how much of the average of the weights a step leaves.
+    """
     factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
     rate, count = learning_rate(options, step), step + 1
-    correction_1, correction_2 = 1 - BETA_1**count, 1 - BETA_2**count
+    if is_own(optimizer):
+        for key in decayed:
+            weights[key].mul_(1 - rate * options.weight_decay)
+        clipped = {key: gradient * factor for key, gradient in gradients.items()}
+        change(optimizer, weights, clipped, kept, {} if shared is None else shared, rate)
+    else:
+        _update(weights, gradients, kept, factor, rate, count, options, decayed, optimizer)
+    if average is not None:
+        for key, mean in kept[AVERAGE.prefix].items():
+            mean += average_share(average, count) * (weights[key].to(mean.dtype) - mean)
+
+
+def _update(
+    weights: Shards,
+    gradients: Shards,
+    kept: Mapping[str, Shards],
+    factor: torch.Tensor,
+    rate: float,
+    count: int,
+    options: OptimizerOptions,
+    decayed: Collection[str],
+    optimizer: Optimizer,
+) -> None:
+    """One step by a formula of ``training/optimizers.py``: ``factor`` clips gradients, ``count`` has this step."""
+    formula = OPTIMIZERS[optimizer.name].formula
     for key, weight in weights.items():
         gradient = gradients[key].to(computed("clipping", gradients[key].dtype)) * factor
-        wide = computed("moments", first[key].dtype)
-        mu = first[key].to(wide) * BETA_1 + gradient * (1 - BETA_1)
-        nu = second[key].to(wide) * BETA_2 + gradient.square() * (1 - BETA_2)
-        update = (mu / correction_1) / ((nu / correction_2).sqrt() + EPSILON)
+        own = {one.prefix: kept[one.prefix][key] for one in optimizer.kept}
+        wide = {prefix: array.to(computed("moments", array.dtype)) for prefix, array in own.items()}
+        update, after = formula(gradient, wide, count, optimizer.constants, OF_TENSORS)
         if key in decayed:
             update = update + options.weight_decay * weight.to(update.dtype)
         weight.copy_(weight.to(computed("update", weight.dtype)) - rate * update)
-        first[key].copy_(mu)
-        second[key].copy_(nu)
+        for prefix, array in own.items():
+            array.copy_(after[prefix])

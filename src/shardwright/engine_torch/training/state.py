@@ -1,4 +1,4 @@
-"""The state of a run between steps on one rank: weights, their moments, buffers and the step number.
+"""The state of a run between steps on one rank: weights, what the optimizer keeps for them, buffers and the step number.
 
 Everything is made, read and saved in boxes of the table's dims, however PyTorch stores it (``core/boxes/stored.py``).
 """
@@ -6,6 +6,7 @@ Everything is made, read and saved in boxes of the table's dims, however PyTorch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -24,7 +25,8 @@ from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.init import box_values
 from shardwright.runs import Weights
-from shardwright.training.optimizer import FIRST, SECOND
+from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors
+from shardwright.training.optimizers import OPTIMIZER, is_own
 from shardwright.training.published import KEPT
 
 Read = Callable[[str, Sequence[Box]], Sequence[torch.Tensor]]
@@ -34,22 +36,43 @@ SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class State:
-    """What a step changes in place. ``first`` and ``second``: the moments of each parameter, by its key, sharded as it is at rest.
+    """What a step changes in place. ``kept``: what the optimizer keeps for each parameter, and its average, by prefix and by the
+    parameter's key, sharded as it is at rest.
 
-    ``step``: the number of steps done. Buffers are the model's.
+    ``shared``: other state of an optimizer of PyTorch, as a count of steps, by its name in a checkpoint. Such an optimizer keeps nothing before
+    its first step. ``step``: the number of steps done. Buffers are the model's.
     """
 
     def __init__(self, model: Model, step: int) -> None:
         self.model, self.step = model, step
-        self.first: dict[str, torch.Tensor] = {}
-        self.second: dict[str, torch.Tensor] = {}
+        self.kept: dict[str, dict[str, torch.Tensor]] = {one.prefix: {} for one in model.plan.request.kept}
+        self.shared: dict[str, torch.Tensor] = {}
+
+    @property
+    def first(self) -> dict[str, torch.Tensor]:
+        """AdamW's first moments."""
+        return self.kept[FIRST]
+
+    @property
+    def second(self) -> dict[str, torch.Tensor]:
+        """AdamW's second moments."""
+        return self.kept[SECOND]
 
 
 def make_state(model: Model, read: Read, step: int) -> State:
     """The state whose boxes are those that ``read`` returns; each rank reads its own boxes, and no others."""
     plan, ranks = model.plan, model.ranks
-    moments = torch_dtype(plan.request.moments_dtype)
     state = State(model, step)
+    starts = step == 0 and is_own(plan.request.optimizer)
+    kept = {
+        (one.prefix, one.weight): torch_dtype(one.dtype)
+        for one in kept_tensors(plan)
+        if not (starts and one.prefix.startswith(OPTIMIZER))
+    }
+    if not starts:
+        state.shared = {
+            name: read(name, [Box.whole(shape)])[0] for name, (shape, _) in plan.request.optimizer.shared.items()
+        }
     # All layers of a weight at once: a checkpoint may store them as one box.
     layers: dict[str, list[tuple[WeightOfLayer, torch.Tensor]]] = {}
     for one, parameter in _each(model):
@@ -57,10 +80,11 @@ def make_state(model: Model, read: Read, step: int) -> State:
     for name, found in layers.items():
         with torch.no_grad():
             _fill(plan, name, found, ranks, read)
-        for prefix, into in ((FIRST, state.first), (SECOND, state.second)):
-            made = [(one, torch.empty(local.shape, dtype=moments, device=ranks.device)) for one, local in found]
-            _fill(plan, prefix + name, made, ranks, read)
-            into.update((one.key, local) for one, local in made)
+        for prefix, into in state.kept.items():
+            if (dtype := kept.get((prefix, name))) is not None:
+                made = [(one, torch.empty(local.shape, dtype=dtype, device=ranks.device)) for one, local in found]
+                _fill(plan, prefix + name, made, ranks, read)
+                into.update((one.key, local) for one, local in made)
     for row in _frozen(plan):
         [values] = read(row.name, [Box.whole(_shape_at_rest(plan, row.name))])
         model.frozen[row.name] = values.to(ranks.device)
@@ -72,7 +96,7 @@ def initial_state(model: Model, seed: int) -> State:
     table = model.plan.request.table
 
     def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
-        if name.startswith((FIRST, SECOND)):
+        if name.startswith(STATE):
             return [torch.zeros(box.shape) for box in boxes]
         weight, dtype = table.weight(name), torch_dtype(model.plan.by_name[name].dtype)
         return [torch.from_numpy(box_values(weight, seed, box)).to(dtype) for box in boxes]
@@ -88,7 +112,7 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
     infos = {info.name: info for info in tensors_of(model.plan)}
-    unread = (FIRST, SECOND, KEPT) if weights_only else ()
+    unread = (*STATE, KEPT) if weights_only else ()
     wanted = {
         name: (info.shape, info.dtype) for name, info in infos.items() if not (unread and name.startswith(unread))
     }
@@ -107,18 +131,16 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
 
 def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
     """Every tensor of a plan's state as a checkpoint stores it, in the table's dims, weights first."""
-    frozen = {row.name for row in _frozen(plan)}
-    rows = [
-        TensorInfo(name=row.name, shape=_shape_at_rest(plan, row.name), dtype=row.dtype, spec=str(row.at_rest))
+    rows = {
+        row.name: TensorInfo(
+            name=row.name, shape=_shape_at_rest(plan, row.name), dtype=row.dtype, spec=str(row.at_rest)
+        )
         for row in plan.weights
-    ]
-    moments = [
-        TensorInfo(name=prefix + row.name, shape=row.shape, dtype=plan.request.moments_dtype, spec=row.spec)
-        for prefix in (FIRST, SECOND)
-        for row in rows
-        if row.name not in frozen
-    ]
-    return (*rows, *moments)
+    }
+    kept = (replace(rows[one.weight], name=one.name, dtype=one.dtype) for one in kept_tensors(plan))
+    own = plan.request.optimizer.shared
+    shared = (TensorInfo(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in own.items())
+    return (*rows.values(), *kept, *shared)
 
 
 def boxes_of(state: State) -> Iterator[OwnedBox]:
@@ -131,7 +153,8 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
     for one, parameter in _each(model):
         if not saves(one.at_rest, plan.mesh, ranks.rank):
             continue
-        arrays = {"": local_of(parameter), FIRST: state.first[one.key], SECOND: state.second[one.key]}
+        kept = {prefix: arrays[one.key] for prefix, arrays in state.kept.items() if one.key in arrays}
+        arrays = {"": local_of(parameter), **kept}
         for prefix, array in arrays.items():
             for table_box in _table_boxes(plan, one, ranks):
                 yield OwnedBox(
@@ -139,6 +162,9 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
                     box=_of_layer(table_box.box, one),
                     array=partial(_on_host, array, table_box, _of_layer(table_box.box, one)),
                 )
+    if ranks.rank == 0:
+        for name, value in state.shared.items():
+            yield OwnedBox(name=name, box=Box.whole(tuple(value.shape)), array=partial(_bits, value))
     for row in _frozen(plan):
         assert row.at_rest is not None
         if saves(row.at_rest, plan.mesh, ranks.rank):
@@ -149,7 +175,7 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
 def _fill(
     plan: Plan, name: str, layers: Sequence[tuple[WeightOfLayer, torch.Tensor]], ranks: Ranks, read: Read
 ) -> None:
-    """Fills a rank's local shards of all layers of a weight or of a moment from their boxes in the table's dims."""
+    """Fills a rank's local shards of all layers of a weight or of what is kept for it from their boxes in the table's dims."""
     places = [(one, local, box) for one, local in layers for box in _table_boxes(plan, one, ranks)]
     values = read(name, [_of_layer(box.box, one) for one, _, box in places])
     # Padding is in no box: it is zero.

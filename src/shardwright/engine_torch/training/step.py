@@ -1,4 +1,4 @@
-"""One training step of a rank: loss, gradients, clipping, AdamW, and the routing bias.
+"""One training step of a rank: loss, gradients, clipping, the optimizer, and the routing bias.
 
 Gradients are summed over all tokens of the global step and divided once, by their count, so neither microbatches nor ranks
 change a result. ``fully_shard`` sums the gradients of its weights: it reduce-scatters in every microbatch, and all-reduces over
@@ -108,12 +108,14 @@ def changed(
     apply_gradients(
         {key: local_of(one) for key, one in model.parameters().items()},
         gradients.by_key,
-        state.first,
-        state.second,
+        state.kept,
         step=state.step,
         norm=norm,
         options=options,
         decayed={one.key for one in model.weights if one.weight in decayed},
+        optimizer=model.plan.request.optimizer,
+        shared=state.shared,
+        average=model.plan.request.average,
     )
     for name, bias_ZE in model.frozen.items():
         stack = model.plan.by_name[name].stack

@@ -27,6 +27,7 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
             ("weights", predicted.weights_bytes),
             ("gradients", predicted.gradients_bytes),
             ("optimizer", predicted.optimizer_bytes),
+            *([("average", predicted.average_bytes)] if predicted.average_bytes else []),
             ("activations, estimated", predicted.activations_bytes),
             ("total", total),
         ],

@@ -61,6 +61,11 @@ def exported_view(exported: Exported) -> View:
         if exported.missing_prediction:
             layers = several(exported.missing_prediction, "layer")
             lines.append(("left out", f"{layers} for multi-token prediction: the checkpoint does not hold them"))
+        if exported.average:
+            lines.insert(3, ("", "the average of the weights"))
+        if exported.averages:
+            averages = several(exported.averages, "tensor")
+            lines.append(("left out", f"{averages} of the average of the weights: --average exports it instead"))
         if exported.moments:
             lines.append(("left out", f"{several(exported.moments, 'tensor')} of the optimizer"))
         return _headed(f"exported to {exported.folder}", lines)

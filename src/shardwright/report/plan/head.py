@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.plan.plan import Plan
 from shardwright.report.text.columns import INDENT
 from shardwright.report.text.notation_text import AxisColors
@@ -25,6 +26,7 @@ def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> Renderabl
         ("mesh", _mesh(plan, colors)),
         ("step", Text(_step(plan))),
         ("computation", Text(_computation(plan))),
+        ("optimizer", Text(_optimizer(plan))),
         ("movement", Text(_movement(plan))),
         ("groups", _groups(plan, colors)),
     ]
@@ -67,6 +69,14 @@ def _computation(plan: Plan) -> str:
         f"{request.engine}, {request.dtype}; weights {request.weights_dtype}, "
         f"moments {request.moments_dtype}; recomputed: {request.remat}"
     )
+
+
+def _optimizer(plan: Plan) -> str:
+    """Where it is another than AdamW with its own constants, or the weights are averaged."""
+    optimizer, average = plan.request.optimizer, plan.request.average
+    if optimizer == ADAMW and average is None:
+        return ""
+    return optimizer.text + ("" if average is None else f"; average of the weights {average!r}")
 
 
 def _movement(plan: Plan) -> str:

@@ -23,6 +23,7 @@ def memory_table(plan: Plan, width: int) -> RenderableType:
         ("weights", memory.weights_bytes, ""),
         ("gradients", memory.gradients_bytes, ""),
         ("optimizer", memory.optimizer_bytes, ""),
+        *([("average", memory.average_bytes, "")] if memory.average_bytes else []),
         ("activations, estimated", memory.activations_bytes, ""),
         ("total", total, ""),
     ]

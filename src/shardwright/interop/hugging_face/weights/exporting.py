@@ -13,6 +13,7 @@ from shardwright.checkpoint import Checkpoint, CheckpointError, open_newest
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.architecture import differences_of_weights
+from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
 from shardwright.files.replaced import replace_text
 from shardwright.interop.hugging_face.weights.config_text import exported_config
 from shardwright.interop.hugging_face.weights.files.casting import FLOATS, cast
@@ -23,7 +24,8 @@ from shardwright.interop.hugging_face.weights.mapping import PublishedTensor, pu
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
 from shardwright.interop.hugging_face.weights.new_folder import new_folder, require_new
 from shardwright.interop.hugging_face.weights.shards import shards_of, written
-from shardwright.training.optimizer import FIRST, SECOND
+from shardwright.training.optimizer import owner_of
+from shardwright.training.optimizers import OPTIMIZER
 from shardwright.training.published import KEPT, OTHER_FILES, TOKENIZER_FILES, copied, found, published_folder
 
 MAX_FILE_BYTES = 5_000_000_000
@@ -33,7 +35,7 @@ MAX_FILE_BYTES = 5_000_000_000
 class WeightsExport:
     """What to export. ``directory``: one step's, or that of a run, whose newest step is taken. ``dtype`` None: as stored.
 
-    ``prediction_layers``: another checkpoint, whose layers for multi-token prediction are written beside the weights.
+    ``average``: export the average of the weights in their place. ``prediction_layers``: another checkpoint, whose layers for multi-token prediction are written beside the weights.
     """
 
     directory: Path
@@ -42,13 +44,15 @@ class WeightsExport:
     model: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
+    average: bool = False
     prediction_layers: Path | None = None
     max_file_bytes: int = MAX_FILE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A folder that was written. ``moments``: the tensors of the optimizer that the checkpoint has and no folder holds.
+    """A folder that was written. ``moments``: the tensors of the optimizer that the checkpoint has and no folder holds;
+    ``averages``: those of the average of the weights, where it is left out too. ``average``: whether it was exported.
 
     ``config_changes``: how its configuration differs from the one that was given, one phrase each. ``kept``: the names of
     tensors that are no weights of the model, and were kept beside them; ``missing_prediction``: how many layers for multi-token
@@ -62,6 +66,8 @@ class Exported:
     num_tensors: int
     num_bytes: int
     moments: int
+    averages: int
+    average: bool
     config_changes: tuple[str, ...]
     kept: tuple[str, ...]
     missing_prediction: int
@@ -79,6 +85,8 @@ class Exported:
             "config": self.model.config is not None,
             "config_changes": list(self.config_changes),
             "moments_left_out": self.moments,
+            "averages_left_out": self.averages,
+            "average": self.average,
             "kept": list(self.kept),
             "prediction_layers_left_out": self.missing_prediction,
             "files": list(self.files),
@@ -94,11 +102,12 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     require_new(request.to)
     checkpoint = open_newest(request.directory)
     model = model_of_checkpoint(checkpoint, request.config, request.model, request.settings)
-    moments = _check_fit(checkpoint, model)
+    moments, averages = _check_fit(checkpoint, model)
+    sources = _sources(checkpoint, model, average=request.average)
     beside = _beside(checkpoint, request.prediction_layers)
     kept = {name.removeprefix(KEPT): info for name, info in beside.tensors.items() if name.startswith(KEPT)}
     tensors = published_tensors(model.table, experts_form(checkpoint))
-    dtypes = {tensor.name: _dtype(checkpoint, tensor, request.dtype) for tensor in tensors}
+    dtypes = {tensor.name: _dtype(checkpoint, tensor, sources, request.dtype) for tensor in tensors}
     config, changes = None, ()
     if model.config is not None:
         trained = [dtypes[tensor.name] for tensor in tensors if not tensor.pieces[0].weight.frozen]
@@ -112,7 +121,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
         if config is not None:
             replace_text(folder / CONFIG, config)
         with copied(source, folder, files), written(folder, shards, every, dtypes) as elements:
-            _copy(checkpoint, beside, every, dtypes, elements, progress)
+            _copy(checkpoint, beside, every, sources, dtypes, elements, progress)
     return Exported(
         folder=request.to,
         directory=checkpoint.directory,
@@ -121,6 +130,8 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
         num_tensors=len(every),
         num_bytes=sum(shard.num_bytes for shard in shards),
         moments=moments,
+        averages=0 if request.average else averages,
+        average=request.average,
         config_changes=changes,
         kept=tuple(kept),
         missing_prediction=0 if kept else num_prediction_layers(model.config),
@@ -147,9 +158,31 @@ def _beside(checkpoint: Checkpoint, other: Path | None) -> Checkpoint:
     return beside
 
 
-def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
-    """The number of moments beside the weights. Raises CheckpointError unless the weights are those of the model."""
-    table, moments = model.table, 0
+def _sources(checkpoint: Checkpoint, model: KnownModel, *, average: bool) -> Mapping[str, str]:
+    """The tensor of the checkpoint that is exported as each weight. A weight that is not trained has no average.
+
+    Raises InputError where an average is wanted that the checkpoint does not have.
+    """
+    if not average:
+        return {weight.name: weight.name for weight in model.table.weights}
+    sources = {w.name: w.name if w.frozen else AVERAGE.prefix + w.name for w in model.table.weights}
+    if not any(name.startswith(AVERAGE.prefix) for name in checkpoint.tensors):
+        raise InputError(
+            f"--average: {checkpoint.directory} has no average of the weights. Leave --average out, or train with "
+            f"--average 0.999."
+        )
+    missing = [source for source in sources.values() if source not in checkpoint.tensors]
+    if missing:
+        raise CheckpointError(f"{checkpoint.directory}: '{missing[0]}' is missing.", code="SW504")
+    return sources
+
+
+def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> tuple[int, int]:
+    """The numbers of tensors of the optimizer and of the average beside the weights.
+
+    Raises CheckpointError unless the weights, and their averages, are those of the model.
+    """
+    table, moments, averages = model.table, 0, 0
     wanted: dict[str, tuple[Sequence[int], str]] = {}
     for weight in table.weights:
         stored = checkpoint.tensors.get(weight.name)
@@ -157,7 +190,10 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
     for name in checkpoint.tensors:
         if name.startswith(KEPT):
             wanted[name] = (checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype)
-        elif any(name.removeprefix(prefix) in wanted and name.startswith(prefix) for prefix in (FIRST, SECOND)):
+        elif name.startswith(AVERAGE.prefix) and owner_of(name) in wanted:
+            wanted[name] = (wanted[owner_of(name)][0], checkpoint.tensors[name].dtype)
+            averages += 1
+        elif name.startswith(OPTIMIZER) or (name.startswith((FIRST, SECOND)) and owner_of(name) in wanted):
             wanted[name] = (checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype)
             moments += 1
     try:
@@ -166,19 +202,19 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> int:
         message, *lines = error.message.split("\n")
         advice = f"The model was taken as {model.command}. Give another with --config, or with --model and --set."
         raise CheckpointError(message, lines=[*lines, advice], code=error.code) from None
-    floats = {name: dtype for name, (_, dtype) in wanted.items() if not name.startswith(KEPT)}
+    floats = {name: dtype for name, (_, dtype) in wanted.items() if not name.startswith((KEPT, OPTIMIZER))}
     other = next((name for name, dtype in floats.items() if dtype not in FLOATS), None)
     if other is not None:
         raise CheckpointError(
             f"{checkpoint.directory}: '{other}' is {floats[other]}, and one of {', '.join(FLOATS)} is needed.",
             code="SW504",
         )
-    return moments
+    return moments, averages
 
 
-def _dtype(checkpoint: Checkpoint, tensor: PublishedTensor, asked: str | None) -> str:
+def _dtype(checkpoint: Checkpoint, tensor: PublishedTensor, sources: Mapping[str, str], asked: str | None) -> str:
     """The dtype of a published tensor: as asked, except of frozen weights; without asking, as it is stored."""
-    stored = {piece.weight.name: checkpoint.tensors[piece.weight.name].dtype for piece in tensor.pieces}
+    stored = {piece.weight.name: checkpoint.tensors[sources[piece.weight.name]].dtype for piece in tensor.pieces}
     if asked is not None and not tensor.pieces[0].weight.frozen:
         return asked
     if len(set(stored.values())) > 1:
@@ -195,6 +231,7 @@ def _copy(
     checkpoint: Checkpoint,
     beside: Checkpoint,
     tensors: Sequence[PublishedTensor],
+    sources: Mapping[str, str],
     dtypes: Mapping[str, str],
     elements: Callable[[str], np.ndarray],
     progress: Progress,
@@ -204,8 +241,9 @@ def _copy(
     done = 0
     for tensor in tensors:
         for piece in tensor.pieces:
-            source = checkpoint.tensors[piece.weight.name].dtype
-            data = checkpoint.read_box(piece.weight.name, piece.box, raw=True).view(DTYPES[source].bits)
+            name = sources[piece.weight.name]
+            source = checkpoint.tensors[name].dtype
+            data = checkpoint.read_box(name, piece.box, raw=True).view(DTYPES[source].bits)
             target = piece.in_our_dims(elements(tensor.name)[piece.start : piece.start + piece.size])
             target[...] = cast(data, source, dtypes[tensor.name])
             done += target.nbytes
