@@ -82,8 +82,8 @@ def test_only_leftovers_of_this_folder_are_deleted(out: Path) -> None:
 
 
 def test_without_locks_the_file_must_be_deleted_by_hand(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwright.checkpoint.folder import new_folder
     from shardwright.checkpoint.folder.file_lock import LockHeldError
-    from shardwright.interop.hugging_face.weights import new_folder
 
     def held(_: Path) -> int:
         raise LockHeldError("process 7 on node3", by_lock=False)

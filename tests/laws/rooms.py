@@ -23,7 +23,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "checkpoint": ("format", "folder", "reading", "writing", ""),
     "runs": ("processes", "metrics", "", "own_program"),
     "engine_jax": (*ENGINE, "compile", "own_program", ""),
-    "engine_torch": (*ENGINE, "dry_run", "own_program", "dcp", ""),
+    "engine_torch": (*ENGINE, "dry_run", "own_program", "dcp", "dcp_folder", ""),
     "compiled": ("text", "reading", "agreement", "findings", ""),
     "interop": (
         "",

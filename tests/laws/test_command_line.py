@@ -84,8 +84,10 @@ OPTIONS = {
     "ckpt show": {"--for", "--mesh", "--devices", "--engine", "--model", "--set", "--json"},
     "ckpt reshard": {"--layout", "--out", "--mesh", "--devices", "--engine", "--model", "--set", "--json"},
     "ckpt verify": {"--json"},
-    "ckpt import": {"--out", "--model", "--set", "--dtype", "--keep-prediction-layers", "--json"},
-    "ckpt export": {
+    "ckpt import huggingface": {"--out", "--model", "--set", "--dtype", "--keep-prediction-layers", "--json"},
+    "ckpt import dcp": {*("--out", "--step", "--module", "--optimizer", "--leave-out", "--trust-pickle", "--json")},
+    "ckpt export dcp": {"--to", "--json"},
+    "ckpt export huggingface": {
         *(
             "--to",
             "--config",
@@ -111,13 +113,17 @@ ARGUMENTS = {
     "ckpt show": "DIR",
     "ckpt reshard": "DIR",
     "ckpt verify": "DIR",
-    "ckpt import": "huggingface FOLDER",
-    "ckpt export": "huggingface DIR",
+    "ckpt import huggingface": "FOLDER",
+    "ckpt import dcp": "FOLDER",
+    "ckpt export huggingface": "DIR",
+    "ckpt export dcp": "DIR --to FOLDER",
 }
 VERBS = {
     "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import", "export"},
     "import": {"maxtext", "torchtitan", "huggingface"},
     "ckpt": {"show", "verify", "reshard", "import", "export"},
+    "ckpt import": {"huggingface", "dcp"},
+    "ckpt export": {"huggingface", "dcp"},
 }
 
 

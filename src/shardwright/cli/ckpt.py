@@ -6,11 +6,14 @@ import sys
 from importlib import import_module
 
 from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ImportDcpVerb
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.values import settings
 from shardwright.cli.typed.verbs import (
     CkptVerb,
+    ExportFolderVerb,
     ExportWeightsVerb,
+    ImportFolderVerb,
     ImportWeightsVerb,
     LayoutOptions,
     ReshardVerb,
@@ -30,10 +33,32 @@ def run_ckpt(verb: CkptVerb) -> int:
             return run_verify(verb.verb)
         case ReshardVerb():
             return run_reshard(verb.verb)
+        case ImportFolderVerb():
+            return run_import_folder(verb.verb)
+        case ExportFolderVerb():
+            return run_export_folder(verb.verb)
+
+
+def run_import_folder(verb: ImportFolderVerb) -> int:
+    """Make a checkpoint of a folder of another program."""
+    match verb.verb:
         case ImportWeightsVerb():
             return run_import_weights(verb.verb)
+        case ImportDcpVerb():
+            from shardwright.cli.running.folders import run_import_dcp
+
+            return run_import_dcp(verb.verb)
+
+
+def run_export_folder(verb: ExportFolderVerb) -> int:
+    """Write a folder of another program."""
+    match verb.verb:
         case ExportWeightsVerb():
             return run_export_weights(verb.verb)
+        case ExportDcpVerb():
+            from shardwright.cli.running.folders import run_export_dcp
+
+            return run_export_dcp(verb.verb)
 
 
 def run_show(verb: ShowVerb) -> int:

@@ -2,6 +2,7 @@
 
 options.py  the options of a plan and of a run, as data
 verbs.py    every verb with its arguments and options
+folder_verbs.py  `ckpt import` and `ckpt export` of folders of other programs
 values.py   the value of one option: `fsdp=2,expert=4`
 request.py  from the options to a request
 devices.py  the flag for simulated devices, set before JAX starts

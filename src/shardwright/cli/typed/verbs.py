@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
+from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ImportDcpVerb
 from shardwright.cli.typed.options import (
     Annotations,
     Count,
@@ -167,15 +168,10 @@ class VerifyVerb:
     """Print one JSON object on stdout."""
 
 
-Program = Annotated[Positional[Literal["huggingface"]], arg(metavar="huggingface", help_behavior_hint="")]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportWeightsVerb:
     """Make a checkpoint at step 0 of the weights in a model folder of Hugging Face. Nothing is written unless every tensor fits."""
 
-    source: Program
-    """The program that wrote the folder."""
     folder: Annotated[Positional[Path], arg(metavar="FOLDER", help_behavior_hint="")]
     """A folder with config.json and safetensors files."""
     out: Annotated[Path, arg(metavar="DIR")]
@@ -196,8 +192,6 @@ class ImportWeightsVerb:
 class ExportWeightsVerb:
     """Write the weights of a checkpoint as a model folder of Hugging Face, which transformers loads."""
 
-    source: Program
-    """The program that reads the folder."""
     directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
     """One step's directory, or a folder of them, whose newest step is taken."""
     to: Annotated[Path, arg(metavar="FOLDER")]
@@ -225,15 +219,29 @@ class ExportWeightsVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImportFolderVerb:
+    """Make a checkpoint of a folder of another program."""
+
+    verb: Annotated[ImportWeightsVerb, subcommand("huggingface")] | Annotated[ImportDcpVerb, subcommand("dcp")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFolderVerb:
+    """Write a checkpoint as a folder of another program."""
+
+    verb: Annotated[ExportWeightsVerb, subcommand("huggingface")] | Annotated[ExportDcpVerb, subcommand("dcp")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CkptVerb:
-    """Show a checkpoint, verify it, write it for another layout, or exchange weights with another program."""
+    """Show a checkpoint, verify it, write it for another layout, or exchange it with another program."""
 
     verb: (
         Annotated[ShowVerb, subcommand("show")]
         | Annotated[VerifyVerb, subcommand("verify")]
         | Annotated[ReshardVerb, subcommand("reshard")]
-        | Annotated[ImportWeightsVerb, subcommand("import")]
-        | Annotated[ExportWeightsVerb, subcommand("export")]
+        | Annotated[ImportFolderVerb, subcommand("import")]
+        | Annotated[ExportFolderVerb, subcommand("export")]
     )
 
 

@@ -18,7 +18,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax.own_program.leaves import held, is_array, is_key, leaves_of, made, shape_and_dtype
 from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
-from shardwright.runs.own_program.store import open_program, save_program, values_of
+from shardwright.runs.own_program.store import JAX, open_program, save_program, values_of
 
 LEAVES, KEYS = "leaves", "keys"
 WORDS = {"key": "a key of a generator", "array": "an array"}
@@ -50,7 +50,7 @@ def save(folder: Path | str, tree: Any, *, step: int, keep: int | None = None) -
         step=step,
         held=found.tensors,
         values={LEAVES: found.values, KEYS: found.keys},
-        framework="jax",
+        framework=JAX,
         name=type(tree).__name__,
         members=members,
         keep=keep,
@@ -108,10 +108,15 @@ def processes() -> Members:
     return Members(index=jax.process_index(), count=count, noun="process", gather=gather)
 
 
+def _values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The values and keys of a checkpoint. A state dict has values, and no keys of a generator."""
+    return {LEAVES: {}, KEYS: {}, **values_of(checkpoint, JAX, lambda values: {LEAVES: values})}
+
+
 def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, cast: bool) -> frozenset[str]:
     """The names to load, which fit."""
-    values = values_of(checkpoint)
-    saved: Mapping[str, Any] = values.get(LEAVES, {})
+    values = _values_of(checkpoint)
+    saved: Mapping[str, Any] = values[LEAVES]
     leaves = leaves_of(like)
     names = chosen(leaves, only)
     arrays = {name: leaf for name, leaf in leaves.items() if name in names and is_array(leaf)}
@@ -120,7 +125,7 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
     lines = misfits(checkpoint, wanted, cast=cast, partial=partial)
     lines += value_misfits(saved, [name for name in leaves if name in names and name not in arrays], partial=partial)
     for name, leaf in leaves.items():
-        if name in wanted and name in checkpoint.tensors and is_key(leaf) != (name in values.get(KEYS, {})):
+        if name in wanted and name in checkpoint.tensors and is_key(leaf) != (name in values[KEYS]):
             found, needed = ("array", "key") if is_key(leaf) else ("key", "array")
             lines.append(f"'{name}': found {WORDS[found]}, needed {WORDS[needed]}")
         if name in names and name in saved and name not in wanted and type(saved[name]) is not type(leaf):
@@ -135,7 +140,7 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
 
 
 def _read(checkpoint: Checkpoint, like: Any, names: frozenset[str]) -> list[Any]:
-    values = values_of(checkpoint)
+    values = _values_of(checkpoint)
 
     def leaf_of(name: str, leaf: Any) -> Any:
         if name not in names:

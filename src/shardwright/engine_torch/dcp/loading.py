@@ -22,12 +22,12 @@ from shardwright.checkpoint import Checkpoint
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.dcp.plan import Declared, declared, metadata_of, require_readable, tensors_in
-from shardwright.engine_torch.dcp.saving import FRAMEWORK, step_in
+from shardwright.engine_torch.dcp.saving import step_in
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.shards import Shards, boxes_of, tensor_of
 from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import alone
-from shardwright.runs.own_program.store import PROGRAM, VALUES, open_program
+from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES, open_program
 from shardwright.runs.own_program.values import decoded, names_of
 
 
@@ -171,7 +171,7 @@ def _saved_values(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The JSON values of a checkpoint that DCP's calls have saved; none of any other."""
     metadata = checkpoint.point.metadata
     values = metadata.get(VALUES)
-    return values if metadata.get(PROGRAM) == FRAMEWORK and isinstance(values, dict) else {}
+    return values if metadata.get(PROGRAM) == STATE_DICT and isinstance(values, dict) else {}
 
 
 def _value_item(name: str) -> ReadItem:

@@ -44,11 +44,8 @@ from shardwright.engine_torch.own_program.shards import Shards, boxes_of, raw_of
 from shardwright.runs.own_program.held import HeldShard, digest, read
 from shardwright.runs.own_program.members import alone
 from shardwright.runs.own_program.replicas import refusal
-from shardwright.runs.own_program.store import PROGRAM, VALUES
+from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES
 from shardwright.runs.own_program.values import encoded
-
-FRAMEWORK = "dcp"
-"""What ``PROGRAM`` is in the metadata of a checkpoint that DCP's calls have saved."""
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -187,7 +184,7 @@ class StorageWriter(storage.StorageWriter):
                 layout_name="none",
                 layout_text="",
                 mesh={},
-                metadata={PROGRAM: FRAMEWORK, VALUES: metadata.planner_data},
+                metadata={PROGRAM: STATE_DICT, VALUES: metadata.planner_data},
             )
             commit(self._save, point, num_processes=len(results), keep=self._keep)
         finally:

@@ -81,7 +81,8 @@ def new_moments(
     state in the checkpoint keeps what it has. Raises InputError for another kind of
     optimizer, CheckpointError for a parameter that the checkpoint has no state of.
     """
-    if values["type"] != type(optimizer).__name__:
+    # A folder of another program that was imported does not say which optimizer it is.
+    if values["type"] is not None and values["type"] != type(optimizer).__name__:
         raise InputError(
             f"the checkpoint has the state of {values['type']}, and this optimizer is {type(optimizer).__name__}. Load the "
             f"module only, without an optimizer."

@@ -19,7 +19,7 @@ from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages,
 from shardwright.engine_torch.own_program.shards import Shards, fill, held, readings, shards_of
 from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
-from shardwright.runs.own_program.store import open_program, save_program, values_of
+from shardwright.runs.own_program.store import TORCH, open_program, save_program, values_of
 from shardwright.runs.own_program.values import Reference, encoded
 
 Averages = nn.Module | Mapping[str, torch.Tensor]
@@ -92,7 +92,7 @@ def save(
         step=step,
         held=[held(one, read_as.get(one.name)) for one in shards],
         values=found,
-        framework="torch",
+        framework=TORCH,
         name=type(module).__name__,
         members=members,
         keep=keep,
@@ -156,6 +156,11 @@ def members_of(group: dist.ProcessGroup | None) -> Members:
     return Members(index=index, count=count, noun="rank", gather=gather)
 
 
+def _values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The values of a checkpoint. Those of a state dict may be extra state of the module, and are the caller's too."""
+    return values_of(checkpoint, TORCH, lambda values: {"module": values, "own": values})
+
+
 def _compared(
     checkpoint: Checkpoint,
     module: nn.Module,
@@ -165,7 +170,7 @@ def _compared(
     *,
     cast: bool,
 ) -> _Job:
-    named, average, values = named_in(module), named_averages(averages), values_of(checkpoint)
+    named, average, values = named_in(module), named_averages(averages), _values_of(checkpoint)
     saved = values.get("optimizer")
     if optimizer is not None and saved is None:
         raise CheckpointError(

@@ -38,7 +38,7 @@ def imported_view(imported: Imported) -> View:
         for one in imported.left_out:
             lines.append(("left out", f"{several(len(one.names), 'tensor')} as '{one.names[0]}': {one.why}"))
         lines += _beside(imported.kept, imported.files)
-        drawn = _headed(f"imported to {imported.directory}", lines)
+        drawn = headed(f"imported to {imported.directory}", lines)
         return Group(drawn, *([findings_list(imported.findings, width)] if imported.findings else []))
 
     return view
@@ -68,7 +68,7 @@ def exported_view(exported: Exported) -> View:
             lines.append(("left out", f"{averages} of the average of the weights: --average exports it instead"))
         if exported.moments:
             lines.append(("left out", f"{several(exported.moments, 'tensor')} of the optimizer"))
-        return _headed(f"exported to {exported.folder}", lines)
+        return headed(f"exported to {exported.folder}", lines)
 
     return view
 
@@ -103,7 +103,8 @@ def weights_progress(doing: str) -> Iterator[Callable[[int, int], None]]:
         yield moved
 
 
-def _headed(heading: str, lines: Sequence[tuple[str, str]]) -> RenderableType:
+def headed(heading: str, lines: Sequence[tuple[str, str]]) -> RenderableType:
+    """A heading, and lines of a label and a text."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim")
     for label, text in lines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from shardwright.runs.saving import save
 
 PROGRAM, VALUES = "program", "values"
 """The keys of a checkpoint's metadata that say which framework saved it, and hold its values."""
+TORCH, JAX, STATE_DICT = "torch", "jax", "dcp"
+"""The frameworks: of a module, of a pytree, and of a state dict that ``torch.distributed.checkpoint`` has saved."""
 
 
 def save_program(
@@ -70,16 +72,25 @@ def open_program(folder: Path | str, step: int | None, members: Members) -> Chec
     return members.here("opening the checkpoint", lambda: open_checkpoint(directory))
 
 
-def values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The values of a checkpoint of a user's own program."""
+def values_of(
+    checkpoint: Checkpoint, framework: str, of_state_dict: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """The values of a checkpoint that a program of ``framework`` saved, decoded.
+
+    ``of_state_dict``: makes them of the values of a state dict by their flattened names, which ``torch.distributed.checkpoint``
+    has saved. Those of another framework are none of a program of this one: only tensors have names in both.
+    """
     found = checkpoint.point.metadata.get(VALUES)
-    if PROGRAM not in checkpoint.point.metadata or not isinstance(found, dict):
+    saved_by = checkpoint.point.metadata.get(PROGRAM)
+    if saved_by is None or not isinstance(found, dict):
         raise CheckpointError(
             f"{checkpoint.directory}: it has no values of a program of your own: a run of shardwright train saved it, or an import. "
             f"Its tensors can be read with shardwright.checkpoint.open_checkpoint.",
             code="SW504",
         )
-    return decoded(found)
+    if saved_by == framework:
+        return decoded(found)
+    return of_state_dict(decoded(found) if saved_by == STATE_DICT else {})
 
 
 def _by_name(held: Sequence[HeldTensor]) -> Mapping[str, HeldTensor]:

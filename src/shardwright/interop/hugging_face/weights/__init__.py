@@ -7,7 +7,6 @@ model.py        the model of a folder or of a checkpoint
 beside.py       the tokenizer and other files beside the weights
 importing.py    from a folder to a checkpoint
 direct.py       a folder as the weights that a run begins with
-new_folder.py   a new folder, which gets its name when it is complete
 shards.py       the files of an exported folder, written in place
 config_text.py  the configuration of an exported folder
 exporting.py    from a checkpoint to a folder

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, open_newest
+from shardwright.checkpoint.folder.new_folder import new_folder, require_new
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.architecture import differences_of_weights
@@ -22,7 +23,6 @@ from shardwright.interop.hugging_face.weights.fitting import num_prediction_laye
 from shardwright.interop.hugging_face.weights.importing import Progress, unseen
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor, published_tensors, stored_shape
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
-from shardwright.interop.hugging_face.weights.new_folder import new_folder, require_new
 from shardwright.interop.hugging_face.weights.shards import shards_of, written
 from shardwright.training.optimizer import owner_of
 from shardwright.training.optimizers import OPTIMIZER
