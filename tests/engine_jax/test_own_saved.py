@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.checkpoint import CheckpointError, DamagedError, verify
 from shardwright.core.findings.errors import InputError
-from shardwright.engine_jax import load, save
+from shardwright.engine_jax import Saver, load, save
 from tests.engine_jax.commands import directory_of, flip
 
 MESHES = {
@@ -112,6 +112,24 @@ def test_what_any_place_has_saved_is_loaded_in_any_other(folders: dict[int, Path
         loaded = load(folder, like)
         assert (loaded.step, loaded.kept) == (2, ())
         assert_same(loaded.tree, like)
+
+
+def test_arrays_may_be_donated_while_they_are_written(tmp_path: Path) -> None:
+    place = sharding(PLACES[2])
+    double = jax.jit(lambda array: array * 2, donate_argnums=0)
+    array = jax.device_put(np.arange(128, dtype=np.float32).reshape(8, 16), place)
+    with Saver(tmp_path, keep=2) as saver:
+        for step in (1, 2, 3):
+            saver.save({"w": array, "step": step}, step=step)
+            before, array = array, double(array)
+            assert before.is_deleted()
+    like = {"w": jax.ShapeDtypeStruct((8, 16), np.float32, sharding=place), "step": 0}
+    assert verify(tmp_path)["ok"]
+    for step, factor in ((2, 2), (3, 4)):
+        tree = load(tmp_path, like, step=step).tree
+        assert tree["step"] == step
+        np.testing.assert_array_equal(tree["w"], np.arange(128, dtype=np.float32).reshape(8, 16) * factor)
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2
 
 
 def test_each_element_is_stored_once(folders: dict[int, Path]) -> None:

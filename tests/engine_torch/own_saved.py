@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardwright.core.findings.errors import InputError
-from shardwright.engine_torch import load, save
+from shardwright.engine_torch import Saver, load, save
 
 Sharding = tuple[str, tuple[int, ...]]
 """The kind of sharding, and the sizes of its mesh."""
@@ -97,6 +97,19 @@ def cleared(module: nn.Module) -> nn.Module:
 def save_small(kind: str, sizes: tuple[int, ...], folder: str, step: int = 1) -> None:
     module = sharded(kind, sizes)
     save(folder, module, stepped(module), step=step, values={"next_row": 8})
+
+
+def save_small_in_background(kind: str, sizes: tuple[int, ...], folder: str) -> None:
+    """As ``save_small``; the module and its optimizer are changed while they are written."""
+    module = sharded(kind, sizes)
+    optimizer = stepped(module)
+    with Saver(folder) as saver:
+        saver.save(module, optimizer, step=1, values={"next_row": 8})
+        cleared(module)
+        for kept in optimizer.state.values():
+            for one in kept.values():
+                one.zero_()
+        saver.check()
 
 
 def load_small(kind: str, sizes: tuple[int, ...], folder: str) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import open_newest, verify
-from tests.engine_torch.own_saved import Sharding, load_small, numbered, save_small
+from tests.engine_torch.own_saved import Sharding, load_small, numbered, save_small, save_small_in_background
 from tests.engine_torch.ranks import Ranks
 from tests.matrix import some
 
@@ -53,3 +53,9 @@ def test_another_sharding_loads_what_was_saved(eight: Ranks, pair: tuple[Shardin
     of(eight, before[1]).run(save_small, *before, str(tmp_path))
     wrong = of(eight, after[1]).run(load_small, *after, str(tmp_path))
     assert wrong == [[]] * len(wrong)
+
+
+def test_a_module_is_saved_as_it_was_at_the_call(four: Ranks, tmp_path: Path) -> None:
+    four.run(save_small_in_background, "fsdp-tp", (2, 2), str(tmp_path))
+    assert verify(tmp_path)["ok"]
+    assert four.run(load_small, "fsdp", (4,), str(tmp_path)) == [[]] * 4

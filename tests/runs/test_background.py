@@ -236,5 +236,5 @@ def test_too_little_host_memory_is_one_error() -> None:
         HostCopies().of([OwnedBox(name=info.name, box=Box.whole(info.shape), array=call)])
     assert str(caught.value) == (
         "'w', box [0:1152921504606846976]: host memory has no 1,152,921,504,606,846,976 bytes for a copy of it. "
-        "Save without --async-checkpoints."
+        "Save without a copy: not asynchronously."
     )

@@ -14,7 +14,7 @@ from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.checkpoint.format.part import part_name
 from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.runs.metrics.records import RunError
-from shardwright.runs.processes.group import Group
+from shardwright.runs.processes.group import Exchanging
 from shardwright.runs.saving import all_or_none, begin_together, save
 from shardwright.training.options import Listener
 
@@ -29,7 +29,7 @@ class Saver:
     A context: it is left when the save in flight is complete, or will never be.
     """
 
-    def __init__(self, out: Path, group: Group, shown: Listener, *, keep: int | None, asynchronous: bool) -> None:
+    def __init__(self, out: Path, group: Exchanging, shown: Listener, *, keep: int | None, asynchronous: bool) -> None:
         self._out, self._group, self._shown, self._keep = out, group, shown, keep
         self._asynchronous = asynchronous
         self._copies = HostCopies()
@@ -41,7 +41,7 @@ class Saver:
             return save(self._out, point, infos, boxes, self._group, keep=self._keep)
         if (before := self._flight) is not None:
             started, waits = time.perf_counter(), not before.done
-            self._wait()
+            self.wait()
             if waits:
                 self._shown.say(
                     f"the save of step {point.step:,} waited {time.perf_counter() - started:.1f} s for that of step "
@@ -58,6 +58,11 @@ class Saver:
         if self._flight is not None and self._flight.done:
             self._flight.result()
 
+    def wait_here(self) -> None:
+        """Wait until this process has done its part of the save in flight. Nothing is exchanged, and no error is raised."""
+        if self._flight is not None:
+            self._flight.join()
+
     def __enter__(self) -> Saver:
         return self
 
@@ -67,17 +72,19 @@ class Saver:
         if self._flight is None:
             return
         if error is None:
-            self._wait()
+            self.wait()
         elif self._group.count == 1 or isinstance(error, RunError):
             # Such an error occurs in every process. The state in flight is of an earlier step, and good.
             with suppress(CheckpointError):
-                self._wait()
+                self.wait()
         else:
             self._flight.cancel()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait until the save in flight is complete in all processes. Raises CheckpointError in all if it failed in one."""
         flight = self._flight
-        assert flight is not None
+        if flight is None:
+            return
         self._flight = None
         if not flight.done:
             self._shown.doing(f"writing the checkpoint of step {flight.step:,}")
@@ -93,7 +100,7 @@ class _Flight:
         point: RunPoint,
         infos: Sequence[TensorInfo],
         boxes: Sequence[OwnedBox],
-        group: Group,
+        group: Exchanging,
         keep: int | None,
         held: ExitStack,
     ) -> None:
@@ -125,9 +132,13 @@ class _Flight:
     def done(self) -> bool:
         return not self._thread.is_alive()
 
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
     def result(self) -> Path:
         """The path of the checkpoint, once the thread has ended. Raises its error."""
-        self._thread.join()
+        self.join()
         if self._error is not None:
             raise self._error
         return self._path

@@ -26,7 +26,11 @@ class HostCopies:
         """The same boxes with arrays that no later step changes. Raises CheckpointError if host memory is too small."""
         # NumPy copies without Python's lock: one thread does not use the bandwidth of the memory.
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
-            return list(threads.map(lambda owned: replace(owned, array=self._copy(owned)), boxes))
+            copies = list(threads.map(lambda owned: replace(owned, array=self._copy(owned)), boxes))
+        # A program may save other tensors than before.
+        used = {(owned.name, owned.box) for owned in copies}
+        self._buffers = {key: buffer for key, buffer in self._buffers.items() if key in used}
+        return copies
 
     def _copy(self, owned: OwnedBox) -> np.ndarray:
         array = np.asarray(owned.array() if callable(owned.array) else owned.array)
@@ -38,7 +42,7 @@ class HostCopies:
             except MemoryError as error:
                 raise CheckpointError(
                     f"'{owned.name}', box [{owned.box}]: host memory has no {array.nbytes:,} bytes for a copy of it. "
-                    f"Save without --async-checkpoints."
+                    f"Save without a copy: not asynchronously."
                 ) from error
         # NumPy copies opaque elements one by one, and integers in one go.
         bits = np.dtype(f"u{array.dtype.itemsize}")

@@ -16,9 +16,10 @@ from shardwright.checkpoint import Checkpoint, CheckpointError
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax.own_program.leaves import held, is_array, is_key, leaves_of, made, shape_and_dtype
+from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
-from shardwright.runs.own_program.store import JAX, open_program, save_program, values_of
+from shardwright.runs.own_program.store import JAX, ProgramState, open_program, save_program, values_of
 
 LEAVES, KEYS = "leaves", "keys"
 WORDS = {"key": "a key of a generator", "array": "an array"}
@@ -44,16 +45,37 @@ def save(folder: Path | str, tree: Any, *, step: int, keep: int | None = None) -
     differ, for other leaves, and for what cannot be written.
     """
     members = processes()
+    return save_program(folder, state_of(tree, members), step=step, members=members, keep=keep)
+
+
+class Saver(BackgroundSaves):
+    """Saves trees into a folder while the program goes on; a context.
+
+    Each process copies the boxes that it writes to host memory, and a thread writes the copy. ``folder`` and ``keep``: as for
+    ``save``. Every process makes one and calls its methods, as it calls ``save``.
+    """
+
+    def __init__(self, folder: Path | str, *, keep: int | None = None) -> None:
+        super().__init__(folder, processes(), keep=keep)
+
+    def save(self, tree: Any, *, step: int) -> Path:
+        """Begin to save a pytree as the checkpoint of a step, and return the directory that it will have.
+
+        Returns when the state is copied: its arrays may be donated then. Waits for the save before, if that is not complete.
+
+        Raises as the function ``save`` does, and CheckpointError for a save before that failed.
+        """
+        return self.save_state(state_of(tree, self._members), step)
+
+
+def state_of(tree: Any, members: Members) -> ProgramState:
+    """What this process holds of a tree. Raises in all processes as ``save`` does."""
     found = members.here("the tree to save", lambda: held(tree))
-    return save_program(
-        folder,
-        step=step,
+    return ProgramState(
         held=found.tensors,
         values={LEAVES: found.values, KEYS: found.keys},
         framework=JAX,
         name=type(tree).__name__,
-        members=members,
-        keep=keep,
     )
 
 

@@ -17,9 +17,10 @@ from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
 from shardwright.engine_torch.own_program.shards import Shards, fill, held, readings, shards_of
+from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
-from shardwright.runs.own_program.store import TORCH, open_program, save_program, values_of
+from shardwright.runs.own_program.store import TORCH, ProgramState, open_program, save_program, values_of
 from shardwright.runs.own_program.values import Reference, encoded
 
 Averages = nn.Module | Mapping[str, torch.Tensor]
@@ -71,6 +72,46 @@ def save(
     for replicas that differ, for what is neither a tensor nor a JSON value, and for what cannot be written.
     """
     members = members_of(group)
+    state = state_of(module, optimizer, averages, values, members)
+    return save_program(folder, state, step=step, members=members, keep=keep)
+
+
+class Saver(BackgroundSaves):
+    """Saves a module with its optimizer into a folder while training goes on; a context.
+
+    Each rank copies the boxes that it writes to host memory, and a thread writes the copy. ``folder``, ``keep`` and ``group``: as for
+    ``save``. Every rank makes one and calls its methods, as it calls ``save``.
+    """
+
+    def __init__(self, folder: Path | str, *, keep: int | None = None, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(folder, members_of(group), keep=keep)
+
+    def save(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        step: int,
+        averages: Averages | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Begin to save the checkpoint of a step, and return the directory that it will have. Arguments are those of ``save``.
+
+        Returns when the state is copied: the next step may change it. Waits for the save before, if that is not complete.
+
+        Raises as the function ``save`` does, and CheckpointError for a save before that failed.
+        """
+        return self.save_state(state_of(module, optimizer, averages, values, self._members), step)
+
+
+def state_of(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    averages: Averages | None,
+    values: Mapping[str, Any] | None,
+    members: Members,
+) -> ProgramState:
+    """What this rank holds of a program's state. Raises in all ranks as ``save`` does."""
 
     def state() -> tuple[list[Shards], Mapping[str, Any]]:
         named, average = named_in(module), named_averages(averages)
@@ -87,15 +128,11 @@ def save(
 
     shards, found = members.here("the state to save", state)
     read_as = readings(shards, members)
-    return save_program(
-        folder,
-        step=step,
+    return ProgramState(
         held=[held(one, read_as.get(one.name)) for one in shards],
         values=found,
         framework=TORCH,
         name=type(module).__name__,
-        members=members,
-        keep=keep,
     )
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint import Checkpoint, CheckpointError, RunPoint, TensorInfo, open_checkpoint, open_newest
+from shardwright.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    OwnedBox,
+    RunPoint,
+    TensorInfo,
+    open_checkpoint,
+    open_newest,
+)
 from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.runs.own_program.held import HeldTensor
 from shardwright.runs.own_program.members import Members
@@ -20,39 +29,55 @@ TORCH, JAX, STATE_DICT = "torch", "jax", "dcp"
 """The frameworks: of a module, of a pytree, and of a state dict that ``torch.distributed.checkpoint`` has saved."""
 
 
-def save_program(
-    folder: Path | str,
-    *,
-    step: int,
-    held: Sequence[HeldTensor],
-    values: Mapping[str, Any],
-    framework: str,
-    name: str,
-    members: Members,
-    keep: int | None,
-) -> Path:
-    """Write the checkpoint of a step, and return its directory. Every process calls this, with what it holds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramState:
+    """What one process holds of the state of a program. ``values``: JSON values. ``name``: of the program, for people."""
 
-    ``values``: JSON values. ``name``: of the program, for people. Processes may hold different tensors, as stages do.
+    held: Sequence[HeldTensor]
+    values: Mapping[str, Any]
+    framework: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToWrite:
+    """What one process writes of a state: its boxes, and what all processes know alike."""
+
+    point: RunPoint
+    infos: Sequence[TensorInfo]
+    boxes: Sequence[OwnedBox]
+
+
+def save_program(folder: Path | str, state: ProgramState, *, step: int, members: Members, keep: int | None) -> Path:
+    """Write the checkpoint of a step, and return its directory. Every process calls this, with what it holds.
 
     Raises CheckpointError in all processes, with nothing saved: the step was saved before, replicas differ, boxes do not cover a
     tensor exactly once, a process cannot read or write.
     """
-    own = members.here("the names of tensors", lambda: _by_name(held))
+    found = to_write(state, step, members)
+    return save(Path(folder), found.point, found.infos, iter(found.boxes), members, keep=keep)
+
+
+def to_write(state: ProgramState, step: int, members: Members) -> ToWrite:
+    """What this process writes of a state. Processes may hold different tensors, as stages do.
+
+    Raises CheckpointError in all processes where replicas differ, or processes have different tensors of one name.
+    """
+    own = members.here("the names of tensors", lambda: _by_name(state.held))
     infos = _infos_of_all(own, members)
-    joined = merged(values, members)
+    joined = merged(state.values, members)
     boxes = boxes_to_write(own, [info.name for info in infos], members)
     point = RunPoint(
         step=step,
         seed=0,
         data_position=0,
-        model=name,
+        model=state.name,
         layout_name="none",
         layout_text="",
         mesh={},
-        metadata={PROGRAM: framework, VALUES: joined},
+        metadata={PROGRAM: state.framework, VALUES: joined},
     )
-    return save(Path(folder), point, infos, iter(boxes), members, keep=keep)
+    return ToWrite(point=point, infos=infos, boxes=boxes)
 
 
 def open_program(folder: Path | str, step: int | None, members: Members) -> Checkpoint:
