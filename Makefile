@@ -36,8 +36,11 @@ demo:
 # The tests of one file share compilations, so that they stay in one process.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 
+# Test processes and the commands that they start share bytecode and, of this run only, what JAX compiles.
 test: setup check
-	$(PYTEST) --durations=10 --durations-min=5
+	rm -rf .pytest_cache/jax-of-one-run
+	PYTHONDONTWRITEBYTECODE= JAX_COMPILATION_CACHE_DIR='$(CURDIR)/.pytest_cache/jax-of-one-run' \
+	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 $(PYTEST) --durations=10 --durations-min=5
 
 test-all: test
 	$(PYTEST) -m matrix

@@ -31,8 +31,8 @@ CASES |= {
 }
 
 
-DENSE = {*MESHES, "fsdp-tp", "ep-as-cp", "microbatches", "ring", "ulysses", "latent ring"}
-"""Layouts of experts are those of dense layers here: `make test` has one of them."""
+DENSE = {"fsdp", "hsdp", "cp", "fsdp-tp", "ep-as-cp", "microbatches", "ulysses", "latent ring"}
+"""Those of `make test`. Layouts of experts are those of dense layers here: it has one of them."""
 
 
 @pytest.mark.parametrize("case", [one if name in DENSE else rest(one) for name, one in CASES.items()], ids=CASES)

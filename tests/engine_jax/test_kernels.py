@@ -24,6 +24,7 @@ from shardwright.engine_jax.io.layer_io import AttentionLinks
 from tests.engine_jax.attention_cases import Shape, far, made, reference_attention, with_cotangents
 from tests.engine_jax.attention_layer import batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.test_attention_under_context import WITH_ROWS, balanced, case_of, close
+from tests.matrix import rest
 
 SCALE = 0.2
 GROUPED = Shape(rows=2, keys=256, heads=4, kv_heads=2, width=16, value_width=16)
@@ -64,7 +65,7 @@ def test_splash_skips_fully_masked_blocks() -> None:
     jax.tree.map(np.testing.assert_array_equal, (out, cotangents), expected)
 
 
-@pytest.mark.parametrize(("move", "in_text_order"), [("gather", False), ("gather", True), ("ulysses", True)])
+@pytest.mark.parametrize(("move", "in_text_order"), [rest("gather", False), ("gather", True), ("ulysses", True)])
 def test_under_context_splash_is_the_attention_of_one_device(
     move: str, in_text_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,12 @@ import pytest
 
 from tests.engine_jax.places import assert_shardings_of_the_plan
 from tests.engine_jax.steps import STEPS, Case, assert_trains_as, compiled_step, plan_of
-from tests.matrix import rest
+from tests.matrix import rest, some
 from tests.sameness.cases import FEW_ROWS, MIXTRAL, case, covering
 from tests.sameness.measure import assert_same_assignments
 
-TRAINED = covering(MIXTRAL)
+# PyTorch trains the others too, in `tests/engine_torch/test_layouts_agree.py` and `test_against_jax.py`.
+TRAINED = some(covering(MIXTRAL), (0, 2, 3, 4, 5))
 PLACED = [
     Case(model=MIXTRAL, layout="ddp", mesh="data=8"),
     Case(model=MIXTRAL, layout="tp", mesh="data=2,tensor=4"),

@@ -250,7 +250,7 @@ def result_of(case: Case) -> Result:
     return result._replace(out_BLM=np.asarray(result.out_BLM)[:, back], d_x_BLM=np.asarray(result.d_x_BLM)[:, back])
 
 
-@pytest.mark.parametrize("case", some(CASES, (1, 4, 5, 6, 7, 8, 12, 13, 14, 15, 17, 19, 20, 22)), ids=str)
+@pytest.mark.parametrize("case", some(CASES, (4, 5, 6, 8, 12, 13, 15, 17, 20, 22)), ids=str)
 def test_every_layout_follows_the_definition(case: Case) -> None:
     expected_BLM, expected_E, kept_BLE = token_by_token(case.capacity_factor)
     result = result_of(case)

@@ -41,7 +41,11 @@ STEPS = ["--steps", "40", "--checkpoint-every", "3"]
 TWO = ["--layout", "fsdp", "--mesh", "fsdp=2"]
 """One device per process: a sum of two terms has the same value in both orders."""
 MIXTRAL = ["mixtral-test", "--set", "num_layers=1", "--length", "32", "--data", TEXT]
-EIGHT = ["--layout", "ep-as-cp", "--mesh", "fsdp=1,expert=8", "--move", "attention=ring,moe=all-to-all"]
+OF_TWO_EACH = [
+    (LLAMA3, ["--layout", "fsdp-tp", "--mesh", "fsdp=2,tensor=2"]),
+    # Rows, experts and their tokens are sharded over both.
+    rest(MIXTRAL, ["--layout", "ep-as-cp", "--mesh", "fsdp=1,expert=4", "--move", "attention=ring,moe=all-to-all"]),
+]
 
 WAIT_S = 240
 
@@ -204,13 +208,12 @@ def test_a_signal_to_one_ends_both_and_one_s_checkpoint_resumes_in_two(one: Path
         assert_same_bits(saved(out, 6), saved(one, 6))
 
 
-def test_four_devices_each_against_eight(tmp_path: Path, environment) -> None:
-    """Rows, experts and their tokens are sharded over both. Gloo sums eight terms in another order than one process does, so
-    the last bits differ.
-    """
-    options = [*EIGHT, "--steps", "4", "--lr", "1e-3"]
-    assert train(MIXTRAL, tmp_path / "one", *options) == 0
-    ended = pair(tmp_path, environment, tmp_path / "two", options, model=MIXTRAL, devices=8)
+@pytest.mark.parametrize(("model", "layout"), OF_TWO_EACH, ids=["dense", "experts"])
+def test_two_devices_each_against_four(model: list[str], layout: list[str], tmp_path: Path, environment) -> None:
+    """Gloo sums four terms in another order than one process does, so the last bits differ."""
+    options = [*layout, "--steps", "3", "--lr", "1e-3"]
+    assert train(model, tmp_path / "one", *options) == 0
+    ended = pair(tmp_path, environment, tmp_path / "two", options, model=model, devices=4)
     assert [(process.code, process.err) for process in ended] == [(0, "")] * 2
     for name, of_one in (("loss", 1e-6), ("grad_norm", 1e-6), ("tokens", 0), ("dropped", 0)):
         ours, theirs = ([line[name] for line in metrics(tmp_path / out)] for out in ("two", "one"))

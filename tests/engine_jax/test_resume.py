@@ -96,7 +96,7 @@ def test_resumed_on_the_same_layout_it_is_bitwise_equal(model, layout, runs, req
             id="llama3: fsdp, then rows head to tail around a ring",
             marks=pytest.mark.matrix,
         ),
-        pytest.param(DEEPSEEK3, HSDP, "experts", 1e-4, id="deepseek3: ep-as-cp, then hsdp"),
+        pytest.param(DEEPSEEK3, HSDP, "experts", 1e-4, id="deepseek3: ep-as-cp, then hsdp", marks=pytest.mark.matrix),
     ],
 )
 def test_resumed_on_another_layout_it_is_close(model, layout, runs, tolerance, request, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from shardwright.cli.main import main
 from tests.engine_jax.commands import compiled_once
 from tests.engine_torch.commands import KILLED_WITHIN_S, flip, losses, pid_of_rank, run, started
+from tests.matrix import rest
 
 MODEL = ["mixtral-test", "--batch", "8", "--length", "16", "--steps", "6", "--set", "num_layers=1"]
 ON_JAX = [*MODEL, "--layout", "ep-as-cp", "--mesh", "fsdp=2,expert=2", "--devices", "4"]
@@ -30,8 +31,7 @@ def test_each_engine_goes_on_where_the_other_stopped(tmp_path: Path) -> None:
         done = run([*ON_TWO, "--resume", "--stop-after", "4", "--out", str(out)])
         assert done.returncode == 0, done.stderr
         assert main(["train", *ON_JAX, "--resume", "--out", str(out)]) == 0
-    alone = ["--layout", "fsdp", "--mesh", "fsdp=1", "--devices", "1"]
-    assert main(["train", *MODEL, *alone, "--out", str(whole)]) == 0
+        assert main(["train", *ON_JAX, "--out", str(whole)]) == 0
     assert len(losses(out)) == 6
     assert losses(out) == pytest.approx(losses(whole), abs=TOLERANCE)
 
@@ -60,6 +60,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
     assert f"kept under another name, damaged: {newest}.damaged-" in done.stdout
 
 
+@pytest.mark.matrix
 def test_a_stopped_rank_is_named_and_ends_with_the_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = [*ON_TWO, "--out", str(out), "--checkpoint-every", "1", "--steps", "1000", "--stall-timeout", "2"]
@@ -160,7 +161,7 @@ def test_missing_variables_of_torchrun_are_reported(refused: Refused, variables:
     assert message in refused(variables)
 
 
-@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("listens", [True, rest(False)])
 def test_a_missing_store_is_waited_for_until_the_join_timeout(tmp_path: Path, listens: bool) -> None:
     """Nothing listens at the port, or something that never answers. In its own process, in which PyTorch keeps trying."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
