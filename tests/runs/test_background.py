@@ -182,6 +182,28 @@ def test_process_0_commits_when_all_have_written(tmp_path: Path, monkeypatch: py
     assert verify(run_options.out)["ok"]
 
 
+def test_a_file_that_is_renamed_while_process_0_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a part file is, once it is complete."""
+    looked = threading.Event()
+    iterdir = Path.iterdir
+
+    def with_one_that_is_gone(folder: Path) -> Any:
+        yield from iterdir(folder)
+        if ".saving-" in folder.name:
+            looked.set()
+            yield folder / "part-00001.index.tmp"
+
+    def late(save: Any, *arguments: Any, process: int, **named: Any) -> None:
+        if process == 1:
+            assert looked.wait(WAIT_S)
+        write_part(save, *arguments, process=process, **named)
+
+    monkeypatch.setattr(Path, "iterdir", with_one_that_is_gone)
+    monkeypatch.setattr(background, "write_part", late)
+    ended = by_two(tmp_path, async_checkpoints=True)
+    assert [getattr(one, "step", one) for one in ended] == [6, 6]
+
+
 def fails(save: Any, *arguments: Any, process: int, **named: Any) -> None:
     if process == 1:
         raise CheckpointError("the disk is full.")

@@ -174,7 +174,7 @@ def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) 
                 raise CheckpointError(f"{final}: process {process} could not write its part. Its error: {text}")
         if cancelled():
             raise CheckpointError(f"{final}: the run ended before all processes had written their parts.")
-        size = sum(path.stat().st_size for path in save.directory.iterdir())
+        size = _bytes_in(save.directory)
         if size != before:
             before, since = size, time.monotonic()
         elif time.monotonic() - since > PATIENCE_S:
@@ -184,3 +184,12 @@ def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) 
             )
         time.sleep(wait)
         wait = min(2 * wait, LAST_POLL_S)
+
+
+def _bytes_in(directory: Path) -> int:
+    """Bytes of the files in a directory. Another process may rename one meanwhile: a part file gets its name when it is complete."""
+    total = 0
+    for path in directory.iterdir():
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
