@@ -187,6 +187,38 @@ def test_a_padded_vocabulary_is_a_warning_from_a_tenth_on(engine, vocab, held, s
         assert held / vocab - 1 < PADDING_WARNING_SHARE.value or severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("engine", "vocab", "found", "cost"),
+    [
+        (
+            "jax",
+            257,
+            "padded to 258 in memory, never in a checkpoint",
+            "0.389% more memory and compute for this tensor",
+        ),
+        (
+            "torch",
+            257,
+            "padded to 258 in memory, never in a checkpoint; shards of 33 at most",
+            "0.389% more memory and compute for this tensor, and 2.33% more bytes in each gather",
+        ),
+        ("torch", 264, None, None),
+        (
+            "torch",
+            263,
+            "padded to 264 in memory, never in a checkpoint",
+            "0.38% more memory and compute for this tensor",
+        ),
+    ],
+)
+def test_a_padded_vocabulary_that_is_stored_unevenly_is_one_finding(engine, vocab, found, cost):
+    table = build("llama3-test", {"vocab": str(vocab)})
+    sizes = {"fsdp": 4, "tensor": 2}
+    request = Request(layout=load_layout("fsdp-tp"), table=table, batch=8, length=128, mesh_sizes=sizes, engine=engine)
+    padded = [finding for finding in of(make_plan(request), "SW104") if "'vocab'" in finding.where]
+    assert [(one.found.partition(": ")[2], one.cost) for one in padded] == ([(found, cost)] if found else [])
+
+
 def test_a_users_own_vocabulary_is_not_padded():
     table = replace(build("llama3-test", {"vocab": "2049"}), program="users", architecture=None)
     request = Request(layout=load_layout("tp"), table=table, batch=8, length=128, mesh_sizes={"tensor": 4, "data": 2})

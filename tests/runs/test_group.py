@@ -146,6 +146,28 @@ def test_all_stop_after_one_step_that_all_have_done(seed: int) -> None:
         assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize("asking", [(0,), (2,), (0, 1, 2)], ids=str)
+def test_a_signal_in_the_first_step_ends_all_after_it(asking: tuple[int, ...]) -> None:
+    """Of a run that goes on from step 6."""
+    first, last = 7, 99
+
+    def steps(group: Several) -> list[int]:
+        done: list[int] = []
+        for number in range(first, last + 1):
+            done.append(number)
+            ending = group.stop_after(number, last, "SIGTERM" if group.index in asking else None)
+            if number == ending.last:
+                return done
+        raise AssertionError("the run does not end")
+
+    with together(3) as groups:
+        ended = each(groups, steps)
+    # Nothing but the question keeps these processes together: one that hears of the signal late has done more steps.
+    assert ended == [ended[0]] * 3
+    assert ended[0][0] == first
+    assert len(asking) < 3 or ended[0] == [first]
+
+
 def test_a_single_process_stops_at_its_signal() -> None:
     assert Alone().stop_after(3, 9, None) == Ending(9)
     assert Alone().stop_after(3, 9, "SIGINT") == Ending(3, "SIGINT")

@@ -170,7 +170,11 @@ def _padded_weight(plan: Plan, tensor: TensorPlan, reported: set) -> Iterator[Dr
         return
     reported.add(key)
     share = held / size - 1
-    much = share >= PADDING_WARNING_SHARE.value
+    # JAX pads until the axes at rest divide it; what ``fully_shard`` shards may still be uneven.
+    largest, _, more = _chunked(plan, held, tensor.in_use.axes_of(PADDED_AXIS), tensor.spec.axes_of(PADDED_AXIS))
+    shards = f"; shards of {largest} at most" if more else ""
+    gathered = f", and {percent(more)} more bytes in each gather" if more else ""
+    much = max(share, more) >= PADDING_WARNING_SHARE.value
     finding = Finding(
         code="SW104",
         severity="warning" if much else "info",
@@ -178,9 +182,10 @@ def _padded_weight(plan: Plan, tensor: TensorPlan, reported: set) -> Iterator[Dr
         where=f"dim {number} ('{PADDED_AXIS}') of {tensor.name}",
         notation=str(sharding),
         mark=place_in(sharding, number),
-        found=f"{counted(size, PADDED_AXIS)} over {product(plan.mesh, axes)}: padded to {held} in memory, never in a checkpoint",
+        found=f"{counted(size, PADDED_AXIS)} over {product(plan.mesh, axes)}: padded to {held} in memory, never in a checkpoint"
+        f"{shards}",
         needed=_legal_text(size, plan.mesh.size(axes)),
-        cost=f"{percent(share)} more memory and compute for this tensor",
+        cost=f"{percent(share)} more memory and compute for this tensor{gathered}",
     )
     yield Draft(finding=finding, candidates=tuple(_legal_sizes(plan, axes, size)) if much else ())
 
@@ -211,6 +216,9 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, reported: set) -> It
     """
     assert tensor.at_rest is not None
     for number, dim in enumerate(tensor.at_rest.dims[-len(tensor.shape) :]):
+        if tensor.unpadded is not None and dim.logical_axis == PADDED_AXIS:
+            # The finding about its padding says it too.
+            continue
         size = tensor.shape[number]
         in_use = plan.mesh.larger_than_one(tensor.in_use.axes_of(dim.logical_axis))
         axes = plan.mesh.larger_than_one(dim.axes)
@@ -269,11 +277,7 @@ def _uneven_shards(
     in_use: tuple[str, ...],
 ) -> Draft:
     """The shard of each device of the axes in use, chunked again over the storage axes."""
-    in_use_size = size // plan.mesh.size(in_use)
-    chunks = plan.mesh.size(axes) // plan.mesh.size(in_use)
-    largest = ceil(in_use_size / chunks)
-    empty = (chunks - ceil(in_use_size / largest)) * plan.mesh.size(in_use)
-    more = largest * chunks / in_use_size - 1
+    largest, empty, more = _chunked(plan, size, in_use, axes)
     none = f", and {count(empty, 'device')} with none" if empty else ""
     return Draft(
         finding=Finding(
@@ -288,3 +292,13 @@ def _uneven_shards(
             cost=f"{percent(more)} more bytes in each gather of this weight",
         )
     )
+
+
+def _chunked(plan: Plan, size: int, in_use: tuple[str, ...], axes: tuple[str, ...]) -> tuple[int, int, float]:
+    """The largest shard of ``axes`` where those in use divide a dim, how many devices have none, and the share of bytes that
+    a gather moves in addition."""
+    in_use_size = size // plan.mesh.size(in_use)
+    chunks = plan.mesh.size(axes) // plan.mesh.size(in_use)
+    largest = ceil(in_use_size / chunks)
+    empty = (chunks - ceil(in_use_size / largest)) * plan.mesh.size(in_use)
+    return largest, empty, largest * chunks / in_use_size - 1

@@ -141,7 +141,8 @@ class Several:
             if self._frozen:
                 self._changed.wait_for(lambda: self._ending is not None)
                 assert self._ending is not None
-                return Ending(min(self._ending.last, last), self._ending.why)
+                # A process in its first step has reported none: if all are, the run ends after that one.
+                return Ending(min(max(self._ending.last, number), last), self._ending.why)
             self._begun = min(number + 1, last)
             return Ending(last)
 
