@@ -7,6 +7,7 @@ import pytest
 from benchmarks.agreement import disagreement
 from benchmarks.cases import Case, handwritten, ours
 from benchmarks.timing import ratio, take_turns
+from tests.matrix import some
 
 TINY = "num_layers=1,embed=32,vocab=64"
 CASES = [
@@ -32,7 +33,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
+@pytest.mark.parametrize("case", some(CASES, (0, 1)), ids=lambda case: case.model)
 def test_both_steps_lose_alike(case: Case) -> None:
     assert disagreement(ours(case), handwritten(case)) <= 1e-5
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
 import pytest
@@ -20,6 +21,7 @@ from shardwright.core.findings.errors import FindingsError
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.engine_torch.dry_run import counting, dry_run
 from shardwright.engine_torch.dry_run.counting import CountedCollective
+from shardwright.engine_torch.dry_run.dry_run import DryRun
 from shardwright.engine_torch.dry_run.held import Held
 from shardwright.models import build
 from tests.matrix import some
@@ -46,11 +48,12 @@ def case(model: str, layout: str, move: dict[str, str] | None = None, /, **sizes
     return Case(model=model, layout=layout, sizes=axes, move=tuple((move or {}).items()), options=options)  # pyright: ignore[reportArgumentType]
 
 
+HYBRID = case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4, dtype="bfloat16")
 CASES = (
     case("llama3-test", "fsdp", fsdp=16, microbatches=4),
     case("llama3-test", "fsdp", fsdp=48),
     case("llama3-test", "ddp", data=16, microbatches=4),
-    case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4, dtype="bfloat16"),
+    HYBRID,
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, microbatches=4),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="dots"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="none"),
@@ -75,13 +78,18 @@ def plan_of(one: Case) -> Plan:
     return make_plan(Request(layout=layout, table=table, mesh_sizes=dict(one.sizes), engine="torch", **options))  # pyright: ignore[reportArgumentType]
 
 
+@cache
+def found_of(one: Case) -> DryRun:
+    return dry_run.dry_run(plan_of(one))
+
+
 def is_unlisted(one: CountedCollective) -> bool:
     """Sums of single numbers and of integers, and those of the loss over a sharded vocabulary, which no plan lists."""
     integers = all(dtype.startswith("int") for dtype in one.dtypes)
     return one.component is None or one.component == "logits" or (integers and one.component == "moe")
 
 
-@pytest.mark.parametrize("case", some(CASES, (1, 3, 5, 8, 10, 12, 13)), ids=str)
+@pytest.mark.parametrize("case", some(CASES, (1, 3, 8, 10, 13)), ids=str)
 def test_the_counted_collectives_are_those_of_the_plan(case: Case) -> None:
     plan = plan_of(case)
     expected: Counter[tuple[object, ...]] = Counter()
@@ -89,7 +97,7 @@ def test_the_counted_collectives_are_those_of_the_plan(case: Case) -> None:
         expected[row.component, row.phase, row.kind, row.axes, row.bytes_per_device] += row.count_per_step
     found: Counter[tuple[object, ...]] = Counter()
     unlisted = []
-    for one, count in dry_run.dry_run(plan).collectives:
+    for one, count in found_of(case).collectives:
         key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device)
         if key in expected or not is_unlisted(one):
             found[key] += count
@@ -100,10 +108,9 @@ def test_the_counted_collectives_are_those_of_the_plan(case: Case) -> None:
 
 
 def test_replicas_are_summed_once_whatever_the_microbatches() -> None:
-    plan = plan_of(case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4))
-    sums = [(one.component, count) for one, count in dry_run.dry_run(plan).collectives if one.axes == ("data",)]
-    # The ends of the model, and each of six layers.
-    assert sorted(sums) == [("embedding", 1), ("mlp", 6)]
+    sums = [(one.component, count) for one, count in found_of(HYBRID).collectives if one.axes == ("data",)]
+    # The ends of the model and each of six layers, and their norms, which are gathered in float32.
+    assert sorted(sums) == [("embedding", 1), ("mlp", 6), ("residual", 1), ("residual", 6)]
 
 
 # CommDebugMode hooks into every module, and the outermost has no input with a gradient.
@@ -126,23 +133,22 @@ def test_the_counts_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_microbatches_that_are_not_run_are_like_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(case("mixtral-test", "ep", fsdp=4, expert=4, microbatches=4))
-    short = dict(dry_run.dry_run(plan).collectives)
+    short = dict(found_of(HYBRID).collectives)
     monkeypatch.setattr(dry_run, "MICROBATCHES", 4)
-    assert dict(dry_run.dry_run(plan).collectives) == short
+    assert dict(dry_run.dry_run(plan_of(HYBRID)).collectives) == short
 
 
 @pytest.mark.parametrize(
     "one",
     [
         case("llama3-test", "fsdp", fsdp=48),
-        case("llama3-test", "hsdp", data=4, fsdp=4, dtype="bfloat16"),
-        case("deepseek3-test", "ep", fsdp=4, expert=4),
+        HYBRID,
+        case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4),
     ],
     ids=str,
 )
 def test_the_bytes_at_rest_are_those_of_the_cores_boxes(one: Case) -> None:
-    plan, found = plan_of(one), dry_run.dry_run(plan_of(one))
+    plan, found = plan_of(one), found_of(one)
     weights = 0
     for row in plan.weights:
         assert row.at_rest is not None
