@@ -12,7 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, save_checkpoint
+from shardwright.checkpoint import Keep, OwnedBox, RunPoint, TensorInfo, save_checkpoint
 from shardwright.core.boxes.box import Box
 
 DTYPES = (
@@ -115,8 +115,8 @@ def small_state() -> State:
     )
 
 
-def save(out: Path, state: State, step: int = 10, keep: int | None = None) -> Path:
-    return save_checkpoint(out, point(step), state.infos, state.owned, keep=keep)
+def save(out: Path, state: State, step: int = 10, keep: Keep = None, **changes: object) -> Path:
+    return save_checkpoint(out, point(step, **changes), state.infos, state.owned, keep=keep)
 
 
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:

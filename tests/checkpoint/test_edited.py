@@ -93,6 +93,22 @@ MANIFEST_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda value: value.update(piece_bytes=0),
         ": piece_bytes: found 0, needed a whole number, at least 1.",
     ),
+    "time in another form": (
+        lambda value: value.update(saved_at="2026-03-01 08:15"),
+        ": saved_at: '2026-03-01 08:15' is not a time, as 2026-03-01T08:15:42Z.",
+    ),
+    "metric that is a text": (
+        lambda value: value.update(metrics={"loss": "low"}),
+        ': metrics, loss: found "low", needed a number.',
+    ),
+    "metric of 400 digits": (
+        lambda value: value.update(metrics={"loss": 10**400}),
+        f": metrics, loss: found 1{'0' * 56}..., needed a number of 64 bits.",
+    ),
+    "rule that keeps nothing": (
+        lambda value: value.update(keep={"newest": 0}),
+        ": keep, newest: found 0, needed a whole number, at least 1.",
+    ),
     "tensor twice": (
         lambda value: value["tensors"].append(value["tensors"][0]),
         ": tensors[3]: the tensor 'embed' is listed twice.",

@@ -5,32 +5,39 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from shardwright.checkpoint import CheckpointError, describe, saving, verify
+from shardwright.checkpoint import CheckpointError, describe, save_checkpoint, saving, verify
 from shardwright.checkpoint.folder.directory import delete
 from shardwright.checkpoint.format import index, part
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.manifest import manifest_value
 from shardwright.checkpoint.reading.opened import open_checkpoint
+from shardwright.checkpoint.writing import save as save_module
 from shardwright.cli.main import main
-from tests.checkpoint.states import save, small_state
+from tests.checkpoint.states import point, save, small_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint.md"
 
 
-def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
+def test_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_module, "now", lambda: datetime(2026, 3, 1, 8, 15, 42, 999_999, tzinfo=UTC))
     directory = save(tmp_path, small_state())
     assert describe(directory) == {
         "directory": str(directory),
+        "keep": {},
         "checkpoints": [
             {
                 "directory": str(directory),
                 "step": 10,
+                "saved_at": "2026-03-01T08:15:42Z",
+                "metrics": {},
+                "kept_by": [],
                 "seed": 3,
                 "data_position": 80,
                 "model": "llama3-test",
@@ -151,7 +158,9 @@ def test_verify_names_what_is_beside_the_checkpoints(tmp_path: Path, capsys: pyt
 
 
 def test_the_page_names_every_field_of_every_file(tmp_path: Path) -> None:
-    value = manifest_value(open_checkpoint(save(tmp_path, small_state())).manifest)
+    state = small_state()
+    optional = save_checkpoint(tmp_path, point(metrics={"loss": 2.5}), state.infos, state.owned, keep=3)
+    value = manifest_value(open_checkpoint(optional).manifest)
     page = PAGE.read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*value, *part.ARRAYS, *index.ARRAYS]
     for arrays in (part.ARRAYS, index.ARRAYS):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
-from shardwright.checkpoint import describe, verify
+from shardwright.checkpoint import Retention, describe, verify
+from shardwright.checkpoint.writing import save as save_module
 from shardwright.cli.main import main
 from tests.checkpoint.states import save, small_state
 
@@ -16,8 +18,15 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
 
 
+@pytest.fixture(autouse=True)
+def at_one_time(monkeypatch):
+    monkeypatch.setattr(save_module, "now", lambda: datetime(2026, 3, 1, 8, 15, 42, tzinfo=UTC))
+
+
 def test_show(tmp_path, capsys):
-    older, newest = save(tmp_path, small_state(), step=5), save(tmp_path, small_state(), step=10)
+    rules = Retention(newest=1, every_steps=5, best=1)
+    for step, loss in ((4, 1.25), (5, 3.5), (10, 2.75)):
+        newest = save(tmp_path, small_state(), step=step, keep=rules, metrics={"loss": loss, "grad_norm": 0.5})
     assert main(["ckpt", "show", str(tmp_path)]) == 0
     assert capsys.readouterr() == (
         f"""{newest}
@@ -27,6 +36,8 @@ def test_show(tmp_path, capsys):
   seed      3
   next row  80
   size      464 bytes (464 B) in 1 file
+  saved     2026-03-01 08:15:42 UTC
+  metrics   loss 2.75, grad_norm 0.5
 
 tensors
     tensor  shape  dtype     at rest        boxes  bytes
@@ -37,12 +48,28 @@ tensors
   count
     count   1      int32     spec of count      1    4 B
 
-older checkpoints
-  {older}  464 B
+checkpoints
+  step  saved                    loss  bytes  kept by                directory
+    10  2026-03-01 08:15:42 UTC  2.75  464 B  newest, every 5 steps  step-00000010
+     5  2026-03-01 08:15:42 UTC   3.5  464 B  every 5 steps          step-00000005
+     4  2026-03-01 08:15:42 UTC  1.25  464 B  lowest loss            step-00000004
 
 """,
         "",
     )
+
+
+def test_show_names_what_changed_in_the_run(tmp_path, capsys):
+    changes = [
+        {"step": 4, "name": "lr", "was": 3e-4, "is": 1e-4},
+        {"step": 8, "name": "data", "was": "0123456789abcdef", "is": "fedcba9876543210"},
+        {"what": "not a change"},
+    ]
+    save(tmp_path, small_state(), metadata={"changes": changes})
+    assert main(["ckpt", "show", str(tmp_path)]) == 0
+    assert (
+        "  changes   after step 4: lr from 0.0003 to 0.0001\n            after step 8: data from 01234567 to fedcba98\n"
+    ) in capsys.readouterr().out
 
 
 def test_show_and_verify_with_json_are_the_results_of_the_store(tmp_path, capsys):

@@ -70,7 +70,9 @@ def test_the_engine_gets_the_options_and_the_plan(calls, capsys):
 def test_every_option_reaches_the_engine(calls):
     arguments = ["--data", "text", "--warmup", "0", "--weight-decay", "0", "--clip", "0.5", "--seed", "7", "--resume"]
     arguments += ["--checkpoint-every", "5", "--keep", "2", "--tensorboard", "--devices", "8", "--resume-from", "5"]
-    arguments += ["--weights", "start"]
+    arguments += ["--weights", "start", "--keep-every", "10", "--keep-every-hours", "6", "--keep-best", "3"]
+    arguments += ["--best-of", "grad_norm", "--change", "lr, weight_decay", "--weights-cast"]
+    arguments += ["--weights-new", "embedding*", "x", "--weights-skip", "head*", "--weights-skip", "tail"]
     assert main([*TRAIN, *arguments, "--json"]) == 0
     ((run, _),) = calls
     assert run == RunOptions(
@@ -83,7 +85,15 @@ def test_every_option_reaches_the_engine(calls):
         seed=7,
         checkpoint_every=5,
         keep=2,
+        keep_every=10,
+        keep_every_hours=6,
+        keep_best=3,
+        best_of="grad_norm",
         weights=Path("start"),
+        weights_new=("embedding*", "x"),
+        weights_skip=("head*", "tail"),
+        weights_cast=True,
+        change=("lr", "weight-decay"),
         resume=True,
         resume_from=5,
         tensorboard=True,
@@ -102,6 +112,7 @@ def test_json_is_one_object_with_the_plan_and_the_end(calls, capsys):
         "loss": 2.5,
         "checkpoint": "runs/a/checkpoints/step-00000010",
         "metrics": "runs/a/metrics.jsonl",
+        "changes": [],
         "said": ["the engine speaks"],
     }
 

@@ -159,6 +159,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run_with(keep=1 << 40),
         "--keep is 1,099,511,627,776, and must be at most 1,000,000,000. Leave it out: all checkpoints are then kept.",
     ),
+    "hours": (
+        lambda: run_with(keep_every_hours=10**7),
+        "--keep-every-hours is 10,000,000, and must be at most 1,000,000. Give fewer hours.",
+    ),
     "rate": (lambda: run_with(lr=1e308), "--lr is 1e+308, and must be at most 1,000,000. Give a lower rate."),
     "rate of decay": (
         lambda: run_with(weight_decay=1e39),

@@ -200,6 +200,8 @@ def _train(draw: random.Random) -> list[str]:
         ["--clip", str(draw.choice((1.0, 0, -1, "nan")))],
         ["--seed", str(draw.choice(ODD_NUMBERS))],
         ["--keep", str(draw.choice((0, 1, -1)))],
+        ["--keep-every-hours", str(draw.choice((0, 1, 10**30)))],
+        ["--best-of", draw.choice(("loss", "lossy"))],
         ["--checkpoint-every", str(draw.choice((0, 1, -1)))],
         ["--data", draw.choice(("stdlib", "nowhere", "mine.yaml"))],
         ["--tokenizer", draw.choice(("whole.json", "nowhere"))],

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from shardwright.checkpoint import DamagedError, OwnedBox, RunPoint, TensorInfo, latest, save_checkpoint
+from shardwright.checkpoint.reading.casting import cast
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.interop.hugging_face.weights.exporting import WeightsExport, export_weights
-from shardwright.interop.hugging_face.weights.files.casting import cast
 from shardwright.interop.hugging_face.weights.importing import Imported, WeightsImport, import_weights
 from shardwright.training.optimizer import FIRST, SECOND
 from tests.interop.published_folder import SMALL, made_folder

@@ -31,7 +31,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "layouts": {"core", "files"},
         "checkpoint": {"core", "numpy", "safetensors", "xxhash"},
         "data": {"core", "numpy", "grain", "tokenizers"},
-        "runs": {"core", "training", "checkpoint", "data", "numpy", "xxhash"},
+        "runs": {"core", "training", "checkpoint", "data", "init", "numpy", "xxhash"},
         "engine_jax": {*_FOUNDATION, "runs", "numpy", "jax", "optax"},
         "engine_torch": {*_FOUNDATION, "runs", "numpy", "torch"},
         "compiled": {"core", "cost"},

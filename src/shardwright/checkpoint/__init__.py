@@ -15,6 +15,7 @@ from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import Manifest, RunPoint, TensorInfo
 from shardwright.checkpoint.inspection import describe, verify
 from shardwright.checkpoint.reading.opened import Checkpoint, Latest, latest, open_checkpoint, open_newest
+from shardwright.checkpoint.retention.rules import Keep, Retention
 from shardwright.checkpoint.writing.data_file import OwnedBox
 from shardwright.checkpoint.writing.save import Save, commit, join_save, save_checkpoint, saving, write_part
 
@@ -22,9 +23,11 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "DamagedError",
+    "Keep",
     "Latest",
     "Manifest",
     "OwnedBox",
+    "Retention",
     "RunPoint",
     "Save",
     "TensorInfo",

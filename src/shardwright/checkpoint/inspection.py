@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -17,33 +18,41 @@ from shardwright.checkpoint.folder.directory import (
 )
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest
+from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, TIME, Manifest
 from shardwright.checkpoint.format.part import DATA_NAME, StoredBox, data_name, part_name
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.reading.opened import Checkpoint, open_checkpoint
 from shardwright.checkpoint.reading.streams import PieceReader
+from shardwright.checkpoint.retention.kept import kept
+from shardwright.checkpoint.retention.rules import KEEP_ALL
+from shardwright.checkpoint.writing.retention import saved_point
 
 
 def describe(directory: Path | str) -> dict[str, Any]:
     """What the directory of a step, or of a run, holds, newest step first.
 
-    ``{directory, checkpoints: [{directory, step, seed, data_position, model, layout: {name, text}, mesh, metadata,
-    bytes, num_files, tensors: [{name, shape, dtype, spec, bytes, num_boxes}]}], damaged: [message], leftovers: [name]}``.
-    Raises CheckpointError if there is no checkpoint.
+    ``{directory, keep, checkpoints: [{directory, step, saved_at, metrics, kept_by, seed, data_position, model,
+    layout: {name, text}, mesh, metadata, bytes, num_files, tensors: [{name, shape, dtype, spec, bytes, num_boxes}]}],
+    damaged: [message], leftovers: [name]}``. ``keep``: the rules of the newest save, which decide what the next save deletes;
+    ``kept_by``: those that keep a step now. Raises CheckpointError if there is no checkpoint.
     """
     directory = Path(directory)
     paths, unfinished, _ = _found_in(directory)
-    shown: list[dict[str, Any]] = []
+    opened: list[Checkpoint] = []
     damaged: list[str] = []
     for path in paths:
         try:
-            shown.append(_described(open_checkpoint(path)))
+            opened.append(open_checkpoint(path))
         except CheckpointError as error:
             if not _is_gone(path):
                 damaged.append(str(error))
+    rules = opened[0].manifest.keep if opened else KEEP_ALL
+    # Of one step alone the rules say nothing.
+    steps = {} if paths == (directory,) else kept([saved_point(one.manifest) for one in opened], rules)
     return {
         "directory": str(directory),
-        "checkpoints": shown,
+        "keep": rules.to_json(),
+        "checkpoints": [_described(one, steps.get(one.point.step, ())) for one in opened],
         "damaged": damaged,
         "leftovers": [path.name for path in unfinished],
     }
@@ -84,11 +93,14 @@ def _is_gone(path: Path) -> bool:
     return step_of(path) is not None and not path.exists()
 
 
-def _described(checkpoint: Checkpoint) -> dict[str, Any]:
-    point = checkpoint.point
+def _described(checkpoint: Checkpoint, kept_by: Sequence[str]) -> dict[str, Any]:
+    point, saved_at = checkpoint.point, checkpoint.manifest.saved_at
     return {
         "directory": str(checkpoint.directory),
         "step": point.step,
+        "saved_at": None if saved_at is None else saved_at.strftime(TIME),
+        "metrics": dict(point.metrics),
+        "kept_by": list(kept_by),
         "seed": point.seed,
         "data_position": point.data_position,
         "model": point.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
+from shardwright.training.changes import Change, recorded
 
 
 def checkpoint_view(shown: Mapping[str, Any]) -> View:
@@ -23,11 +25,9 @@ def checkpoint_view(shown: Mapping[str, Any]) -> View:
 
     def view(width: int) -> RenderableType:
         checkpoints = shown["checkpoints"]
-        older = checkpoints[1:]
         parts: list[RenderableType] = [_newest(one, width) for one in checkpoints[:1]]
-        if older:
-            lines = [Text(f"  {one['directory']}  {pretty_bytes(one['bytes'])}") for one in older]
-            parts.append(section("older checkpoints", *lines))
+        if len(checkpoints) > 1:
+            parts.append(section("checkpoints", _steps(shown, width)))
         if "load" in shown:
             parts.append(section("load", *load_lines(shown["load"], shown["load"])))
         parts += _faults(shown["damaged"], shown["leftovers"])
@@ -99,6 +99,12 @@ def _newest(one: Mapping[str, Any], width: int) -> RenderableType:
         ("next row", Text(f"{one['data_position']:,}")),
         ("size", Text(f"{one['bytes']:,} bytes ({pretty_bytes(one['bytes'])}) in {several(one['num_files'], 'file')}")),
     ]
+    if one["saved_at"] is not None:
+        lines.append(("saved", Text(_time(one["saved_at"]))))
+    if one["metrics"]:
+        lines.append(("metrics", Text(", ".join(f"{name} {value:.6g}" for name, value in one["metrics"].items()))))
+    if changes := recorded(one["metadata"]):
+        lines.append(("changes", Text("\n".join(_change(change) for change in changes))))
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim")
     for label, text in lines:
@@ -109,6 +115,36 @@ def _newest(one: Mapping[str, Any], width: int) -> RenderableType:
         Text(""),
         section("tensors", _tensors(one["tensors"], colors, width)),
     )
+
+
+def _steps(shown: Mapping[str, Any], width: int) -> RenderableType:
+    """A line for each checkpoint: when it was saved, the metric that counts, its bytes, and the rules that keep it."""
+    checkpoints, keep = shown["checkpoints"], shown["keep"]
+    metric = keep.get("best_of", "loss")
+    known = any(metric in one["metrics"] for one in checkpoints)
+    columns = [
+        Column(header="step", right=True),
+        Column(header="saved"),
+        *([Column(header=metric, right=True)] * known),
+    ]
+    columns += [Column(header="bytes", right=True), *([Column(header="kept by", flexible=True)] * bool(keep))]
+    columns.append(Column(header="directory"))
+    rows = []
+    for one in checkpoints:
+        cells = [f"{one['step']:,}", "" if one["saved_at"] is None else _time(one["saved_at"])]
+        cells += [f"{one['metrics'][metric]:.6g}" if metric in one["metrics"] else ""] * known
+        cells += [pretty_bytes(one["bytes"]), *([", ".join(one["kept_by"]) or "none"] * bool(keep))]
+        rows.append([Text(cell) for cell in [*cells, PurePath(one["directory"]).name]])
+    return aligned(columns, [RowGroup(heading=None, cells=rows)], width)
+
+
+def _change(change: Change) -> str:
+    was, now = (str(value)[:8] if change.name == "data" else f"{value}" for value in (change.was, change.now))
+    return f"after step {change.step:,}: {change.name} from {was} to {now}"
+
+
+def _time(text: str) -> str:
+    return text.replace("T", " ").replace("Z", " UTC")
 
 
 def _tensors(tensors: Sequence[Mapping[str, Any]], colors: AxisColors, width: int) -> RenderableType:

@@ -7,6 +7,7 @@ source.py       the rows that a run reads
 saving.py       saves of one or of several processes
 background.py   asynchronous saves
 resuming.py     at which checkpoint, or with which weights, a run begins
+partial.py      weights of which some are new, left out or cast
 fingerprint.py  what must be equal for a run to continue as the same run
 hold.py         the lock of a run's folder
 

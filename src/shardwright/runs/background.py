@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, Save, TensorInfo, commit, write_part
+from shardwright.checkpoint import CheckpointError, Keep, OwnedBox, RunPoint, Save, TensorInfo, commit, write_part
 from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.checkpoint.format.part import part_name
 from shardwright.checkpoint.writing.copies import HostCopies
@@ -29,7 +29,7 @@ class Saver:
     A context: it is left when the save in flight is complete, or will never be.
     """
 
-    def __init__(self, out: Path, group: Exchanging, shown: Listener, *, keep: int | None, asynchronous: bool) -> None:
+    def __init__(self, out: Path, group: Exchanging, shown: Listener, *, keep: Keep, asynchronous: bool) -> None:
         self._out, self._group, self._shown, self._keep = out, group, shown, keep
         self._asynchronous = asynchronous
         self._copies = HostCopies()
@@ -101,7 +101,7 @@ class _Flight:
         infos: Sequence[TensorInfo],
         boxes: Sequence[OwnedBox],
         group: Exchanging,
-        keep: int | None,
+        keep: Keep,
         held: ExitStack,
     ) -> None:
         self.step = point.step

@@ -11,6 +11,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
 from shardwright.runs.metrics.records import StepMetrics
+from shardwright.training.partial import PartialWeights
 
 
 class Weights(Protocol):
@@ -32,8 +33,10 @@ class Weights(Protocol):
         ...
 
 
-OpenFolder = Callable[[Path, Plan], tuple[Weights, Sequence[str]] | None]
-"""The weights of a folder that is no checkpoint, in the dtypes of a plan, with lines to show; None for another kind of folder."""
+OpenFolder = Callable[[Path, Plan, PartialWeights], tuple[Weights, Sequence[str]] | None]
+"""The weights of a folder that is no checkpoint, in the dtypes of a plan, with lines to show; None for another kind of folder.
+
+Weights that are new are not among its tensors."""
 
 
 class Engine(Protocol):

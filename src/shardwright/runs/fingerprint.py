@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.checkpoint import Retention
 from shardwright.core.model.architecture import architecture_values
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.source import Source
-from shardwright.training.options import RunOptions
+from shardwright.training.options import SAVED_METRICS, RunOptions
 
 
 def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str, Any]:
@@ -47,8 +48,23 @@ def shared_by_processes(
         "plan": hashlib.blake2b(plan.dump().encode(), digest_size=8).hexdigest(),
         "stop after": options.last_step,
         "checkpoint every": options.checkpoint_every,
-        "keep": options.keep,
+        "keep": rules_of_run(options).to_json(),
         "async checkpoints": options.async_checkpoints,
+        "change": list(options.change),
+        "weights new": list(options.weights_new),
+        "weights skip": list(options.weights_skip),
+        "weights cast": options.weights_cast,
         "goes on from": goes_on_from,
         **versions,
     }
+
+
+def rules_of_run(options: RunOptions) -> Retention:
+    """Which checkpoints of a run are kept."""
+    return Retention(
+        newest=options.keep,
+        every_steps=options.keep_every,
+        every_hours=options.keep_every_hours,
+        best=options.keep_best,
+        best_of=options.best_of or SAVED_METRICS[0],
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,15 @@ from shardwright.checkpoint import RunPoint
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.background import Saver
 from shardwright.runs.engine import Engine
+from shardwright.runs.fingerprint import rules_of_run
 from shardwright.runs.metrics.journal import BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.metrics.records import StepMetrics, record_of, require_sound
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.source import Source, batches
-from shardwright.training.options import METRICS_FILE, Listener, RunOptions, RunOutcome
+from shardwright.training.changes import CHANGES, Change
+from shardwright.training.options import METRICS_FILE, SAVED_METRICS, Listener, RunOptions, RunOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Loop:
     """All that the steps need. ``fingerprint``: the values that a resumed run must keep; saved in each checkpoint, and so is
     ``published``, what was published with the weights that the run began with.
 
-    ``skipped``: the checkpoints that are proven damaged, and how.
+    ``changes``: of options, until now; saved too. ``skipped``: the checkpoints that are proven damaged, and how.
     """
 
     options: RunOptions
@@ -37,6 +39,7 @@ class Loop:
     source: Source
     fingerprint: Mapping[str, Any]
     published: Mapping[str, Any]
+    changes: Sequence[Change]
     skipped: Mapping[Path, str]
     shown: Listener
     writer: BoardWriter | None
@@ -49,7 +52,12 @@ class Loop:
         if first >= last:
             self.shown.say(f"nothing to do: {first} steps are done, and this run ends at {last}")
             return RunOutcome(
-                ended=self._ended(first, None), step=first, loss=None, checkpoint=saved, metrics=metrics_path
+                ended=self._ended(first, None),
+                step=first,
+                loss=None,
+                checkpoint=saved,
+                metrics=metrics_path,
+                changes=self.changes,
             )
         with stop_on_signal() as stop:
             self.shown.doing("compiling the step")
@@ -63,7 +71,7 @@ class Loop:
                     self.options.out,
                     self.group,
                     self.shown,
-                    keep=self.options.keep,
+                    keep=rules_of_run(self.options),
                     asynchronous=self.options.async_checkpoints,
                 ) as saver,
                 batches(self.source, self.plan, self.engine.offsets, self.options.seed, next_row) as ahead,
@@ -80,7 +88,7 @@ class Loop:
                     # Read the signal only once: one that came between two reads would end the run without saving it.
                     ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
                     if self._is_due(number) or number == ending.last:
-                        saved = self._save(saver, number, batch.next_row)
+                        saved = self._save(saver, number, batch.next_row, metrics)
                     if number == ending.last:
                         break
             if ending.why is not None:
@@ -91,6 +99,7 @@ class Loop:
                 loss=loss,
                 checkpoint=saved,
                 metrics=metrics_path,
+                changes=self.changes,
             )
 
     def _journal(self, first: int) -> AbstractContextManager[Journal | None]:
@@ -113,7 +122,7 @@ class Loop:
         every = self.options.checkpoint_every
         return every is not None and number % every == 0
 
-    def _save(self, saver: Saver, step: int, next_row: int) -> Path:
+    def _save(self, saver: Saver, step: int, next_row: int, metrics: StepMetrics) -> Path:
         point = RunPoint(
             step=step,
             seed=self.options.seed,
@@ -122,9 +131,13 @@ class Loop:
             layout_name=self.plan.request.layout.name,
             layout_text=self.plan.dump(),
             mesh=self.plan.mesh.shape,
-            metadata={**self.fingerprint, **self.published},
+            metadata={**self.fingerprint, **self.published, **self._changes()},
+            metrics={name: getattr(metrics, name) for name in SAVED_METRICS},
         )
         return saver.save(point, self.engine.tensors(), self.engine.boxes())
+
+    def _changes(self) -> dict[str, Any]:
+        return {CHANGES: [change.to_json() for change in self.changes]} if self.changes else {}
 
     def _ended(self, step: int, why: str | None) -> Literal["finished", "stopped", "interrupted"]:
         if step >= self.options.steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from shardwright.core.model.architecture import differences_of_weights
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import OpenFolder, Weights
+from shardwright.runs.partial import fitted_weights, partial_of, without_configuration
+from shardwright.training.changes import Change, changes_between
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
+from shardwright.training.partial import ALL_WEIGHTS, CAST
 from shardwright.training.published import METADATA
 
 WEIGHTS_FILE = "weights.txt"
@@ -59,8 +62,17 @@ def beginning(options: RunOptions, fingerprint: Mapping[str, Any], shown: Listen
         _require_no_run(options.out)
         return Beginning(checkpoint=None, skipped={})
     if found.checkpoint is not None:
-        _require_same_run(found.checkpoint, fingerprint)
+        _require_run(found.checkpoint)
+        changes_of(found.checkpoint, fingerprint, options)
     return found
+
+
+def changes_of(checkpoint: Checkpoint, fingerprint: Mapping[str, Any], options: RunOptions) -> tuple[Change, ...]:
+    """The options that change where a run goes on from a checkpoint. Raises InputError for one that --change does not name."""
+    point = checkpoint.point
+    return changes_between(
+        {**WITHOUT, **point.metadata}, fingerprint, options.change, point.step, str(checkpoint.directory)
+    )
 
 
 def older(
@@ -77,7 +89,8 @@ def older(
     shown.say(f"skipped a damaged checkpoint: {damage}")
     found = _newest(options, {**before.skipped, directory: damage}, shown)
     assert found.checkpoint is not None
-    _require_same_run(found.checkpoint, fingerprint)
+    _require_run(found.checkpoint)
+    changes_of(found.checkpoint, fingerprint, options)
     return found
 
 
@@ -108,7 +121,7 @@ def record_weights(out: Path, weights: Path) -> None:
 
 def open_weights(
     path: Path,
-    out: Path,
+    options: RunOptions,
     plan: Plan,
     fingerprint: Mapping[str, Any],
     open_folder: OpenFolder | None,
@@ -116,13 +129,13 @@ def open_weights(
 ) -> Weights:
     """The weights that a run begins with: of a checkpoint, or of a folder that ``open_folder`` knows. Reads no element.
 
-    ``out``: the run's folder. Raises InputError where it is the weights' own, and where these cannot be opened, are of another
-    model, or are stored in another dtype.
+    Raises InputError where their folder is the run's, and where they cannot be opened, are of another model, or do not fit it.
     """
+    out, partial = options.out, partial_of(options, plan)
     if os.path.realpath(path) == os.path.realpath(out):
         raise InputError(f"--weights {path}: the run would write into this folder. Give another --out.")
     try:
-        known = None if open_folder is None else open_folder(path, plan)
+        known = None if open_folder is None else open_folder(path, plan, partial)
         weights, notes = (open_newest(path), ()) if known is None else known
     except InputError as error:
         nothing = open_folder is not None and not (path.is_dir() and any(path.iterdir()))
@@ -130,7 +143,7 @@ def open_weights(
         raise InputError(f"--weights: {error}{more}") from None
     for note in notes:
         shown.say(note)
-    changed = differences_of_weights(weights.point.metadata, fingerprint)
+    changed = differences_of_weights(weights.point.metadata, fingerprint, partial.permitted)
     if changed:
         raise InputError(
             f"--weights {path}: these are weights of another model than {plan.request.table.name}:\n"
@@ -139,12 +152,18 @@ def open_weights(
         )
     for row in plan.weights:
         found = weights.tensors.get(row.name)
-        if found is not None and found.dtype != row.dtype:
+        if not partial.cast and row.name not in partial.new and found is not None and found.dtype != row.dtype:
             raise InputError(
                 f"--weights {path}: '{row.name}' is stored in {found.dtype}, and this run has it in {row.dtype}. Give "
-                f"--weights-dtype {found.dtype}, or import the weights again with --dtype {row.dtype}."
+                f"--weights-dtype {found.dtype}, import the weights again with --dtype {row.dtype}, or cast them with {CAST}."
             )
-    return weights
+    # The folder's own names are known there: what it leaves out is left out.
+    fitted, lines = fitted_weights(weights, plan, partial if known is None else replace(partial, skip=()), options.seed)
+    for line in lines:
+        shown.say(line)
+    if differences_of_weights(weights.point.metadata, fingerprint):
+        fitted = replace(fitted, point=without_configuration(fitted.point))
+    return weights if partial == ALL_WEIGHTS else fitted
 
 
 def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -> Beginning:
@@ -183,6 +202,10 @@ def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -
         )
     # A job that always starts with --resume must also work if it ended before its first checkpoint.
     shown.say(f"the run in {options.out} saved nothing: it begins again")
+    if options.change:
+        shown.say(
+            f"--change {','.join(options.change)} changes nothing: the run begins with the options as they are given"
+        )
     return Beginning(checkpoint=None, skipped={})
 
 
@@ -223,21 +246,4 @@ def _require_run(checkpoint: Checkpoint) -> None:
         raise InputError(
             f"{checkpoint.directory} is imported weights, and no run to go on with. Begin one with --weights {out}, and give "
             f"another --out."
-        )
-
-
-def _require_same_run(checkpoint: Checkpoint, fingerprint: Mapping[str, Any]) -> None:
-    _require_run(checkpoint)
-    before = {**WITHOUT, **checkpoint.point.metadata}
-    changed = [
-        f"  {name}: was {before.get(name)!r}, is {value!r}"
-        for name, value in fingerprint.items()
-        # Paths: the effect of the tokenizer on the text is in "corpus", and a run that goes on reads no other weights.
-        if before.get(name) != value and name not in ("tokenizer", "weights")
-    ]
-    if changed:
-        raise InputError(
-            f"{checkpoint.directory} was saved by a run with other options or text; going on would be another run:\n"
-            + "\n".join(changed)
-            + "\nGive the same options, or another --out. The layout and the mesh may change."
         )

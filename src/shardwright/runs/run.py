@@ -21,8 +21,11 @@ from shardwright.runs.loop import Loop
 from shardwright.runs.metrics.journal import board_writer
 from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
-from shardwright.runs.resuming import Beginning, beginning, older, open_weights, record_weights
+from shardwright.runs.resuming import Beginning, beginning, changes_of, older, open_weights, record_weights
 from shardwright.runs.source import open_source
+from shardwright.training.changes import Change, other_rows, recorded
+from shardwright.training.effects import effects
+from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 from shardwright.training.published import (
     FOLDER,
@@ -93,7 +96,7 @@ def _run(
     start = _chosen(group, "where the run begins", lambda: beginning(options, same, shown), options)
     weights = None
     if start.checkpoint is None and options.weights is not None:
-        weights = open_weights(options.weights, options.out, plan, same, open_folder, shown)
+        weights = open_weights(options.weights, options, plan, same, open_folder, shown)
     must_agree(
         group, {**same, **shared_by_processes(options, plan, start.step, engine.versions)}, "before the first step"
     )
@@ -106,6 +109,7 @@ def _run(
     else:
         first = _begun_with(weights, engine, options, group, shown)
     begun = weights if start.checkpoint is None else start.checkpoint
+    changes, next_row = _changed(start, same, options, shown)
     loop = Loop(
         options=options,
         plan=plan,
@@ -113,6 +117,7 @@ def _run(
         source=source,
         fingerprint=same,
         published={} if begun is None else published_with(begun.point.metadata),
+        changes=changes,
         skipped=start.skipped,
         shown=shown,
         writer=writer,
@@ -120,7 +125,20 @@ def _run(
     )
     if start.checkpoint is None:
         return loop.go(first, 0, None)
-    return loop.go(first, start.checkpoint.point.data_position, start.checkpoint.directory)
+    return loop.go(first, next_row, start.checkpoint.directory)
+
+
+def _changed(
+    start: Beginning, same: Mapping[str, Any], options: RunOptions, shown: Listener
+) -> tuple[tuple[Change, ...], int]:
+    """The changes of a run until now, and the next row. Every process finds the same ones."""
+    if start.checkpoint is None:
+        return (), 0
+    point, new = start.checkpoint.point, changes_of(start.checkpoint, same, options)
+    next_row = 0 if other_rows(new) else point.data_position
+    for line in effects(new, options.change, same, optimizer_options(options), step=point.step, first_row=next_row):
+        shown.say(line)
+    return (*recorded(point.metadata), *new), next_row
 
 
 def _chosen(group: Group, name: str, choose: Callable[[], Beginning], options: RunOptions) -> Beginning:

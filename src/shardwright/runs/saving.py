@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 
 from shardwright.checkpoint import (
     CheckpointError,
+    Keep,
     OwnedBox,
     RunPoint,
     Save,
@@ -30,7 +31,7 @@ def save(
     boxes: Iterator[OwnedBox],
     group: Exchanging,
     *,
-    keep: int | None,
+    keep: Keep,
 ) -> Path:
     """Write a state as the checkpoint of its step. Each distinct box is written once, and its elements are read only then.
 
@@ -48,7 +49,7 @@ def _save_together(
     infos: Sequence[TensorInfo],
     boxes: Iterator[OwnedBox],
     group: Exchanging,
-    keep: int | None,
+    keep: Keep,
 ) -> Path:
     """The three phases of a save by several processes. Each begins when all processes have finished the one before."""
     name, first = f"the checkpoint of step {point.step}", group.index == 0

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from shardwright.core.findings.bounds import number_text, within
 from shardwright.core.findings.errors import InputError
+from shardwright.training.changes import CHANGEABLE, Change, may_not_change
 from shardwright.training.cluster import Processes
 
 METRICS_FILE = "metrics.jsonl"
 """The metrics file in a run's folder: one JSON object per step."""
+
+SAVED_METRICS = ("loss", "grad_norm")
+"""The metrics of a step that its checkpoint has."""
 
 STDLIB = "stdlib"
 """The corpus that every machine has: the source text of Python's standard library."""
@@ -26,10 +31,15 @@ class RunOptions:
     ``data``: a file, a folder, or ``stdlib``. ``tokenizer``: a ``tokenizer.json``; None: bytes. ``steps``: the length
     of the schedule, in steps; ``stop_after``: the step after which this run saves and ends; None: at ``steps``.
     ``lr``: the highest learning rate, reached after ``warmup`` steps. ``clip``: the largest global norm of the
-    gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many checkpoints are kept; None: all.
+    gradient. ``checkpoint_every``: in steps; None: at the end only. ``keep``: how many of the newest checkpoints are kept;
+    ``keep_every``: the steps that are multiples of it; ``keep_every_hours``: the first of so many hours; ``keep_best``: so many
+    with the lowest metric ``best_of``. What any of these keeps is kept; if all are None, every checkpoint.
     ``async_checkpoints``: they are written in the background, from a copy of the state in host memory.
-    ``weights``: a checkpoint whose weights a new run begins with; None: initial values of ``seed``.
-    ``resume``: go on from the newest checkpoint; ``resume_from``: from that of this step.
+    ``weights``: a checkpoint whose weights a new run begins with; None: initial values of ``seed``. ``weights_new``: patterns of
+    the weights that begin from initial values all the same; ``weights_skip``: of tensors there that are left out;
+    ``weights_cast``: cast floating dtypes.
+    ``resume``: go on from the newest checkpoint; ``resume_from``: from that of this step. ``change``: the names of options
+    that may then differ from those of the checkpoint, of ``CHANGEABLE``.
     ``devices``: the requested number, over all processes; None: as many as the mesh has. ``processes``: this process and
     the others of the run; None: it is the only one.
 
@@ -48,10 +58,18 @@ class RunOptions:
     seed: int = 0
     checkpoint_every: int | None = None
     keep: int | None = None
+    keep_every: int | None = None
+    keep_every_hours: int | None = None
+    keep_best: int | None = None
+    best_of: str | None = None
     async_checkpoints: bool = False
     weights: Path | None = None
+    weights_new: Sequence[str] = ()
+    weights_skip: Sequence[str] = ()
+    weights_cast: bool = False
     resume: bool = False
     resume_from: int | None = None
+    change: Sequence[str] = ()
     tensorboard: bool = False
     devices: int | None = None
     processes: Processes | None = None
@@ -62,6 +80,9 @@ class RunOptions:
             "--stop-after": (self.stop_after, "steps"),
             "--checkpoint-every": (self.checkpoint_every, "steps"),
             "--keep": (self.keep, "checkpoints"),
+            "--keep-every": (self.keep_every, "steps"),
+            "--keep-every-hours": (self.keep_every_hours, "hours"),
+            "--keep-best": (self.keep_best, "checkpoints"),
             "--resume-from": (self.resume_from, "steps"),
             "--devices": (self.devices, "devices"),
         }
@@ -70,6 +91,10 @@ class RunOptions:
                 raise InputError(f"{option} is {number_text(count)}, and must be at least 1.")
             if count is not None:
                 within(option, count, counted)
+        if self.best_of is not None and self.keep_best is None:
+            raise InputError("--best-of is for --keep-best. Give both, or neither.")
+        if self.best_of not in (None, *SAVED_METRICS):
+            raise InputError(f"--best-of is {self.best_of}, and must be one of {', '.join(SAVED_METRICS)}.")
         for option, number in (("--lr", self.lr), ("--clip", self.clip)):
             if not 0 < number < float("inf"):
                 raise InputError(f"{option} is {number:g}, and must be a number above 0.")
@@ -84,6 +109,15 @@ class RunOptions:
                 f"--warmup is {number_text(self.warmup)}, and must be from 0 to --steps, which is {self.steps}: "
                 f"the learning rate rises for --warmup steps and falls for the rest."
             )
+        partly = {"new": self.weights_new, "skip": self.weights_skip, "cast": self.weights_cast}
+        given = [f"--weights-{name}" for name, value in partly.items() if value]
+        if given and self.weights is None and not (self.resume or self.resume_from is not None):
+            raise InputError(f"{given[0]} is for --weights. Give both, or neither.")
+        for name in self.change:
+            if name not in CHANGEABLE:
+                raise InputError(f"--change {','.join(self.change)}: {may_not_change(name)}")
+        if self.change and not self.resume and self.resume_from is None:
+            raise InputError("--change is for a run that goes on. Give --resume too, or leave it out.")
         if self.devices is not None and self.processes is not None and self.devices % self.processes.count:
             raise InputError(
                 f"--devices is {self.devices}, and must be a multiple of the number of processes, which is "
@@ -103,13 +137,17 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended. ``step``: steps done, with those before a resume. ``loss``: of this run's last step, None if it did none."""
+    """How a run ended. ``step``: steps done, with those before a resume. ``loss``: of this run's last step, None if it did none.
+
+    ``changes``: of its options, where it was resumed.
+    """
 
     ended: Literal["finished", "stopped", "interrupted"]
     step: int
     loss: float | None
     checkpoint: Path | None
     metrics: Path
+    changes: Sequence[Change] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -118,6 +156,7 @@ class RunOutcome:
             "loss": self.loss,
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "metrics": str(self.metrics),
+            "changes": [change.to_json() for change in self.changes],
         }
 
 

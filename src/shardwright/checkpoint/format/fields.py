@@ -74,6 +74,14 @@ class Field:
             raise self._needed(f"at most {MOST:,}")
         return value
 
+    def number(self) -> float:
+        if type(self.value) not in (int, float):
+            raise self._needed("a number")
+        try:
+            return float(self.value)
+        except OverflowError:
+            raise self._needed("a number of 64 bits") from None
+
     def integers(self, count: int | None = None) -> tuple[int, ...]:
         """A list of whole numbers, none below 0, and ``count`` of them if it is given."""
         value = self.value

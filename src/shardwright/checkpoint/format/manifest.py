@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from shardwright.checkpoint.format.pieces import digest_of
+from shardwright.checkpoint.retention.rules import KEEP_ALL, Retention
 
 FORMAT = "shardwright-checkpoint"
 VERSION = 2
 FILE_NAME = "manifest.json"
 INDEX_NAME = "boxes.index"
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+"""How a time is written: UTC, to the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,7 @@ class RunPoint:
     """The state of a run when it was saved, other than its tensors.
 
     ``data_position`` is the global index of the next row to read. ``mesh`` is major first. ``metadata`` is
-    everything else that an exact resume needs, as JSON values.
+    everything else that an exact resume needs, as JSON values. ``metrics``: finite numbers of this step, as its loss.
     """
 
     step: int
@@ -59,17 +63,24 @@ class RunPoint:
     layout_text: str
     mesh: Mapping[str, int]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint except its boxes and their elements. Process i wrote ``parts[i]``."""
+    """Everything about a checkpoint except its boxes and their elements. Process i wrote ``parts[i]``.
+
+    ``saved_at``: when it was committed, UTC. ``keep``: the rules by which this save kept older checkpoints. An earlier
+    release wrote neither.
+    """
 
     point: RunPoint
     tensors: Mapping[str, TensorInfo]
     piece_bytes: int
     index: StoredIndex
     parts: tuple[StoredPart, ...]
+    saved_at: datetime | None = None
+    keep: Retention = KEEP_ALL
 
 
 def content_digest(value: Mapping[str, Any]) -> str:
@@ -101,6 +112,7 @@ def manifest_value(manifest: Manifest) -> dict[str, Any]:
         "layout": {"name": point.layout_name, "text": point.layout_text},
         "mesh": dict(point.mesh),
         "metadata": dict(point.metadata),
+        **_optional(manifest),
         "tensors": [tensor_value(tensor) for tensor in manifest.tensors.values()],
         "piece_bytes": manifest.piece_bytes,
         "index": {"bytes": manifest.index.num_bytes, "digest": manifest.index.digest},
@@ -115,6 +127,16 @@ def manifest_value(manifest: Manifest) -> dict[str, Any]:
         ],
     }
     return {**value, "manifest_digest": content_digest(value)}
+
+
+def _optional(manifest: Manifest) -> dict[str, Any]:
+    """The fields that a reader may do without. Releases before them ignore them."""
+    values = {
+        "saved_at": None if manifest.saved_at is None else manifest.saved_at.strftime(TIME),
+        "metrics": dict(manifest.point.metrics),
+        "keep": manifest.keep.to_json(),
+    }
+    return {name: value for name, value in values.items() if value}
 
 
 def tensor_value(info: TensorInfo) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from shardwright.checkpoint.format.fields import MOST, Field, read_json
 from shardwright.checkpoint.format.manifest import (
     FILE_NAME,
     FORMAT,
+    TIME,
     VERSION,
     Manifest,
     RunPoint,
@@ -22,6 +24,7 @@ from shardwright.checkpoint.format.manifest import (
     content_digest,
 )
 from shardwright.checkpoint.format.pieces import MAX_PIECE_BYTES
+from shardwright.checkpoint.retention.rules import LOSS, Retention
 from shardwright.core.findings.nearest import did_you_mean
 
 HEX_128 = re.compile(r"[0-9a-f]{32}")
@@ -99,6 +102,8 @@ def _validated(path: Path, top: Field) -> Manifest:
         piece_bytes=piece_bytes,
         index=StoredIndex(num_bytes=top["index"]["bytes"].integer(), digest=_digest(top["index"]["digest"])),
         parts=tuple(_part(item) for item in top["parts"].items()),
+        saved_at=_time(top["saved_at"]) if "saved_at" in top.mapping() else None,
+        keep=_rules(top["keep"]) if "keep" in top.mapping() else Retention(),
     )
     if not _digest_matches(top):
         raise CheckpointError(
@@ -157,6 +162,34 @@ def _point(top: Field) -> RunPoint:
         layout_text=top["layout"]["text"].text(),
         mesh={axis: mesh[axis].integer(minimum=1) for axis in mesh.mapping()},
         metadata=_metadata(top["metadata"]),
+        metrics=_metrics(top["metrics"]) if "metrics" in top.mapping() else {},
+    )
+
+
+def _metrics(item: Field) -> dict[str, float]:
+    return {name: item[name].number() for name in item.mapping()}
+
+
+def _time(item: Field) -> datetime:
+    try:
+        return datetime.strptime(item.text(), TIME).replace(tzinfo=UTC)
+    except ValueError:
+        raise item.error(f"'{item.text()}' is not a time, as 2026-03-01T08:15:42Z.") from None
+
+
+def _rules(item: Field) -> Retention:
+    """The rules of a run. Those of a later release that are not known here are left out."""
+    known = item.mapping()
+
+    def number(name: str) -> int | None:
+        return item[name].integer(minimum=1) if name in known else None
+
+    return Retention(
+        newest=number("newest"),
+        every_steps=number("every_steps"),
+        every_hours=number("every_hours"),
+        best=number("best"),
+        best_of=item["best_of"].text() if "best_of" in known else LOSS,
     )
 
 

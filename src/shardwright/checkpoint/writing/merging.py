@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from shardwright.checkpoint.format.arrays import MAX_BYTES, write_bytes
@@ -23,6 +24,7 @@ from shardwright.checkpoint.format.part import InfoTable, Part, declared_name, p
 from shardwright.checkpoint.format.pieces import digest_of
 from shardwright.checkpoint.format.read_manifest import read_tensor
 from shardwright.checkpoint.format.regular_file import read_regular
+from shardwright.checkpoint.retention.rules import Retention
 
 
 def declared_bytes(tensors: Sequence[TensorInfo]) -> bytes:
@@ -30,7 +32,9 @@ def declared_bytes(tensors: Sequence[TensorInfo]) -> bytes:
     return json.dumps([tensor_value(info) for info in tensors], separators=(",", ":")).encode()
 
 
-def merged(directory: Path, final: Path, point: RunPoint, num_processes: int) -> Manifest:
+def merged(
+    directory: Path, final: Path, point: RunPoint, num_processes: int, *, saved_at: datetime, keep: Retention
+) -> Manifest:
     """Writes the index of a save, durably, and returns its manifest.
 
     Raises CheckpointError if the part of a process is missing, if processes do not declare the same tensors (SW504), and if the
@@ -73,6 +77,8 @@ def merged(directory: Path, final: Path, point: RunPoint, num_processes: int) ->
         piece_bytes=sizes[0],
         index=StoredIndex(num_bytes=len(index), digest=digest_of(index)),
         parts=tuple(stored),
+        saved_at=saved_at,
+        keep=keep,
     )
 
 

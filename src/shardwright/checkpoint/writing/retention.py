@@ -1,30 +1,59 @@
-"""How many checkpoints are kept: the newest intact ones, at least one."""
+"""Deletes old checkpoints that no rule keeps. It reads manifests, and never deletes the last complete checkpoint.
+
+All that a save may cost is little beside the save itself, for any number of steps and processes. So a checkpoint counts as
+complete if its manifest matches its own digest, and every file of the manifest is there with its size: no part and no data
+file is read. Each manifest is read once by a process, and so are the sizes of files: of the checkpoint that was just written,
+and of the newest other one that is kept. While these two are complete, what is deleted is never the last one. To
+compare the digests of all elements here, one process would read what thousands have written; a resumed run compares
+them as it reads, and takes an older checkpoint where they differ.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
-from shardwright.checkpoint.folder.directory import committed, delete
-from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.reading.opened import open_checkpoint
-from shardwright.core.findings.errors import InputError
+from shardwright.checkpoint.folder.directory import committed, delete, step_of
+from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
+from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest
+from shardwright.checkpoint.format.part import DATA_NAME, part_name
+from shardwright.checkpoint.format.read_manifest import read_manifest
+from shardwright.checkpoint.retention.kept import SavedPoint, kept
+from shardwright.checkpoint.retention.rules import Retention
+
+MOST_KNOWN = 10_000
+"""So many steps are remembered by a process. What a manifest says does not change once it has its name."""
+
+Identity = tuple[int, int, int]
 
 
-def check_keep(keep: int | None) -> None:
-    """Raises InputError if ``keep`` is below 1."""
-    if keep is not None and keep < 1:
-        raise InputError(f"found {keep} checkpoints to keep, needed at least 1. Leave it out to keep all.")
+def delete_old(out: Path, just_written: Path, rules: Retention) -> tuple[Path, ...]:
+    """Deletes the checkpoints that no rule keeps, oldest first, and returns them.
 
+    The checkpoint just written is kept whatever its step. One that is damaged, as far as its manifest and the sizes of its
+    files show, is neither counted nor deleted: a person has to look at it.
 
-def delete_old(out: Path, just_written: Path, keep: int | None) -> tuple[Path, ...]:
-    """Deletes the intact checkpoints beyond the ``keep`` newest, and returns them; None keeps all.
-
-    The checkpoint just written is kept whatever its step. A damaged one is neither counted nor deleted: a person has to
-    look at it.
+    Raises CheckpointError where one cannot be deleted, or where the checkpoint just written is incomplete; then none is deleted.
     """
-    if keep is None:
+    if rules.keeps_all:
         return ()
-    doomed = tuple(path for path in _intact(out)[keep:] if path != just_written)
+    points = {path: point for path in committed(out) if (point := _point(path)) is not None}
+    while True:
+        steps = kept(points.values(), rules)
+        doomed = tuple(path for path in reversed(points) if points[path].step not in steps and path != just_written)
+        if not doomed:
+            return ()
+        other = next((path for path in points if path not in (*doomed, just_written)), None)
+        if other is None or not _is_damaged(other):
+            break
+        del points[other]
+    if _is_damaged(just_written):
+        raise CheckpointError(
+            f"{just_written}: files of it are missing or have another size just after they were written, so no older "
+            f"checkpoint was deleted. Look at this disk before the run goes on."
+        )
     for path in doomed:
         try:
             delete(path)
@@ -35,12 +64,67 @@ def delete_old(out: Path, just_written: Path, keep: int | None) -> tuple[Path, .
     return doomed
 
 
-def _intact(out: Path) -> list[Path]:
-    intact: list[Path] = []
-    for path in committed(out):
-        try:
-            open_checkpoint(path)
-        except CheckpointError:
-            continue
-        intact.append(path)
-    return intact
+def saved_point(manifest: Manifest) -> SavedPoint:
+    """What the rules look at."""
+    return SavedPoint(step=manifest.point.step, saved_at=manifest.saved_at, metrics=manifest.point.metrics)
+
+
+def _point(directory: Path) -> SavedPoint | None:
+    """What the manifest says of a step; None for one that cannot be read, is damaged or of another step."""
+    try:
+        point = _known_point(directory, _identity(directory / FILE_NAME))
+    except (CheckpointError, OSError):
+        return None
+    return point if point.step == step_of(directory) else None
+
+
+# An exception is not remembered: a file that cannot be read now may be read later.
+@lru_cache(maxsize=MOST_KNOWN)
+def _known_point(directory: Path, identity: Identity) -> SavedPoint:
+    del identity
+    return saved_point(read_manifest(directory))
+
+
+def _is_damaged(directory: Path) -> bool:
+    try:
+        # A file that appears, goes away or is replaced changes its directory.
+        _require_files(directory, _identity(directory), _identity(directory / FILE_NAME))
+    except (CheckpointError, OSError):
+        return True
+    return False
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _require_files(directory: Path, *identities: Identity) -> None:
+    """Raises DamagedError unless every file of the manifest is there, with its size."""
+    del identities
+    manifest = read_manifest(directory)
+    with os.scandir(directory) as entries:
+        sizes = {entry.name: entry.stat().st_size for entry in entries}
+    needed = {INDEX_NAME: manifest.index.num_bytes}
+    needed |= {part_name(process): part.num_bytes for process, part in enumerate(manifest.parts)}
+    found = _data_files(sizes.items())
+    wrong = [name for name, num_bytes in needed.items() if sizes.get(name) != num_bytes]
+    wrong += [
+        f"data files of process {process}"
+        for process, part in enumerate(manifest.parts)
+        if found.get(process, (0, 0)) != (part.num_files, part.data_bytes)
+    ]
+    if wrong:
+        raise DamagedError(f"{directory}: missing or of another size: {wrong[0]}.")
+
+
+def _data_files(sizes: Iterable[tuple[str, int]]) -> dict[int, tuple[int, int]]:
+    """The number and the bytes of the data files of each process."""
+    found: dict[int, tuple[int, int]] = {}
+    for name, num_bytes in sizes:
+        if match := DATA_NAME.fullmatch(name):
+            process = int(match.group(1))
+            count, total = found.get(process, (0, 0))
+            found[process] = count + 1, total + num_bytes
+    return found
+
+
+def _identity(path: Path) -> Identity:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from shardwright.checkpoint.folder.directory import (
@@ -44,9 +45,10 @@ from shardwright.checkpoint.format.part import (
 )
 from shardwright.checkpoint.format.pieces import PIECE_BYTES
 from shardwright.checkpoint.format.read_manifest import read_manifest
+from shardwright.checkpoint.retention.rules import Keep, rules_of
 from shardwright.checkpoint.writing.data_file import MAX_FILE_BYTES, OwnedBox, grouped, joined, write_data_file
 from shardwright.checkpoint.writing.merging import declared_bytes, merged
-from shardwright.checkpoint.writing.retention import check_keep, delete_old
+from shardwright.checkpoint.writing.retention import delete_old
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
 
@@ -74,20 +76,20 @@ def save_checkpoint(
     tensors: Sequence[TensorInfo],
     boxes: Iterable[OwnedBox],
     *,
-    keep: int | None = None,
+    keep: Keep = None,
 ) -> Path:
     """Writes the checkpoint of one step from one process, and returns its directory.
 
-    ``boxes`` are the boxes of all tensors, each once: only the first of several replicas. With ``keep``, older
-    intact checkpoints beyond that number are deleted afterwards.
+    ``boxes`` are the boxes of all tensors, each once: only the first of several replicas. With ``keep``, the number of the
+    newest or rules, older checkpoints that no rule keeps are deleted afterwards.
 
     Raises CheckpointError and leaves nothing half-written: another save is running here, the step was saved
     before, boxes do not cover a tensor exactly once, the disk is full or not writable.
     """
-    check_keep(keep)
+    rules = rules_of(keep, point.metrics)
     with saving(out, point.step) as save:
         write_part(save, tensors, boxes)
-        return commit(save, point, keep=keep)
+        return commit(save, point, keep=rules)
 
 
 @contextmanager
@@ -165,17 +167,17 @@ def write_part(
         write_bytes(save.directory / part_name(process), part_bytes(files, rows, piece_bytes))
 
 
-def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | None = None) -> Path:
+def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: Keep = None) -> Path:
     """Makes a checkpoint of what the processes have written, atomically.
 
     Raises CheckpointError if the part file of a process is missing, processes disagree about the tensors, or
     boxes do not cover a tensor exactly once.
     """
-    check_keep(keep)
+    rules = rules_of(keep, point.metrics)
     final = step_directory(save.out, save.step)
     assert point.step == save.step, (point.step, save.step)
     with _explained(final):
-        manifest = merged(save.directory, final, point, num_processes)
+        manifest = merged(save.directory, final, point, num_processes, saved_at=now(), keep=rules)
         write_bytes(save.directory / FILE_NAME, manifest_text(manifest).encode())
         read_manifest(save.directory)
         for process in range(num_processes):
@@ -189,8 +191,13 @@ def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: int | N
         raise CheckpointError(
             f"{final}: the checkpoint is written, and might not survive a loss of power: {error.strerror}."
         ) from error
-    delete_old(save.out, final, keep)
+    delete_old(save.out, final, rules)
     return final
+
+
+def now() -> datetime:
+    """The time of a commit, UTC."""
+    return datetime.now(UTC)
 
 
 def _info_of(owned: OwnedBox, known: dict[str, TensorInfo]) -> TensorInfo:

@@ -146,6 +146,15 @@ def ended(outcome: RunOutcome, run: RunOptions) -> str:
     return "\n".join(lines)
 
 
+def names_in(text: str | None) -> tuple[str, ...]:
+    """The names in a list with commas, as those of options.
+
+    >>> names_in("lr, weight_decay")
+    ('lr', 'weight-decay')
+    """
+    return () if text is None else tuple(dict.fromkeys(one.strip().replace("_", "-") for one in text.split(",")))
+
+
 def run_options(
     options: TrainOptions, *, devices: int | None, processes: Processes | None = None
 ) -> tuple[RunOptions, dict[str, str]]:
@@ -171,10 +180,18 @@ def run_options(
         seed=options.seed,
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
+        keep_every=options.keep_every,
+        keep_every_hours=options.keep_every_hours,
+        keep_best=options.keep_best,
+        best_of=options.best_of,
         async_checkpoints=options.async_checkpoints,
         weights=options.weights,
+        weights_new=tuple(one for each in options.weights_new for one in each),
+        weights_skip=tuple(one for each in options.weights_skip for one in each),
+        weights_cast=options.weights_cast,
         resume=options.resume,
         resume_from=options.resume_from,
+        change=names_in(options.change),
         tensorboard=options.tensorboard,
         devices=devices,
         processes=processes,

@@ -13,6 +13,7 @@ from shardwright.core.findings.bounds import integer_of
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.resolution.request import REMAT_POLICIES
 from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
+from shardwright.training.options import SAVED_METRICS
 
 
 def _whole(values: list[str]) -> int:
@@ -89,6 +90,11 @@ Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _DTYPE]
 Engine = Annotated[str | None, _one_of("jax", "torch")]
 Remat = Annotated[str | None, _one_of(*REMAT_POLICIES)]
+Patterns = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(metavar="PATTERN ...", help_behavior_hint="(may be given several times)"),
+]
+Metric = Annotated[str | None, _one_of(*SAVED_METRICS)]
 Annotations = Annotated[str | None, _one_of("github", "none")]
 Layout = Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: the model's natural one)")]
 
@@ -172,15 +178,31 @@ class TrainOptions:
     checkpoint_every: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: at the end only)")] = None
     """Save every N steps."""
     keep: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: all)")] = None
-    """How many checkpoints to keep."""
+    """Keep the N newest checkpoints, and those that another --keep option keeps. The others are deleted after a save."""
+    keep_every: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: none)")] = None
+    """Keep the steps that are multiples of N, for ever."""
+    keep_every_hours: Annotated[Count, arg(metavar="H", help_behavior_hint="(default: none)")] = None
+    """Keep the first checkpoint of each H hours (UTC), for ever."""
+    keep_best: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: none)")] = None
+    """Keep the N checkpoints with the lowest --best-of."""
+    best_of: Annotated[Metric, arg(help_behavior_hint="(default: loss)")] = None
+    """The metric that --keep-best compares: that of the checkpoint's own step."""
     async_checkpoints: Flag = False
     """Write checkpoints in the background: a step waits only for a copy of the state in host memory."""
     weights: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: initial values)")] = None
     """Begin with the weights of this checkpoint or model folder of Hugging Face, with new optimizer state, at step 0."""
+    weights_new: Patterns = ()
+    """Weights of the model that begin from initial values: names with * for any text, as 'embedding*'."""
+    weights_skip: Patterns = ()
+    """Tensors of --weights that are left out, by their names there."""
+    weights_cast: Flag = False
+    """Cast the floating dtypes of a checkpoint's weights to --weights-dtype. Those of a model folder always are."""
     resume: Flag = False
     """Go on from the newest intact checkpoint in --out, on any layout."""
     resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
     """Go on from the checkpoint of this step. Later ones are kept under another name."""
+    change: Annotated[Text, arg(metavar="NAME,...", help_behavior_hint="(default: none)")] = None
+    """Options that may differ after --resume, of lr, warmup, steps, weight-decay, clip, batch, length, data, seed."""
     tensorboard: Flag = False
     """Write TensorBoard events to --out too."""
     coordinator: Annotated[Text, arg(metavar="HOST:PORT", help_behavior_hint="(default: from the cluster)")] = None

@@ -6,6 +6,7 @@ codes.py       every code with its severity and law
 draft.py       a finding before its fix is selected
 position.py    where a value is in a user's text
 nearest.py     the known name closest to a misspelt one
+patterns.py    names by patterns
 bounds.py      upper bounds of input numbers
 escaped.py     texts of unknown origin, without control characters
 """

@@ -36,6 +36,7 @@ BOUNDS: Mapping[str, Bound] = {
     # Beyond these no float32 of a step is finite.
     "rate": Bound(most=1_000_000, fix="Give a lower rate."),
     "norm": Bound(most=10**18, fix="Give a smaller norm: nothing is clipped at this one."),
+    "hours": Bound(most=1_000_000, fix="Give fewer hours."),
     "seconds": Bound(most=1_000_000, fix="Give a shorter time."),
 }
 """Bounds by the quantity that is counted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,9 +19,15 @@ def architecture_values(table: ModelTable) -> dict[str, Any]:
     return _flattened(PREFIX, asdict(table.architecture))
 
 
-def differences_of_weights(found: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
-    """One line for each value by which the weights of one model are not those of another. Only values that both have count."""
-    keys = [key for key in needed if key.startswith(f"{PREFIX}.") and key in found and key not in NOT_IN_WEIGHTS]
+def differences_of_weights(
+    found: Mapping[str, Any], needed: Mapping[str, Any], permitted: Collection[str] = ()
+) -> list[str]:
+    """One line for each value by which the weights of one model are not those of another. Only values that both have count.
+
+    ``permitted``: keys of values that may differ.
+    """
+    ignored = (*NOT_IN_WEIGHTS, *permitted)
+    keys = [key for key in needed if key.startswith(f"{PREFIX}.") and key in found and key not in ignored]
     return [
         f"  {key.removeprefix(f'{PREFIX}.')}: {found[key]!r}, not {needed[key]!r}"
         for key in keys

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from shardwright.checkpoint import Checkpoint, CheckpointError
+from shardwright.checkpoint import Checkpoint, CheckpointError, Keep
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import chosen
 from shardwright.engine_jax.own_program.leaves import held, is_array, is_key, leaves_of, made, shape_and_dtype
 from shardwright.runs.own_program.background import BackgroundSaves
-from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
+from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
 from shardwright.runs.own_program.store import JAX, ProgramState, open_program, save_program, values_of
 
@@ -34,18 +35,21 @@ class Loaded:
     kept: tuple[str, ...]
 
 
-def save(folder: Path | str, tree: Any, *, step: int, keep: int | None = None) -> Path:
+def save(
+    folder: Path | str, tree: Any, *, step: int, keep: Keep = None, metrics: Mapping[str, float] | None = None
+) -> Path:
     """Save a pytree as the checkpoint of a step, and return its directory. Every process calls this.
 
     Leaves are ``jax.Array``s of any sharding, typed PRNG keys, NumPy arrays, and Python numbers, texts and bools; their names are
     their paths. Each box is written once, by a process that holds it. Replicas are compared, also those of one process's
-    devices. ``keep``: how many of the newest checkpoints are kept; None keeps all.
+    devices. ``keep``: how many of the newest checkpoints are kept, or rules (``Retention``); None keeps all. ``metrics``:
+    finite numbers of the step, as its loss.
 
     Raises, in all processes and with nothing saved: InputError for an array that was donated, CheckpointError for replicas that
     differ, for other leaves, and for what cannot be written.
     """
     members = processes()
-    return save_program(folder, state_of(tree, members), step=step, members=members, keep=keep)
+    return save_program(folder, state_of(tree, members), step=step, members=members, keep=keep, metrics=metrics)
 
 
 class Saver(BackgroundSaves):
@@ -55,17 +59,17 @@ class Saver(BackgroundSaves):
     ``save``. Every process makes one and calls its methods, as it calls ``save``.
     """
 
-    def __init__(self, folder: Path | str, *, keep: int | None = None) -> None:
+    def __init__(self, folder: Path | str, *, keep: Keep = None) -> None:
         super().__init__(folder, processes(), keep=keep)
 
-    def save(self, tree: Any, *, step: int) -> Path:
+    def save(self, tree: Any, *, step: int, metrics: Mapping[str, float] | None = None) -> Path:
         """Begin to save a pytree as the checkpoint of a step, and return the directory that it will have.
 
         Returns when the state is copied: its arrays may be donated then. Waits for the save before, if that is not complete.
 
         Raises as the function ``save`` does, and CheckpointError for a save before that failed.
         """
-        return self.save_state(state_of(tree, self._members), step)
+        return self.save_state(state_of(tree, self._members), step, metrics)
 
 
 def state_of(tree: Any, members: Members) -> ProgramState:

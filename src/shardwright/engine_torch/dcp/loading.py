@@ -21,14 +21,15 @@ from torch.futures import Future
 from shardwright.checkpoint import Checkpoint
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import chosen, names_of
 from shardwright.engine_torch.dcp.plan import Declared, declared, metadata_of, require_readable, tensors_in
 from shardwright.engine_torch.dcp.saving import step_in
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.shards import Shards, boxes_of, tensor_of
-from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
+from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import alone
 from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES, open_program
-from shardwright.runs.own_program.values import decoded, names_of
+from shardwright.runs.own_program.values import decoded
 
 
 class LoadPlanner(DefaultLoadPlanner):

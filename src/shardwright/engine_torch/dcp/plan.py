@@ -22,9 +22,9 @@ from shardwright.checkpoint import CheckpointError, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.held import Reading, agreed
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.shards import Shards, boxes_of, require_one_reading, shards_of, votes_of
-from shardwright.runs.own_program.values import names_of
 
 Place = tuple[str, Box]
 """A box of a tensor, by the tensor's name."""

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from shardwright.checkpoint import OwnedBox, RunPoint, Save, commit, join_save, saving, write_part
+from shardwright.checkpoint import Keep, OwnedBox, RunPoint, Save, commit, join_save, saving, write_part
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.dcp.plan import (
@@ -107,10 +107,11 @@ class StorageWriter(storage.StorageWriter):
     """Writes the checkpoint of a step into ``folder``, atomically.
 
     ``step``: or give ``save`` a ``checkpoint_id`` that ends in the step's number, as ``step-100``; its other characters do
-    not matter. ``keep``: how many of the newest checkpoints are kept; None keeps all. Needs a ``SavePlanner`` of ours.
+    not matter. ``keep``: how many of the newest checkpoints are kept, or rules other than ``best``; None keeps all. Needs a
+    ``SavePlanner`` of ours.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], step: int | None = None, *, keep: int | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], step: int | None = None, *, keep: Keep = None) -> None:
         self._folder, self._step, self._keep = Path(folder), step, keep
         self._saving: ExitStack | None = None
         self._save: Save | None = None

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.own_program.moments import named
 from shardwright.runs.own_program.entries import StatePath, nested
-from shardwright.runs.own_program.values import Reference, Scalar, encoded, names_of
+from shardwright.runs.own_program.values import Reference, Scalar, encoded
 
 NO_PREFIX = "."
 """The prefix of a module whose names have none."""

@@ -22,10 +22,10 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.held import Fit, LocalBox, Reading, agreed, fit
 from shardwright.core.boxes.placements import Placement, Replicate, Shard, StridedShard
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
 from shardwright.runs.own_program.members import Members
-from shardwright.runs.own_program.values import names_of
 
 SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009

@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError
+from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError, Keep
 from shardwright.core.boxes.held import Reading
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import chosen
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
 from shardwright.engine_torch.own_program.shards import Shards, fill, held, readings, shards_of
 from shardwright.runs.own_program.background import BackgroundSaves
-from shardwright.runs.own_program.fitting import chosen, misfits, require_none, value_misfits
+from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
 from shardwright.runs.own_program.store import TORCH, ProgramState, open_program, save_program, values_of
 from shardwright.runs.own_program.values import Reference, encoded
@@ -56,7 +57,8 @@ def save(
     step: int,
     averages: Averages | None = None,
     values: Mapping[str, Any] | None = None,
-    keep: int | None = None,
+    keep: Keep = None,
+    metrics: Mapping[str, float] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Save a module, its optimizer and averages of its weights as the checkpoint of a step, and return its directory.
@@ -66,14 +68,14 @@ def save(
 
     ``averages``: a ``torch.optim.swa_utils.AveragedModel``, or tensors by the names of the weights. ``values``: JSON values, as
     the position in the data and the state of a scheduler; ranks may give other keys, not other values. ``keep``: how many of the
-    newest checkpoints are kept; None keeps all.
+    newest checkpoints are kept, or rules (``Retention``); None keeps all. ``metrics``: finite numbers of the step, as its loss.
 
     Raises, in all ranks and with nothing saved: InputError for a tensor that has no values or is partial or sparse, CheckpointError
     for replicas that differ, for what is neither a tensor nor a JSON value, and for what cannot be written.
     """
     members = members_of(group)
     state = state_of(module, optimizer, averages, values, members)
-    return save_program(folder, state, step=step, members=members, keep=keep)
+    return save_program(folder, state, step=step, members=members, keep=keep, metrics=metrics)
 
 
 class Saver(BackgroundSaves):
@@ -83,7 +85,7 @@ class Saver(BackgroundSaves):
     ``save``. Every rank makes one and calls its methods, as it calls ``save``.
     """
 
-    def __init__(self, folder: Path | str, *, keep: int | None = None, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, folder: Path | str, *, keep: Keep = None, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(folder, members_of(group), keep=keep)
 
     def save(
@@ -94,6 +96,7 @@ class Saver(BackgroundSaves):
         step: int,
         averages: Averages | None = None,
         values: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> Path:
         """Begin to save the checkpoint of a step, and return the directory that it will have. Arguments are those of ``save``.
 
@@ -101,7 +104,7 @@ class Saver(BackgroundSaves):
 
         Raises as the function ``save`` does, and CheckpointError for a save before that failed.
         """
-        return self.save_state(state_of(module, optimizer, averages, values, self._members), step)
+        return self.save_state(state_of(module, optimizer, averages, values, self._members), step, metrics)
 
 
 def state_of(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from shardwright.checkpoint import Keep
 from shardwright.runs.background import Saver
 from shardwright.runs.own_program.members import Members
 from shardwright.runs.own_program.store import ProgramState, to_write
@@ -20,18 +22,18 @@ class BackgroundSaves:
     methods in the same order.
     """
 
-    def __init__(self, folder: Path | str, members: Members, *, keep: int | None) -> None:
-        self._members = members
+    def __init__(self, folder: Path | str, members: Members, *, keep: Keep) -> None:
+        self._members, self._keep = members, keep
         self._saver = Saver(Path(folder), members, Silent(), keep=keep, asynchronous=True)
         # A program that ends, or drops this object, without waiting must not lose its last state.
         weakref.finalize(self, self._saver.wait_here)
 
-    def save_state(self, state: ProgramState, step: int) -> Path:
+    def save_state(self, state: ProgramState, step: int, metrics: Mapping[str, float] | None = None) -> Path:
         """Begin to save a state, and return the directory that it will have. The program may change the state afterwards.
 
         Raises CheckpointError in all processes for a state that cannot be saved, and for a save before that failed.
         """
-        found = to_write(state, step, self._members)
+        found = to_write(state, step, self._members, keep=self._keep, metrics=metrics)
         return self._saver.save(found.point, found.infos, iter(found.boxes))
 
     def check(self) -> None:

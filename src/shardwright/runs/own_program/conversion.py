@@ -16,8 +16,7 @@ from shardwright.checkpoint import Checkpoint, CheckpointError, RunPoint, Tensor
 from shardwright.core.findings.bounds import is_integer
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import nearest
-from shardwright.runs.own_program.fitting import matches
-from shardwright.runs.own_program.values import names_of
+from shardwright.core.findings.patterns import matches, names_of
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and all bytes."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from shardwright.checkpoint import Checkpoint, CheckpointError
 from shardwright.checkpoint.reading.expected import mismatches
-from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import nearest
-from shardwright.runs.own_program.values import names_of
 
 Wanted = Mapping[str, tuple[Sequence[int], str]]
 """Shape and dtype of each tensor of the program, by its name in the checkpoint."""
@@ -19,28 +16,6 @@ FLOATING = frozenset(("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "fl
 """The dtypes that ``cast=True`` casts to each other. Of others a cast changes values that are not rounded, so it is refused."""
 SHOWN = 20
 EXTRA = "which is not asked for"
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether a name matches a pattern, in which ``*`` stands for any text.
-
-    >>> matches("blocks.0.q", "blocks.*"), matches("blocks.0.q", "blocks")
-    (True, False)
-    """
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
-
-
-def chosen(names: Iterable[str], only: Sequence[str] | None) -> frozenset[str]:
-    """The names that match one of the patterns; all without patterns. Raises InputError for a pattern that matches no name."""
-    known = list(names)
-    if only is None:
-        return frozenset(known)
-    for pattern in only:
-        if not any(matches(name, pattern) for name in known):
-            near = nearest(pattern.strip("*."), known, 0.4)
-            hint = f"Did you mean '{near}'?" if near else f"There are {names_of(known)}." if known else ""
-            raise InputError(f"only: the pattern '{pattern}' matches no name. {hint}")
-    return frozenset(name for name in known if any(matches(name, pattern) for pattern in only))
 
 
 def misfits(

@@ -10,6 +10,7 @@ from typing import Any
 from shardwright.checkpoint import (
     Checkpoint,
     CheckpointError,
+    Keep,
     OwnedBox,
     RunPoint,
     TensorInfo,
@@ -17,6 +18,7 @@ from shardwright.checkpoint import (
     open_newest,
 )
 from shardwright.checkpoint.folder.directory import step_directory
+from shardwright.checkpoint.retention.rules import rules_of
 from shardwright.runs.own_program.held import HeldTensor
 from shardwright.runs.own_program.members import Members
 from shardwright.runs.own_program.replicas import boxes_to_write
@@ -48,21 +50,35 @@ class ToWrite:
     boxes: Sequence[OwnedBox]
 
 
-def save_program(folder: Path | str, state: ProgramState, *, step: int, members: Members, keep: int | None) -> Path:
+def save_program(
+    folder: Path | str,
+    state: ProgramState,
+    *,
+    step: int,
+    members: Members,
+    keep: Keep,
+    metrics: Mapping[str, float] | None = None,
+) -> Path:
     """Write the checkpoint of a step, and return its directory. Every process calls this, with what it holds.
+
+    ``keep``, ``metrics``: which older checkpoints are kept, and by which numbers; those of process 0 count.
 
     Raises CheckpointError in all processes, with nothing saved: the step was saved before, replicas differ, boxes do not cover a
     tensor exactly once, a process cannot read or write.
     """
-    found = to_write(state, step, members)
+    found = to_write(state, step, members, keep=keep, metrics=metrics)
     return save(Path(folder), found.point, found.infos, iter(found.boxes), members, keep=keep)
 
 
-def to_write(state: ProgramState, step: int, members: Members) -> ToWrite:
+def to_write(
+    state: ProgramState, step: int, members: Members, *, keep: Keep, metrics: Mapping[str, float] | None
+) -> ToWrite:
     """What this process writes of a state. Processes may hold different tensors, as stages do.
 
-    Raises CheckpointError in all processes where replicas differ, or processes have different tensors of one name.
+    Raises CheckpointError in all processes where replicas differ, or processes have different tensors of one name, and where the
+    rules look at a metric that the save does not have.
     """
+    members.here("which checkpoints are kept", lambda: rules_of(keep, metrics or {}))
     own = members.here("the names of tensors", lambda: _by_name(state.held))
     infos = _infos_of_all(own, members)
     joined = merged(state.values, members)
@@ -76,6 +92,7 @@ def to_write(state: ProgramState, step: int, members: Members) -> ToWrite:
         layout_text="",
         mesh={},
         metadata={PROGRAM: state.framework, VALUES: joined},
+        metrics=metrics or {},
     )
     return ToWrite(point=point, infos=infos, boxes=boxes)
 

@@ -7,7 +7,7 @@ begins with ``$``; a key of the user's that begins so gets a second one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardwright.checkpoint import CheckpointError
@@ -142,13 +142,3 @@ def _origins(value: Any, process: int, place: str) -> dict[str, int]:
         for key, each in value.items():
             found |= _origins(each, process, f"{place}['{key}']" if place else key)
     return found
-
-
-def names_of(names: Sequence[str]) -> str:
-    """The first few names of a list, for a message.
-
-    >>> names_of(["a", "b"]), names_of(list("abcdefg"))
-    ("'a' and 'b'", "'a', 'b', 'c', 'd', 'e' and 2 more")
-    """
-    shown = [f"'{name}'" for name in names[:5]] + ([f"{len(names) - 5} more"] if len(names) > 5 else [])
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

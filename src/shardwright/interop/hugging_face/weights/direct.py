@@ -19,6 +19,7 @@ from shardwright.interop.hugging_face.weights.files.folder import CONFIG, INDEX,
 from shardwright.interop.hugging_face.weights.importing import FittedFolder, fitted
 from shardwright.interop.hugging_face.weights.mapping import Piece, stored_shape
 from shardwright.interop.hugging_face.weights.model import model_of_table
+from shardwright.training.partial import ALL_WEIGHTS, PartialWeights
 from shardwright.training.published import CHECKPOINTS
 
 MANIFEST = "manifest.json"
@@ -64,8 +65,12 @@ class FolderWeights:
         return result.view(dtype.raw if raw else numpy_dtype(dtype, name))
 
 
-def open_model_folder(path: Path, plan: Plan) -> tuple[FolderWeights, tuple[str, ...]] | None:
+def open_model_folder(
+    path: Path, plan: Plan, partial: PartialWeights = ALL_WEIGHTS
+) -> tuple[FolderWeights, tuple[str, ...]] | None:
     """The weights of a model folder in the dtypes of a plan, with lines that say what is cast and left out.
+
+    ``partial``: which weights are new, and are not among those of the folder, and which tensors of it are left out.
 
     None for what is no model folder, as the folder of a run. Raises InputError for one that is incomplete or does not fit.
     """
@@ -76,7 +81,8 @@ def open_model_folder(path: Path, plan: Plan) -> tuple[FolderWeights, tuple[str,
     ):
         return None
     table = plan.request.table
-    found = fitted(path, lambda folder: model_of_table(folder, table), table.name)
+    permitted = partial.permitted
+    found = fitted(path, lambda folder: model_of_table(folder, table, permitted), table.name, partial=partial)
     dtypes = {row.name: row.dtype for row in plan.weights}
     pieces: dict[str, dict[tuple[int, ...], tuple[str, Piece]]] = {}
     for tensor in found.needed:
@@ -85,6 +91,7 @@ def open_model_folder(path: Path, plan: Plan) -> tuple[FolderWeights, tuple[str,
     tensors = {
         weight.name: TensorInfo(name=weight.name, shape=stored_shape(weight), dtype=dtypes[weight.name])
         for weight in table.weights
+        if weight.name not in partial.new
     }
     weights = FolderWeights(
         directory=path,

@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 
 from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.checkpoint.reading.casting import cast
 from shardwright.core.boxes.box import Box
-from shardwright.interop.hugging_face.weights.files.casting import cast
 from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.mapping import Piece
 from shardwright.models.hugging_face import published_dims

@@ -12,12 +12,12 @@ import numpy as np
 from shardwright.checkpoint import Checkpoint, CheckpointError, open_newest
 from shardwright.checkpoint.folder.new_folder import new_folder, require_new
 from shardwright.checkpoint.format.dtypes import DTYPES
+from shardwright.checkpoint.reading.casting import FLOATS, cast
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.architecture import differences_of_weights
 from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
 from shardwright.files.replaced import replace_text
 from shardwright.interop.hugging_face.weights.config_text import exported_config
-from shardwright.interop.hugging_face.weights.files.casting import FLOATS, cast
 from shardwright.interop.hugging_face.weights.files.folder import CONFIG
 from shardwright.interop.hugging_face.weights.fitting import num_prediction_layers
 from shardwright.interop.hugging_face.weights.importing import Progress, unseen

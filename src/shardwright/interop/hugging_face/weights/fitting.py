@@ -9,16 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.checkpoint.reading.casting import FLOATS
 from shardwright.checkpoint.writing.data_file import CHUNK_BYTES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.findings.nearest import nearest
+from shardwright.core.findings.patterns import chosen, names_of
 from shardwright.core.model.table import ModelTable
-from shardwright.interop.hugging_face.weights.files.casting import FLOATS
 from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.files.quantized import FP8, faults
 from shardwright.interop.hugging_face.weights.files.safetensors_file import BY_CODE, FoundTensor
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor
+from shardwright.training.partial import NEW, SKIP, PartialWeights
 
 MOST_LINES = 20
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -46,11 +48,19 @@ class Fit:
 
 
 def fit(
-    folder: Folder, needed: Sequence[PublishedTensor], table: ModelTable, described: str, *, keeps_prediction: bool
+    folder: Folder,
+    needed: Sequence[PublishedTensor],
+    table: ModelTable,
+    described: str,
+    *,
+    keeps_prediction: bool = False,
+    partial: PartialWeights | None = None,
+    unread: Sequence[PublishedTensor] = (),
 ) -> Fit:
     """What else a folder has that has every needed tensor. ``described``: by what the model is, for the error.
 
-    ``keeps_prediction``: layers for multi-token prediction are kept, and not left out.
+    ``keeps_prediction``: layers for multi-token prediction are kept, and not left out. ``partial``: what a run asks of the folder.
+    ``unread``: the tensors of weights that are new in this run.
 
     Raises InputError that names every tensor that is missing, extra, of another shape, or no floating-point tensor; and
     where layers for multi-token prediction are to be kept and there are none.
@@ -62,7 +72,11 @@ def fit(
             f"{table.num_layers - 1} are needed. Leave out --keep-prediction-layers."
         )
     kept = prediction.names if keeps_prediction else ()
-    left_out = tuple(one for one in (_second_head(folder, table), prediction) if one.names and one.names != kept)
+    replaced = tuple(tensor.name for tensor in unread if tensor.name in folder.tensors)
+    asked = (_skipped(folder, needed, partial), LeftOut(names=replaced, why=f"new by {NEW}"))
+    there = {name for one in asked for name in one.names}
+    second = () if HEAD in there else (_second_head(folder, table),)
+    left_out = tuple(one for one in (*second, prediction, *asked) if one.names and one.names != kept)
     names = {name for one in left_out for name in one.names}
     lines = mismatches(folder.tensors, needed, names | set(kept))
     lines += [
@@ -77,6 +91,7 @@ def fit(
         raise InputError(
             f"{folder.path}: its tensors are not those of {described}, and nothing was written:\n"
             + "\n".join(f"  {escaped(line)}" for line in [*lines[:MOST_LINES], *more])
+            + ("" if partial is None else _permitted(lines, folder, needed))
         )
     return Fit(left_out=left_out, kept=kept)
 
@@ -97,6 +112,30 @@ def mismatches(found: Mapping[str, FoundTensor], needed: Sequence[PublishedTenso
         elif tensor.dtype not in BY_CODE or tensor.known.name not in (*FLOATS, FP8):
             lines.append(f"'{name}': dtype: found {tensor.dtype}, needed one of {', '.join(FLOATS)}")
     return lines + [f"'{name}': extra, {found[name].dtype} {found[name].shape}, not in the model" for name in extra]
+
+
+def _skipped(folder: Folder, needed: Sequence[PublishedTensor], partial: PartialWeights | None) -> LeftOut:
+    """The tensors that a run leaves out. Raises InputError for one that it needs."""
+    names = frozenset() if partial is None else chosen(folder.tensors, partial.skip, SKIP)
+    both = [tensor for tensor in needed if tensor.name in names]
+    if both:
+        ours = sorted({piece.weight.name for tensor in both for piece in tensor.pieces})
+        raise InputError(
+            f"{SKIP}: the model has {names_of([tensor.name for tensor in both])} too. Give {NEW} {' '.join(ours)}, so that they "
+            f"begin from initial values, or leave {'it' if len(both) == 1 else 'them'} out."
+        )
+    return LeftOut(names=tuple(name for name in folder.tensors if name in names), why=f"by {SKIP}")
+
+
+def _permitted(lines: Sequence[str], folder: Folder, needed: Sequence[PublishedTensor]) -> str:
+    """What would permit these lines, by the names that the options take."""
+    wrong = [
+        tensor for tensor in needed if (there := folder.tensors.get(tensor.name)) is None or there.shape != tensor.shape
+    ]
+    ours = list(dict.fromkeys(piece.weight.name for tensor in wrong for piece in tensor.pieces))
+    fixes = [f"{NEW} {' '.join(ours)} begins from initial values"] if ours else []
+    fixes += [f"{SKIP} PATTERN leaves tensors out"] if any(": extra" in line for line in lines) else []
+    return f"\nOn request: {'; '.join(fixes)}." if fixes else ""
 
 
 def _second_head(folder: Folder, table: ModelTable) -> LeftOut:

@@ -30,6 +30,7 @@ from shardwright.interop.hugging_face.weights.mapping import (
     stored_shape,
 )
 from shardwright.interop.hugging_face.weights.model import KnownModel, model_of_folder
+from shardwright.training.partial import PartialWeights
 from shardwright.training.published import FOLDER, KEPT, METADATA, copied
 
 Progress = Callable[[int, int], None]
@@ -130,8 +131,11 @@ def fitted(
     described: str = f"its {CONFIG}",
     *,
     keeps_prediction: bool = False,
+    partial: PartialWeights | None = None,
 ) -> FittedFolder:
     """A folder, compared with its model by names, shapes and dtypes.
+
+    ``partial``: what a run asks of it. The tensors of its new weights are not among those needed.
 
     ``described``: by what the model is, for an error; ``{command}`` stands for its name and settings.
 
@@ -140,14 +144,22 @@ def fitted(
     folder = open_folder(path)
     known = model(folder)
     experts = form_of(folder.tensors)
-    needed = published_tensors(known.table, experts)
+    new = frozenset() if partial is None else partial.new
+    published = published_tensors(known.table, experts)
+    needed = tuple(tensor for tensor in published if any(piece.weight.name not in new for piece in tensor.pieces))
     return FittedFolder(
         folder=folder,
         model=known,
         experts=experts,
         needed=needed,
         fit=fit(
-            folder, needed, known.table, described.format(command=known.command), keeps_prediction=keeps_prediction
+            folder,
+            needed,
+            known.table,
+            described.format(command=known.command),
+            keeps_prediction=keeps_prediction,
+            partial=partial,
+            unread=[tensor for tensor in published if tensor not in needed] if new else (),
         ),
         files=files_beside(path, known.table.sizes["vocab"]),
     )

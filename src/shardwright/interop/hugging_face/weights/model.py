@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,18 @@ def model_of_folder(folder: Folder, name: str | None, settings: Mapping[str, str
     return replace(model_of_table(folder, build(name, settings)), name=name, settings=settings)
 
 
-def model_of_table(folder: Folder, table: ModelTable) -> KnownModel:
-    """The model of a table, which the folder's configuration must not contradict. Raises InputError where it does."""
+def model_of_table(folder: Folder, table: ModelTable, permitted: Sequence[str] = ()) -> KnownModel:
+    """The model of a table, which the folder's configuration must not contradict. Raises InputError where it does.
+
+    ``permitted``: keys of values that may differ. Where one does, the configuration is not the model's, and is left out.
+    """
     if folder.config is None:
         return KnownModel(name=table.name, settings={}, table=table, config=None)
     found = model_of(folder.config)
-    _require_same(architecture_values(found.table), architecture_values(table), folder.config.source, table.name)
-    return KnownModel(name=table.name, settings={}, table=table, config=folder.config.text, findings=found.findings)
+    theirs, ours = architecture_values(found.table), architecture_values(table)
+    _require_same(theirs, ours, folder.config.source, table.name, permitted)
+    config = None if differences_of_weights(theirs, ours) else folder.config.text
+    return KnownModel(name=table.name, settings={}, table=table, config=config, findings=found.findings)
 
 
 def model_of_checkpoint(
@@ -93,7 +98,9 @@ def _of_config(config: Published) -> KnownModel:
     )
 
 
-def _require_same(found: Mapping[str, Any], needed: Mapping[str, Any], where: str, other: str) -> None:
-    changed = differences_of_weights(found, needed)
+def _require_same(
+    found: Mapping[str, Any], needed: Mapping[str, Any], where: str, other: str, permitted: Sequence[str] = ()
+) -> None:
+    changed = differences_of_weights(found, needed, permitted)
     if changed:
         raise InputError(f"{where} and {other} are not the same model, and nothing was written:\n" + "\n".join(changed))
