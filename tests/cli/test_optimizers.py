@@ -100,6 +100,18 @@ def test_another_optimizer_and_another_average_are_other_runs(
     assert lines[1:-1] == [f"  average: was {AVERAGE}, is 0.9"]
 
 
+def test_a_new_run_with_another_optimizer_begins_with_the_weights_only(trained: Path, tmp_path: Path) -> None:
+    folder = with_text(tmp_path)
+    begun = ["--weights", str(trained / "run"), "--optimizer", "lion", "--average", "0.9"]
+    assert main(train(folder, *TORCH, *begun, "--stop-after", "1", lr="1e-30")) == 0
+    ours, theirs = of_step(folder, 1), of_step(trained, 4)
+    for name in (name for name in ours.tensors if "/" not in name):
+        np.testing.assert_array_equal(ours.read_box(name), theirs.read_box(name))
+        # The average of one step is the weights after it; Lion's momentum is a hundredth of one clipped gradient.
+        np.testing.assert_allclose(ours.read_box(f"average/{name}"), ours.read_box(name), rtol=1e-6)
+        assert 0 <= np.abs(ours.read_box(f"optimizer/momentum/{name}")).max() <= 0.01
+
+
 def test_an_average_is_exported_in_place_of_the_weights(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,10 +256,15 @@ def test_a_run_under_another_layout_is_the_same_run(name: str, tmp_path: Path) -
         main(train(folder, "--layout", "fsdp", "--mesh", "fsdp=1", *optimizer, "--checkpoint-every", "2", lr="1e-3"))
         == 0
     )
-    alone = {one: of_step(folder, 4).read_box(one) for one in of_step(folder, 4).tensors}
+    half, alone = (
+        {one: of_step(folder, step).read_box(one).astype(np.float64) for one in of_step(folder, step).tensors}
+        for step in (2, 4)
+    )
     others = [["--layout", "fsdp-tp", "--mesh", "fsdp=2,tensor=2"], *([] if ":" in name else [TORCH])]
     for layout in others:
         assert main(train(folder, *layout, *optimizer, "--resume-from", "2", lr="1e-3")) == 0
         found = of_step(folder, 4)
         for one, array in alone.items():
-            np.testing.assert_allclose(found.read_box(one), array, rtol=1e-2, atol=2e-4, err_msg=f"{layout} {one}")
+            # Of all elements together: a formula with the sign of a gradient near 0 turns its last bit into a full step.
+            moved = np.linalg.norm(array - half[one]) + 1e-12
+            assert np.linalg.norm(found.read_box(one) - array) <= 2e-2 * moved, (layout, one)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -15,17 +17,22 @@ import torch
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.optimizer import ADAMW, AVERAGE, Optimizer
+from shardwright.core.plan.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.engine_jax.io.mesh import device_mesh
+from shardwright.engine_jax.training.named_optimizer import described
 from shardwright.engine_jax.training.optimizer import OF_ARRAYS as OF_JAX
 from shardwright.engine_jax.training.optimizer import apply_gradients as apply_on_jax
-from shardwright.engine_jax.training.state import State
+from shardwright.engine_jax.training.state import State, abstract_state
 from shardwright.engine_torch.training.optimizer import OF_TENSORS
 from shardwright.engine_torch.training.optimizer import apply_gradients as apply_on_torch
 from shardwright.training.arithmetic import PLAIN
 from shardwright.training.optimizer import OptimizerOptions, average_share, learning_rate
 from shardwright.training.optimizers import OPTIMIZERS, optimizer_of
+from tests.engine_jax.steps import Case, compile_plan, plan_of
 from tests.matrix import rest
 
-SHAPES = {"matrix": (5, 4), "scale": (4,)}
+SHAPES = {"matrix": (40, 30), "scale": (30,)}
 STEPS, DECAY, AVERAGED = 5, 0.2, 0.6
 OPTIONS = OptimizerOptions(lr=3e-2, warmup=2, steps=STEPS, weight_decay=DECAY, clip=1e9)
 
@@ -148,7 +155,10 @@ def test_the_numbers_are_those_of_optax_and_of_torch(name: str, settings: dict[s
     optimizer = optimizer_of(name, settings)
     ours = on_jax(optimizer)[-1].weights
     on_other, _ = on_torch(optimizer)
-    oracles = [of_optax(name, optimizer), *([of_torch(name, optimizer)] if name in IN_TORCH else [])]
+    oracles = [of_torch(name, optimizer)] if name in IN_TORCH else []
+    # The eps of optax's Adagrad is inside the root: only where it is tiny are both one formula.
+    if name != "adagrad" or not settings:
+        oracles.append(of_optax(name, optimizer))
     for key, start in drawn(100).items():
         moved = np.abs(ours[key] - start).max()
         # Adadelta's first steps are small: the tolerance is of what a run moved.
@@ -170,6 +180,34 @@ def test_an_average_is_the_weighted_mean_of_the_weights_after_each_step() -> Non
         weights = np.stack([each[name].astype(np.float64) for each in on_other])
         mean = np.tensordot(shares / shares.sum(), weights, axes=1)
         np.testing.assert_allclose(kept[AVERAGE.prefix][name], mean, rtol=2e-6, atol=1e-7)
+
+
+SMALL = Case(model="llama3-test", layout="fsdp", mesh="fsdp=4", settings="num_layers=1,embed=64,mlp=96,vocab=300")
+
+
+def plan_with(optimizer: Optimizer, **changed: Any) -> Plan:
+    return make_plan(replace(plan_of(SMALL).request, optimizer=optimizer, average=AVERAGED, **changed))
+
+
+@pytest.mark.parametrize("name", ["lion", "optax:lamb"])
+def test_a_device_holds_the_bytes_of_the_plan(name: str) -> None:
+    library, _, short = name.rpartition(":")
+    shapes = {w.name: w.stacked_shape for w in plan_of(SMALL).weights}
+    own = described(short, {}, shapes) if library else optimizer_of(name, {})
+    plan = plan_with(own, **({} if library else {"moments_dtype": "bfloat16"}))
+    state = abstract_state(plan, device_mesh(plan.mesh))
+    held = sum(prod(one.sharding.shard_shape(one.shape)) * one.dtype.itemsize for one in jax.tree.leaves(state))
+    assert held - 4 * (1 + len(own.shared)) == plan.memory.state_bytes
+    kept = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves(state.kept))
+    assert 0 < plan.memory.optimizer_bytes + plan.memory.average_bytes <= kept
+
+
+@pytest.mark.matrix
+def test_a_compiled_step_writes_all_that_is_kept_where_it_was() -> None:
+    plan = plan_with(optimizer_of("adamax", {}))
+    memory: Any = compile_plan(plan).memory_analysis()
+    # The state with the number of steps is the argument that is donated.
+    assert memory.alias_size_in_bytes == plan.memory.state_bytes + 4
 
 
 @pytest.mark.parametrize("average", [0.5, 0.999, 0.999999])

@@ -66,6 +66,18 @@ def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[di
     return RankRun(initial=initial, gradients=tuple(gradients), steps=tuple(steps), digests=_digests(model))
 
 
+def kept_after(
+    plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[dict[str, np.ndarray]]
+) -> tuple[tuple[NamedBox, ...], tuple[NamedBox, ...]]:
+    """The boxes of a rank's state before the first step, and after a step on each of the batches."""
+    state = initial_state(model_of(plan), seed)
+    before = _boxes(state)
+    feed, step = feed_of(plan, dist.get_rank(), CPU), train_step(plan, options)
+    for batch in batches:
+        step(state, feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()}))
+    return before, _boxes(state)
+
+
 def loaded(plan: Plan, folder: Path) -> tuple[NamedBox, ...]:
     """The boxes of a rank's state after it was read from a checkpoint. Padding is zero."""
     model = model_of(plan)

@@ -73,6 +73,10 @@ def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
         text, lock = read_saved_lock(path)
         if lock.compiled is not None and lock.compiled["target"] != lock.request.chips:
             raise InputError(_another_target(path, lock))
+        if lock.compiled is not None:
+            from shardwright.cli.running.compile import prepare
+
+            prepare(options_of(lock.request))
         try:
             typed = request_of_lock(lock, path)
             plan = planned(typed)

@@ -29,6 +29,10 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 def run_lock(verb: LockVerb) -> int:
     """Write the lock. Raises FindingsError for a layout with a fault: only a valid plan is locked."""
+    if verb.compiled:
+        from shardwright.cli.running.compile import prepare
+
+        prepare(verb.plan)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if plan.faults:

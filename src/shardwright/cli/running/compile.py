@@ -13,6 +13,7 @@ from shardwright.cli.running.compile_torch import compile_by_dry_run
 from shardwright.cli.running.compiled import Compiled
 from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import TypedRequest, planned, typed_request
 from shardwright.cli.typed.verbs import CompileVerb
@@ -26,6 +27,7 @@ from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
+from shardwright.cost import read_machine
 from shardwright.cost.chips import CPU
 
 WITHOUT_HARDWARE = {
@@ -43,6 +45,7 @@ WITHOUT_HARDWARE = {
 
 def run_compile(verb: CompileVerb) -> int:
     """Compile and compare. Returns 1 if the plan or the program has a finding of severity error."""
+    prepare(verb.plan)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     on_torch = typed.request.engine == "torch"
@@ -128,6 +131,16 @@ def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path |
     agreement = agree(plan, program)
     findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement)))
     return Compiled(plan=plan, program=program, agreement=agreement, findings=findings)
+
+
+def prepare(options: PlanOptions) -> None:
+    """Set the environment of a compiler before a plan is made whose optimizer is optax's: that loads JAX, which reads it once."""
+    if options.chips is None or not (options.optimizer or "").startswith("optax:"):
+        return
+    machine = read_machine(options.chips)
+    without_hardware(os.environ, jax_is_loaded="jax" in sys.modules)
+    if machine.numbers is None:
+        simulate_devices(machine.num_devices, os.environ, jax_is_loaded="jax" in sys.modules)
 
 
 def without_hardware(environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:

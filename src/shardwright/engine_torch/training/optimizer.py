@@ -63,17 +63,20 @@ def apply_gradients(
     shared: dict[str, torch.Tensor] | None = None,
     average: float | None = None,
 ) -> None:
-    """One step, in place. ``step``: the number of steps done. ``kept``: by prefix. It and the weights keep their own dtypes.
+    """One step, in place, also of gradients. ``step``: the number of steps done. ``kept``: by prefix. It and the weights keep their own dtypes.
 
     ``shared``: other state of an optimizer of PyTorch. ``average``: how much of the average of the weights a step leaves.
     """
     factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
     rate, count = learning_rate(options, step), step + 1
     if is_own(optimizer):
+        # A shard of a DTensor is a view, and an optimizer of PyTorch takes leaves only. Detached it is the same memory.
+        weights = {key: weight.detach() for key, weight in weights.items()}
         for key in decayed:
             weights[key].mul_(1 - rate * options.weight_decay)
-        clipped = {key: gradient * factor for key, gradient in gradients.items()}
-        change(optimizer, weights, clipped, kept, {} if shared is None else shared, rate)
+        for gradient in gradients.values():
+            gradient.mul_(factor)
+        change(optimizer, weights, gradients, kept, {} if shared is None else shared, rate)
     else:
         _update(weights, gradients, kept, factor, rate, count, options, decayed, optimizer)
     if average is not None:
