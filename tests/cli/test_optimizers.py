@@ -213,6 +213,14 @@ def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.Capt
     assert message_of(["plan", *MODEL, *arguments, "--json"], capsys).startswith(message)
 
 
+def test_there_is_no_dry_run_of_an_optimizer_of_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["compile", *MODEL, *TORCH, "--optimizer", "torch:RAdam", "--json"]
+    assert message_of(asked, capsys) == (
+        "--optimizer torch:RAdam: there is no dry run of it, because its step reads the number of steps. `plan` has its bytes. "
+        "Give one that both engines have: adadelta, adagrad, adamax, adamw, lion, rmsprop, sgd."
+    )
+
+
 def test_an_export_without_an_average(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert trained.exists()
     folder = with_text(tmp_path)

@@ -93,6 +93,7 @@ def test_state_that_is_not_zero_before_the_first_step() -> None:
             {"min_dim_size_to_factor": "2"},
             "its state '0.v_row.matrix' has shape (4,), and its weight (8, 4).",
         ),
+        ("noisy_sgd", {"key": "0"}, "its state '0.rng_key' has dtype key<fry>, which no checkpoint holds."),
         ("noisy_sgd", {"eta": "x/y"}, "--optimizer-set: eta is 'x/y', and must be a number"),
         (
             "contrib.dadapt_adamw",

@@ -77,7 +77,15 @@ def refused(optimizer: Optimizer, error: Exception) -> InputError:
     """For an optimizer that cannot be made with its constants, or needs more than gradients and weights."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return InputError(
-        f"--optimizer {optimizer.text}: it cannot be made of these constants, or needs more than gradients and weights: {text} {OURS}"
+        f"--optimizer {optimizer.text}: it cannot be made of these constants, or needs more than gradients and weights: "
+        f"{text.rstrip('.')}. {OURS}"
+    )
+
+
+def other_dtype(optimizer: str, state: str, dtype: str) -> InputError:
+    """For state that no checkpoint holds."""
+    return InputError(
+        f"--optimizer {optimizer}: its state '{state}' has dtype {dtype}, which no checkpoint holds. {OURS}"
     )
 
 

@@ -19,7 +19,7 @@ import optax.contrib
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.optimizer import Optimizer
 from shardwright.core.model.table import DTYPE_BYTES
-from shardwright.training.named import OURS, PREFIX, constants_of, kept_of, no_such, other_shape, refused
+from shardwright.training.named import OURS, PREFIX, constants_of, kept_of, no_such, other_dtype, other_shape, refused
 
 Arrays = Mapping[str, jax.Array]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -115,9 +115,11 @@ def _places(optimizer: Optimizer, state: Any, shapes: Shapes) -> list[Place]:
         words, shape = [_word(key) for key in path], tuple(leaf.shape)
         last = words[-1] if words and isinstance(path[-1], jax.tree_util.DictKey) else ""
         weight = (last, shapes[last]) if last in shapes else None
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise other_dtype(optimizer.name, ".".join(words), str(leaf.dtype))
         if weight is not None and shape == weight[1] and str(leaf.dtype) in DTYPE_BYTES:
             found.append(Place(f"{PREFIX}{'.'.join(words[:-1])}/", last))
-        elif prod(shape) <= (1 if weight else MOST_SHARED) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        elif prod(shape) <= (1 if weight else MOST_SHARED):
             found.append(Place(PREFIX + ".".join(words), None))
         else:
             raise other_shape(optimizer.name, ".".join(words), shape, weight)
