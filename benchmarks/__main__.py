@@ -8,7 +8,18 @@ import sys
 import tempfile
 import time
 
-COMMANDS = ("plan", "first_step", "step", "moe", "scale", "torch_step", "checkpoint", "checkpoint_scale", "gpu")
+COMMANDS = (
+    "plan",
+    "first_step",
+    "step",
+    "moe",
+    "scale",
+    "torch_step",
+    "checkpoint",
+    "checkpoint_scale",
+    "checkpoint_exchange",
+    "gpu",
+)
 SHARING = {"step", "moe", "scale"}
 """Commands that time some of the same programs, and never their compilation."""
 

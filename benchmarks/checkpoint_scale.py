@@ -18,10 +18,12 @@ import numpy as np
 
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
-from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, commit, open_checkpoint, saving
+from shardwright.checkpoint import Checkpoint, OwnedBox, RunPoint, TensorInfo, commit, open_checkpoint, saving
+from shardwright.checkpoint.exchange.loads import load_of
+from shardwright.checkpoint.exchange.schedule import schedule_of, seed_of
+from shardwright.checkpoint.exchange.wants import Want, wants_of_plan
 from shardwright.checkpoint.format.part import StoredFile, data_name, declared_name, part_bytes, part_name
 from shardwright.checkpoint.format.pieces import DIGEST_BYTES, PIECE_BYTES
-from shardwright.checkpoint.reading.loads import load_of
 from shardwright.checkpoint.writing.data_file import MAX_FILE_BYTES, described_file, grouped, header_of, joined
 from shardwright.checkpoint.writing.merging import declared_bytes
 from shardwright.checkpoint.writing.save import Save
@@ -36,28 +38,36 @@ from shardwright.training.optimizer import FIRST, SECOND
 
 MODEL, SAMPLE = "deepseek3-671b", 8
 SIZES = {"fsdp": 512, "tensor": 8}
-OTHERS = ({"fsdp": 1024, "tensor": 4}, {"fsdp": 256, "tensor": 16})
+LOADS = (
+    ("fsdp-tp", {"fsdp": 512, "tensor": 8}),
+    ("fsdp-tp", {"fsdp": 1024, "tensor": 4}),
+    ("fsdp-tp", {"fsdp": 256, "tensor": 16}),
+    ("hsdp", {"data": 64, "fsdp": 64}),
+)
+"""The layouts of loads; the first is that of the save."""
+
 POINT = RunPoint(step=1, seed=0, data_position=0, model=MODEL, layout_name="fsdp-tp", layout_text="", mesh=SIZES)
 NOTES = (
     "Every process is simulated in turn on this machine: part files are real, data files have their header and no data. "
-    "Planning is the slowest of a sample of processes. A load is of processes that read for themselves; how much all of them "
-    "read is summed over the sample.",
+    "Planning is the slowest of a sample of processes, which computes its schedule of every tensor: what it reads, what it sends to "
+    "whom and when, and what it gets. Bytes read are those of all processes, over the bytes of the tensors.",
 )
 
 Result = TypeVar("Result")
 Boxes = Mapping[str, Sequence[Box]]
 
 
-def plan_on(sizes: Mapping[str, int]) -> Plan:
+def plan_on(sizes: Mapping[str, int], name: str = "fsdp-tp") -> Plan:
     table = build(MODEL, {})
-    layout = load_layout("fsdp-tp")
+    layout = load_layout(name)
     return make_plan(Request(layout=layout, table=table, batch=4096, length=4096, mesh_sizes=sizes))
 
 
-def boxes_of(plan: Plan, device: int, *, saves: bool) -> Boxes:
+def boxes_of(plan: Plan, device: int) -> Boxes:
+    """What a device saves."""
     found: dict[str, list[Box]] = {}
     for one in saved_boxes(plan, device):
-        if one.saves or not saves:
+        if one.saves:
             for prefix in ("", FIRST, SECOND):
                 found.setdefault(prefix + one.weight, []).append(one.box)
     return found
@@ -81,7 +91,7 @@ def planned_part(plan: Plan, device: int, infos: Mapping[str, TensorInfo]) -> li
     nothing = np.empty(0)
     owned = [
         (infos[name], OwnedBox(name=name, box=box, array=nothing))
-        for name, boxes in boxes_of(plan, device, saves=True).items()
+        for name, boxes in boxes_of(plan, device).items()
         for box in boxes
     ]
     return [(list(group), header_of(group, 1)) for group in grouped(joined(owned, MAX_FILE_BYTES), MAX_FILE_BYTES)]
@@ -107,11 +117,28 @@ def write_without_data(save: Save, process: int, files: list[tuple[list, bytes]]
     (save.directory / part_name(process)).write_bytes(part_bytes(stored, rows, PIECE_BYTES))
 
 
+def wants_on(plan: Plan) -> Mapping[str, Sequence[Want]]:
+    wants = wants_of_plan(plan, lambda device: device)
+    return {prefix + name: one for name, one in wants.items() for prefix in ("", FIRST, SECOND)}
+
+
+def planned_load(checkpoint: Checkpoint, plan: Plan, device: int) -> tuple[int, int]:
+    """What one process computes before a load: its rounds, and the most bytes of a round at one end."""
+    rounds = most = 0
+    for name, wants in wants_on(plan).items():
+        found = schedule_of(checkpoint.stored(name), wants, device, seed_of(name)).rounds
+        rounds += len(found)
+        for one in found:
+            sent = sum(parcel.num_bytes for send in one.sends for parcel in send.parcels)
+            most = max(most, sent, sum(parcel.num_bytes for parcel in one.arrivals))
+    return rounds, most
+
+
 def main() -> None:
     """Simulate all processes, and time what each of them and the first one does."""
     options = begin(__doc__, devices=1)
     sizes = {**SIZES, "fsdp": 64} if options.quick else SIZES
-    others = tuple({**one, "fsdp": one["fsdp"] // 8} for one in OTHERS) if options.quick else OTHERS
+    loads = tuple((name, {**one, "fsdp": one["fsdp"] // 8}) for name, one in LOADS) if options.quick else LOADS
     plan = plan_on(sizes)
     infos = infos_of(plan)
     by_name = {info.name: info for info in infos}
@@ -133,16 +160,31 @@ def main() -> None:
         rows.append(("open by any other process", f"{took:.2f} s"))
         lists = sum(path.stat().st_size for path in directory.iterdir() if path.suffix in (".index", ".json"))
         rows.append(("manifest, index and parts", f"{lists / 1e6:.0f} MB"))
-        for name, other in (("same", sizes), *((f"fsdp {o['fsdp']} x tensor {o['tensor']}", o) for o in others)):
-            on = plan_on(other)
-            slowest, needed, read = 0.0, 0, 0
+        for name, other in loads:
+            label = " x ".join(f"{axis} {size}" for axis, size in other.items())
+            on = plan_on(other, name)
+            slowest, rounds, in_flight = 0.0, 0, 0
             for device in sample:
-                boxes = boxes_of(on, device, saves=False)
-                took, load = timed(lambda boxes=boxes: load_of(checkpoint, [boxes]))
-                slowest, read = max(slowest, took), read + load.bytes_read
-                needed += sum(one.needed_bytes for one in load.tensors)
-            rows.append((f"planning a load, {name}, slowest process", f"{slowest:.2f} s"))
-            rows.append((f"bytes read over bytes needed, {name}", f"{read / needed:.2f}"))
+                took, planned = timed(lambda on=on, device=device: planned_load(checkpoint, on, device))
+                slowest, rounds, in_flight = max(slowest, took), max(rounds, planned[0]), max(in_flight, planned[1])
+            rows.append((f"planning a load, {label}, slowest process", f"{slowest:.2f} s"))
+            rows.append((f"rounds, {label}", f"{rounds:,}"))
+            rows.append((f"most bytes of a round to or from a process, {label}", f"{in_flight / 1e6:.1f} MB"))
+            took, load = timed(lambda on=on: load_of(checkpoint, wants_on(on), count))
+            rows.append((f"bytes read over bytes of the tensors, {label}", f"{load.bytes_read / load.num_bytes:.3f}"))
+            rows.append(
+                (
+                    f"most by a process over the mean, {label}",
+                    f"{max(load.bytes_by_process) * count / load.bytes_read:.2f}",
+                )
+            )
+            rows.append(
+                (
+                    f"bytes sent over bytes needed, {label}",
+                    f"{load.bytes_passed_on / sum(one.needed_bytes for one in load.tensors):.3f}",
+                )
+            )
+            print(f"{label}: {slowest:.2f} s, and {took:.0f} s for all", flush=True)
         rows.append(("memory of this process", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB"))
     finally:
         shutil.rmtree(out, ignore_errors=True)

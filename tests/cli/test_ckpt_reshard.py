@@ -6,12 +6,15 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shardwright.checkpoint import Checkpoint, OwnedBox, TensorInfo, open_checkpoint, save_checkpoint, verify
+from shardwright.checkpoint.exchange.passing import read_together
+from shardwright.checkpoint.exchange.wants import wants_of
 from shardwright.checkpoint.reading import opened
 from shardwright.cli.main import main
 from shardwright.core.boxes.box import Box
@@ -24,6 +27,7 @@ from shardwright.models import build
 from shardwright.training.optimizer import FIRST, SECOND
 from tests.checkpoint.editing import data_file, flip
 from tests.checkpoint.states import point, same_bits
+from tests.checkpoint.test_passing import ThreadCarrier, by_all
 
 SETTINGS = {
     "llama3-test": {
@@ -105,25 +109,33 @@ def test_a_resharded_checkpoint_is_the_same_in_the_boxes_of_the_layout(
     assert "already holds a checkpoint" in capsys.readouterr().err
 
 
-def read_by(checkpoint: Checkpoint, plan: Any, device: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The bytes that a device really reads for its boxes of all weights and moments."""
-    read: list[int] = []
+def read_by(checkpoint: Checkpoint, plan: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that each process really reads in a load of all weights and moments by a process for each device."""
+    read: Counter[int] = Counter()
     original = opened.read_regions
 
     def counted(*arguments: Any) -> int:
-        read.append(original(*arguments))
-        return read[-1]
+        num_bytes = original(*arguments)
+        read[int(current_thread().name)] += num_bytes
+        return num_bytes
 
     monkeypatch.setattr(opened, "read_regions", counted)
-    boxes: dict[str, list[Box]] = {}
-    for one in saved_boxes(plan, device):
-        boxes.setdefault(one.weight, []).append(one.box)
-    for name, found in boxes.items():
-        for prefix in ("", FIRST, SECOND):
-            if prefix + name in checkpoint.tensors:
-                checkpoint.read_boxes(prefix + name, found)
+    devices = range(plan.mesh.num_devices)
+    boxes: dict[str, dict[int, list[Box]]] = {}
+    for device in devices:
+        for one in saved_boxes(plan, device):
+            boxes.setdefault(one.weight, {each: [] for each in devices})[device].append(one.box)
+
+    def load(carrier: ThreadCarrier) -> None:
+        for name, needed in boxes.items():
+            wants = wants_of((process, box) for process, each in needed.items() for box in each)
+            for prefix in ("", FIRST, SECOND):
+                if prefix + name in checkpoint.tensors:
+                    read_together(checkpoint, prefix + name, needed[carrier.index], wants, carrier)
+
+    assert by_all(len(devices), load) == [None] * len(devices)
     monkeypatch.undo()
-    return sum(read)
+    return [read[device] for device in devices]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -134,7 +146,7 @@ def test_the_bytes_that_are_shown_are_those_that_are_read(
     assert main(["ckpt", "show", str(directory), "--for", *arguments_of(*CASES[case]), "--json"]) == 0
     load = json.loads(capsys.readouterr().out)["load"]
     plan, checkpoint = plan_of(*CASES[case]), open_checkpoint(directory)
-    read = [read_by(checkpoint, plan, device, monkeypatch) for device in range(plan.mesh.num_devices)]
+    read = read_by(checkpoint, plan, monkeypatch)
     assert (load["bytes_read"], load["most_by_a_device"]) == (sum(read), max(read))
     assert load["bytes"] == sum(array.nbytes for name, array in arrays.items() if name != "loader/position")
     assert sum(one["bytes_read"] for one in load["tensors"]) == load["bytes_read"]

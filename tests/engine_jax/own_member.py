@@ -9,14 +9,18 @@ import json
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardwright.checkpoint.format.regular_file import open_regular
+from shardwright.checkpoint.reading import streams
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax import load, save
+from tests.checkpoint.reads import Counted, refused
 
 WEIGHT = np.arange(64, dtype=np.float32).reshape(8, 8)
 
@@ -49,7 +53,10 @@ def run(folder: str, index: int) -> dict[str, Any]:
     mesh = Mesh(np.array(jax.devices()).reshape(4), ("x",))
     save(f"{folder}/good", tree(mesh, "x"), step=1)
     like = tree(mesh, None, "x")
-    loaded = load(f"{folder}/good", like).tree
+    with patch.object(streams, "open_regular", Counted):
+        loaded = load(f"{folder}/good", like).tree
+    with patch.object(streams, "open_regular", refused if index else open_regular):
+        one_cannot_read = message(load, f"{folder}/good", like).replace(folder, "FOLDER")
     wrong = [
         name
         for name, leaf in loaded.items()
@@ -64,6 +71,8 @@ def run(folder: str, index: int) -> dict[str, Any]:
     bad = f"{folder}/bad"
     return {
         "wrong": wrong,
+        "bytes read": Counted.total,
+        "one cannot read": one_cannot_read,
         "host arrays": message(save, bad, {"w": np.full(2, index)}, step=1),
         "values": message(save, bad, {"lr": 0.5 * (index + 1)}, step=1),
         "one fails": message(save, bad, {"w": len if index else jnp.zeros(2)}, step=1),

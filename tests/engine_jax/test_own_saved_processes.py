@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,26 @@ def test_each_process_loads_its_own_shards(found: tuple[Path, list[dict[str, Any
     assert [name[:11] for name in files] == ["boxes-00000", "boxes-00001"]
 
 
+def test_what_both_need_is_read_by_one_of_them(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Rows were saved and columns are loaded, and replicas: each process reads about a half of it, and both together all, once."""
+    folder, answers = found
+    tensors = open_newest(folder / "good").tensors.values()
+    total = sum(prod(info.shape) * np.dtype(info.dtype).itemsize for info in tensors)
+    read = [one["bytes read"] for one in answers]
+    assert sum(read) == total
+    assert min(read) > 0
+
+
 @pytest.mark.parametrize(
     ("case", "messages"),
     [
+        (
+            "one cannot read",
+            [
+                "process 1 of 2 could not read its part, which others need too. Its error: FOLDER/good/checkpoints/",
+                "cannot be read: Permission denied.",
+            ],
+        ),
         (
             "host arrays",
             ["  'w', box [0:2]: process 0 and process 1 hold other values"] * 2,

@@ -20,7 +20,7 @@ ENGINE = ("io", "layers", "attention", "experts", "lowering", "model", "training
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": ("findings", "mesh", "model", "boxes", "layout", "resolution", "plan", "checks", ""),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
-    "checkpoint": ("retention", "format", "folder", "reading", "writing", ""),
+    "checkpoint": ("retention", "format", "folder", "reading", "exchange", "writing", ""),
     "runs": ("processes", "metrics", "", "own_program"),
     "engine_jax": (*ENGINE, "compile", "own_program", ""),
     "engine_torch": (*ENGINE, "dry_run", "own_program", "dcp", "dcp_folder", ""),

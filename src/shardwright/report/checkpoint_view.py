@@ -53,13 +53,16 @@ def resharded_view(written: Mapping[str, Any]) -> View:
 
 
 def load_lines(plan: Mapping[str, Any], load: Mapping[str, Any]) -> list[RenderableType]:
-    """Three lines: the layout, what all devices read, and what one device reads at most."""
+    """Four lines: the layout, what all devices read and pass on to each other, and what one device reads at most."""
     colors = AxisColors.of(plan["mesh"])
     mesh = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in plan["mesh"].items()])
     by_one = f"{load['most_by_a_device']:,} bytes ({pretty_bytes(load['most_by_a_device'])}) at most"
     return [
         Text.assemble("  onto  ", plan["layout"], " on ", mesh, f", {several(plan['devices'], 'device')}"),
         Text(f"  all   {_read(load)}"),
+        Text(
+            f"  sent  {load['bytes_passed_on']:,} bytes ({pretty_bytes(load['bytes_passed_on'])}) from process to process"
+        ),
         Text(f"  each  {by_one}"),
     ]
 

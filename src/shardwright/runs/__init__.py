@@ -17,9 +17,9 @@ An engine supplies an ``Engine``, which trains the steps, and a ``Connection`` o
 progress of a run are in ``shardwright.training.options``.
 """
 
-from shardwright.runs.engine import Engine, OpenFolder, Weights
+from shardwright.runs.engine import Engine, OpenFolder, Reads, Weights
 from shardwright.runs.metrics.records import RunError, StepMetrics
 from shardwright.runs.processes.rendezvous import Connection
 from shardwright.runs.run import MakeEngine, run
 
-__all__ = ["Connection", "Engine", "MakeEngine", "OpenFolder", "RunError", "StepMetrics", "Weights", "run"]
+__all__ = ["Connection", "Engine", "MakeEngine", "OpenFolder", "Reads", "RunError", "StepMetrics", "Weights", "run"]

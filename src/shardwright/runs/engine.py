@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo
+from shardwright.checkpoint.reading.stored import Stored
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
 from shardwright.runs.metrics.records import StepMetrics
 from shardwright.training.partial import PartialWeights
+
+
+class Reads(Protocol):
+    """What an engine reads boxes from."""
+
+    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> Sequence[Any]:
+        """As ``Checkpoint.read_boxes``: an array of NumPy for each box, in its shape."""
+        ...
 
 
 class Weights(Protocol):
@@ -28,8 +37,16 @@ class Weights(Protocol):
         """As ``Checkpoint.expect``."""
         ...
 
-    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> Sequence[Any]:
+    def stored(self, name: str) -> Stored:
+        """As ``Checkpoint.stored``: the boxes of which one is read at a time."""
+        ...
+
+    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[Any]:
         """As ``Checkpoint.read_boxes``: an array of NumPy for each box, in its shape."""
+        ...
+
+    def read_into(self, name: str, targets: Sequence[tuple[Box, Any]]) -> None:
+        """As ``Checkpoint.read_into``."""
         ...
 
 

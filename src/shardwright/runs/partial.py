@@ -11,8 +11,10 @@ import numpy as np
 
 from shardwright.checkpoint import CheckpointError, RunPoint, TensorInfo
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
+from shardwright.checkpoint.format.pieces import PIECE_BYTES
 from shardwright.checkpoint.reading.casting import FLOATS, cast
 from shardwright.checkpoint.reading.expected import mismatches
+from shardwright.checkpoint.reading.stored import Stored
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen, names_of
@@ -51,18 +53,35 @@ class FittedWeights:
         if lines:
             raise CheckpointError(f"{self.directory}: it does not fit this run:", lines=lines, code="SW504")
 
+    def stored(self, name: str) -> Stored:
+        """As ``Checkpoint.stored``: one box of what is new. A cast changes the bytes of a piece, and not its elements."""
+        width = DTYPES[self.tensors[name].dtype].num_bytes
+        if name in self.new:
+            shape = np.array([self.tensors[name].shape], np.int64)
+            return Stored(np.zeros_like(shape), shape, width, PIECE_BYTES)
+        found = self.found.stored(name)
+        return Stored(found.starts, found.stops, width, found.piece_bytes * width // found.width)
+
     def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
         """As ``Checkpoint.read_boxes``: initial values, or elements in the dtype of the run."""
-        info = self.tensors[name]
+        dtype = DTYPES[self.tensors[name].dtype]
+        results = [np.empty(box.shape, dtype.bits) for box in boxes]
+        self.read_into(name, list(zip(boxes, results, strict=True)))
+        return [each.view(dtype.raw if raw else numpy_dtype(dtype, name)) for each in results]
+
+    def read_into(self, name: str, targets: Sequence[tuple[Box, np.ndarray]]) -> None:
+        """As ``read_boxes``, into arrays of unsigned integers of the dtype's width."""
+        info, boxes = self.tensors[name], [box for box, _ in targets]
         if name in self.new:
             source = "float32"
             arrays: Sequence[Any] = [box_values(self.new[name], self.seed, box) for box in boxes]
+        elif (source := self.found.tensors[name].dtype) == info.dtype:
+            self.found.read_into(name, targets)
+            return
         else:
-            source = self.found.tensors[name].dtype
             arrays = self.found.read_boxes(name, boxes, raw=True)
-        dtype = DTYPES[info.dtype]
-        elements = [cast(array.view(DTYPES[source].bits), source, info.dtype) for array in arrays]
-        return [each.view(dtype.raw if raw else numpy_dtype(dtype, name)) for each in elements]
+        for (_, array), elements in zip(targets, arrays, strict=True):
+            array[...] = cast(elements.view(DTYPES[source].bits), source, info.dtype)
 
 
 def partial_of(options: RunOptions, plan: Plan) -> PartialWeights:

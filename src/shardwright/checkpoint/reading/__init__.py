@@ -3,7 +3,7 @@
 opened.py    an open checkpoint: any box of any tensor
 files.py     the files of an open checkpoint against their digests
 streams.py   reads of regions of stored boxes, piece by piece
-loads.py     what a load reads, from the index alone
+stored.py    the boxes in which a tensor is stored
 casting.py   elements in another floating-point dtype
 expected.py  the tensors that a program expects against those of a checkpoint
 """

@@ -16,6 +16,7 @@ from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manife
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.reading.expected import mismatches
 from shardwright.checkpoint.reading.files import Parts, read_known, read_within
+from shardwright.checkpoint.reading.stored import Stored
 from shardwright.checkpoint.reading.streams import empty, read_regions
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
@@ -60,6 +61,11 @@ class Checkpoint:
         self.tensor(name)
         return self.index.tables[name].boxes()
 
+    def stored(self, name: str) -> Stored:
+        """The same boxes as arrays. Raises CheckpointError (SW504) for an unknown name."""
+        width, table = DTYPES[self.tensor(name).dtype].num_bytes, self.index.tables[name]
+        return Stored(table.starts, table.stops, width, self.manifest.piece_bytes)
+
     def read_box(self, name: str, box: Box | None = None, *, raw: bool = False) -> np.ndarray:
         """The elements of any box of a tensor (the full tensor by default), however it was sharded when it was saved.
 
@@ -77,19 +83,23 @@ class Checkpoint:
         Raises CheckpointError for an unknown name (SW504) and for what cannot be read (SW503), DamagedError for bytes that are
         not those that were saved (SW503).
         """
-        info, table = self.tensor(name), self.index.tables[name]
-        dtype = DTYPES[info.dtype]
-        for box in boxes:
-            assert len(box.start) == len(info.shape), (name, info.shape, box)
-            assert Box.whole(info.shape).contains(box), (name, info.shape, box)
+        dtype = DTYPES[self.tensor(name).dtype]
         result_dtype = dtype.raw if raw else numpy_dtype(dtype, name)
         results = [empty(box.shape, dtype.bits, f"{self.directory}: tensor '{name}', box [{box}]") for box in boxes]
-        targets = list(zip(boxes, results, strict=True))
-        numbers = {number: None for box in boxes for number in table.overlapping(box).tolist()}
+        self.read_into(name, list(zip(boxes, results, strict=True)))
+        return [result.view(result_dtype) for result in results]
+
+    def read_into(self, name: str, targets: Sequence[tuple[Box, np.ndarray]]) -> None:
+        """As ``read_boxes``, into arrays of the boxes' shapes: unsigned integers of the dtype's width."""
+        info, table = self.tensor(name), self.index.tables[name]
+        for box, array in targets:
+            assert len(box.start) == len(info.shape), (name, info.shape, box)
+            assert Box.whole(info.shape).contains(box), (name, info.shape, box)
+            assert array.shape == box.shape, (name, array.shape, box)
+        numbers = {number: None for box, _ in targets for number in table.overlapping(box).tolist()}
         for number in sorted(numbers):
             stored = self.parts.box(int(table.part[number]), int(table.row[number]), name, table.box(number))
             read_regions(self.directory, stored, self.manifest.piece_bytes, targets)
-        return [result.view(result_dtype) for result in results]
 
     def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]], *, unread: tuple[str, ...] = ()) -> None:
         """Compares the checkpoint with the tensors a program expects: name to (shape, dtype).

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, committed, open_newest
-from shardwright.checkpoint.reading.loads import Load, load_of
+from shardwright.checkpoint.exchange.loads import Load, load_of
+from shardwright.checkpoint.exchange.wants import wants_of_plan
 from shardwright.checkpoint.writing.resharding import Boxes, reshard
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import planned, typed_request
@@ -24,16 +25,15 @@ from shardwright.training.optimizer import owner_of
 
 
 def load_onto(directory: Path, layout: str, on: LayoutOptions) -> dict[str, Any]:
-    """What each device of a layout reads of the newest checkpoint of a folder, where each reads for itself.
+    """What a load onto a layout reads of the newest checkpoint of a folder, where each device has a process of its own.
 
-    ``{layout, mesh, engine, devices, bytes, bytes_read, most_by_a_device, amplification, tensors: [{name, bytes, bytes_read}]}``:
+    ``{layout, mesh, engine, devices, bytes, bytes_read, bytes_passed_on, most_by_a_device, amplification, tensors: [{name,
+    bytes, bytes_read, bytes_passed_on}]}``:
     ``amplification`` is ``bytes_read`` divided by the ``bytes`` of the tensors that are read.
     """
     checkpoint = open_newest(directory)
     plan = _plan(checkpoint, layout, on)
-    sharded_as = _sharded_as(checkpoint, plan)
-    load = load_of(checkpoint, [_boxes(sharded_as, plan, device)[0] for device in range(plan.mesh.num_devices)])
-    return {**_of_plan(plan), **_of_load(load)}
+    return {**_of_plan(plan), **_of_load(_load(checkpoint, plan))}
 
 
 def reshard_onto(
@@ -49,11 +49,11 @@ def reshard_onto(
     checkpoint = open_newest(directory)
     plan = _plan(checkpoint, layout, on)
     sharded_as = _sharded_as(checkpoint, plan)
-    devices = [_boxes(sharded_as, plan, device) for device in range(plan.mesh.num_devices)]
-    known = {name for loads, _ in devices for name in loads}
+    devices = [_saved(sharded_as, plan, device) for device in range(plan.mesh.num_devices)]
+    known = {name for saved in devices for name in saved}
     others = [name for name, info in checkpoint.tensors.items() if name not in known and prod(info.shape)]
     # What no layout shards is saved by the first device, as one box.
-    saves = [dict(saved) for _, saved in devices]
+    saves = [dict(saved) for saved in devices]
     saves[0] |= {name: [Box.whole(checkpoint.tensors[name].shape)] for name in others}
     specs = {name: str(row.stacked_at_rest) for row in plan.weights for name in sharded_as[row.name]}
     infos = [replace(info, spec=specs.get(name, info.spec)) for name, info in checkpoint.tensors.items()]
@@ -64,13 +64,12 @@ def reshard_onto(
         mesh=plan.mesh.shape,
     )
     written = reshard(checkpoint, out, point, infos, saves, progress)
-    loads = [loads for loads, _ in devices]
     return {
         "directory": str(written),
         "from": str(checkpoint.directory),
         **_of_plan(plan),
-        "before": _of_load(load_of(checkpoint, loads)),
-        "after": _of_load(load_of(open_newest(written), loads)),
+        "before": _of_load(_load(checkpoint, plan)),
+        "after": _of_load(_load(open_newest(written), plan)),
     }
 
 
@@ -93,16 +92,20 @@ def _plan(checkpoint: Checkpoint, layout: str, on: LayoutOptions) -> Plan:
     return plan
 
 
-def _boxes(sharded_as: Mapping[str, Sequence[str]], plan: Plan, device: int) -> tuple[Boxes, Boxes]:
-    """The boxes that a device reads, and those that it saves."""
-    reads: dict[str, list[Box]] = {}
+def _saved(sharded_as: Mapping[str, Sequence[str]], plan: Plan, device: int) -> Boxes:
+    """The boxes that a device saves."""
     saves: dict[str, list[Box]] = {}
     for found in saved_boxes(plan, device):
-        for name in sharded_as[found.weight]:
-            reads.setdefault(name, []).append(found.box)
-            if found.saves:
+        if found.saves:
+            for name in sharded_as[found.weight]:
                 saves.setdefault(name, []).append(found.box)
-    return reads, saves
+    return saves
+
+
+def _load(checkpoint: Checkpoint, plan: Plan) -> Load:
+    sharded_as, wants = _sharded_as(checkpoint, plan), wants_of_plan(plan, lambda device: device)
+    by_tensor = {name: found for weight, found in wants.items() for name in sharded_as[weight]}
+    return load_of(checkpoint, by_tensor, plan.mesh.num_devices)
 
 
 def _sharded_as(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Sequence[str]]:
@@ -128,7 +131,16 @@ def _of_load(load: Load) -> dict[str, Any]:
     return {
         "bytes": load.num_bytes,
         "bytes_read": load.bytes_read,
-        "most_by_a_device": max(load.bytes_by_device),
+        "bytes_passed_on": load.bytes_passed_on,
+        "most_by_a_device": max(load.bytes_by_process),
         "amplification": round(load.bytes_read / max(1, load.num_bytes), 4),
-        "tensors": [{"name": one.name, "bytes": one.num_bytes, "bytes_read": one.bytes_read} for one in load.tensors],
+        "tensors": [
+            {
+                "name": one.name,
+                "bytes": one.num_bytes,
+                "bytes_read": one.bytes_read,
+                "bytes_passed_on": one.bytes_passed_on,
+            }
+            for one in load.tensors
+        ],
     }

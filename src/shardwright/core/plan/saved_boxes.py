@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.core.boxes.box import Box
-from shardwright.core.boxes.boxes import saves, shard_box
+from shardwright.core.boxes.boxes import Owned, owned_boxes, saves, shard_box
 from shardwright.core.boxes.stored import table_boxes
-from shardwright.core.plan.fsdp_groups import weights_of
+from shardwright.core.model.table import Weight
+from shardwright.core.plan.fsdp_groups import trained, weight_of_layer, weights_of
 from shardwright.core.plan.plan import Plan
 
 
@@ -24,6 +25,46 @@ class SavedBox:
 def saved_boxes(plan: Plan, device: int) -> Iterator[SavedBox]:
     """The boxes that ``device`` has of every weight, on the engine of the plan: JAX without one."""
     return _on_torch(plan, device) if plan.request.engine == "torch" else _on_jax(plan, device)
+
+
+def owned_at_rest(plan: Plan) -> Iterator[tuple[str, Owned]]:
+    """Every weight with the boxes of each device: those of ``saved_boxes``, of all devices at once.
+
+    Layers that are stacked one after the other are one box.
+    """
+    if plan.request.engine == "torch":
+        yield from _owned_on_torch(plan)
+        return
+    for row in plan.weights:
+        whole = Box.whole(row.stacked_saved_shape)
+        owned = owned_boxes(row.stacked_at_rest, plan.mesh, row.stacked_shape)
+        yield row.name, tuple(_common(boxes, whole) for boxes in owned)
+
+
+def _owned_on_torch(plan: Plan) -> Iterator[tuple[str, Owned]]:
+    request, devices = plan.request, range(plan.mesh.num_devices)
+    table = request.table
+    for row in trained(request, plan.weights):
+        # The layers of a weight have the same boxes.
+        outer = Box((), ()) if row.stack is None else Box((0,), (row.num,))
+        one = weight_of_layer(request, plan.mesh, row, None if row.stack is None else 0)
+        known: dict[Box | None, tuple[Box, ...]] = {None: ()}
+        owned: list[tuple[Box, ...]] = []
+        for device in devices:
+            box = one.saved_box(plan.mesh, device)
+            if box is not None and box not in known:
+                inner = [stored.box for stored in table_boxes(table.weight(row.name), box)]
+                known[box] = tuple(Box((*outer.start, *of.start), (*outer.stop, *of.stop)) for of in inner)
+            owned.append(known[box])
+        yield row.name, tuple(owned)
+    for weight in table.weights:
+        if weight.frozen:
+            yield weight.name, ((Box.whole(_stacked(weight)),),) * len(devices)
+
+
+def _common(boxes: Sequence[Box], whole: Box) -> tuple[Box, ...]:
+    """Without padding, which is in no box."""
+    return tuple(common for box in boxes if (common := box.intersect(whole)) is not None)
 
 
 def _on_jax(plan: Plan, device: int) -> Iterator[SavedBox]:
@@ -49,5 +90,11 @@ def _on_torch(plan: Plan, device: int) -> Iterator[SavedBox]:
         weight = table.weight(row.name)
         if weight.frozen:
             assert row.at_rest is not None
-            shape = weight.shape if weight.stack is None else (weight.num, *weight.shape)
-            yield SavedBox(weight=row.name, box=Box.whole(shape), saves=saves(row.at_rest, plan.mesh, device))
+            yield SavedBox(
+                weight=row.name, box=Box.whole(_stacked(weight)), saves=saves(row.at_rest, plan.mesh, device)
+            )
+
+
+def _stacked(weight: Weight) -> tuple[int, ...]:
+    """The shape of a weight in the table's dims, its layers stacked."""
+    return weight.shape if weight.stack is None else (weight.num, *weight.shape)

@@ -2,6 +2,7 @@
 
 layer_io.py      what a layer gets from the engine: moves, uses of weights, axes
 redistribute.py  the core's steps as JAX collectives
+exchange.py      bytes from every process to every other, for loads
 mesh.py          the mesh of JAX devices
 dtypes.py        the core's table of precision as JAX dtypes
 scopes.py        the component and tensor of each operation, for readers of the compiled program

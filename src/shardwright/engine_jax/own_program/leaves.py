@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ from shardwright.engine_jax.training.state import box_of
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
 from shardwright.runs.own_program.values import encoded
 
-Read = Callable[[str, Box], np.ndarray]
-"""``read(name, box)``: a box of a tensor of the checkpoint, in the dtype of the leaf."""
+Read = Callable[[str, Sequence[Box]], Sequence[np.ndarray]]
+"""``read(name, boxes)``: several boxes of a tensor of the checkpoint, in the dtype of the leaf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,22 +95,18 @@ def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:
     """
     shape, _ = shape_and_dtype(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
-        array = read(name, Box.whole(shape))
+        [array] = read(name, [Box.whole(shape)])
         return array[()] if isinstance(leaf, np.generic) else array
-    # Replicas have the same box, which is read once.
-    known: dict[Box, np.ndarray] = {}
-
-    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        box = box_of(index or (), shape)
-        if box not in known:
-            known[box] = read(name, box)
-        return known[box]
-
+    sharding = sharding_of(name, leaf)
     try:
-        array = jax.make_array_from_callback(shape, _sharding(name, leaf), shard)
+        indices = sharding.addressable_devices_indices_map(shape).values()
     except ValueError as error:
         # A sharding that JAX does not permit for the shape: of a dim that its axes do not divide.
         raise InputError(f"'{name}': {str(error).splitlines()[0]}") from error
+    # All at once: what several devices need is read once. Replicas have the same box.
+    boxes = list(dict.fromkeys(box_of(index or (), shape) for index in indices))
+    known = dict(zip(boxes, read(name, boxes), strict=True))
+    array = jax.make_array_from_callback(shape, sharding, lambda index: known[box_of(index or (), shape)])
     if not is_key(leaf):
         return array
     key = jax.random.wrap_key_data(array, impl=implementation)
@@ -119,7 +115,7 @@ def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:
     return key
 
 
-def _sharding(name: str, leaf: Any) -> Sharding:
+def sharding_of(name: str, leaf: Any) -> Sharding:
     """How a leaf's tensor is sharded: as ``leaf`` is, or on the first device. The words of a key are never sharded."""
     sharding = leaf.sharding
     if sharding is None:

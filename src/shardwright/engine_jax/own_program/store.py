@@ -10,13 +10,25 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, Keep
+from shardwright.checkpoint.exchange.passing import Together
+from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen
-from shardwright.engine_jax.own_program.leaves import held, is_array, is_key, leaves_of, made, shape_and_dtype
+from shardwright.engine_jax.io.exchange import ProcessCarrier, gathered
+from shardwright.engine_jax.own_program.leaves import (
+    held,
+    is_array,
+    is_key,
+    leaves_of,
+    made,
+    shape_and_dtype,
+    sharding_of,
+)
+from shardwright.engine_jax.training.state import box_of
+from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
@@ -103,7 +115,8 @@ def load(
     members = processes()
     checkpoint = open_program(folder, step, members)
     names = members.here("comparing the checkpoint with the tree", lambda: _compared(checkpoint, like, only, cast=cast))
-    leaves = members.here("reading the checkpoint", lambda: _read(checkpoint, like, names))
+    source = _by_all(checkpoint, like, names, members)
+    leaves = members.here("reading the checkpoint", lambda: _read(checkpoint, source, like, names))
     structure = jax.tree_util.tree_structure(like)
     return Loaded(
         tree=jax.tree_util.tree_unflatten(structure, leaves),
@@ -119,17 +132,13 @@ def processes() -> Members:
         return alone()
 
     def gather(value: Any) -> list[Any]:
-        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         try:
-            sizes = np.asarray(multihost_utils.process_allgather(np.asarray([len(data)], np.int32))).reshape(-1)
-            padded = np.zeros(int(sizes.max()), np.uint8)
-            padded[: len(data)] = data
-            rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(count, -1)
+            found = gathered(json.dumps(value).encode())
         except jax.errors.JaxRuntimeError as error:
             raise CheckpointError(
                 f"the {count} processes could not exchange values: one of them has ended. {str(error).splitlines()[0]}"
             ) from error
-        return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+        return [json.loads(one) for one in found]
 
     return Members(index=jax.process_index(), count=count, noun="process", gather=gather)
 
@@ -165,7 +174,27 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
     return names
 
 
-def _read(checkpoint: Checkpoint, like: Any, names: frozenset[str]) -> list[Any]:
+def _by_all(checkpoint: Checkpoint, like: Any, names: frozenset[str], members: Members) -> Reads:
+    """What all processes read together, where they ask for the same leaves: each knows from a sharding what the others need."""
+    leaves = {name: leaf for name, leaf in leaves_of(like).items() if name in names and is_array(leaf)}
+    described = [
+        [name, *map(str, shape_and_dtype(leaf)), repr(getattr(leaf, "sharding", ""))] for name, leaf in leaves.items()
+    ]
+    if members.count == 1 or len(members.distinct(described)) > 1:
+        return checkpoint
+
+    def wants(name: str) -> Sequence[Want]:
+        leaf = leaves[name]
+        shape, _ = shape_and_dtype(leaf)
+        if isinstance(leaf, np.ndarray | np.generic):
+            return needed_by_all(shape, members.count)
+        indices = sharding_of(name, leaf).devices_indices_map(shape)
+        return wants_of((device.process_index, box_of(index or (), shape)) for device, index in indices.items())
+
+    return Together(source=checkpoint, wants=wants, carrier=ProcessCarrier())
+
+
+def _read(checkpoint: Checkpoint, source: Reads, like: Any, names: frozenset[str]) -> list[Any]:
     values = _values_of(checkpoint)
 
     def leaf_of(name: str, leaf: Any) -> Any:
@@ -175,8 +204,8 @@ def _read(checkpoint: Checkpoint, like: Any, names: frozenset[str]) -> list[Any]
             return values[LEAVES][name]
         dtype = np.dtype(shape_and_dtype(leaf)[1])
 
-        def read(name: str, box: Box) -> np.ndarray:
-            return np.asarray(checkpoint.read_box(name, box), dtype)
+        def read(name: str, boxes: Sequence[Box]) -> list[np.ndarray]:
+            return [np.asarray(found, dtype) for found in source.read_boxes(name, boxes)]
 
         return made(name, leaf, read, values[KEYS].get(name))
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from shardwright.checkpoint import OwnedBox, TensorInfo
+from shardwright.checkpoint.exchange.passing import Together
+from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of_plan
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
 from shardwright.core.plan.plan import Plan
+from shardwright.engine_jax.io.exchange import ProcessCarrier
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
-from shardwright.runs import Weights
-from shardwright.training.optimizer import STATE
+from shardwright.runs import Reads, Weights
+from shardwright.training.optimizer import STATE, owner_of
 from shardwright.training.published import KEPT
 
 
@@ -63,6 +67,7 @@ def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: boo
     """The state of a checkpoint, sharded as the plan says, whatever layout wrote it.
 
     With ``weights_only``, the state before the first step: moments are zero, and those of the checkpoint are not read.
+    All processes call this: what several need is read by one of them.
 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
@@ -73,13 +78,29 @@ def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: boo
         one.name: (one.shape, one.dtype) for one in infos
     }
     checkpoint.expect(wanted, unread=unread)
+    source = _by_all(checkpoint, plan, mesh)
 
     def read(tensor: Tensor, boxes: Sequence[Box]) -> Sequence[np.ndarray]:
         if weights_only and tensor.name != tensor.weight:
             return [np.zeros(box.shape, tensor.dtype) for box in boxes]
-        return checkpoint.read_boxes(tensor.name, boxes)
+        return source.read_boxes(tensor.name, boxes)
 
     if weights_only:
         return make_state(plan, mesh, read, 0)
-    shared = {one.name: checkpoint.read_boxes(one.name, [Box.whole(one.shape)])[0] for one in infos}
+    shared = {one.name: source.read_boxes(one.name, [Box.whole(one.shape)])[0] for one in infos}
     return make_state(plan, mesh, read, checkpoint.point.step, shared)
+
+
+def _by_all(checkpoint: Weights, plan: Plan, mesh: Mesh) -> Reads:
+    """What all processes read together."""
+    if jax.process_count() == 1:
+        return checkpoint
+    carrier, devices = ProcessCarrier(), mesh.devices.reshape(-1)
+    all_wants = cache(lambda: wants_of_plan(plan, lambda device: devices[device].process_index))
+
+    def wants(name: str) -> Sequence[Want]:
+        found = all_wants().get(owner_of(name))
+        # What an optimizer has besides, as a count of steps, is not sharded.
+        return needed_by_all(checkpoint.tensors[name].shape, carrier.count) if found is None else found
+
+    return Together(source=checkpoint, wants=wants, carrier=carrier)

@@ -2,6 +2,7 @@
 
 layer_io.py      what a layer gets from the engine: moves, uses of weights, groups
 redistribute.py  the core's steps as PyTorch collectives
+exchange.py      bytes from every rank to every other, for loads
 mesh.py          ranks and their process groups
 private.py       all uses of PyTorch's private names
 dtypes.py        the core's table of precision as PyTorch dtypes

@@ -17,13 +17,14 @@ from torch.distributed.tensor import Placement as TorchPlacement
 from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
-from shardwright.checkpoint import Checkpoint, TensorInfo
+from shardwright.checkpoint import TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.held import Fit, LocalBox, Reading, agreed, fit
 from shardwright.core.boxes.placements import Placement, Replicate, Shard, StridedShard
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.runs import Reads
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
 from shardwright.runs.own_program.members import Members
 
@@ -122,15 +123,15 @@ def held(one: Shards, reading: Reading | None = None) -> HeldTensor:
 
 
 @torch.no_grad()
-def fill(one: Shards, checkpoint: Checkpoint, reading: Reading | None = None) -> None:
-    """Read this rank's boxes of a tensor into its memory, cast to its dtype.
+def fill(one: Shards, source: Reads, dtype: str, reading: Reading | None = None) -> None:
+    """Read this rank's boxes of a tensor into its memory, cast to its dtype. ``dtype``: that of the checkpoint.
 
     Raises CheckpointError for what cannot be read, DamagedError for damaged bytes.
     """
-    stored = torch_dtype(checkpoint.tensors[one.name].dtype)
-    for each in boxes_of(one, reading):
-        if each.box.size:
-            one.local[each.local.slices].copy_(tensor_of(checkpoint.read_box(one.name, each.box, raw=True), stored))
+    places = [each for each in boxes_of(one, reading) if each.box.size]
+    found = source.read_boxes(one.name, [each.box for each in places], raw=True)
+    for each, raw in zip(places, found, strict=True):
+        one.local[each.local.slices].copy_(tensor_of(raw, torch_dtype(dtype)))
 
 
 def tensor_of(raw: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

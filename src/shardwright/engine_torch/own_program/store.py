@@ -12,17 +12,25 @@ import torch.distributed as dist
 from torch import nn
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError, Keep
+from shardwright.checkpoint.exchange.passing import Together
+from shardwright.checkpoint.exchange.wants import Want, wants_of
+from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.held import Reading
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen
+from shardwright.engine_torch.io.exchange import RankCarrier, device_of
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
-from shardwright.engine_torch.own_program.shards import Shards, fill, held, readings, shards_of
+from shardwright.engine_torch.own_program.shards import Shards, boxes_of, fill, held, readings, shards_of
+from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
 from shardwright.runs.own_program.store import TORCH, ProgramState, open_program, save_program, values_of
 from shardwright.runs.own_program.values import Reference, encoded
+
+MOST_RANKS = 512
+"""With more ranks, each reads for itself: the lists of the boxes of all would be long."""
 
 Averages = nn.Module | Mapping[str, torch.Tensor]
 
@@ -166,7 +174,8 @@ def load(
         lambda: _compared(checkpoint, module, optimizer, averages, only, cast=cast),
     )
     read_as = readings(job.tensors, members)
-    members.here("reading the checkpoint", lambda: _read(checkpoint, job.tensors, read_as))
+    source = _by_all(checkpoint, job.tensors, read_as, members, group)
+    members.here("reading the checkpoint", lambda: _read(checkpoint, source, job.tensors, read_as))
     if job.moments is not None:
         job.moments.take()
     if job.extra:
@@ -253,10 +262,33 @@ def _tensors(kept: Mapping[str, Any]) -> list[str]:
     return [one.tensor for one in kept.values() if isinstance(one, Reference)]
 
 
-def _read(checkpoint: Checkpoint, tensors: Sequence[Shards], read_as: Mapping[str, Reading]) -> None:
+def _by_all(
+    checkpoint: Checkpoint,
+    tensors: Sequence[Shards],
+    read_as: Mapping[str, Reading],
+    members: Members,
+    group: dist.ProcessGroup | None,
+) -> Reads:
+    """What all ranks read together, where they load the same tensors: each tells the others which boxes it holds."""
+    names = [one.name for one in tensors]
+    if not 1 < members.count <= MOST_RANKS or len(members.distinct(names)) > 1:
+        return checkpoint
+    boxes = [[[each.box.start, each.box.stop] for each in boxes_of(one, read_as.get(one.name))] for one in tensors]
+    of_all = members.gather(boxes)
+
+    def wants(name: str) -> Sequence[Want]:
+        number = names.index(name)
+        return wants_of(
+            (rank, Box(tuple(start), tuple(stop))) for rank, held in enumerate(of_all) for start, stop in held[number]
+        )
+
+    return Together(source=checkpoint, wants=wants, carrier=RankCarrier(device=device_of(group), group=group))
+
+
+def _read(checkpoint: Checkpoint, source: Reads, tensors: Sequence[Shards], read_as: Mapping[str, Reading]) -> None:
     try:
         for one in tensors:
-            fill(one, checkpoint, read_as.get(one.name))
+            fill(one, source, checkpoint.tensors[one.name].dtype, read_as.get(one.name))
     except DamagedError as error:
         first, *lines = error.message.split("\n")
         raise DamagedError(

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
 
 from shardwright.checkpoint import OwnedBox, TensorInfo
+from shardwright.checkpoint.exchange.passing import Together
+from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of_plan
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
 from shardwright.core.boxes.stored import TableBox, table_boxes
@@ -20,12 +22,13 @@ from shardwright.core.model.table import Weight
 from shardwright.core.plan.fsdp_groups import WeightOfLayer
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.engine_torch.io.exchange import RankCarrier
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.init import box_values
-from shardwright.runs import Weights
-from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors
+from shardwright.runs import Reads, Weights
+from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, owner_of
 from shardwright.training.optimizers import OPTIMIZER, is_own
 from shardwright.training.published import KEPT
 
@@ -108,6 +111,7 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
     """The state of a checkpoint, sharded as the plan says, whatever layout and engine wrote it.
 
     With ``weights_only``, the state before the first step: moments are zero, and those of the checkpoint are not read.
+    All ranks call this: what several need is read by one of them.
 
     Raises CheckpointError for a tensor that is missing, extra, mis-shaped or mis-typed, DamagedError for damaged bytes.
     """
@@ -117,16 +121,32 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
         name: (info.shape, info.dtype) for name, info in infos.items() if not (unread and name.startswith(unread))
     }
     checkpoint.expect(wanted, unread=unread)
+    source = _by_all(checkpoint, model)
 
     def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
         if name not in wanted:
             return [torch.zeros(box.shape) for box in boxes]
         dtype = torch_dtype(infos[name].dtype)
         bits = np.dtype(f"<i{dtype.itemsize}") if dtype.itemsize > 1 else np.dtype(np.uint8)
-        found = checkpoint.read_boxes(name, boxes, raw=True)
+        found = source.read_boxes(name, boxes, raw=True)
         return [torch.from_numpy(np.ascontiguousarray(raw.view(bits))).view(dtype).view(raw.shape) for raw in found]
 
     return make_state(model, read, 0 if weights_only else checkpoint.point.step)
+
+
+def _by_all(checkpoint: Weights, model: Model) -> Reads:
+    """What all ranks read together."""
+    carrier = RankCarrier(device=model.ranks.device)
+    if carrier.count == 1:
+        return checkpoint
+    all_wants = cache(lambda: wants_of_plan(model.plan, lambda device: device))
+
+    def wants(name: str) -> Sequence[Want]:
+        found = all_wants().get(owner_of(name))
+        # What an optimizer has besides, as a count of steps, is not sharded.
+        return needed_by_all(checkpoint.tensors[name].shape, carrier.count) if found is None else found
+
+    return Together(source=checkpoint, wants=wants, carrier=carrier)
 
 
 def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:

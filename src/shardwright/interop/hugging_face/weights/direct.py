@@ -11,14 +11,17 @@ import numpy as np
 
 from shardwright.checkpoint import CheckpointError, RunPoint, TensorInfo
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
+from shardwright.checkpoint.format.pieces import PIECE_BYTES
 from shardwright.checkpoint.reading.expected import mismatches
+from shardwright.checkpoint.reading.stored import Stored
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
-from shardwright.interop.hugging_face.weights.elements import read_piece
+from shardwright.interop.hugging_face.weights.elements import CHUNK_ELEMENTS, read_parts
 from shardwright.interop.hugging_face.weights.files.folder import CONFIG, INDEX, SINGLE
 from shardwright.interop.hugging_face.weights.importing import FittedFolder, fitted
 from shardwright.interop.hugging_face.weights.mapping import Piece, stored_shape
 from shardwright.interop.hugging_face.weights.model import model_of_table
+from shardwright.models.hugging_face import published_dims
 from shardwright.training.partial import ALL_WEIGHTS, PartialWeights
 from shardwright.training.published import CHECKPOINTS
 
@@ -43,26 +46,49 @@ class FolderWeights:
         if lines:
             raise CheckpointError(f"{self.directory}: it does not fit this run:", lines=lines, code="SW504")
 
-    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
-        """The elements of several boxes, each as ``read_box`` reads it."""
-        return [self.read_box(name, box, raw=raw) for box in boxes]
+    def stored(self, name: str) -> Stored:
+        """The boxes of which one is read at a time: of each piece, as many rows of the published tensor as are read at one time."""
+        pieces, width = self.pieces[name], DTYPES[self.tensors[name].dtype].num_bytes
+        one = next(iter(pieces.values()))[1]
+        axes, dims = published_dims(one.weight)
+        dim = len(one.index) + axes.index(dims[0][0])
+        size = one.box.shape[dim]
+        step = max(1, CHUNK_ELEMENTS * size // one.size)
+        corners = [
+            (
+                (*box.start[:dim], first, *box.start[dim + 1 :]),
+                (*box.stop[:dim], min(first + step, size), *box.stop[dim + 1 :]),
+            )
+            for _, piece in pieces.values()
+            for box in [piece.box]
+            for first in range(0, size, step)
+        ]
+        starts, stops = (np.array(corner, np.int64) for corner in zip(*corners, strict=True))
+        return Stored(starts, stops, width, PIECE_BYTES)
 
-    def read_box(self, name: str, box: Box | None = None, *, raw: bool = False) -> np.ndarray:
-        """The elements of a box, cast or dequantised; with ``raw`` as opaque elements.
+    def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
+        """The elements of several boxes, cast or dequantised; with ``raw`` as opaque elements. What several need is read once.
 
         Raises InputError where a file cannot be read.
         """
-        info, pieces = self.tensors[name], self.pieces[name]
-        dtype = DTYPES[info.dtype]
-        box = Box.whole(info.shape) if box is None else box
+        dtype = DTYPES[self.tensors[name].dtype]
+        results = [np.empty(box.shape, dtype.bits) for box in boxes]
+        self.read_into(name, list(zip(boxes, results, strict=True)))
+        return [result.view(dtype.raw if raw else numpy_dtype(dtype, name)) for result in results]
+
+    def read_into(self, name: str, targets: Sequence[tuple[Box, np.ndarray]]) -> None:
+        """As ``read_boxes``, into arrays of unsigned integers of the dtype's width."""
+        pieces = self.pieces[name]
         depth = len(next(iter(pieces)))
-        inner = Box(box.start[depth:], box.stop[depth:])
-        result = np.empty(box.shape, dtype.bits)
-        for index in product(*map(range, box.start[:depth], box.stop[:depth])):
+        needed: dict[tuple[int, ...], list[tuple[Box, np.ndarray]]] = {}
+        for box, array in targets:
+            inner = Box(box.start[depth:], box.stop[depth:])
+            for index in product(*map(range, box.start[:depth], box.stop[:depth])):
+                place = tuple(one - start for one, start in zip(index, box.start, strict=False))
+                needed.setdefault(index, []).append((inner, array[(*place, ...)]))
+        for index, parts in sorted(needed.items(), key=lambda one: one[0]):
             published, piece = pieces[index]
-            place = tuple(one - start for one, start in zip(index, box.start, strict=False))
-            result[place] = read_piece(self.found.folder, published, piece, inner, info.dtype)
-        return result.view(dtype.raw if raw else numpy_dtype(dtype, name))
+            read_parts(self.found.folder, published, piece, parts, self.tensors[name].dtype)
 
 
 def open_model_folder(

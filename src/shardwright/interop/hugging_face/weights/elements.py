@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -20,30 +21,60 @@ CHUNK_ELEMENTS = 1 << 21
 def read_piece(folder: Folder, name: str, piece: Piece, inner: Box, dtype: str) -> np.ndarray:
     """A box of a piece of a published tensor, in our dims without the piece's index: unsigned integers of the dtype's bits.
 
-    ``inner``: within the piece. Only rows of the published tensor that the box has elements of are read; only those elements
-    are kept.
+    As ``read_parts`` for one box.
+    """
+    elements = np.empty(inner.shape, DTYPES[dtype].bits)
+    read_parts(folder, name, piece, [(inner, elements)], dtype)
+    return elements
+
+
+def read_parts(folder: Folder, name: str, piece: Piece, parts: Sequence[tuple[Box, np.ndarray]], dtype: str) -> None:
+    """Fills arrays from boxes within a piece of a published tensor, in our dims without the piece's index.
+
+    Only rows of the published tensor that a box has elements of are read, each once. The arrays are unsigned integers of the
+    dtype's bits.
 
     Raises InputError where the file cannot be read.
     """
     axes, dims = published_dims(piece.weight)
     flat = [axis for dim in dims for axis in dim]
     sizes = [piece.weight.size(axis) for axis in flat]
-    start, stop = (tuple(corner[axes.index(axis)] for axis in flat) for corner in (inner.start, inner.stop))
-    kept = tuple(slice(*along) for along in zip(start[1:], stop[1:], strict=True))
+    order = [axes.index(axis) for axis in flat]
+    # In the order of the published dims.
+    boxes = [Box(*(tuple(corner[at] for at in order) for corner in (box.start, box.stop))) for box, _ in parts]
     found, scales = folder.tensors[name], folder.scales_of(name)
     row = prod(sizes[1:])
-    step = max(1, CHUNK_ELEMENTS // row)
-    elements = np.empty([b - a for a, b in zip(start, stop, strict=True)], DTYPES[dtype].bits)
-    for first in range(start[0], stop[0], step):
-        last = min(first + step, stop[0])
+    for first, last in _chunks([(box.start[0], box.stop[0]) for box in boxes], max(1, CHUNK_ELEMENTS // row)):
         place = piece.start + first * row
         bits, source = found.read(place, (last - first) * row), found.known.name
         if scales is not None:
             values = scales.dequantized(bits.reshape(-1, scales.shape[1]), place)
             bits, source = values.view(np.uint32), "float32"
-        rows = bits.reshape(last - first, *sizes[1:])[(slice(None), *kept)]
-        elements[first - start[0] : last - start[0]] = cast(rows, source, dtype)
-    return np.ascontiguousarray(elements.transpose([flat.index(axis) for axis in axes]))
+        rows, read = bits.reshape(last - first, *sizes[1:]), Box((first, *[0] * (len(sizes) - 1)), (last, *sizes[1:]))
+        for box, (_, array) in zip(boxes, parts, strict=True):
+            common = box.intersect(read)
+            if common is not None:
+                target = array.transpose(order)[common.within(box).slices]
+                target[...] = cast(rows[common.within(read).slices], source, dtype)
+
+
+def _chunks(ranges: Sequence[tuple[int, int]], step: int) -> Iterator[tuple[int, int]]:
+    """The indices of all ranges, each once, at most ``step`` at a time.
+
+    >>> list(_chunks([(4, 9), (0, 2), (1, 3)], 4))
+    [(0, 3), (4, 8), (8, 9)]
+    """
+    done = 0
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= done:
+            joined[-1] = (joined[-1][0], max(done, stop))
+        else:
+            joined.append((start, stop))
+        done = joined[-1][1]
+    for start, stop in joined:
+        for first in range(start, stop, step):
+            yield first, min(first + step, stop)
 
 
 def read_tensor(folder: Folder, name: str) -> np.ndarray:

@@ -1,0 +1,32 @@
+"""Data files that count what is read of them, or that cannot be opened, for a process of a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardwright.checkpoint.format.regular_file import open_regular
+
+
+class Counted:
+    """A data file. ``total``: the bytes that are read of all of them, in this process."""
+
+    total = 0
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_regular(path)
+
+    def seek(self, at: int) -> int:
+        return self._file.seek(at)
+
+    def readinto(self, data: memoryview) -> int:
+        num = self._file.readinto(data) or 0
+        Counted.total += num
+        return num
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def refused(path: Path) -> Any:
+    raise PermissionError(13, "Permission denied", str(path))
