@@ -139,6 +139,25 @@ def test_a_missing_tensor_is_named_with_the_option(made: Made, capsys: pytest.Ca
     np.testing.assert_array_equal(newest("run").read_box("logits.kernel"), initial("logits.kernel"))
 
 
+@pytest.mark.parametrize("source", ["start", "folder"])
+def test_another_vocabulary_and_tied_embeddings_are_offered(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    offer = "On request: --weights-new PATTERN begins tensors from initial values; --weights-skip PATTERN leaves tensors out."
+    assert train(*TORCH, "--weights", source, vocab="352") == 2
+    message = error(capsys)
+    assert "\n  vocab: 320, not 352\n" in message
+    assert message.endswith(offer)
+    # Every tensor that it concerns must be named.
+    assert train(*TORCH, "--weights", source, "--weights-new", "logits.kernel", vocab="352") == 2
+    assert "shape: found (320, 64), needed (352, 64)\nOn request: --weights-new " in error(capsys)
+    assert train(*TORCH, "--weights", source, tied="true") == 2
+    message = error(capsys)
+    assert "\n  tied: False, not True\n" in message
+    assert message.endswith(offer)
+    skipped = "lm_head.*" if source == "folder" else "logits.*"
+    assert train(*TORCH, "--weights", source, "--weights-skip", skipped, tied="true") == 0
+    assert "logits.kernel" not in newest("run").tensors
+
+
 @pytest.mark.parametrize("engine", [ONE, TORCH], ids=["jax", "torch"])
 def test_a_cast(engine: list[str], made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     bfloat16 = ["--weights-dtype", "bfloat16", "--weights", "start"]

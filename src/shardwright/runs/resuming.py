@@ -29,7 +29,7 @@ from shardwright.runs.engine import OpenFolder, Weights
 from shardwright.runs.partial import fitted_weights, partial_of, without_configuration
 from shardwright.training.changes import Change, changes_between
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
-from shardwright.training.partial import ALL_WEIGHTS, CAST
+from shardwright.training.partial import ALL_WEIGHTS, CAST, OFFER, SHOWN_BY_TENSORS
 from shardwright.training.published import METADATA
 
 WEIGHTS_FILE = "weights.txt"
@@ -143,12 +143,14 @@ def open_weights(
         raise InputError(f"--weights: {error}{more}") from None
     for note in notes:
         shown.say(note)
-    changed = differences_of_weights(weights.point.metadata, fingerprint, partial.permitted)
+    theirs = weights.point.metadata
+    changed = differences_of_weights(theirs, fingerprint, partial.permitted)
     if changed:
         raise InputError(
             f"--weights {path}: these are weights of another model than {plan.request.table.name}:\n"
             + "\n".join(changed)
             + "\nGive its dimensions with --set."
+            + ("" if differences_of_weights(theirs, fingerprint, SHOWN_BY_TENSORS) else f" {OFFER}")
         )
     for row in plan.weights:
         found = weights.tensors.get(row.name)
@@ -161,7 +163,7 @@ def open_weights(
     fitted, lines = fitted_weights(weights, plan, partial if known is None else replace(partial, skip=()), options.seed)
     for line in lines:
         shown.say(line)
-    if differences_of_weights(weights.point.metadata, fingerprint):
+    if differences_of_weights(theirs, fingerprint):
         fitted = replace(fitted, point=without_configuration(fitted.point))
     return weights if partial == ALL_WEIGHTS else fitted
 

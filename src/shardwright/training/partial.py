@@ -10,6 +10,9 @@ SHOWN_BY_TENSORS = ("architecture.vocab", "architecture.tied")
 """Values of an architecture that may differ where tensors are named as new or left out: shapes and names then show whether
 all tensors are named that they concern. No shape shows the others."""
 
+OFFER = f"On request: {NEW} PATTERN begins tensors from initial values; {SKIP} PATTERN leaves tensors out."
+"""For an error about such values alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialWeights:

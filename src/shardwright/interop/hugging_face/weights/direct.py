@@ -107,8 +107,7 @@ def open_model_folder(
     ):
         return None
     table = plan.request.table
-    permitted = partial.permitted
-    found = fitted(path, lambda folder: model_of_table(folder, table, permitted), table.name, partial=partial)
+    found = fitted(path, lambda folder: model_of_table(folder, table, partial), table.name, partial=partial)
     dtypes = {row.name: row.dtype for row in plan.weights}
     pieces: dict[str, dict[tuple[int, ...], tuple[str, Piece]]] = {}
     for tensor in found.needed:

@@ -17,6 +17,7 @@ from shardwright.interop.hugging_face.config import Published, model_of, parse_c
 from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.mapping import ExpertsForm
 from shardwright.models import build
+from shardwright.training.partial import OFFER, SHOWN_BY_TENSORS, PartialWeights
 from shardwright.training.published import METADATA
 
 
@@ -49,16 +50,20 @@ def model_of_folder(folder: Folder, name: str | None, settings: Mapping[str, str
     return replace(model_of_table(folder, build(name, settings)), name=name, settings=settings)
 
 
-def model_of_table(folder: Folder, table: ModelTable, permitted: Sequence[str] = ()) -> KnownModel:
+def model_of_table(folder: Folder, table: ModelTable, partial: PartialWeights | None = None) -> KnownModel:
     """The model of a table, which the folder's configuration must not contradict. Raises InputError where it does.
 
-    ``permitted``: keys of values that may differ. Where one does, the configuration is not the model's, and is left out.
+    ``partial``: what a run asks of the folder: values may differ that its tensors show. Where one does, the configuration is not
+    the model's, and is left out.
     """
     if folder.config is None:
         return KnownModel(name=table.name, settings={}, table=table, config=None)
     found = model_of(folder.config)
     theirs, ours = architecture_values(found.table), architecture_values(table)
-    _require_same(theirs, ours, folder.config.source, table.name, permitted)
+    permitted = () if partial is None else partial.permitted
+    offered = partial is not None and not differences_of_weights(theirs, ours, SHOWN_BY_TENSORS)
+    more = f"\n{OFFER}" if offered else ""
+    _require_same(theirs, ours, folder.config.source, table.name, permitted, more)
     config = None if differences_of_weights(theirs, ours) else folder.config.text
     return KnownModel(name=table.name, settings={}, table=table, config=config, findings=found.findings)
 
@@ -99,8 +104,14 @@ def _of_config(config: Published) -> KnownModel:
 
 
 def _require_same(
-    found: Mapping[str, Any], needed: Mapping[str, Any], where: str, other: str, permitted: Sequence[str] = ()
+    found: Mapping[str, Any],
+    needed: Mapping[str, Any],
+    where: str,
+    other: str,
+    permitted: Sequence[str] = (),
+    more: str = "",
 ) -> None:
     changed = differences_of_weights(found, needed, permitted)
     if changed:
-        raise InputError(f"{where} and {other} are not the same model, and nothing was written:\n" + "\n".join(changed))
+        lines = "\n".join(changed)
+        raise InputError(f"{where} and {other} are not the same model, and nothing was written:\n{lines}{more}")
