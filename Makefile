@@ -47,6 +47,9 @@ test-all: test
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.sameness.orders
 	$(BIN)/python -m tests.engine_torch.whole
+	$(BIN)/python -m tests.pairs.whole
+	$(BIN)/python -m tests.runs.kills --jobs=$(JOBS)
+	$(BIN)/python -m tests.checkpoint.flipping
 	$(BIN)/python -m tests.sameness.random_whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.sameness.random_whole --jobs=$(JOBS) --dtype=bfloat16
 	$(MAKE) fuzz

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,7 @@ def made(engine: Counting) -> MakeEngine:
     return lambda *_: engine
 
 
+@cache
 def plan_of(layout: str = "fsdp") -> Plan:
     request = Request(
         layout=load_layout(layout), table=model_table("llama3-test"), batch=ROWS, length=LENGTH, mesh_sizes={"fsdp": 2}
