@@ -36,7 +36,7 @@ from shardwright.layouts import load_layout
 from shardwright.models import build
 from shardwright.training.optimizer import FIRST, SECOND
 
-MODEL, SAMPLE = "deepseek3-671b", 8
+MODEL, SAMPLE = "deepseek3-671b", 4
 SIZES = {"fsdp": 512, "tensor": 8}
 LOADS = (
     ("fsdp-tp", {"fsdp": 512, "tensor": 8}),

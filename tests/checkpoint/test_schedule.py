@@ -113,7 +113,7 @@ def test_each_element_is_read_once_and_gets_to_all_that_need_it(seed: int, monke
         monkeypatch.setattr(units, "UNIT_BYTES", int(rng.choice([1, 16, 60, 1 << 20])))
         monkeypatch.setattr(schedules, "ROUND_BYTES", int(rng.choice([1, 40, 200, 1 << 20])))
         monkeypatch.setattr(units, "CANDIDATES", int(rng.choice([1, 5, 1000])))
-        monkeypatch.setattr(units, "STEPS", int(rng.choice([1, 64])))
+        monkeypatch.setattr(units, "MOST_NEAR", int(rng.choice([0, 3, 200])))
         whole = Box.whole(rng.integers(1, 9, int(rng.integers(0, 4))).tolist())
         count = int(rng.integers(2, 7))
         stored = stored_of(random_partition(rng, whole, int(rng.integers(0, 9))), len(whole.start))

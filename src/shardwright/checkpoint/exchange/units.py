@@ -18,8 +18,8 @@ from shardwright.checkpoint.reading.stored import Stored
 from shardwright.core.boxes.box import Box
 
 UNIT_BYTES = 8 << 20
-STEPS = 64
-"""After so many steps from process to process the search for those that are linked ends, and takes all."""
+MOST_NEAR = 200
+"""So many boxes are looked at one by one, to find those that are linked to one process; else all are, at one time."""
 
 CANDIDATES = 1 << 22
 """So many pairs of boxes are compared at one time."""
@@ -86,11 +86,14 @@ def _linked(stored: Stored, wants: Sequence[Want], process: int | None) -> Mappi
         return {}
     starts = np.array([box.start for _, box in rows], np.int64).reshape(len(rows), -1)
     stops = np.array([box.stop for _, box in rows], np.int64).reshape(len(rows), -1)
-    boxes, found = overlaps(stored.starts, stored.stops, starts, stops)
-    of = np.array([number for number, _ in rows], np.int64)[found]
+    owner = np.array([number for number, _ in rows], np.int64)
     if process is not None:
-        near = _near(boxes, of, [number for number, want in enumerate(wants) if process in want.processes])
-        boxes, of = boxes[near], of[near]
+        own = [number for number, want in enumerate(wants) if process in want.processes]
+        near = _near(stored, starts, stops, owner, own)
+        if near is not None:
+            return near
+    boxes, found = overlaps(stored.starts, stored.stops, starts, stops)
+    of = owner[found]
     pairs = np.unique(np.stack([boxes, of], axis=1), axis=0)
     linked: dict[int, list[int]] = {}
     for number, want in pairs.tolist():
@@ -98,21 +101,30 @@ def _linked(stored: Stored, wants: Sequence[Want], process: int | None) -> Mappi
     return linked
 
 
-def _near(boxes: np.ndarray, wants: np.ndarray, own: Sequence[int]) -> np.ndarray:
-    """Which pairs of a stored box and a want are linked to the wants ``own``; all of them where the way is long."""
-    if not len(boxes):
-        return np.zeros(0, bool)
-    of_want = np.zeros(int(wants.max()) + 1, bool)
-    of_want[[number for number in own if number < len(of_want)]] = True
-    of_box = np.zeros(int(boxes.max()) + 1, bool)
-    before = -1
-    for _ in range(STEPS):
-        of_box[boxes[of_want[wants]]] = True
-        of_want[wants[of_box[boxes]]] = True
-        if (now := int(of_want.sum())) == before:
-            return of_want[wants]
-        before = now
-    return np.ones(len(boxes), bool)
+def _near(
+    stored: Stored, starts: np.ndarray, stops: np.ndarray, owner: np.ndarray, own: Sequence[int]
+) -> Mapping[int, Sequence[int]] | None:
+    """The part of ``_linked`` that is linked to the wants ``own``; None where there are more than ``MOST_NEAR`` boxes on the way.
+
+    ``starts``, ``stops`` and ``owner``: the boxes of all wants, and the number of the want of each.
+    """
+    linked: dict[int, Sequence[int]] = {}
+    waiting, seen, num_boxes = list(own), set(own), 0
+    while waiting:
+        for row in np.flatnonzero(owner == waiting.pop()).tolist():
+            num_boxes += 1
+            common = ((stored.starts < stops[row]) & (stored.stops > starts[row])).all(axis=1)
+            for number in np.flatnonzero(common).tolist():
+                if number in linked:
+                    continue
+                num_boxes += 1
+                if num_boxes > MOST_NEAR:
+                    return None
+                needs = ((starts < stored.stops[number]) & (stops > stored.starts[number])).all(axis=1)
+                linked[number] = sorted(set(owner[needs].tolist()))
+                waiting += [want for want in linked[number] if want not in seen]
+                seen.update(linked[number])
+    return linked
 
 
 def overlaps(

@@ -38,7 +38,9 @@ def owned_at_rest(plan: Plan) -> Iterator[tuple[str, Owned]]:
     for row in plan.weights:
         whole = Box.whole(row.stacked_saved_shape)
         owned = owned_boxes(row.stacked_at_rest, plan.mesh, row.stacked_shape)
-        yield row.name, tuple(_common(boxes, whole) for boxes in owned)
+        # Most weights have no padding, and there are as many boxes as devices.
+        padded = row.stacked_saved_shape != row.stacked_shape
+        yield row.name, tuple(_common(boxes, whole) for boxes in owned) if padded else owned
 
 
 def _owned_on_torch(plan: Plan) -> Iterator[tuple[str, Owned]]:
