@@ -96,6 +96,8 @@ def test_another_optimizer_and_another_average_are_other_runs(
         f"  optimizer: was '{ours}', is 'lion b1=0.9 b2=0.99'",
         f"  average: was {AVERAGE}, is None",
     ]
+    anew = f"To begin anew with its weights, give --weights {of_step(trained, 4).directory} and another --out."
+    assert lines[-1] == f"Give the same options, or another --out. The layout and the mesh may change. {anew}"
     lines = message_of([*begin, *SGD, "--average", "0.9"], capsys).splitlines()
     assert lines[1:-1] == [f"  average: was {AVERAGE}, is 0.9"]
 

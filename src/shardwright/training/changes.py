@@ -80,10 +80,12 @@ def changes_between(
     if unnamed:
         may = [NAME_OF[key] for key in unnamed if key in NAME_OF]
         also = f" So may {' and '.join(may)}, with --change {','.join([*named, *may])}." if may else ""
+        kept = {"optimizer", "average"} & set(unnamed)
+        anew = f" To begin anew with its weights, give --weights {where} and another --out." if kept else ""
         raise InputError(
             f"{where} was saved by a run with other options or text; going on would be another run:\n"
             + "\n".join(f"  {_difference(key, before.get(key), after[key])}" for key in unnamed)
-            + f"\nGive the same options, or another --out. The layout and the mesh may change.{also}"
+            + f"\nGive the same options, or another --out. The layout and the mesh may change.{also}{anew}"
         )
     if "steps" in different and after["steps"] < step:
         raise InputError(
