@@ -18,6 +18,7 @@ COMMANDS = (
     "checkpoint",
     "checkpoint_scale",
     "checkpoint_exchange",
+    "conversion",
     "gpu",
 )
 SHARING = {"step", "moe", "scale"}

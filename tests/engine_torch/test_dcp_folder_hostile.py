@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from shardwright.checkpoint import open_newest
 from shardwright.cli.main import main
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.dcp_folder import import_folder
+from tests.matrix import rest
 
 # PyTorch says that it saves in one process, and into a folder that has files.
 pytestmark = [
@@ -281,3 +284,32 @@ def test_what_is_refused(arguments: str, message: str, capsys: pytest.CaptureFix
     Path("in-4").rename("unnumbered")
     assert main(["ckpt", "import", "dcp", "unnumbered", "--out", "out"]) == 2
     assert "its name does not end in the number of a step. Give it with --step." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seed", "cases"), [(0, 60), rest(1, 2000)])
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
+def test_random_damage_is_refused_or_harmless(file: str, seed: int, cases: int, folder: Path) -> None:
+    """Flipped bits, bytes that are gone or were put in, and lost ends: one message, or the elements that were saved."""
+    draw = random.Random(seed)
+    original = (folder / file).read_bytes()
+    for number in range(cases):
+        content = bytearray(original)
+        at = draw.randrange(len(content))
+        kind = draw.choice(("flip", "gone", "end", "more"))
+        if kind == "flip":
+            content[at] ^= 1 << draw.randrange(8)
+        elif kind == "gone":
+            content[at : at + draw.randrange(1, 64)] = b""
+        elif kind == "end":
+            del content[at:]
+        else:
+            content[at:at] = draw.randbytes(draw.randrange(1, 9))
+        (folder / file).write_bytes(content)
+        try:
+            import_folder(folder, Path(f"out-{number}"))
+        except InputError:
+            continue
+        if file != ".metadata":
+            checkpoint = open_newest(Path(f"out-{number}"))
+            assert checkpoint.read_box("w").tobytes() == torch.arange(12.0).numpy().tobytes(), (kind, at)
+            assert checkpoint.read_box("b").tobytes() == torch.ones(2, dtype=torch.int32).numpy().tobytes(), (kind, at)

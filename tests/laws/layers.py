@@ -48,6 +48,8 @@ _ENGINES = frozenset({"engine_jax", "engine_torch"})
 AT_CALL_TIME: Mapping[str, frozenset[str]] = {
     "report": _ENGINES,
     "cli": _ENGINES,
+    # Optional dependencies that read and write another program's checkpoints on request.
+    "engine_jax": frozenset({"orbax", "tensorstore"}),
     # An optional dependency with which a run writes its curves on request.
     "runs": frozenset({"tensorboardX"}),
     FRONT: _ENGINES,

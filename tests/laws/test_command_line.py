@@ -95,6 +95,8 @@ OPTIONS = {
     "ckpt import huggingface": {"--out", "--model", "--set", "--dtype", "--keep-prediction-layers", "--json"},
     "ckpt import dcp": {*("--out", "--step", "--module", "--optimizer", "--leave-out", "--trust-pickle", "--json")},
     "ckpt export dcp": {"--to", "--json"},
+    "ckpt import orbax": {"--out", "--step", "--leave-out", "--json"},
+    "ckpt export orbax": {"--to", "--json"},
     "ckpt export huggingface": {
         *(
             "--to",
@@ -125,13 +127,15 @@ ARGUMENTS = {
     "ckpt import dcp": "FOLDER",
     "ckpt export huggingface": "DIR",
     "ckpt export dcp": "DIR --to FOLDER",
+    "ckpt import orbax": "FOLDER --out DIR",
+    "ckpt export orbax": "DIR --to FOLDER",
 }
 VERBS = {
     "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import", "export"},
     "import": {"maxtext", "torchtitan", "huggingface"},
     "ckpt": {"show", "verify", "reshard", "import", "export"},
-    "ckpt import": {"huggingface", "dcp"},
-    "ckpt export": {"huggingface", "dcp"},
+    "ckpt import": {"huggingface", "dcp", "orbax"},
+    "ckpt export": {"huggingface", "dcp", "orbax"},
 }
 
 

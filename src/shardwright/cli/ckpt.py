@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ImportDcpVerb
+from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ExportOrbaxVerb, ImportDcpVerb, ImportOrbaxVerb
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.values import settings
 from shardwright.cli.typed.verbs import (
@@ -48,6 +48,10 @@ def run_import_folder(verb: ImportFolderVerb) -> int:
             from shardwright.cli.running.folders import run_import_dcp
 
             return run_import_dcp(verb.verb)
+        case ImportOrbaxVerb():
+            from shardwright.cli.running.folders import run_import_orbax
+
+            return run_import_orbax(verb.verb)
 
 
 def run_export_folder(verb: ExportFolderVerb) -> int:
@@ -59,6 +63,10 @@ def run_export_folder(verb: ExportFolderVerb) -> int:
             from shardwright.cli.running.folders import run_export_dcp
 
             return run_export_dcp(verb.verb)
+        case ExportOrbaxVerb():
+            from shardwright.cli.running.folders import run_export_orbax
+
+            return run_export_orbax(verb.verb)
 
 
 def run_show(verb: ShowVerb) -> int:

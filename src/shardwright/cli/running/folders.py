@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ImportDcpVerb
+from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ExportOrbaxVerb, ImportDcpVerb, ImportOrbaxVerb
 from shardwright.cli.typed.output import write_json, write_view
 
 Convert = Callable[[Callable[[int, int], None]], Mapping[str, Any]]
@@ -42,6 +43,38 @@ def run_export_dcp(verb: ExportDcpVerb) -> int:
     return _run(
         "exporting", lambda progress: folders.export_folder(verb.directory, verb.to, progress), as_json=verb.json
     )
+
+
+def run_import_orbax(verb: ImportOrbaxVerb) -> int:
+    """Make a checkpoint of a folder of Orbax."""
+    folders = _orbax("importing a folder of Orbax", "tensorstore")
+    return _run(
+        "importing",
+        lambda progress: folders.import_folder(
+            verb.folder,
+            verb.out,
+            step=verb.step,
+            leave_out=[pattern for patterns in verb.leave_out for pattern in patterns],
+            progress=progress,
+        ),
+        as_json=verb.json,
+    )
+
+
+def run_export_orbax(verb: ExportOrbaxVerb) -> int:
+    """Write a folder for Orbax."""
+    folders = _orbax("exporting a folder for Orbax", "orbax.checkpoint")
+    return _run(
+        "exporting", lambda progress: folders.export_folder(verb.directory, verb.to, progress), as_json=verb.json
+    )
+
+
+def _orbax(what: str, library: str) -> Any:
+    """The module that converts. Accelerators are left to whoever computes: JAX is given the CPU, unless it has started."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with needing_extra("orbax", what):
+        import_module(library)
+        return import_module("shardwright.engine_jax.orbax_folder")
 
 
 def _run(doing: str, convert: Convert, *, as_json: bool) -> int:

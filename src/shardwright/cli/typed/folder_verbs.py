@@ -54,3 +54,33 @@ class ExportDcpVerb:
     """The folder to write. It must not exist, or be empty."""
     json: Flag = False
     """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOrbaxVerb:
+    """Make a checkpoint of a tree that Orbax has saved, with the names that engine_jax.load gives its leaves."""
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help_behavior_hint="")]
+    """The folder of a tree, of a step, or of a CheckpointManager's steps."""
+    out: Out
+    """Where the checkpoint goes, as a run's --out."""
+    step: Annotated[
+        Count, arg(metavar="N", help_behavior_hint="(default: the newest, or the number in the folder's path)")
+    ] = None
+    """The step of a CheckpointManager, or of the checkpoint."""
+    leave_out: Patterns = ()
+    """Names that are not imported, as 'opt_state/*'."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOrbaxVerb:
+    """Write a checkpoint as a tree that Orbax restores, on any sharding."""
+
+    directory: Directory
+    """One step's directory, or a folder of them, whose newest step is taken."""
+    to: NewFolder
+    """The folder to write. It must not exist, or be empty."""
+    json: Flag = False
+    """Print one JSON object on stdout."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ImportDcpVerb
+from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ExportOrbaxVerb, ImportDcpVerb, ImportOrbaxVerb
 from shardwright.cli.typed.options import (
     Annotations,
     Count,
@@ -222,14 +222,22 @@ class ExportWeightsVerb:
 class ImportFolderVerb:
     """Make a checkpoint of a folder of another program."""
 
-    verb: Annotated[ImportWeightsVerb, subcommand("huggingface")] | Annotated[ImportDcpVerb, subcommand("dcp")]
+    verb: (
+        Annotated[ImportWeightsVerb, subcommand("huggingface")]
+        | Annotated[ImportDcpVerb, subcommand("dcp")]
+        | Annotated[ImportOrbaxVerb, subcommand("orbax")]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFolderVerb:
     """Write a checkpoint as a folder of another program."""
 
-    verb: Annotated[ExportWeightsVerb, subcommand("huggingface")] | Annotated[ExportDcpVerb, subcommand("dcp")]
+    verb: (
+        Annotated[ExportWeightsVerb, subcommand("huggingface")]
+        | Annotated[ExportDcpVerb, subcommand("dcp")]
+        | Annotated[ExportOrbaxVerb, subcommand("orbax")]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

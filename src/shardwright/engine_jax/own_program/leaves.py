@@ -22,6 +22,7 @@ from shardwright.checkpoint import TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax.training.state import box_of
+from shardwright.runs.own_program.entries import EMPTY_NODES, PATHS
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
 from shardwright.runs.own_program.values import encoded
 
@@ -49,6 +50,39 @@ def leaves_of(tree: Any) -> dict[str, Any]:
             )
         found[name] = leaf
     return found
+
+
+def shape_of_tree(tree: Any) -> Mapping[str, Any]:
+    """What names do not say of a tree, for a folder of another program: as JSON, by the keys of a checkpoint's values.
+
+    The paths of leaves inside lists, and the nodes that have no leaves.
+
+    >>> shape_of_tree({"a": [1.0], "b": {}})
+    {'paths': {'a/0': ['a', 0]}, 'empty': [[['b'], 'Dict']]}
+    """
+    paths: dict[str, list[str | int]] = {}
+    empty: list[Any] = []
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)[0]:
+        keys = [_key(one) for one in path]
+        if _is_empty(node):
+            kind = (
+                "None" if node is None or hasattr(node, "_fields") else "Dict" if isinstance(node, Mapping) else "List"
+            )
+            empty.append([keys, kind])
+        elif any(type(key) is int for key in keys):
+            paths[jax.tree_util.keystr(path, simple=True, separator="/")] = keys
+    return {PATHS: paths, EMPTY_NODES: empty}
+
+
+def _is_empty(node: Any) -> bool:
+    return node is None or (isinstance(node, Mapping | list | tuple) and not node)
+
+
+def _key(one: Any) -> str | int:
+    """A part of a path: the number of an entry of a list, or the text of any other key."""
+    if isinstance(one, jax.tree_util.SequenceKey):
+        return one.idx
+    return jax.tree_util.keystr((one,), simple=True)
 
 
 def held(tree: Any) -> Held:

@@ -25,6 +25,7 @@ from shardwright.engine_jax.own_program.leaves import (
     leaves_of,
     made,
     shape_and_dtype,
+    shape_of_tree,
     sharding_of,
 )
 from shardwright.engine_jax.training.state import box_of
@@ -89,7 +90,7 @@ def state_of(tree: Any, members: Members) -> ProgramState:
     found = members.here("the tree to save", lambda: held(tree))
     return ProgramState(
         held=found.tensors,
-        values={LEAVES: found.values, KEYS: found.keys},
+        values={LEAVES: found.values, KEYS: found.keys, **shape_of_tree(tree)},
         framework=JAX,
         name=type(tree).__name__,
     )

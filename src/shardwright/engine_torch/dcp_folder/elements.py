@@ -9,6 +9,7 @@ import io
 import pickle
 import zipfile
 import zlib
+from collections.abc import Mapping
 from typing import IO, Any, cast
 
 import numpy as np
@@ -61,8 +62,11 @@ class Section(io.RawIOBase):
         return done
 
 
-def read_chunk(folder: DcpFolder, name: str, box: Box) -> np.ndarray:
-    """The elements of a chunk of a tensor, opaque. Raises CheckpointError for what is no tensor of its shape and dtype."""
+def read_chunk(folder: DcpFolder, name: str, box: Box) -> tuple[np.ndarray, bool]:
+    """The elements of a chunk of a tensor, opaque, and whether they had a digest. It was compared.
+
+    Raises CheckpointError for what is no tensor of its shape and dtype, and for other bytes than those that were saved.
+    """
     stored = folder.tensors[name]
     item = stored.chunks[box]
     label = label_of(name, box.start)
@@ -78,11 +82,12 @@ def read_chunk(folder: DcpFolder, name: str, box: Box) -> np.ndarray:
         )
     storage = tensor.untyped_storage()
     elements = members[_STORAGE]
+    verifies = _has_digests(members)
     # Not of the tensor: its strides may be others.
-    found = zlib.crc32(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
+    found = zlib.crc32(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data) if verifies else elements.CRC
     if len(storage) != elements.file_size or found != elements.CRC:
         raise CheckpointError(_other_bytes(place))
-    return raw_of(tensor.resolve_conj().resolve_neg())
+    return raw_of(tensor.resolve_conj().resolve_neg()), verifies
 
 
 def read_value(folder: DcpFolder, name: str) -> Any:
@@ -127,7 +132,7 @@ def _members(place: str, section: Section, num_bytes: int, *, is_tensor: bool) -
             if not stored or sum(one.file_size for one in found.values()) > num_bytes:
                 raise CheckpointError(f"{place}: its archive is compressed, which torch.save never does.")
             for name, one in found.items():
-                if not (is_tensor and name == _STORAGE):
+                if _has_digests(found) and not (is_tensor and name == _STORAGE):
                     archive.read(one)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError, RuntimeError) as error:
         if "Bad CRC-32" in str(error):
@@ -138,6 +143,11 @@ def _members(place: str, section: Section, num_bytes: int, *, is_tensor: bool) -
     if is_tensor and _STORAGE not in found:
         raise CheckpointError(f"{place} is no tensor: its archive has no elements.")
     return found
+
+
+def _has_digests(members: Mapping[str, zipfile.ZipInfo]) -> bool:
+    """Whether ``torch.save`` has computed them: ``torch.serialization.set_crc32_options(False)`` leaves zeros."""
+    return any(one.CRC for one in members.values())
 
 
 def _other_bytes(place: str) -> str:

@@ -70,8 +70,9 @@ def import_folder(
     job = _job(found, step, module, optimizer, without)
     stored = {name: found.tensors[name] for name in job.tensors}
     total = sum(one.num_bytes for one in stored.values())
+    unverified: list[str] = []
     directory = save_checkpoint(
-        out, job.point, list(job.tensors.values()), _boxes(found, job.tensors, counted(progress, total))
+        out, job.point, list(job.tensors.values()), _boxes(found, job.tensors, counted(progress, total), unverified)
     )
     return {
         "directory": str(directory),
@@ -85,6 +86,7 @@ def import_folder(
         "dtypes": list(dict.fromkeys(one.dtype for one in stored.values())),
         "values": [name for name in found.values if name not in without and name != RECORD],
         "left_out": sorted(without),
+        "unverified": list(dict.fromkeys(unverified)),
         "pickles_executed": trusts,
     }
 
@@ -168,19 +170,26 @@ def _with_step(point: RunPoint, step: int | None) -> RunPoint:
 
 def _scalar(found: DcpFolder, name: str) -> Scalar:
     stored = found.tensors[name]
-    value = tensor_of(read_chunk(found, name, Box((), ())), torch_dtype(stored.dtype)).item()
+    value = tensor_of(read_chunk(found, name, Box((), ()))[0], torch_dtype(stored.dtype)).item()
     return Scalar(value, stored.dtype)
 
 
-def _boxes(found: DcpFolder, tensors: Mapping[str, TensorInfo], count: Callable[[int], None]) -> Iterator[OwnedBox]:
+def _boxes(
+    found: DcpFolder, tensors: Mapping[str, TensorInfo], count: Callable[[int], None], unverified: list[str]
+) -> Iterator[OwnedBox]:
+    """The boxes of all chunks. ``unverified`` gets the name of each tensor that was read without a digest."""
     for there, info in tensors.items():
         for box in found.tensors[there].chunks:
-            yield OwnedBox(name=info.name, box=box, array=_reader(found, there, box, count))
+            yield OwnedBox(name=info.name, box=box, array=_reader(found, there, box, count, unverified))
 
 
-def _reader(found: DcpFolder, name: str, box: Box, count: Callable[[int], None]) -> Callable[[], np.ndarray]:
+def _reader(
+    found: DcpFolder, name: str, box: Box, count: Callable[[int], None], unverified: list[str]
+) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
-        array = read_chunk(found, name, box)
+        array, verified = read_chunk(found, name, box)
+        if not verified:
+            unverified.append(name)
         count(array.nbytes)
         return array
 

@@ -67,7 +67,7 @@ def program_of(
             _optimizer_entry(found, name, inside, shapes, values, scalar)
             continue
         inside = _under(path, module)
-        if inside is not None and (name in values or len(inside) == 1):
+        if inside is not None and _is_module_entry(inside, is_value=name in values, is_all=module == NO_PREFIX):
             if name in values:
                 found.module[inside] = values[name]
             else:
@@ -88,6 +88,13 @@ def program_of(
     if optimizer is not None:
         result["optimizer"] = _optimizer(found, optimizer, paths)
     return Program(tensors=found.tensors, values=result)
+
+
+def _is_module_entry(inside: StatePath, *, is_value: bool, is_all: bool) -> bool:
+    """Whether an entry is of the module. Without a prefix, everything else of a program is beside it."""
+    if is_value:
+        return not is_all or str(inside[0]).endswith("_extra_state")
+    return len(inside) == 1
 
 
 def _under(path: StatePath, prefix: str) -> StatePath | None:

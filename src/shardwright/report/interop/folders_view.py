@@ -38,6 +38,8 @@ def converted_view(converted: Mapping[str, Any]) -> View:
             lines.append(("values", _names(converted["values"])))
         if converted["left_out"]:
             lines.append(("left out", _names(converted["left_out"])))
+        if converted.get("unverified"):
+            lines.append(("unverified", f"{_names(converted['unverified'])}: saved without a digest"))
         if converted.get("pickles_executed"):
             lines.append(("pickles", "executed by Python's unpickler, as --trust-pickle asks"))
         return headed(f"imported to {converted['directory']}", lines)

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.checkpoint import Checkpoint
@@ -22,10 +22,11 @@ from shardwright.runs.own_program.values import Reference, decoded
 StatePath = tuple[str | int, ...]
 """Where an entry of a nested state is: keys of mappings and numbers of lists, from the outside in."""
 
-PATHS = "paths"
-"""The key of a checkpoint's metadata that has the path of each entry, where it is not its name."""
-EMPTY_NODES = "empty"
-"""The key of a checkpoint's metadata that has the nodes of a tree without leaves: the path and the type of each."""
+PATHS, EMPTY_NODES = "paths", "empty"
+"""The path of each entry of a state dict or a tree that its name does not give; and the nodes of a tree without leaves, each with
+its path and its type in Orbax. Keys of a checkpoint's metadata, and of a tree of its values."""
+EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": (), "NamedTuple": None}
+"""Nodes without leaves, by their types in Orbax: what it restores of each."""
 MODULE, OPTIMIZER = "model", "optim"
 """The keys of a module and its optimizer, as in PyTorch's tutorials."""
 
@@ -34,30 +35,30 @@ MODULE, OPTIMIZER = "model", "optim"
 class Entries:
     """``tensors``: the path of each by its name. ``values``: each by its path; a ``Scalar`` is one element and its dtype.
 
-    ``keys``: the implementation of each tensor that has the data of PRNG keys.
+    ``keys``: the implementation of each tensor that has the data of PRNG keys. ``empty``: nodes without leaves, by their paths.
     """
 
     tensors: Mapping[str, StatePath]
     values: Mapping[StatePath, Any]
-    keys: Mapping[str, str]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    empty: Mapping[StatePath, Any] = field(default_factory=dict)
 
 
 def entries_of(checkpoint: Checkpoint) -> Entries:
     metadata = checkpoint.point.metadata
     values = decoded(metadata[VALUES]) if type(metadata.get(VALUES)) is dict else {}
     program = metadata.get(PROGRAM)
-    known: Mapping[str, Any] = metadata[PATHS] if type(metadata.get(PATHS)) is dict else {}
     if program == TORCH:
         return _of_module(checkpoint, values)
     if program == STATE_DICT:
+        known: Mapping[str, Any] = metadata.get(PATHS, {})
         place: dict[str, StatePath] = {name: tuple(known.get(name, (name,))) for name in (*checkpoint.tensors, *values)}
         return Entries(
             tensors={name: place[name] for name in checkpoint.tensors},
             values={place[name]: value for name, value in values.items()},
-            keys={},
         )
     if program == JAX:
-        leaves = values.get("leaves", {})
+        leaves, known = values.get("leaves", {}), values.get(PATHS, {})
         of_leaf: dict[str, StatePath] = {
             name: tuple(known.get(name, name.split("/"))) for name in (*checkpoint.tensors, *leaves)
         }
@@ -65,8 +66,9 @@ def entries_of(checkpoint: Checkpoint) -> Entries:
             tensors={name: of_leaf[name] for name in checkpoint.tensors},
             values={of_leaf[name]: value for name, value in leaves.items()},
             keys=values.get("keys", {}),
+            empty={tuple(path): EMPTY[kind] for path, kind in values.get(EMPTY_NODES, ())},
         )
-    return Entries(tensors={name: (name,) for name in checkpoint.tensors}, values={}, keys={})
+    return Entries(tensors={name: (name,) for name in checkpoint.tensors}, values={})
 
 
 def _of_module(checkpoint: Checkpoint, values: Mapping[str, Any]) -> Entries:
@@ -87,7 +89,7 @@ def _of_module(checkpoint: Checkpoint, values: Mapping[str, Any]) -> Entries:
     for name in checkpoint.tensors:
         paths.setdefault(name, tuple(name.split("/", 1)) if name.startswith("average/") else (MODULE, name))
     entries |= dict(flattened(values.get("own", {}), ()))
-    return Entries(tensors=paths, values=entries, keys={})
+    return Entries(tensors=paths, values=entries)
 
 
 def flattened(value: Any, path: StatePath) -> list[tuple[StatePath, Any]]:
