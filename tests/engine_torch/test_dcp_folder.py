@@ -76,6 +76,7 @@ def test_there_and_back(seed: int, tmp_path: Path) -> None:
     export_folder(tmp_path / "out", tmp_path / "back")
     exported = loaded(tmp_path / "back")
     assert json.loads(exported.pop("shardwright"))["version"] == 1
+    assert exported.keys() == state.keys()
     require_same(exported, state)
     require_same(loaded(tmp_path / "step-7"), state)
 
