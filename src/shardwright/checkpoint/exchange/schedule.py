@@ -47,7 +47,7 @@ class Send:
     ends: bool
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Round:
     """What one process does in a round: read and send, then take what arrives; each in this order."""
 
@@ -109,7 +109,9 @@ def schedule_of(stored: Stored, wants: Sequence[Want], process: int, seed: int) 
                 own = next(parts for want, parts in unit.needs if reader in want.processes)
                 ends = number == len(groups) - 1
                 rounds[at].sends.append(Send(unit.box, tuple(parts), own, tuple(group), ends))
-            rounds[at].arrivals += [Parcel(reader, one.parts, one.num_bytes) for one in group if one.process == process]
+            rounds[at].arrivals.extend(
+                Parcel(reader, one.parts, one.num_bytes) for one in group if one.process == process
+            )
     while rounds and not (rounds[-1].sends or rounds[-1].arrivals):
         rounds.pop()
     return Schedule(tuple(alone), tuple(rounds))
