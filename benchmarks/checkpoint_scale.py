@@ -50,7 +50,8 @@ POINT = RunPoint(step=1, seed=0, data_position=0, model=MODEL, layout_name="fsdp
 NOTES = (
     "Every process is simulated in turn on this machine: part files are real, data files have their header and no data. "
     "Planning is the slowest of a sample of processes, which computes its schedule of every tensor: what it reads, what it sends to "
-    "whom and when, and what it gets. Bytes read are those of all processes, over the bytes of the tensors.",
+    "whom and when, and what it gets. Bytes read are those of all processes, over the bytes of the tensors, and are counted for the weights: moments have the same "
+    "boxes.",
 )
 
 Result = TypeVar("Result")
@@ -170,7 +171,9 @@ def main() -> None:
             rows.append((f"planning a load, {label}, slowest process", f"{slowest:.2f} s"))
             rows.append((f"rounds, {label}", f"{rounds:,}"))
             rows.append((f"most bytes of a round to or from a process, {label}", f"{in_flight / 1e6:.1f} MB"))
-            took, load = timed(lambda on=on: load_of(checkpoint, wants_on(on), count))
+            # The moments have the boxes of the weights.
+            weights = wants_of_plan(on, lambda device: device)
+            took, load = timed(lambda weights=weights: load_of(checkpoint, weights, count))
             rows.append((f"bytes read over bytes of the tensors, {label}", f"{load.bytes_read / load.num_bytes:.3f}"))
             rows.append(
                 (
