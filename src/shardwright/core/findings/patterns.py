@@ -30,7 +30,7 @@ def chosen(names: Iterable[str], patterns: Sequence[str] | None, option: str = "
         return frozenset(known)
     for pattern in patterns:
         if not any(matches(name, pattern) for name in known):
-            near = nearest(pattern.strip("*."), known, 0.4)
+            near = nearest(pattern.strip("*./"), known, 0.4)
             hint = (
                 f"Did you mean '{near}'?" if near else f"There are {names_of(known)}." if known else "There are none."
             )

@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorInfo, save_checkpoint
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.boxes.box import Box
-from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import chosen
 from shardwright.engine_jax.orbax_folder.arrays import Reader, StoredArray
 from shardwright.engine_jax.orbax_folder.folder import ARRAY_TYPES, OrbaxFolder, open_folder
 from shardwright.engine_jax.own_program.store import KEYS, LEAVES
@@ -20,7 +20,7 @@ from shardwright.runs.own_program.conversion import (
     RECORD,
     Progress,
     counted,
-    left_out,
+    point_of,
     read_record,
     recorded,
     refuse,
@@ -28,7 +28,7 @@ from shardwright.runs.own_program.conversion import (
     unseen,
 )
 from shardwright.runs.own_program.entries import EMPTY, EMPTY_NODES, PATHS
-from shardwright.runs.own_program.store import JAX, PROGRAM, VALUES
+from shardwright.runs.own_program.store import JAX, PROGRAM, VALUES, program_point
 from shardwright.runs.own_program.values import encoded
 
 MOST_COMPRESSED = 4096
@@ -54,7 +54,8 @@ def import_folder(
     """
     found = open_folder(folder, step)
     reader = Reader(found)
-    without = left_out([name for name, leaf in found.leaves.items() if leaf.kind not in EMPTY], leave_out)
+    names = [name for name, leaf in found.leaves.items() if leaf.kind not in EMPTY]
+    without = chosen(names, leave_out, "--leave-out")
     kept = {name: leaf for name, leaf in found.leaves.items() if name not in without}
     unknown = [f"'{name}': {leaf.kind}" for name, leaf in kept.items() if leaf.kind not in KNOWN]
     refuse(found.path, "these leaves have types of their own", unknown, "Leave them out with --leave-out NAME.")
@@ -95,9 +96,7 @@ def _point(
     exported = _record_in(found)
     if exported is not None:
         record = read_record(str(found.path), exported)
-        if step is not None and step != record.point.step:
-            raise InputError(f"--step is {step}, and the exported checkpoint is of step {record.point.step}.")
-        return record.point, recorded(str(found.path), record, infos)
+        return point_of(record, step), recorded(str(found.path), record, infos)
     values: dict[str, Any] = {}
     keys: dict[str, str] = {}
     empty: list[Any] = []
@@ -120,19 +119,7 @@ def _point(
     }
     metadata = {PROGRAM: JAX, VALUES: {LEAVES: values, KEYS: keys, PATHS: paths, EMPTY_NODES: empty}}
     number = found.step if step is None and found.step is not None else step_of(found.path, step)
-    return (
-        RunPoint(
-            step=number,
-            seed=0,
-            data_position=0,
-            model="pytree",
-            layout_name="none",
-            layout_text="",
-            mesh={},
-            metadata=metadata,
-        ),
-        infos,
-    )
+    return program_point(number, "pytree", metadata), infos
 
 
 def _record_in(found: OrbaxFolder) -> Any:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from shardwright.checkpoint import Keep, OwnedBox, RunPoint, Save, commit, join_save, saving, write_part
+from shardwright.checkpoint import Keep, OwnedBox, Save, commit, join_save, saving, write_part
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.dcp.plan import (
@@ -44,7 +44,7 @@ from shardwright.engine_torch.own_program.shards import Shards, boxes_of, raw_of
 from shardwright.runs.own_program.held import HeldShard, digest, read
 from shardwright.runs.own_program.members import alone
 from shardwright.runs.own_program.replicas import refusal
-from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES
+from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES, program_point
 from shardwright.runs.own_program.values import encoded
 
 
@@ -177,16 +177,8 @@ class StorageWriter(storage.StorageWriter):
         assert self._step is not None
         try:
             _require_equal(results)
-            point = RunPoint(
-                step=self._step,
-                seed=0,
-                data_position=0,
-                model="state dict",
-                layout_name="none",
-                layout_text="",
-                mesh={},
-                metadata={PROGRAM: STATE_DICT, VALUES: metadata.planner_data},
-            )
+            values = {PROGRAM: STATE_DICT, VALUES: metadata.planner_data}
+            point = program_point(self._step, "state dict", values)
             commit(self._save, point, num_processes=len(results), keep=self._keep)
         finally:
             self._end()

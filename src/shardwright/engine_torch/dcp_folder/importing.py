@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorInfo, save_checkpoint
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import chosen
 from shardwright.engine_torch.dcp_folder.elements import read_chunk, read_value
 from shardwright.engine_torch.dcp_folder.folder import DcpFolder, open_folder
 from shardwright.engine_torch.dcp_folder.program import program_of
@@ -21,7 +22,7 @@ from shardwright.runs.own_program.conversion import (
     RECORD,
     Progress,
     counted,
-    left_out,
+    point_of,
     read_record,
     recorded,
     refuse,
@@ -29,7 +30,7 @@ from shardwright.runs.own_program.conversion import (
     unseen,
 )
 from shardwright.runs.own_program.entries import PATHS
-from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, TORCH, VALUES
+from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, TORCH, VALUES, program_point
 from shardwright.runs.own_program.values import Scalar, encoded
 
 
@@ -66,7 +67,7 @@ def import_folder(
         raise InputError("--optimizer is for a module, which --module gives.")
     found = open_folder(folder, trusts=trusts)
     names = [*found.tensors, *found.values, *found.other]
-    without = left_out(names, leave_out)
+    without = chosen(names, leave_out, "--leave-out")
     job = _job(found, step, module, optimizer, without)
     stored = {name: found.tensors[name] for name in job.tensors}
     total = sum(one.num_bytes for one in stored.values())
@@ -107,7 +108,7 @@ def _job(
             )
         record = read_record(str(found.path), read_value(found, RECORD))
         tensors = recorded(str(found.path), record, infos)
-        return _Job(tensors=tensors, point=_with_step(record.point, step), form="checkpoint that was exported")
+        return _Job(tensors=tensors, point=point_of(record, step), form="checkpoint that was exported")
     other = {name: why for name, why in found.other.items() if name not in without}
     refuse(
         found.path,
@@ -122,7 +123,7 @@ def _job(
     if module is None:
         flat = {name: encoded(value, f"'{name}'") for name, value in values.items()}
         kept = {name: list(path) for name, path in paths.items() if path != (name,)}
-        point = _point(number, "state dict", {PROGRAM: STATE_DICT, VALUES: flat, PATHS: kept})
+        point = program_point(number, "state dict", {PROGRAM: STATE_DICT, VALUES: flat, PATHS: kept})
         return _Job(tensors=infos, point=point, form="state dict")
     program = program_of(
         paths,
@@ -136,7 +137,7 @@ def _job(
         there: TensorInfo(name=here, shape=infos[there].shape, dtype=infos[there].dtype)
         for there, here in program.tensors.items()
     }
-    point = _point(number, "module", {PROGRAM: TORCH, VALUES: program.values})
+    point = program_point(number, "module", {PROGRAM: TORCH, VALUES: program.values})
     return _Job(tensors=tensors, point=point, form="module" + (" and optimizer" if optimizer is not None else ""))
 
 
@@ -153,19 +154,6 @@ def _require_json(folder: Path, values: Mapping[str, Any]) -> None:
         lines,
         "Leave them out with --leave-out NAME, and save what they consist of by your program.",
     )
-
-
-def _point(step: int, model: str, metadata: Mapping[str, Any]) -> RunPoint:
-    return RunPoint(
-        step=step, seed=0, data_position=0, model=model, layout_name="none", layout_text="", mesh={}, metadata=metadata
-    )
-
-
-def _with_step(point: RunPoint, step: int | None) -> RunPoint:
-    """The point of the exported checkpoint, which is that of one step."""
-    if step is not None and step != point.step:
-        raise InputError(f"--step is {step}, and the exported checkpoint is of step {point.step}. Leave out --step.")
-    return point
 
 
 def _scalar(found: DcpFolder, name: str) -> Scalar:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 from shardwright.checkpoint import Checkpoint, CheckpointError, RunPoint, TensorInfo
 from shardwright.core.findings.bounds import is_integer
 from shardwright.core.findings.errors import InputError
-from shardwright.core.findings.nearest import nearest
-from shardwright.core.findings.patterns import matches, names_of
+from shardwright.core.findings.patterns import names_of
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and all bytes."""
@@ -106,6 +105,15 @@ def recorded(place: str, record: Record, found: Mapping[str, TensorInfo]) -> Map
     }
 
 
+def point_of(record: Record, step: int | None) -> RunPoint:
+    """The point of an exported checkpoint, which is that of one step. Raises InputError for another ``step``."""
+    if step is not None and step != record.point.step:
+        raise InputError(
+            f"--step is {step}, and the exported checkpoint is of step {record.point.step}. Leave out --step."
+        )
+    return record.point
+
+
 def step_of(folder: Path, step: int | None) -> int:
     """The step that was given, or the number at the end of the folder's name. Raises InputError where there is none."""
     if step is not None:
@@ -125,17 +133,6 @@ def number_at_end(folder: Path) -> int | None:
     """
     found = re.search(r"([0-9]{1,18})$", folder.resolve().name)
     return None if found is None else int(found[1])
-
-
-def left_out(names: Iterable[str], patterns: Sequence[str]) -> frozenset[str]:
-    """The names that match a pattern. Raises InputError for a pattern that matches none."""
-    known = list(names)
-    for pattern in patterns:
-        if not any(matches(name, pattern) for name in known):
-            near = nearest(pattern.strip("*./"), known, 0.4)
-            hint = f" Did you mean '{near}'?" if near else f" There are {names_of(known)}." if known else ""
-            raise InputError(f"--leave-out: the pattern '{pattern}' matches no name.{hint}")
-    return frozenset(name for name in known if any(matches(name, pattern) for pattern in patterns))
 
 
 def refuse(folder: Path, what: str, lines: Collection[str], fix: str) -> None:

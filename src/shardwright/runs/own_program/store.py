@@ -70,6 +70,23 @@ def save_program(
     return save(Path(folder), found.point, found.infos, iter(found.boxes), members, keep=keep)
 
 
+def program_point(
+    step: int, name: str, metadata: Mapping[str, Any], metrics: Mapping[str, float] | None = None
+) -> RunPoint:
+    """The state of a program that has no layout and no seed of ours. ``name``: of the program, for people."""
+    return RunPoint(
+        step=step,
+        seed=0,
+        data_position=0,
+        model=name,
+        layout_name="none",
+        layout_text="",
+        mesh={},
+        metadata=metadata,
+        metrics=metrics or {},
+    )
+
+
 def to_write(
     state: ProgramState, step: int, members: Members, *, keep: Keep, metrics: Mapping[str, float] | None
 ) -> ToWrite:
@@ -83,17 +100,7 @@ def to_write(
     infos = _infos_of_all(own, members)
     joined = merged(state.values, members)
     boxes = boxes_to_write(own, [info.name for info in infos], members)
-    point = RunPoint(
-        step=step,
-        seed=0,
-        data_position=0,
-        model=state.name,
-        layout_name="none",
-        layout_text="",
-        mesh={},
-        metadata={PROGRAM: state.framework, VALUES: joined},
-        metrics=metrics or {},
-    )
+    point = program_point(step, state.name, {PROGRAM: state.framework, VALUES: joined}, metrics)
     return ToWrite(point=point, infos=infos, boxes=boxes)
 
 
