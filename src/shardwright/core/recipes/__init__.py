@@ -1,0 +1,6 @@
+"""Recipes of low precision: how the operands of a linear layer's products are quantized, as data.
+
+formats.py    the narrow number formats
+recipe.py     a recipe: a quantizer for each operand of the three products
+presets.py    the recipes by name
+"""

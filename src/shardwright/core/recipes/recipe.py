@@ -1,0 +1,117 @@
+"""A recipe: how each operand of the three products of a linear layer is quantized.
+
+With tokens t, inputs k and outputs n, input X, weight W and output gradient G:
+
+| product | sum | contracts |
+|---|---|---|
+| ``output`` | Y[t,n] = sum over k of X[t,k] W[k,n] | k |
+| ``input_gradient`` | dX[t,k] = sum over n of G[t,n] W[k,n] | n |
+| ``weight_gradient`` | dW[k,n] = sum over t of X[t,k] G[t,n] | t |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardwright.core.recipes.formats import FORMATS
+
+Product = Literal["output", "input_gradient", "weight_gradient"]
+Operand = Literal["input", "weight", "output_gradient"]
+
+OPERANDS: Mapping[Product, tuple[Operand, Operand]] = {
+    "output": ("input", "weight"),
+    "input_gradient": ("output_gradient", "weight"),
+    "weight_gradient": ("input", "output_gradient"),
+}
+
+ENTIRE = None
+"""An extent of a block: the entire dim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The elements that share a scale: so many along the contracted dim and along the other; ``ENTIRE``: all of the dim."""
+
+    contracted: int | None
+    other: int | None
+
+    @property
+    def text(self) -> str:
+        """
+        >>> Block(contracted=128, other=1).text, Block(contracted=None, other=1).text, Block(contracted=None, other=None).text
+        ('1 x 128', 'per row', 'per tensor')
+        """
+        if self.contracted is ENTIRE:
+            return "per tensor" if self.other is ENTIRE else "per row"
+        return f"{self.other} x {self.contracted}"
+
+
+PER_TENSOR = Block(contracted=ENTIRE, other=ENTIRE)
+PER_ROW = Block(contracted=ENTIRE, other=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How the scale of a block follows from its amax, the largest absolute value in it.
+
+    ``exact``: amax / largest, in float32. ``power of two up``: the least power of two that is not below it (RCEIL). ``power of
+    two down``: the exponent of amax minus that of the format's largest (FLOOR, as in OCP's text). ``dtype``: that of the
+    stored scale. ``of_tensor``: a second scale in float32 for the entire tensor, so that block scales fit their narrow dtype.
+    """
+
+    rule: Literal["exact", "power of two up", "power of two down"]
+    dtype: str = "float32"
+    of_tensor: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantizer:
+    """How one operand of one product is quantized.
+
+    ``amax``: of these values (``current``), or of earlier steps (``delayed``). ``rounding``: to the nearest, ties to even, or
+    stochastic. ``hadamard``: the size of the random Hadamard transform along the contracted dim before it, or None.
+    """
+
+    dtype: str
+    block: Block
+    scale: Scale
+    amax: Literal["current", "delayed"] = "current"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    hadamard: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.dtype in FORMATS, self.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The delayed amax: of the last ``amax_history_len`` steps, the largest or the most recent; the scale has ``margin`` bits of room."""
+
+    amax_history_len: int = 1024
+    amax_compute_algo: Literal["max", "most_recent"] = "max"
+    margin: int = 0
+    interval: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """``quantizers``: of each operand of each product; an operand without one stays in the computation's dtype, and a product
+    with one such operand multiplies in that dtype.
+
+    ``high``: patterns of weights whose products stay in the computation's dtype. ``high_layers``: so many last layers too.
+    """
+
+    name: str
+    quantizers: Mapping[tuple[Product, Operand], Quantizer]
+    history: History | None = None
+    high: tuple[str, ...] = ()
+    high_layers: int = 0
+    source: str = ""
+    options: Mapping[str, bool | int | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert all(operand in OPERANDS[product] for product, operand in self.quantizers), self.name
+        delayed = any(quantizer.amax == "delayed" for quantizer in self.quantizers.values())
+        assert delayed == (self.history is not None), self.name
