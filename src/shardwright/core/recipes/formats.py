@@ -37,3 +37,12 @@ FORMATS: Mapping[str, NumberFormat] = {
     E2M1: NumberFormat(bits=4, mantissa=1, least_exponent=0, largest=6.0),
     E8M0: NumberFormat(bits=8, mantissa=0, least_exponent=-127, largest=2.0**127),
 }
+
+
+def bits_of(dtype: str) -> int:
+    """Bits of a format, or of a scale in float32.
+
+    >>> bits_of(E2M1), bits_of("float32")
+    (4, 32)
+    """
+    return 32 if dtype == "float32" else FORMATS[dtype].bits

@@ -19,12 +19,22 @@ from shardwright.core.recipes.formats import FORMATS
 
 Product = Literal["output", "input_gradient", "weight_gradient"]
 Operand = Literal["input", "weight", "output_gradient"]
+Dim = Literal["tokens", "inputs", "outputs"]
+"""The dims t, k and n."""
 
 OPERANDS: Mapping[Product, tuple[Operand, Operand]] = {
     "output": ("input", "weight"),
     "input_gradient": ("output_gradient", "weight"),
     "weight_gradient": ("input", "output_gradient"),
 }
+
+DIMS: Mapping[Operand, tuple[Dim, Dim]] = {
+    "input": ("tokens", "inputs"),
+    "weight": ("inputs", "outputs"),
+    "output_gradient": ("tokens", "outputs"),
+}
+
+CONTRACTED: Mapping[Product, Dim] = {"output": "inputs", "input_gradient": "outputs", "weight_gradient": "tokens"}
 
 ENTIRE = None
 """An extent of a block: the entire dim."""
@@ -37,15 +47,26 @@ class Block:
     contracted: int | None
     other: int | None
 
+    def extents(self, product: Product, operand: Operand) -> Mapping[Dim, int | None]:
+        """The extent along each dim of an operand of a product.
+
+        >>> Block(contracted=128, other=1).extents("weight_gradient", "input")
+        {'tokens': 128, 'inputs': 1}
+        """
+        return {dim: self.contracted if dim == CONTRACTED[product] else self.other for dim in DIMS[operand]}
+
     @property
     def text(self) -> str:
         """
         >>> Block(contracted=128, other=1).text, Block(contracted=None, other=1).text, Block(contracted=None, other=None).text
         ('1 x 128', 'per row', 'per tensor')
+        >>> Block(contracted=1, other=None).text, Block(contracted=None, other=16).text
+        ('all x 1', '16 x all')
         """
-        if self.contracted is ENTIRE:
+        if self.contracted is ENTIRE and self.other in (ENTIRE, 1):
             return "per tensor" if self.other is ENTIRE else "per row"
-        return f"{self.other} x {self.contracted}"
+        other, contracted = ("all" if extent is ENTIRE else extent for extent in (self.other, self.contracted))
+        return f"{other} x {contracted}"
 
 
 PER_TENSOR = Block(contracted=ENTIRE, other=ENTIRE)
@@ -54,16 +75,20 @@ PER_ROW = Block(contracted=ENTIRE, other=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How the scale of a block follows from its amax, the largest absolute value in it.
+    """How the scale of a block follows from its amax, the largest absolute value in it. A code is a value divided by its scale.
 
     ``exact``: amax / largest, in float32. ``power of two up``: the least power of two that is not below it (RCEIL). ``power of
     two down``: the exponent of amax minus that of the format's largest (FLOOR, as in OCP's text). ``dtype``: that of the
-    stored scale. ``of_tensor``: a second scale in float32 for the entire tensor, so that block scales fit their narrow dtype.
+    stored scale. ``of_tensor``: a second scale in float32 for the entire tensor, so that block scales fit their narrow dtype;
+    it is amax of the tensor / (largest of the format x largest of ``dtype``).
     """
 
     rule: Literal["exact", "power of two up", "power of two down"]
     dtype: str = "float32"
     of_tensor: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.dtype == "float32" or self.dtype in FORMATS, self.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +109,24 @@ class Quantizer:
     def __post_init__(self) -> None:
         assert self.dtype in FORMATS, self.dtype
 
+    @property
+    def of_tensor(self) -> bool:
+        """Whether a scale depends on the entire tensor: its only one, or a second one."""
+        return self.block == PER_TENSOR or self.scale.of_tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The delayed amax: of the last ``amax_history_len`` steps, the largest or the most recent; the scale has ``margin`` bits of room."""
+    """The delayed amax: of the last ``amax_history_len`` steps, the largest or the most recent; the scale has ``margin`` bits
+    of room. It is computed again every ``interval`` steps."""
 
     amax_history_len: int = 1024
     amax_compute_algo: Literal["max", "most_recent"] = "max"
     margin: int = 0
     interval: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.amax_history_len >= 1 and self.interval >= 1, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +135,11 @@ class Recipe:
     with one such operand multiplies in that dtype.
 
     ``high``: patterns of weights whose products stay in the computation's dtype. ``high_layers``: so many last layers too.
+    ``quantized``: patterns of weights that are quantized although their component is none of ``QUANTIZED``.
+    ``reduce_amax``: whether an amax is reduced over the devices that hold parts of what shares the scale.
+    ``gather_quantized``: weights are quantized on their shards at rest and gathered as codes and scales; otherwise they are
+    gathered first. ``counter_based``: random numbers are a function of seed, step, tensor and element; otherwise each device
+    draws its own. ``options``: those given that are not the default.
     """
 
     name: str
@@ -108,6 +147,10 @@ class Recipe:
     history: History | None = None
     high: tuple[str, ...] = ()
     high_layers: int = 0
+    quantized: tuple[str, ...] = ()
+    reduce_amax: bool = True
+    gather_quantized: bool = False
+    counter_based: bool = True
     source: str = ""
     options: Mapping[str, bool | int | str] = field(default_factory=dict)
 
@@ -115,3 +158,9 @@ class Recipe:
         assert all(operand in OPERANDS[product] for product, operand in self.quantizers), self.name
         delayed = any(quantizer.amax == "delayed" for quantizer in self.quantizers.values())
         assert delayed == (self.history is not None), self.name
+        assert self.high_layers >= 0, self.name
+
+
+QUANTIZED = ("attention", "mlp", "moe")
+"""The components whose products with weights are quantized: projections of attention, feed-forward layers, experts. Router,
+norms, embedding and logits stay in high precision, and so do attention's own products, which have no weight."""
