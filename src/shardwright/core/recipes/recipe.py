@@ -126,7 +126,7 @@ class History:
     interval: int = 1
 
     def __post_init__(self) -> None:
-        assert self.amax_history_len >= 1 and self.interval >= 1, self
+        assert min(self.amax_history_len, self.interval) >= 1, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
