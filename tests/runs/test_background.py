@@ -16,6 +16,7 @@ import pytest
 from shardwright.checkpoint import CheckpointError, OwnedBox, TensorInfo, open_checkpoint, verify
 from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.core.boxes.box import Box
+from shardwright.core.findings.errors import InputError
 from shardwright.runs import RunError, background, run
 from shardwright.runs.loop import Loop
 from shardwright.runs.run import _run
@@ -216,6 +217,39 @@ def test_all_processes_learn_which_one_could_not_write(tmp_path: Path, monkeypat
     assert "process 1 could not write its part. Its error: the disk is full." in str(first)
     assert str(second) == "the disk is full."
     assert not list((options(tmp_path).out / "checkpoints").glob("step*"))
+
+
+def test_an_error_is_read_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 looks while another process writes why it failed."""
+    looked, bytes_in = threading.Event(), background._bytes_in
+
+    def seen(directory: Path) -> int:
+        looked.set()
+        return bytes_in(directory)
+
+    def slowly(path: Path, text: str, encoding: str | None = None) -> None:
+        if path.name.startswith("failed-"):
+            path.touch()
+            looked.clear()
+            assert looked.wait(WAIT_S)
+        path.write_bytes(text.encode())
+
+    monkeypatch.setattr(background, "write_part", fails)
+    monkeypatch.setattr(background, "_bytes_in", seen)
+    monkeypatch.setattr(Path, "write_text", slowly)
+    first, _ = by_two(tmp_path, async_checkpoints=True)
+    assert "Its error: the disk is full." in str(first)
+
+
+def test_an_error_that_finds_no_room_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise InputError(f"{path}: cannot be written: No space left on device.")
+
+    monkeypatch.setattr(background, "write_part", fails)
+    monkeypatch.setattr(background, "replace_text", full)
+    first, second = by_two(tmp_path, async_checkpoints=True)
+    assert "Its error: no room to write it. It is in the output of that process." in str(first)
+    assert str(second) == "the disk is full."
 
 
 def test_a_part_that_never_comes_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

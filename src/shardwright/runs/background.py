@@ -13,6 +13,8 @@ from shardwright.checkpoint import CheckpointError, Keep, OwnedBox, RunPoint, Sa
 from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.checkpoint.format.part import part_name
 from shardwright.checkpoint.writing.copies import HostCopies
+from shardwright.core.findings.errors import InputError
+from shardwright.files.replaced import replace_text
 from shardwright.runs.metrics.records import RunError
 from shardwright.runs.processes.group import Exchanging
 from shardwright.runs.saving import all_or_none, begin_together, save
@@ -154,8 +156,13 @@ def _failure_name(process: int) -> str:
 
 
 def _report_failure(save: Save, process: int, error: BaseException) -> None:
-    with suppress(OSError):
-        (save.directory / _failure_name(process)).write_text(str(error), encoding="utf-8")
+    """A file for process 0, complete as soon as it exists. Without room for a text it is empty."""
+    path = save.directory / _failure_name(process)
+    try:
+        replace_text(path, str(error) or type(error).__name__)
+    except InputError:
+        with suppress(OSError):
+            path.touch()
 
 
 def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) -> None:
@@ -171,6 +178,7 @@ def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) 
         for process in missing:
             with suppress(FileNotFoundError):
                 text = (save.directory / _failure_name(process)).read_text(encoding="utf-8")
+                text = text or "no room to write it. It is in the output of that process."
                 raise CheckpointError(f"{final}: process {process} could not write its part. Its error: {text}")
         if cancelled():
             raise CheckpointError(f"{final}: the run ended before all processes had written their parts.")
