@@ -207,3 +207,12 @@ def test_a_program_ends_at_once_and_without_output(ending: str, code: int, last:
     assert ran.returncode == code, ran.stderr
     assert ran.stderr.strip().splitlines()[-1:] == ([last] if last else []), ran.stderr
     assert len(ran.stdout.split()) == 4
+
+
+def test_jax_is_not_imported_to_read_rows_and_can_be_afterwards() -> None:
+    """A rank of PyTorch would take a second more to start."""
+    program = PROGRAM.replace("sys.meta_path.insert(0, WithoutJax())", "").replace(
+        "ENDING", "assert 'jax' not in sys.modules; import jax; jax.devices"
+    )
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -8,11 +8,13 @@ position to save is the index of the next row, and the batch size may change bet
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,9 +73,7 @@ class Batches:
 
         An exception in the thread is raised by ``next``.
         """
-        ordered = stream(self.rows, self.seed)
-        import grain  # logs nothing, because stream has imported it
-
+        ordered, grain = stream(self.rows, self.seed), _grain()
         steps = grain.MapDataset.range(sys.maxsize).map(lambda step: self._read(ordered, step, offsets))
         batches = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=depth)))
         try:
@@ -96,15 +96,26 @@ class Batches:
 
 def stream(rows: Rows, seed: int) -> grain.MapDataset[Row]:
     """Rows in the order of a seed, without end: ``stream(rows, seed)[k]`` is row k of every run with that seed."""
-    # Imported here, not at the top: grain imports JAX if it is installed, which is slow and not needed to plan or check data.
-    # Without JAX, grain logs an irrelevant warning about a profiler.
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        import grain
-    finally:
-        logging.disable(disabled)
-
     # Grain shuffles epoch e by seed + e. Seeds s and s + 1 would have the same orders one epoch apart, hence the digest.
     digest = hashlib.blake2b(str(seed).encode(), digest_size=4, person=b"shardwright rows").digest()
-    return grain.MapDataset.source(rows).shuffle(seed=int.from_bytes(digest, "little")).repeat()
+    return _grain().MapDataset.source(rows).shuffle(seed=int.from_bytes(digest, "little")).repeat()
+
+
+def _grain() -> ModuleType:
+    """grain, imported when it is needed: to plan or to check data takes none of it.
+
+    It imports JAX where that is installed, in a second of each rank of PyTorch, to treat JAX's trees; rows are none. So JAX is
+    hidden from it, where nobody has imported it yet. Without JAX, grain logs an irrelevant warning about a profiler.
+    """
+    if "grain" in sys.modules:
+        return sys.modules["grain"]
+    disabled, hidden = logging.root.manager.disable, "jax" not in sys.modules
+    logging.disable(logging.WARNING)
+    try:
+        if hidden:
+            sys.modules["jax"] = None  # pyright: ignore[reportArgumentType]  # as Python's documentation has it
+        return importlib.import_module("grain")
+    finally:
+        logging.disable(disabled)
+        if hidden:
+            del sys.modules["jax"]
