@@ -15,7 +15,7 @@ from tests.laws.layers import PACKAGE, absolute
 
 MOST_FILES = 12
 
-ENGINE = ("io", "layers", "attention", "experts", "lowering", "model", "training")
+ENGINE = ("io", "precision", "layers", "attention", "experts", "lowering", "model", "training")
 
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": ("findings", "mesh", "recipes", "model", "boxes", "layout", "resolution", "plan", "checks", ""),

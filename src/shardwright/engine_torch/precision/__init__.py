@@ -1,0 +1,5 @@
+"""Low precision: how operands of products are quantized, and what is multiplied then.
+
+arrays.py    PyTorch's functions for the core's formula of quantizers
+operands.py  an operand of a product, quantized
+"""

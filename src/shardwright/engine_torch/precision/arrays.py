@@ -1,0 +1,47 @@
+"""PyTorch's functions for the core's formula of quantizers (``core/recipes/formula.py``)."""
+
+from __future__ import annotations
+
+import torch
+
+from shardwright.core.recipes.arrays import Arrays
+from shardwright.engine_torch.io.dtypes import torch_dtype
+
+Number = torch.Tensor | float | int
+
+
+def _quotient(x: Number, y: Number) -> torch.Tensor:
+    # Of two tensors: by a number, PyTorch multiplies with the reciprocal, which rounds twice.
+    like = x if isinstance(x, torch.Tensor) else y
+    assert isinstance(like, torch.Tensor)
+    x, y = (one if isinstance(one, torch.Tensor) else torch.full_like(like, one) for one in (x, y))
+    return torch.true_divide(x, y)
+
+
+def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    shape = [size - x.shape[dim] if each == dim else length for each, length in enumerate(x.shape)]
+    return torch.cat([x, x.new_zeros(shape)], dim)
+
+
+def _as_codes(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    return x.to(torch.uint8).view(torch_dtype(dtype))
+
+
+ARRAYS = Arrays(
+    float32=torch.Tensor.float,
+    int32=torch.Tensor.int,
+    bits=lambda x: x.view(torch.int32),
+    of_bits=lambda x: x.view(torch.float32),
+    quotient=_quotient,
+    least=lambda x, y: x.clamp(max=y) if not isinstance(y, torch.Tensor) else torch.minimum(x, y),
+    most=lambda x, y: x.clamp(min=y) if not isinstance(y, torch.Tensor) else torch.maximum(x, y),
+    where=torch.where,
+    largest=lambda x, dims: x.amax(dims, keepdim=True),
+    reshape=lambda x, shape: x.reshape(tuple(shape)),
+    padded=_padded,
+    first=lambda x, dim, size: x.narrow(dim, 0, size),
+    joined=lambda x, y: torch.cat((x, y), dim=-1),
+    cast=lambda x, dtype: x.to(torch_dtype(dtype)),
+    bytes_of=lambda x: x.view(torch.uint8),
+    as_codes=_as_codes,
+)
