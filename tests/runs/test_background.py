@@ -228,6 +228,7 @@ def test_an_error_is_read_complete_or_not_at_all(tmp_path: Path, monkeypatch: py
         return bytes_in(directory)
 
     def slowly(path: Path, text: str, encoding: str | None = None) -> None:
+        del encoding
         if path.name.startswith("failed-"):
             path.touch()
             looked.clear()
@@ -243,6 +244,7 @@ def test_an_error_is_read_complete_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 def test_an_error_that_finds_no_room_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> None:
+        del text
         raise InputError(f"{path}: cannot be written: No space left on device.")
 
     monkeypatch.setattr(background, "write_part", fails)
