@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.laws.documents import ExampleError, blocks, matches, run_document
+from tests.laws.torchrun import install
 
 # Examples may import JAX, and start commands.
 pytestmark = [pytest.mark.devices, pytest.mark.processes]
@@ -32,9 +35,37 @@ def test_document_exists_and_its_links_are_valid(path: Path) -> None:
     assert not broken
 
 
+@pytest.fixture(scope="module")
+def reader_environment(user_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A user's, with a torchrun whose ranks start together."""
+    folder = install(tmp_path_factory.mktemp("bin"))
+    return {**user_environment, "PATH": os.pathsep.join([str(folder), user_environment["PATH"]])}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_examples(path: Path, tmp_path: Path, user_environment: dict[str, str]) -> None:
+def test_examples(path: Path, tmp_path: Path, reader_environment: dict[str, str]) -> None:
+    run_document(path, tmp_path, reader_environment)
+
+
+WITH_RANKS = [path for path in DOCUMENTS if "$ OMP_NUM_THREADS=1 torchrun" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("path", WITH_RANKS, ids=name_of)
+def test_examples_with_torchrun_itself(path: Path, tmp_path: Path, user_environment: dict[str, str]) -> None:
     run_document(path, tmp_path, user_environment)
+
+
+def test_a_rank_that_fails_ends_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)\n"
+        "sys.exit('bad') if os.environ['RANK'] == '1' else signal.pause()\n"
+    )
+    command = [str(install(tmp_path) / "torchrun"), "--nproc-per-node", "2", str(script), "more"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, sorted(ran.stdout.splitlines())) == (1, ["0 2 more", "1 2 more"]), ran.stderr
 
 
 def run(text: str, folder: Path, environment: dict[str, str]) -> int:
