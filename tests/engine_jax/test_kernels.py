@@ -65,7 +65,7 @@ def test_splash_skips_fully_masked_blocks() -> None:
     jax.tree.map(np.testing.assert_array_equal, (out, cotangents), expected)
 
 
-@pytest.mark.parametrize(("move", "in_text_order"), [rest("gather", False), ("gather", True), ("ulysses", True)])
+@pytest.mark.parametrize(("move", "in_text_order"), [rest("gather", False), rest("gather", True), ("ulysses", True)])
 def test_under_context_splash_is_the_attention_of_one_device(
     move: str, in_text_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from tests.engine_jax.commands import TEXT
 from tests.interop.fp8_folder import quantize_folder
 from tests.interop.published_folder import made_folder
 from tests.interop.tokenizer_beside import WORDS, add_tokenizer
+from tests.matrix import rest
 
 LLAMA = {"embed": "64", "mlp": "128", "num_layers": "2", "vocab": "320"}
 DEEPSEEK = {"num_layers": "2", "num_experts": "8", "vocab": "320", "rope.original_length": "32"}
@@ -97,7 +98,7 @@ def test_fp8_experts_and_what_is_left_out(folders: Path, capsys: pytest.CaptureF
         np.testing.assert_allclose(found, needed, rtol=0, atol=1.001e-3 if "bias" in name else 1e-29)
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize("engine", [rest("jax"), "torch"])
 def test_layers_that_are_kept_beside_are_not_read(engine: str, folders: Path) -> None:
     folder = str(folders / "deepseek")
     keep = ["--dtype", "float32", "--keep-prediction-layers"]

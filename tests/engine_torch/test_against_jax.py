@@ -18,6 +18,7 @@ from tests.engine_jax.steps import FEW_STEPS, OPTIONS, Case, assert_same, batche
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import in_words, trained
 from tests.engine_torch.training import train
+from tests.matrix import some
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 
 DENSE = (("hsdp", "data=2,fsdp=2"), ("fsdp-tp", "fsdp=2,tensor=2"), ("cp", "fsdp=2,context=2"))
@@ -34,7 +35,7 @@ EACH_LAYOUT = [*CASES[::2], CASES[-1]]
 """Each layout with one family or two; ``whole.py`` trains all steps of every case."""
 
 
-@pytest.mark.parametrize("case", EACH_LAYOUT, ids=in_words)
+@pytest.mark.parametrize("case", some(EACH_LAYOUT, (0, 1, 3, 4, 5, 6, 7)), ids=in_words)
 def test_trains_as_the_other_engine(case: Case, four: Ranks) -> None:
     """From bitwise equal weights: the gradients of steps 1 and 2, every loss, and the gradient norms for clipping."""
     ours, theirs = trained(four, case, FEW_STEPS), run_of(case.alone)

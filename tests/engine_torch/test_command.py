@@ -93,7 +93,7 @@ def test_sigterm_saves_and_ends_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--data", "/nowhere/at/all"], "/nowhere/at/all"),
+        rest(["--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--set", "num_layers=3", "--mesh", "data=1,fsdp=1,tensor=3"], ""),
     ],
 )

@@ -214,8 +214,8 @@ TORCH_RUN = ["--layout", "fsdp", "--mesh", "fsdp=1", "--engine", "torch"]
         rest("llama tied", "torch"),
         rest("mixtral", "jax"),
         ("mixtral", "torch"),
-        ("deepseek", "jax"),
-        rest("deepseek", "torch"),
+        rest("deepseek", "jax"),
+        ("deepseek", "torch"),
     ],
 )
 def test_trained_exported_and_loaded_by_transformers(

@@ -10,6 +10,7 @@ import pytest
 
 from shardwright.checkpoint import latest
 from shardwright.runs.processes.pace import Beat, Pace, Stall, Watch, stall_message
+from tests.matrix import rest
 from tests.runs.counting import counting, go, options, sums
 from tests.runs.processes import COUNT, several
 from tests.runs.test_run import losses
@@ -28,7 +29,7 @@ ENDS = r"So all end\. Start all of them again, with --resume\."
             1,
             LIMIT,
         ),
-        (
+        rest(
             "the first stops",
             "process 0 of 3: no answer for \\d+ s, since step 3: stopped, or the machine hangs.",
             0,

@@ -12,7 +12,7 @@ from tests.sameness.random_runs import AgainstOneDevice, on_jax
 
 SEED = 20261122
 ON_JAX, ON_TORCH = (0, 2, 8, 10, 12, 16, 18, 20, 22, 42, 44, 46), range(1, 48, 2)
-"""Thirty-six of every kind. ``make test`` compiles six of those on JAX, and ``make test-all`` trains 1,000 others."""
+"""Thirty-six of every kind. ``make test`` compiles four of those on JAX, and ``make test-all`` trains 1,000 others."""
 MOST = {"jax": 8, "torch": 8}
 
 
@@ -21,7 +21,7 @@ def against() -> AgainstOneDevice:
     return AgainstOneDevice(jax=on_jax)
 
 
-@pytest.mark.parametrize("number", some(ON_JAX, range(0, len(ON_JAX), 2)))
+@pytest.mark.parametrize("number", some(ON_JAX, (2, 6, 8, 10)))
 def test_training_is_the_same_as_on_one_device(number: int, against: AgainstOneDevice) -> None:
     drawn = draw(SEED, number, most=MOST)
     print(drawn.text)
