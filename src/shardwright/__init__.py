@@ -13,9 +13,10 @@ from shardwright.core.mesh.notation import parse as parse_spec
 from shardwright.core.mesh.spec import DimSpec, Spec
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.planning import make_plan
+from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.resolution.own_model import activation_spec, table_of
 from shardwright.core.resolution.request import Chip, Request
-from shardwright.layouts import load_layout, preset_names
+from shardwright.layouts import load_layout, load_recipe, preset_names
 from shardwright.models import build as model_table
 
 __all__ = [
@@ -29,12 +30,14 @@ __all__ = [
     "Mesh",
     "NotationError",
     "Plan",
+    "Recipe",
     "Request",
     "ShardwrightError",
     "Spec",
     "TensorPlan",
     "activation_spec",
     "load_layout",
+    "load_recipe",
     "located",
     "make_plan",
     "model_table",

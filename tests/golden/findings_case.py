@@ -15,6 +15,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.model.table import Activation, ModelTable
+from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.files import parse_yaml
@@ -107,7 +108,15 @@ def table_of(model: str, change: str) -> ModelTable:
 def request(case: Case) -> Request:
     """Raises FindingsError for a layout that cannot be read."""
     table = table_of(case.model, case.table)
-    options = {"batch": table.natural_batch, "length": table.natural_length, "dtype": table.dtype, **case.options}
+    named = case.options.get("precision")
+    recipe = {"precision": preset(named)} if isinstance(named, str) else {}
+    options = {
+        "batch": table.natural_batch,
+        "length": table.natural_length,
+        "dtype": table.dtype,
+        **case.options,
+        **recipe,
+    }
     if case.chips:
         options["devices"] = read_machine(case.chips).num_devices
     return Request(layout=layout_of(case.layout), table=table, **options)

@@ -6,6 +6,7 @@ from tests.golden.compiled_cases import ON_PAGES
 from tests.golden.cost_cases import ON_COSTS
 from tests.golden.engine_cases import ON_ENGINES
 from tests.golden.findings_case import Case, mine
+from tests.golden.precision_cases import ON_PRECISION
 from tests.golden.topology_cases import ON_CHIPS
 
 EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
@@ -380,6 +381,7 @@ CASES: tuple[Case, ...] = (
     ),
     *ON_CHIPS,
     *ON_ENGINES,
+    *ON_PRECISION,
     *ON_COSTS,
 )
 

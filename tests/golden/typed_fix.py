@@ -8,11 +8,13 @@ from typing import Any
 
 import yaml
 
+from shardwright.core.recipes.presets import preset
 from shardwright.layouts import FOLDER
 from tests.golden.findings_case import Case
 
 FLAGS = re.compile(r"--([a-z-]+) (\S+)")
 ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
+IN_RECIPE = " in the recipe's file"
 RULE_REMOVED = re.compile(r"remove the rule for '(?P<name>\w+)' in '(?P<component>\w+)'")
 
 
@@ -20,6 +22,14 @@ def typed(case: Case, fix: str) -> Case:
     """The case after its fix was applied literally. Raises ValueError for a text with nothing that can be typed."""
     if fix.startswith("--"):
         return replace(case, options=with_flags(case.options, fix.split(", or ")[0]))
+    if fix.endswith(IN_RECIPE):
+        recipe = case.options["precision"]
+        made = preset(recipe) if isinstance(recipe, str) else recipe
+        given = yaml.safe_load(f"{{{fix.removesuffix(IN_RECIPE)}}}")
+        changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+        return replace(case, options={**case.options, "precision": replace(made, **changes)})
+    if fix == "leave --precision out":
+        return replace(case, options={**case.options, "precision": None})
     values = yaml.safe_load(layout_text(case))
     if match := ENTRY.fullmatch(fix):
         values["roles"].update(yaml.safe_load(f"{{{match['entry']}}}"))

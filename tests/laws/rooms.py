@@ -18,7 +18,19 @@ MOST_FILES = 12
 ENGINE = ("io", "precision", "layers", "attention", "experts", "lowering", "model", "training")
 
 ROOMS: Mapping[str, tuple[str, ...]] = {
-    "core": ("findings", "mesh", "recipes", "model", "boxes", "layout", "resolution", "plan", "checks", ""),
+    "core": (
+        "findings",
+        "mesh",
+        "recipes",
+        "model",
+        "boxes",
+        "layout",
+        "resolution",
+        "quantization",
+        "plan",
+        "checks",
+        "",
+    ),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
     "checkpoint": ("retention", "format", "folder", "reading", "exchange", "writing", ""),
     "runs": ("processes", "metrics", "", "own_program"),

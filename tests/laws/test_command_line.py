@@ -28,6 +28,7 @@ PLAN = {
     "--optimizer",
     "--optimizer-set",
     "--average",
+    "--precision",
     "--load-balance",
     "--json",
 }

@@ -12,6 +12,8 @@ from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.memory import bytes_on_device, estimate_memory
 from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.quantization.derivation import quantized_weights
+from shardwright.core.quantization.reductions import history_bytes
 from shardwright.core.resolution.gradients import gradient_reductions
 from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
@@ -37,16 +39,20 @@ def resolve(request: Request) -> Plan:
     tensors = tuple(_weight_plan(request, mesh, weight) for weight in request.table.weights)
     sizes = {**activation_sizes(request, mesh), **_padded_scores(request.table, tensors)}
     components = request.table.components
+    quantized = quantized_weights(request, mesh)
     tensors += tuple(_activation_plan(request, mesh, sizes, components, row) for row in request.table.activations)
     return Plan(
         request=request,
         mesh=mesh,
         sizes=sizes,
         tensors=tensors,
-        collectives=step_collectives(request, mesh, tensors),
-        memory=estimate_memory(request, mesh, tensors),
+        collectives=step_collectives(request, mesh, tensors, quantized),
+        memory=replace(
+            estimate_memory(request, mesh, tensors), amax_history_bytes=history_bytes(request, mesh, quantized)
+        ),
         choices=choices,
         findings=notes,
+        quantized=quantized,
     )
 
 

@@ -54,6 +54,7 @@ REQUEST: Fields = {
     "optimizer": maybe(TEXT),
     "optimizer_set": maybe(object_of(TEXT)),
     "average": or_null(NUMBER),
+    "precision": maybe(TEXT),
     "by_default": needed(TEXTS),
 }
 
@@ -63,6 +64,7 @@ class LockRequest:
     """A request as command-line options.
 
     ``layout``: a preset's name, or the path of a layout file relative to the lock's folder, which has a '/' in it.
+    ``precision``: a recipe's name, or the path of its file, in the same way.
     ``by_default``: the options that were not given. They are left open when the lock is checked, so the check reports what
     a changed default moves.
     """
@@ -87,6 +89,7 @@ class LockRequest:
     optimizer: str = ADAMW.name
     optimizer_settings: Mapping[str, str] = field(default_factory=dict)
     average: float | None = None
+    precision: str | None = None
     by_default: tuple[str, ...] = ()
 
     @property
@@ -115,6 +118,7 @@ class LockRequest:
             **({} if self.optimizer == ADAMW.name else {"optimizer": self.optimizer}),
             **({"optimizer_set": dict(self.optimizer_settings)} if self.optimizer_settings else {}),
             **({} if self.average is None else {"average": self.average}),
+            **({} if self.precision is None else {"precision": self.precision}),
             "by_default": list(self.by_default),
         }
 
@@ -147,6 +151,7 @@ class LockRequest:
             optimizer=found.get("optimizer", ADAMW.name),
             optimizer_settings=found.get("optimizer_set", {}),
             average=found.get("average"),
+            precision=found.get("precision"),
             by_default=tuple(by_default),
         )
 

@@ -30,6 +30,10 @@ REQUESTED = ("request", "choices", "groups", "roles")
 """Fields that request a plan, or repeat in another form what its tensors show: alone they move nothing."""
 
 
+NONE_IF_ABSENT = ("precision",)
+"""Fields that a plan without them does not have: one that only one side has differs."""
+
+
 def plan_fields(
     before: Row, after: Row, *, moved_tensors: Container[str], moved_collectives: bool, moved_program: bool
 ) -> tuple[tuple[FieldChange, ...], tuple[FieldChange, ...]]:
@@ -41,6 +45,7 @@ def plan_fields(
     reported = {"collectives": moved_collectives, "compiled": moved_program}
     fields: list[FieldChange] = []
     requested: list[FieldChange] = []
+    before, after = ({**dict.fromkeys(NONE_IF_ABSENT), **side} for side in (before, after))
     for key in before:
         if key not in after or key in REPORTED_IN_FULL or key in NOT_COMPARED or reported.get(key, False):
             continue
@@ -125,6 +130,27 @@ def _roles(roles: Row, mesh: Mapping[str, int]) -> Row:
     return {axis: entry for axis, entry in roles.items() if mesh.get(axis) != 1}
 
 
+def _precision(precision: Row | None, mesh: Mapping[str, int]) -> Row | str:
+    """The recipe with a line for each operand, and what each weight has of it."""
+    del mesh
+    if precision is None:
+        return "none"
+    operands = {
+        f"{row['product']}.{row['operand']}": ", ".join(
+            f"{name} {value}" for name, value in row.items() if name not in ("product", "operand")
+        )
+        for row in precision.get("operands", ())
+    }
+    weights = [
+        {
+            **{key: value for key, value in row.items() if key != "operands"},
+            "operands": {f"{one['product']}.{one['operand']}": one.get("freedom") for one in row.get("operands", ())},
+        }
+        for row in precision.get("weights", ())
+    ]
+    return {**precision, "operands": operands, "weights": weights}
+
+
 def _as_it_is(value: Any, mesh: Mapping[str, int]) -> Any:
     del mesh
     return value
@@ -137,5 +163,6 @@ NORMAL: Mapping[str, Callable[[Any, Mapping[str, int]], Any]] = {
     "choices": _chosen,
     "groups": _groups,
     "roles": _roles,
+    "precision": _precision,
 }
 """How a field is normalised on both sides: without axes of size 1."""

@@ -88,6 +88,7 @@ PLAN: Fields = {
     "dtype": maybe(TEXT),
     "optimizer": maybe(TEXT),
     "average": maybe(NUMBER),
+    "precision": maybe(OBJECT),
     "num_parameters": maybe(WHOLE),
     "groups": maybe(object_of(TEXTS)),
     "roles": maybe(object_of(object_of(TEXT))),

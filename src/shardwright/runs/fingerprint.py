@@ -9,6 +9,7 @@ from typing import Any
 from shardwright.checkpoint import Retention
 from shardwright.core.model.architecture import architecture_values
 from shardwright.core.plan.plan import Plan
+from shardwright.core.recipes.shown import recipe_text
 from shardwright.runs.source import Source
 from shardwright.training.options import SAVED_METRICS, RunOptions
 
@@ -33,6 +34,7 @@ def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str
         "average": request.average,
         "tokenizer": source.corpus.tokenizer,
         "corpus": source.digest,
+        **({} if request.precision is None else {"precision": recipe_text(request.precision)}),
         **({} if options.weights is None else {"weights": str(options.weights)}),
         **architecture_values(request.table),
     }

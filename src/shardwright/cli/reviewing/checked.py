@@ -76,7 +76,7 @@ def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
         if lock.compiled is not None:
             from shardwright.cli.running.compile import prepare
 
-            prepare(options_of(lock.request))
+            prepare(options_of(lock.request, path))
         try:
             typed = request_of_lock(lock, path)
             plan = planned(typed)
@@ -90,7 +90,7 @@ def check(path: Path, *, update: bool = False, compiler: Compiler) -> Checked:
 def _compared(
     path: Path, text: str, lock: Lock, typed: TypedRequest, plan: Plan, update: bool, compiler: Compiler
 ) -> Checked:
-    request = request_of(typed, layout_of(lock.request, path), options_of(lock.request), lock.request.model, path)
+    request = request_of(typed, layout_of(lock.request, path), options_of(lock.request, path), lock.request.model, path)
     compiled, skipped = (None, ()) if lock.compiled is None else _compiled_again(path, lock, typed, plan, compiler)
     now = lock_of(request, typed.request.layout, plan, compiled)
     found = moved(lock, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from shardwright.cli.reviewing.locked_request import options_of
@@ -27,9 +28,9 @@ def run_diff(verb: DiffVerb) -> int:
     sides = (verb.a, verb.b)
     saved = {side: read_saved(side) for side in sides if is_saved(side)}
     model, options = verb.model, verb.plan
-    locks = [one.lock for one in saved.values() if one.lock is not None]
+    locks = {side: one.lock for side, one in saved.items() if one.lock is not None}
     if locks and len(saved) == 1:
-        model, options = _as_locked(locks[0], model, options)
+        model, options = _as_locked(*next(iter(locks.items())), model, options)
     known = {axis for side in sides if side not in saved for axis in load_layout(_name_and_sizes(side)[0]).mesh}
     if len(saved) < len(set(sides)):
         _refuse_unknown(verb.plan, sorted(known))
@@ -43,8 +44,8 @@ def run_diff(verb: DiffVerb) -> int:
     return 0
 
 
-def _as_locked(lock: Lock, model: str | None, options: PlanOptions) -> tuple[str, PlanOptions]:
-    """The model and the options of a lock, except those that were given. Another model takes its own defaults."""
+def _as_locked(side: str, lock: Lock, model: str | None, options: PlanOptions) -> tuple[str, PlanOptions]:
+    """The model and the options of the lock at ``side``, except those that were given. Another model takes its own defaults."""
     if model not in (None, lock.request.model):
         return model, options
     untouched = PlanOptions()
@@ -54,7 +55,7 @@ def _as_locked(lock: Lock, model: str | None, options: PlanOptions) -> tuple[str
         if (value := getattr(options, name)) != getattr(untouched, name)
     }
     # The `move` of the other layout is its own: it is compared too.
-    return lock.request.model, replace(options_of(lock.request), **{"move": None, **given})
+    return lock.request.model, replace(options_of(lock.request, Path(side)), **{"move": None, **given})
 
 
 def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, Any]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import TypedRequest, typed_request
 from shardwright.cli.typed.values import mesh_sizes, moves, settings
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.optimizer import ADAMW
+from shardwright.core.recipes.presets import PRESETS
 from shardwright.layouts import preset_names
 from shardwright.locks.lock import Lock
 from shardwright.locks.lock_request import LockRequest
@@ -26,7 +28,7 @@ def request_of(
     return LockRequest(
         model=model,
         settings=settings(options.set),
-        layout=name if name in preset_names() else _from_folder(name, lock),
+        layout=_named(name, preset_names(), lock),
         mesh=mesh_sizes(options.mesh) if options.mesh is not None else dict(request.mesh_sizes),
         devices=options.devices,
         move=moves(options.move) if options.move is not None else {},
@@ -44,6 +46,7 @@ def request_of(
         optimizer=request.optimizer.name,
         optimizer_settings=settings(options.optimizer_set, "--optimizer-set"),
         average=request.average,
+        precision=_named(options.precision, tuple(PRESETS), lock),
         by_default=tuple(option.removeprefix("--").replace("-", "_") for option in typed.chosen),
     )
 
@@ -55,13 +58,13 @@ def request_of_lock(lock: Lock, path: Path) -> TypedRequest:
     FindingsError for a layout file that is not a valid layout.
     """
     try:
-        return typed_request(lock.request.model, layout_of(lock.request, path), options_of(lock.request))
+        return typed_request(lock.request.model, layout_of(lock.request, path), options_of(lock.request, path))
     except InputError as error:
         raise InputError(f"{path}: its request cannot be planned: {error}") from None
 
 
-def options_of(request: LockRequest) -> PlanOptions:
-    """The options of a request. Those in ``by_default`` are left open."""
+def options_of(request: LockRequest, path: Path) -> PlanOptions:
+    """The options of a request of the lock at ``path``. Those in ``by_default`` are left open."""
     left_open = request.by_default
     return PlanOptions(
         mesh=None if "mesh" in left_open or not request.mesh else _pairs(request.mesh),
@@ -82,6 +85,7 @@ def options_of(request: LockRequest) -> PlanOptions:
         optimizer=None if request.optimizer == ADAMW.name else request.optimizer,
         optimizer_set=_words(request.optimizer_settings),
         average=request.average,
+        precision=None if request.precision is None else _from_here(request.precision, path),
     )
 
 
@@ -89,13 +93,12 @@ def layout_of(request: LockRequest, path: Path) -> str | None:
     """The layout's name, or the path of its file from the working directory; None for the model's natural layout."""
     if request.is_preset:
         return None if "layout" in request.by_default else request.layout
-    found = os.path.relpath(os.path.join(_folder(path), request.layout))
-    return found if "/" in found or found.endswith((".yaml", ".yml")) else f"./{found}"
+    return _from_here(request.layout, path)
 
 
 def command_of(request: LockRequest, path: Path) -> str:
     """The command that writes the lock again."""
-    options = options_of(request)
+    options = options_of(request, path)
     words = ["shardwright", "lock", request.model]
     layout = layout_of(request, path)
     words += ["--layout", layout] if layout is not None else []
@@ -117,6 +120,19 @@ def _words(values: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
 
 def _pairs(values: Mapping[str, object]) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def _named(name: str | None, known: Sequence[str], lock: Path) -> Any:
+    """A preset's name as it is; the path of a file, relative to the lock's folder."""
+    return name if name is None or name in known else _from_folder(name, lock)
+
+
+def _from_here(name: str, lock: Path) -> str:
+    """A preset's name as it is; the path of a file in a lock, from the working directory."""
+    if "/" not in name:
+        return name
+    found = os.path.relpath(os.path.join(_folder(lock), name))
+    return found if "/" in found or found.endswith((".yaml", ".yml")) else f"./{found}"
 
 
 def _from_folder(name: str, lock: Path) -> str:

@@ -143,6 +143,8 @@ class PlanOptions:
     """Constants of the optimizer, as b2=0.99."""
     average: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: none is kept)")] = None
     """Keep the exponential average of the weights too, of which a step leaves this share, as 0.999."""
+    precision: Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: nothing is quantized)")] = None
+    """The recipe of low precision: fp8-delayed, fp8-current, fp8-row, fp8-block, mxfp8, nvfp4, or the path of a file."""
     load_balance: Flag = False
     """Give each device a slice from both ends of a sharded row, so that causal attention is equal work for all."""
     json: Flag = False

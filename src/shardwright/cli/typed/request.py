@@ -19,7 +19,7 @@ from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
-from shardwright.layouts import load_layout
+from shardwright.layouts import load_layout, load_recipe
 from shardwright.models import build
 from shardwright.training.named import OURS
 from shardwright.training.optimizers import ENGINES, optimizer_of
@@ -81,6 +81,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         expert_buffer=options.expert_buffer,
         optimizer=_optimizer(options, table),
         average=_share("--average", options.average),
+        precision=None if options.precision is None else load_recipe(options.precision),
         chip=None if machine is None else machine.chip,
     )
     return TypedRequest(request=request, chosen=chosen, machine=machine)

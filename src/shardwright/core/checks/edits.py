@@ -11,6 +11,7 @@ from shardwright.core.layout.layout import MeshEntry, RoleEntry, Rule
 from shardwright.core.layout.role_reading import roles_everywhere
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan
+from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 
 
@@ -18,6 +19,25 @@ def option(flag: str, value: Any) -> Candidate:
     """A field of the request with a command-line option of the same name: ``--batch 16``."""
     field = flag.replace("-", "_")
     return Candidate(text=f"--{flag} {value}", edit=lambda request: replace(request, **{field: value}))
+
+
+def other_recipe(name: str) -> Candidate:
+    """Another recipe of low precision: ``--precision mxfp8``."""
+    return Candidate(text=f"--precision {name}", edit=lambda request: replace(request, precision=preset(name)))
+
+
+def of_recipe(plan: Plan, **changes: Any) -> Candidate:
+    """Another value for an entry of the recipe: ``reduce_amax: true in the recipe's file``."""
+    assert plan.request.precision is not None
+    recipe = replace(plan.request.precision, **changes)
+    text = ", ".join(f"{name}: {_recipe_text(value)}" for name, value in changes.items())
+    return Candidate(text=f"{text} in the recipe's file", edit=lambda request: replace(request, precision=recipe))
+
+
+def _recipe_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(repr, value))}]"
+    return str(value).lower()
 
 
 def devices(number: int) -> Candidate:

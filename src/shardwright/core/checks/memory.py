@@ -27,6 +27,7 @@ def memory(plan: Plan) -> Iterator[Draft]:
         "gradients": held.gradients_bytes,
         "optimizer": held.optimizer_bytes,
         **({"average": held.average_bytes} if held.average_bytes else {}),
+        **({"amaxes": held.amax_history_bytes} if held.amax_history_bytes else {}),
         "activations": held.activations_bytes,
     }
     table = "\n".join(f"{name:<11}  {bytes_text(size, like=total)}" for name, size in rows.items())

@@ -249,6 +249,12 @@ CODES: dict[str, Code] = {
             law="A program is compiled by the version that JAX requires.",
         ),
         Code(
+            code="SW404",
+            severity="warning",
+            title="a layout that moves what is quantized",
+            law="What a recipe of low precision makes of a tensor is the same under every layout, or is reported not to be.",
+        ),
+        Code(
             code="SW405",
             severity="warning",
             title="buffer capacity for experts' tokens",
@@ -259,6 +265,12 @@ CODES: dict[str, Code] = {
             severity="error",
             title="what the engine does not run",
             law="A plan is one that its engine can run.",
+        ),
+        Code(
+            code="SW416",
+            severity="error",
+            title="a shard that ends inside a block",
+            law="The elements that share a scale of a recipe are on one device: shards end between two blocks.",
         ),
         Code(
             code=TOO_LARGE,

@@ -15,6 +15,9 @@ from shardwright.core.findings.bounds import within
 Contraction = tuple[str, str]
 """A contracted dim, as a (component, logical axis) pair."""
 
+EXPERT_TOKENS = ("batch", "groups", "slots")
+"""The dims of the tokens that an expert's weights are multiplied with."""
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "bool": 1}
 
 
@@ -43,6 +46,7 @@ class Weight:
     ``in_use_dtype``: its own dtype in use (the router's float32); None: the computation's.
     ``uses``: further components that use the same weight (tied embeddings: ``logits``).
     ``ends_layer``: its product is only an output of the layer, so recomputing the layer can omit it.
+    ``tokens``: the dims of the tokens that it is multiplied with, except for experts (``EXPERT_TOKENS``).
     """
 
     name: str
@@ -63,6 +67,7 @@ class Weight:
     in_use_dtype: str | None = None
     uses: tuple[str, ...] = ()
     ends_layer: bool = False
+    tokens: tuple[str, ...] = ("batch", "length")
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.logical_axes), self.name

@@ -19,11 +19,15 @@ from shardwright.core.plan.fsdp_groups import (
 from shardwright.core.plan.movement import Collective, ReshardKind, collectives, elements_per_device, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import resharding, weight_reshardings
+from shardwright.core.quantization.quantized import QuantizedWeight
+from shardwright.core.quantization.reductions import AMAX_BYTES, amax_reductions
 from shardwright.core.resolution.request import FLOATS, Request
 from shardwright.core.resolution.resolve import expert_axes
 
 
-def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[PlannedCollective, ...]:
+def step_collectives(
+    request: Request, mesh: Mesh, tensors: Sequence[TensorPlan], quantized: Sequence[QuantizedWeight] = ()
+) -> tuple[PlannedCollective, ...]:
     """Every collective of a step, in the order of component, phase and axes. Equal collectives are one row with a count."""
     by_name = {tensor.name: tensor for tensor in tensors}
     found: list[PlannedCollective] = []
@@ -36,6 +40,7 @@ def step_collectives(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]
     for move in request.table.moves:
         if move.source in by_name and move.target in by_name:
             found += _of_move(request, mesh, by_name, move)
+    found += _of_amaxes(request, mesh, quantized)
     return _merged(found, by_name)
 
 
@@ -220,6 +225,13 @@ def _of_experts(
             for one in collectives(kind, axes, size, mesh):
                 planned = _planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name)
                 yield replace(planned, ragged=kind == "all-to-all")
+
+
+def _of_amaxes(request: Request, mesh: Mesh, quantized: Sequence[QuantizedWeight]) -> Iterator[PlannedCollective]:
+    for one in amax_reductions(request, mesh, quantized):
+        reduce = Collective(kind="all-reduce", axes=one.axes, elements_per_device=one.values)
+        planned = _planned(one.component, one.phase, reduce, AMAX_BYTES, one.times, one.weights[0])
+        yield replace(planned, tensors=one.weights)
 
 
 def _each(kind: ReshardKind, tensors: Iterable[str]) -> Sequence[tuple[ReshardKind, str]]:

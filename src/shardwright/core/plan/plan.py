@@ -13,6 +13,8 @@ from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.optimizer import ADAMW
+from shardwright.core.quantization.quantized import QuantizedWeight
+from shardwright.core.recipes.shown import recipe_json
 from shardwright.core.resolution.gradients import Reduction
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import AxisRequest
@@ -137,13 +139,15 @@ class PlannedCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device. Weights, gradients, optimizer and average are exact; activations are an estimate."""
+    """Bytes on one device. Weights, gradients, optimizer, average and histories of amaxes are exact; activations are an
+    estimate."""
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
     average_bytes: int = 0
+    amax_history_bytes: int = 0
 
     @property
     def total_bytes_per_device(self) -> int:
@@ -152,7 +156,7 @@ class Memory:
     @property
     def state_bytes(self) -> int:
         """What a device holds between two steps."""
-        return self.weights_bytes + self.optimizer_bytes + self.average_bytes
+        return self.weights_bytes + self.optimizer_bytes + self.average_bytes + self.amax_history_bytes
 
     @property
     def saved_bytes(self) -> int:
@@ -165,6 +169,7 @@ class Memory:
             "gradients_bytes": self.gradients_bytes,
             "optimizer_bytes": self.optimizer_bytes,
             **({"average_bytes": self.average_bytes} if self.average_bytes else {}),
+            **({"amax_history_bytes": self.amax_history_bytes} if self.amax_history_bytes else {}),
             "activations_bytes": self.activations_bytes,
             "total_bytes_per_device": self.total_bytes_per_device,
             "saved_bytes": self.saved_bytes,
@@ -237,7 +242,8 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that follows from a request. ``sizes``: elements along each logical axis of activations."""
+    """Everything that follows from a request. ``sizes``: elements along each logical axis of activations. ``quantized``: the
+    weights whose products are quantized; none without a recipe."""
 
     request: Request
     mesh: Mesh
@@ -248,6 +254,7 @@ class Plan:
     choices: tuple[MoeMove, ...]
     findings: tuple[Finding, ...]
     step: StepCost | None = None
+    quantized: tuple[QuantizedWeight, ...] = ()
 
     @property
     def weights(self) -> tuple[TensorPlan, ...]:
@@ -319,6 +326,7 @@ class Plan:
             "dtype": request.dtype,
             **({} if request.optimizer == ADAMW else {"optimizer": request.optimizer.text}),
             **({} if request.average is None else {"average": request.average}),
+            **({} if request.precision is None else {"precision": self._precision_json()}),
             "num_parameters": request.table.num_parameters,
             "groups": {"dp": list(self.dp), "cp": list(self.cp), "loss": list(self.loss_axes)},
             "roles": {axis: dict(entry.roles) for axis, entry in request.layout.entries.items()},
@@ -328,4 +336,12 @@ class Plan:
             "step": None if self.step is None else self.step.to_json(),
             "choices": [choice.to_json() for choice in self.choices],
             "findings": [finding.to_json() for finding in worst_first(self.findings)],
+        }
+
+    def _precision_json(self) -> dict[str, object]:
+        assert self.request.precision is not None
+        return {
+            **recipe_json(self.request.precision),
+            "free": all(weight.free for weight in self.quantized),
+            "weights": [weight.to_json() for weight in self.quantized],
         }

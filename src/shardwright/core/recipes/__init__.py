@@ -5,4 +5,6 @@ recipe.py     a recipe: a quantizer for each operand of the three products
 presets.py    the recipes by name
 formula.py    how a quantizer makes codes and scales of an operand, and values of these
 arrays.py     the functions of an engine's arrays that the formula needs
+reading.py    a recipe from the values of a file
+shown.py      a recipe as JSON values, and as a text
 """

@@ -9,11 +9,13 @@ from typing import Literal, get_args
 
 from shardwright.core.findings.bounds import is_integer, is_number, shown_number, within
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.patterns import chosen
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.model.optimizer import ADAMW, AVERAGE, Kept, Optimizer
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.model.table import ModelTable
+from shardwright.core.recipes.recipe import Recipe
 
 REMAT_POLICIES = ("full", "dots", "none")
 """What the backward pass recomputes: an entire layer, all but its matrix products, or nothing."""
@@ -45,10 +47,11 @@ class Request:
     devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step. ``expert_buffer``: capacity
     for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
     ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``average``: how much of the
-    exponential average of the weights a step leaves; None: none is kept.
+    exponential average of the weights a step leaves; None: none is kept. ``precision``: the recipe by which products with
+    weights are quantized; None: none is.
 
     Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
-    word. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
+    word or pattern. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
     """
 
     layout: Layout
@@ -67,6 +70,7 @@ class Request:
     expert_buffer: float | None = None
     optimizer: Optimizer = ADAMW
     average: float | None = None
+    precision: Recipe | None = None
     chip: Chip | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +91,10 @@ class Request:
             raise InputError(f"expert_buffer is {buffer!r}, and must be a finite number above 0.")
         if self.average is not None and (not is_number(self.average) or not 0 < self.average < 1):
             raise InputError(f"average is {self.average!r}, and must be a number above 0 and below 1, as 0.999.")
+        if self.precision is not None:
+            names = [weight.name for weight in self.table.weights]
+            for option in ("high", "quantized"):
+                chosen(names, getattr(self.precision, option), f"'{option}' of the recipe")
         words = {
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),

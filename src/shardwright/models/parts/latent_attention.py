@@ -122,5 +122,7 @@ def _kernels(architecture: Architecture, attention: LatentAttention, stack: Stac
         storage=("kv_lora", "heads"),
         contracted=over_tokens("attention"),
         hugging_face="self_attn.kv_b_proj.weight",
+        # Devices exchange the latent, and compute keys and values of all tokens that they attend to.
+        tokens=("batch", "kv_length"),
     )
     yield output_kernel(architecture, stack, attention.heads, attention.value_dim)

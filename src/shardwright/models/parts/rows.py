@@ -44,6 +44,7 @@ def kernel(
     in_use_dtype: str | None = None,
     uses: tuple[str, ...] = (),
     ends_layer: bool = False,
+    tokens: tuple[str, ...] = ("batch", "length"),
 ) -> Weight:
     """A matrix, initialised from a normal distribution with the standard deviation of the published configs."""
     return Weight(
@@ -59,6 +60,7 @@ def kernel(
         in_use_dtype=in_use_dtype,
         uses=uses,
         ends_layer=ends_layer,
+        tokens=tokens,
         **_stacked(stack),
     )
 

@@ -28,6 +28,7 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
             ("gradients", predicted.gradients_bytes),
             ("optimizer", predicted.optimizer_bytes),
             *([("average", predicted.average_bytes)] if predicted.average_bytes else []),
+            *([("amax histories", predicted.amax_history_bytes)] if predicted.amax_history_bytes else []),
             ("activations, estimated", predicted.activations_bytes),
             ("total", total),
         ],

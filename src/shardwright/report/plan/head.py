@@ -27,6 +27,7 @@ def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> Renderabl
         ("step", Text(_step(plan))),
         ("computation", Text(_computation(plan))),
         ("optimizer", Text(_optimizer(plan))),
+        ("precision", Text(_precision(plan))),
         ("movement", Text(_movement(plan))),
         ("groups", _groups(plan, colors)),
     ]
@@ -77,6 +78,26 @@ def _optimizer(plan: Plan) -> str:
     if optimizer == ADAMW and average is None:
         return ""
     return optimizer.text + ("" if average is None else f"; average of the weights {average!r}")
+
+
+def _precision(plan: Plan) -> str:
+    """The recipe, which weights it quantizes, who agrees on amaxes, and whether the layout can move what is quantized."""
+    recipe = plan.request.precision
+    if recipe is None:
+        return ""
+    if not plan.quantized:
+        return f"{recipe.name}: no weight is quantized"
+    components = ", ".join(dict.fromkeys(weight.component for weight in plan.quantized))
+    operands = [operand for weight in plan.quantized for operand in weight.operands]
+    over = plan.mesh.in_mesh_order(axis for operand in operands for axis in operand.reduced)
+    bound = sum(not operand.freedom.free for operand in operands)
+    free = (
+        "free of the layout" if not bound else f"{bound} of {several(len(operands), 'operand')} not free of the layout"
+    )
+    return (
+        f"{recipe.name}: {several(len(plan.quantized), 'weight')} of {components}; "
+        f"amaxes {'reduced over ' + ', '.join(over) if over else 'reduced over no axis'}; {free}"
+    )
 
 
 def _movement(plan: Plan) -> str:

@@ -24,6 +24,7 @@ def memory_table(plan: Plan, width: int) -> RenderableType:
         ("gradients", memory.gradients_bytes, ""),
         ("optimizer", memory.optimizer_bytes, ""),
         *([("average", memory.average_bytes, "")] if memory.average_bytes else []),
+        *([("amax histories", memory.amax_history_bytes, "")] if memory.amax_history_bytes else []),
         ("activations, estimated", memory.activations_bytes, ""),
         ("total", total, ""),
     ]

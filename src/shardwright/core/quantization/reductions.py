@@ -1,0 +1,95 @@
+"""The reductions of amaxes in a step.
+
+| amax | reduced |
+|---|---|
+| current, of what the forward pass multiplies | where it is quantized: in the forward pass and in the recomputation, in each microbatch |
+| current, of what only the backward pass multiplies | in the backward pass, in each microbatch |
+| delayed | once a step, all of them that have the same axes together; over microbatches each device takes the largest |
+
+Each is an all-reduce (maximum) of one float32 for each amax. Operands that are the same tensor with the same amaxes share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.quantization.quantized import QuantizedOperand, QuantizedWeight
+from shardwright.core.resolution.request import Request
+
+AMAX_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmaxReduction:
+    """An all-reduce of ``values`` amaxes over ``axes``, ``times`` in a step."""
+
+    component: str
+    phase: Literal["forward", "recompute", "backward", "update"]
+    axes: tuple[str, ...]
+    values: int
+    times: int
+    weights: tuple[str, ...]
+
+
+def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWeight]) -> Iterator[AmaxReduction]:
+    """Every reduction of amaxes in a step, tensor by tensor; of delayed amaxes one for each set of axes."""
+    delayed: dict[tuple[str, ...], list[tuple[QuantizedWeight, int]]] = {}
+    for weight, operand in _distinct(weights):
+        if not operand.reduced or not operand.values:
+            continue
+        layers = layers_on_device(request, mesh, weight)
+        if operand.quantizer.amax == "delayed":
+            delayed.setdefault(operand.reduced, []).append((weight, operand.values * layers))
+            continue
+        again = weight.stack is not None and request.remat != "none"
+        forward = ("forward", "recompute") if again else ("forward",)
+        for phase in forward if operand.product == "output" else ("backward",):
+            yield AmaxReduction(
+                component=weight.component,
+                phase=phase,
+                axes=operand.reduced,
+                values=operand.values,
+                times=layers * request.microbatches,
+                weights=(weight.name,),
+            )
+    for axes, values in delayed.items():
+        yield AmaxReduction(
+            component=values[0][0].component,
+            phase="update",
+            axes=axes,
+            values=sum(number for _, number in values),
+            times=1,
+            weights=tuple(dict.fromkeys(weight.name for weight, _ in values)),
+        )
+
+
+def layers_on_device(request: Request, mesh: Mesh, weight: QuantizedWeight) -> int:
+    """The quantized layers of a weight that one device computes: all, or those of its pipeline stage."""
+    return ceil(weight.num / mesh.size(request.layout.axes_with("stage", weight.component)))
+
+
+def history_bytes(request: Request, mesh: Mesh, weights: Iterable[QuantizedWeight]) -> int:
+    """Bytes on a device of scales and histories of delayed amaxes: for each amax a scale and ``amax_history_len`` values."""
+    history = None if request.precision is None else request.precision.history
+    if history is None:
+        return 0
+    scales = sum(
+        operand.num_scales(mesh) * layers_on_device(request, mesh, weight)
+        for weight, operand in _distinct(weights)
+        if operand.quantizer.amax == "delayed"
+    )
+    return scales * (1 + history.amax_history_len) * AMAX_BYTES
+
+
+def _distinct(weights: Iterable[QuantizedWeight]) -> Iterator[tuple[QuantizedWeight, QuantizedOperand]]:
+    """The operands of all weights, without those whose amaxes an earlier one has. Products come in the order of a step."""
+    seen: set[tuple[str, ...]] = set()
+    for weight in weights:
+        for operand in weight.operands:
+            if operand.same_amax not in seen:
+                seen.add(operand.same_amax)
+                yield weight, operand
