@@ -127,9 +127,9 @@ def planned_load(checkpoint: Checkpoint, plan: Plan, device: int) -> tuple[int, 
     """What one process computes before a load: its rounds, and the most bytes of a round at one end."""
     rounds = most = 0
     for name, wants in wants_on(plan).items():
-        found = schedule_of(checkpoint.stored(name), wants, device, seed_of(name)).rounds
-        rounds += len(found)
-        for one in found:
+        found = schedule_of(checkpoint.stored(name), wants, device, seed_of(name))
+        rounds += found.num_rounds
+        for one in map(found.round, range(found.num_rounds)):
             sent = sum(parcel.num_bytes for send in one.sends for parcel in send.parcels)
             most = max(most, sent, sum(parcel.num_bytes for parcel in one.arrivals))
     return rounds, most

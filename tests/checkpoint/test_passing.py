@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError, open_checkpoint
-from shardwright.checkpoint.exchange import schedule as schedules
-from shardwright.checkpoint.exchange import units
+from shardwright.checkpoint.exchange import rings, units
 from shardwright.checkpoint.exchange.loads import load_of
 from shardwright.checkpoint.exchange.passing import read_together
 from shardwright.checkpoint.exchange.wants import wants_of
@@ -113,7 +112,7 @@ def test_several_processes_read_each_piece_once(seed: int, tmp_path: Path, monke
         for _ in range(3):
             small = rng.integers(2)
             monkeypatch.setattr(units, "UNIT_BYTES", 24 if small else 1 << 20)
-            monkeypatch.setattr(schedules, "ROUND_BYTES", int(rng.choice([1, 50, 1 << 20])))
+            monkeypatch.setattr(rings, "ROUND_BYTES", int(rng.choice([1, 50, 1 << 20])))
             count = int(rng.integers(2, 5))
             needed = random_wants(rng, saved.array.shape, count)
             least = saved.needed([box for boxes in needed.values() for box in boxes])

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shardwright.checkpoint.exchange import schedule as schedules
-from shardwright.checkpoint.exchange import units
-from shardwright.checkpoint.exchange.schedule import Schedule, schedule_of
-from shardwright.checkpoint.exchange.units import overlaps, unit_boxes
+from shardwright.checkpoint.exchange import links, rings, units
+from shardwright.checkpoint.exchange.links import overlaps
+from shardwright.checkpoint.exchange.schedule import Round, Schedule, schedule_of
+from shardwright.checkpoint.exchange.units import unit_boxes
 from shardwright.checkpoint.exchange.wants import Want, wants_of
 from shardwright.checkpoint.reading.stored import Stored
 from shardwright.core.boxes.box import Box
@@ -22,6 +22,10 @@ def stored_of(boxes: Sequence[Box], num_dims: int, width: int = 4, piece_bytes: 
     starts = np.array([box.start for box in boxes], np.int64).reshape(len(boxes), num_dims)
     stops = np.array([box.stop for box in boxes], np.int64).reshape(len(boxes), num_dims)
     return Stored(starts, stops, width, piece_bytes)
+
+
+def rounds_of(schedule: Schedule) -> Sequence[Round]:
+    return [schedule.round(number) for number in range(schedule.num_rounds)]
 
 
 def random_wants(rng: np.random.Generator, shape: Sequence[int], count: int) -> dict[int, list[Box]]:
@@ -65,7 +69,7 @@ def assert_right(found: Sequence[Schedule], needed: dict[int, list[Box]], whole:
         reads += [filled(whole, parts) > 0 for parts in one.alone]
         seen: set[Box] = set()
         done: set[Box] = set()
-        for number, each in enumerate(one.rounds):
+        for number, each in enumerate(rounds_of(one)):
             sent = 0
             for send in each.sends:
                 # A unit is read when it is first sent, and kept until its last round.
@@ -84,12 +88,12 @@ def assert_right(found: Sequence[Schedule], needed: dict[int, list[Box]], whole:
                     sent += parcel.num_bytes
                     has[parcel.process] += parcel.parts
             got = sum(parcel.num_bytes for parcel in each.arrivals)
-            most = schedules.ROUND_BYTES
+            most = rings.ROUND_BYTES
             assert sent <= most or sum(len(send.parcels) for send in each.sends) == 1
             assert got <= most or len(each.arrivals) == 1
             # Both ends have the same parcels in the same order.
             for other, theirs in enumerate(found):
-                there = theirs.rounds[number].sends if number < len(theirs.rounds) else []
+                there = theirs.round(number).sends
                 coming = [parcel for parcel in each.arrivals if parcel.process == other]
                 going = [parcel for send in there for parcel in send.parcels if parcel.process == process]
                 assert [parcel.parts for parcel in coming] == [parcel.parts for parcel in going]
@@ -111,9 +115,9 @@ def test_each_element_is_read_once_and_gets_to_all_that_need_it(seed: int, monke
     num_parcels = 0
     for _ in range(40):
         monkeypatch.setattr(units, "UNIT_BYTES", int(rng.choice([1, 16, 60, 1 << 20])))
-        monkeypatch.setattr(schedules, "ROUND_BYTES", int(rng.choice([1, 40, 200, 1 << 20])))
-        monkeypatch.setattr(units, "CANDIDATES", int(rng.choice([1, 5, 1000])))
-        monkeypatch.setattr(units, "MOST_NEAR", int(rng.choice([0, 3, 200])))
+        monkeypatch.setattr(rings, "ROUND_BYTES", int(rng.choice([1, 40, 200, 1 << 20])))
+        monkeypatch.setattr(links, "CANDIDATES", int(rng.choice([1, 5, 1000])))
+        monkeypatch.setattr(links, "MOST_NEAR", int(rng.choice([0, 3, 200])))
         whole = Box.whole(rng.integers(1, 9, int(rng.integers(0, 4))).tolist())
         count = int(rng.integers(2, 7))
         stored = stored_of(random_partition(rng, whole, int(rng.integers(0, 9))), len(whole.start))
@@ -132,38 +136,41 @@ def test_unlinked_processes_do_not_change_a_schedule() -> None:
     wants = wants_of([(0, upper), (1, upper), (2, lower), (3, lower)])
     for process in range(4):
         own = tuple(want for want in wants if process in want.processes)
-        assert schedule_of(stored, wants, process, 5) == schedule_of(stored, own, process, 5)
+        found = [schedule_of(stored, each, process, 5) for each in (wants, own)]
+        assert found[0].alone == found[1].alone
+        assert rounds_of(found[0]) == rounds_of(found[1])
 
 
 def test_same_boxes_send_nothing() -> None:
     boxes = [Box((0, at), (8, at + 2)) for at in range(0, 8, 2)]
     wants = wants_of(enumerate(boxes))
     for process, box in enumerate(boxes):
-        assert schedule_of(stored_of(boxes, 2), wants, process, 0) == Schedule(((box,),), ())
+        found = schedule_of(stored_of(boxes, 2), wants, process, 0)
+        assert (found.alone, found.num_rounds) == (((box,),), 0)
 
 
 def test_replicas_share_the_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "UNIT_BYTES", 32)
-    monkeypatch.setattr(schedules, "ROUND_BYTES", 64)
+    monkeypatch.setattr(rings, "ROUND_BYTES", 64)
     whole = Box((0, 0), (64, 8))
     wants = wants_of((process, whole) for process in range(4))
     found = [schedule_of(stored_of([whole], 2), wants, process, 0) for process in range(4)]
     # 64 units of a row; of each, three parcels of 32 bytes. So 48 rounds of 64 bytes to each process, if all are full.
-    read = [sum(send.ends for each in one.rounds for send in each.sends) for one in found]
+    read = [sum(send.ends for each in rounds_of(one) for send in each.sends) for one in found]
     assert read == [16] * 4
     # 24 would be enough, if two units in a round were never of the same process.
-    assert max(len(one.rounds) for one in found) <= 32
+    assert max(one.num_rounds for one in found) <= 32
 
 
 def test_a_load_of_columns_from_rows_has_as_few_rounds_as_its_bytes_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "UNIT_BYTES", 64)
-    monkeypatch.setattr(schedules, "ROUND_BYTES", 256)
+    monkeypatch.setattr(rings, "ROUND_BYTES", 256)
     rows = [Box((at, 0), (at + 8, 16)) for at in range(0, 64, 8)]
     columns = [Box((0, at), (64, at + 2)) for at in range(0, 16, 2)]
     wants = wants_of(enumerate(columns))
     found = [schedule_of(stored_of(rows, 2), wants, process, 0) for process in range(8)]
     # Each process gets 7/8 of its 512 bytes.
-    assert max(len(one.rounds) for one in found) <= 4
+    assert max(one.num_rounds for one in found) <= 4
 
 
 def test_units_are_of_complete_pieces_and_about_as_long_as_asked() -> None:
@@ -199,5 +206,7 @@ def test_overlaps_are_those_of_all_pairs(seed: int) -> None:
 def test_wants_of_nobody() -> None:
     assert wants_of([]) == ()
     assert wants_of([(0, Box((0, 2), (4, 2)))]) == ()
-    assert schedule_of(stored_of([Box((0,), (4,))], 1), (), 0, 0) == Schedule((), ())
-    assert schedule_of(stored_of([Box((0,), (4,))], 1), (Want((Box((0,), (4,)),), (1,)),), 0, 0) == Schedule((), ())
+    for wants in ((), (Want((Box((0,), (4,)),), (1,)),)):
+        found = schedule_of(stored_of([Box((0,), (4,))], 1), wants, 0, 0)
+        assert (found.alone, found.num_rounds) == ((), 0)
+        assert found.round(0) == Round()

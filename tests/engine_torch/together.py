@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from shardwright.checkpoint import open_checkpoint
-from shardwright.checkpoint.exchange import schedule, units
+from shardwright.checkpoint.exchange import rings, units
 from shardwright.checkpoint.format.regular_file import open_regular
 from shardwright.checkpoint.reading import streams
 from shardwright.core.findings.errors import InputError
@@ -40,7 +40,7 @@ def load_counted(plan: Plan, directory: Path, arrays: Path, unit_bytes: int, rou
     with (
         patch.object(streams, "open_regular", Counted),
         patch.object(units, "UNIT_BYTES", unit_bytes),
-        patch.object(schedule, "ROUND_BYTES", round_bytes),
+        patch.object(rings, "ROUND_BYTES", round_bytes),
     ):
         state = load_state(model_of(plan), open_checkpoint(directory, all_files=False))
     boxes = list(_all_boxes(state))

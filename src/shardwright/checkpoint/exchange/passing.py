@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -90,7 +91,7 @@ def read_together(
     number = 0
     while True:
         sent = attempt.of(work.sent, number) if work else None
-        state = FAILED if attempt.error else MORE if work and number < len(work.rounds) else DONE
+        state = FAILED if attempt.error else MORE if work and number < work.num_rounds else DONE
         state = carrier.largest(state)
         if state == FAILED:
             raise _error_of_all(carrier, source, name, attempt.error)
@@ -141,13 +142,14 @@ def _error_of_all(carrier: Carrier, source: Source, name: str, own: Exception | 
 class _Work:
     """The load of one tensor by one process. ``targets``: its boxes with their arrays, which are filled.
 
-    ``held``: what others still need of the units that were read, as arrays of unsigned integers.
+    ``round``: by its number; ``held``: what others still need of the units that were read, as arrays of unsigned integers.
     """
 
     source: Source
     name: str
     count: int
-    rounds: Sequence[Round]
+    num_rounds: int
+    round: Callable[[int], Round]
     targets: Sequence[tuple[Box, np.ndarray]]
     held: dict[Box, Mapping[Box, np.ndarray]]
 
@@ -160,7 +162,15 @@ class _Work:
         bits = DTYPES[source.tensors[name].dtype].bits
         place = f"{source.directory}: tensor '{name}'"
         targets = [(box, empty(box.shape, bits, f"{place}, box [{box}]")) for box in boxes]
-        work = cls(source=source, name=name, count=carrier.count, rounds=schedule.rounds, targets=targets, held={})
+        work = cls(
+            source=source,
+            name=name,
+            count=carrier.count,
+            num_rounds=schedule.num_rounds,
+            round=lru_cache(maxsize=1)(schedule.round),
+            targets=targets,
+            held={},
+        )
         for parts in schedule.alone:
             source.read_into(name, work.places(parts))
         return work
@@ -172,10 +182,10 @@ class _Work:
     def sizes(self, number: int) -> tuple[list[int], list[int]]:
         """The bytes of a round to each process, and from each."""
         to, here = [0] * self.count, [0] * self.count
-        for one in self._round(number).sends:
+        for one in self.round(number).sends:
             for parcel in one.parcels:
                 to[parcel.process] += parcel.num_bytes
-        for parcel in self._round(number).arrivals:
+        for parcel in self.round(number).arrivals:
             here[parcel.process] += parcel.num_bytes
         return to, here
 
@@ -184,7 +194,7 @@ class _Work:
         to, _ = self.sizes(number)
         places = [0, *accumulate(to)][:-1]
         data = empty((sum(to),), np.dtype(np.uint8), f"{self.source.directory}: tensor '{self.name}'")
-        for one in self._round(number).sends:
+        for one in self.round(number).sends:
             if one.unit not in self.held:
                 self.held[one.unit] = self._read(one)
             arrays = self.held.pop(one.unit) if one.ends else self.held[one.unit]
@@ -199,7 +209,7 @@ class _Work:
         """Fills what has arrived in a round."""
         _, here = self.sizes(number)
         places, bits = [0, *accumulate(here)][:-1], self._bits
-        for parcel in self._round(number).arrivals:
+        for parcel in self.round(number).arrivals:
             for part in parcel.parts:
                 start = places[parcel.process]
                 places[parcel.process] = stop = start + part.size * bits.itemsize
@@ -226,9 +236,6 @@ class _Work:
     @property
     def _bits(self) -> np.dtype:
         return DTYPES[self.source.tensors[self.name].dtype].bits
-
-    def _round(self, number: int) -> Round:
-        return self.rounds[number] if number < len(self.rounds) else Round()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

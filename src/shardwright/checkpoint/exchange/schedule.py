@@ -1,27 +1,25 @@
-"""Who reads each unit of a tensor, and in which round it is passed on. Every process computes it alike, from the same numbers.
+"""What one process reads of a tensor, what it sends to whom in which round, and what it gets. Every process computes its own part.
 
-Of the processes that need a part of a unit, the one that has read the least so far reads it. It sends to each of the others the
-elements that this one needs. In a round a process sends at most ``ROUND_BYTES`` and gets as many: so memory is bounded. A unit that
-many processes need is sent in several rounds, and is kept for so long.
+All of it follows from the stored boxes and from what each process needs, so that the parts of all processes fit each other.
 
 | a unit is needed by | what happens |
 |---|---|
 | one process | it reads for itself, in no round |
-| two or more | one reads, and sends the others their parts in the first rounds that have room at both ends |
+| two or more | one reads, and sends the others their parts in the steps of a ring: ``rings.py`` |
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.checkpoint.exchange.units import Unit, units_of
+from shardwright.checkpoint.exchange.groups import Group, needs_of, want_of
+from shardwright.checkpoint.exchange.rings import Calendar, Ring, Steps, rings, rounds_of
+from shardwright.checkpoint.exchange.units import Units
 from shardwright.checkpoint.exchange.wants import Want
 from shardwright.checkpoint.reading.stored import Stored
 from shardwright.core.boxes.box import Box
-
-ROUND_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +53,77 @@ class Round:
     arrivals: list[Parcel] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """The place of a process in a ring: ``here``. ``own``: the number of its want; ``parts``: of a unit and a want."""
+
+    ring: Ring
+    units: Units
+    width: int
+    parts: Callable[[int, int], tuple[Box, ...]]
+    here: int
+    own: int
+
+    def sends(self, steps: Steps) -> list[Send]:
+        """What this process sends in some steps of a turn, in which it may have no unit."""
+        unit = self._unit(steps.turn, self.here)
+        if unit is None:
+            return []
+        ring, count = self.ring, len(self.ring.processes)
+        # A want of this process alone is nobody's parcel.
+        others = dict.fromkeys(sorted([*ring.column[: self.here].tolist(), *ring.column[self.here + 1 :].tolist()]))
+        parts = {column: self.parts(unit, int(ring.group.wants[column])) for column in others}
+        places = [(self.here + step + 1) % count for step in range(steps.first, steps.last)]
+        parcels = [
+            Parcel(process, parts[column], self._num_bytes(parts[column]))
+            for process, column in zip(ring.processes[places].tolist(), ring.column[places].tolist(), strict=True)
+        ]
+        found = dict.fromkeys(part for each in parts.values() for part in each)
+        own, ends = self.parts(unit, self.own), steps.last == count - 1
+        return [Send(self.units.box(unit), tuple(found), own, tuple(parcels), ends)]
+
+    def arrivals(self, steps: Steps) -> list[Parcel]:
+        """What this process gets in some steps of a turn."""
+        parcels: list[Parcel] = []
+        for step in range(steps.first, steps.last):
+            giver = (self.here - step - 1) % len(self.ring.processes)
+            unit = self._unit(steps.turn, giver)
+            if unit is not None:
+                parts = self.parts(unit, self.own)
+                parcels.append(Parcel(int(self.ring.processes[giver]), parts, self._num_bytes(parts)))
+        return parcels
+
+    def _unit(self, turn: int, place: int) -> int | None:
+        """The unit that the process at a place of the ring reads in a turn."""
+        at = turn * len(self.ring.processes) + place
+        return int(self.ring.group.units[self.ring.units[at]]) if at < len(self.ring.units) else None
+
+    def _num_bytes(self, parts: Sequence[Box]) -> int:
+        return sum(part.size for part in parts) * self.width
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """What one process does for one tensor. ``alone``: what only it needs, of each unit. Its rounds are the first ones of all."""
+    """What one process does for one tensor. ``alone``: what only it needs, of each unit. Its rounds are the first ones of all.
 
-    alone: tuple[tuple[Box, ...], ...]
-    rounds: tuple[Round, ...]
-
-
-def readers(stored: Stored, wants: Sequence[Want], seed: int, process: int | None = None) -> Iterator[tuple[Unit, int]]:
-    """Each unit with the process that reads it. ``seed``: any number of the tensor, so that small ones have other readers.
-
-    With ``process``, the units of ``units_of``.
+    ``steps``: of each round the steps in which it takes part, with its places in their rings. A load of many gigabytes has
+    hundreds of thousands of parcels: those of a round are made when they are asked for.
     """
-    read: dict[int, int] = {}
-    for unit in units_of(stored, wants, process):
-        needing = sorted(one for want, _ in unit.needs for one in want.processes)
-        turn = (seed + unit.number + unit.index) % len(needing)
-        reader = min((*needing[turn:], *needing[:turn]), key=lambda one: read.get(one, 0))
-        read[reader] = read.get(reader, 0) + unit.box.size * stored.width
-        yield unit, reader
+
+    alone: tuple[tuple[Box, ...], ...] = ()
+    steps: Sequence[Sequence[tuple[Seat, Steps]]] = ()
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.steps)
+
+    def round(self, number: int) -> Round:
+        """A round, by its number; one in which this process does nothing after the last of its own."""
+        found = Round()
+        for seat, steps in self.steps[number] if number < len(self.steps) else ():
+            found.sends.extend(seat.sends(steps))
+            found.arrivals.extend(seat.arrivals(steps))
+        return found
 
 
 def seed_of(name: str) -> int:
@@ -83,85 +132,41 @@ def seed_of(name: str) -> int:
 
 
 def schedule_of(stored: Stored, wants: Sequence[Want], process: int, seed: int) -> Schedule:
-    """The schedule of one process. It is a part of the schedule of all, whatever other processes are not linked to it."""
-    alone: list[tuple[Box, ...]] = []
-    rounds: list[Round] = []
-    load = _Load()
-    for unit, reader in readers(stored, wants, seed, process):
-        parcels = [
-            Parcel(one, parts, sum(part.size for part in parts) * stored.width)
-            for want, parts in unit.needs
-            for one in want.processes
-            if one != reader
-        ]
-        if not parcels:
-            if reader == process:
-                alone.append(unit.needs[0][1])
+    """The schedule of one process. ``seed``: any number of the tensor, so that small ones have other readers."""
+    own = want_of(wants, process)
+    if own is None:
+        return Schedule()
+    needs = needs_of(stored, wants, process)
+    parts, calendar = needs.parts(), Calendar()
+    alone: list[int] = []
+    rounds: list[list[tuple[Seat, Steps]]] = []
+    for ring in rings(needs, _linked(needs.groups, own), stored.width, seed):
+        group = ring.group
+        if len(ring.processes) == 1:
+            alone += group.units.tolist() if group.wants[0] == own else []
             continue
-        # Beginning after the reader, so that readers of one time send to different processes.
-        parcels.sort(key=lambda one: (one.process < reader, one.process))
-        groups = list(_groups(parcels))
-        for number, group in enumerate(groups):
-            at = load.place(reader, group)
-            rounds += [Round() for _ in range(at + 1 - len(rounds))]
-            if reader == process:
-                parts = dict.fromkeys(part for parcel in parcels for part in parcel.parts)
-                own = next(parts for want, parts in unit.needs if reader in want.processes)
-                ends = number == len(groups) - 1
-                rounds[at].sends.append(Send(unit.box, tuple(parts), own, tuple(group), ends))
-            rounds[at].arrivals.extend(
-                Parcel(reader, one.parts, one.num_bytes) for one in group if one.process == process
-            )
-    while rounds and not (rounds[-1].sends or rounds[-1].arrivals):
-        rounds.pop()
-    return Schedule(tuple(alone), tuple(rounds))
+        steps, filled = rounds_of(ring, stored.width)
+        first = calendar.place(group.wants.tolist(), filled)
+        if own not in group.wants:
+            continue
+        seat = Seat(ring, needs.units, stored.width, parts, ring.processes.tolist().index(process), own)
+        rounds += [[] for _ in range(first + len(steps) - len(rounds))]
+        for number, some in enumerate(steps, first):
+            rounds[number] += [(seat, one) for one in some]
+    return Schedule(tuple(parts(unit, own) for unit in sorted(alone)), rounds)
 
 
-def _groups(parcels: Iterable[Parcel]) -> Iterator[Sequence[Parcel]]:
-    """Parcels of one reader, as many at a time as a round has room for."""
-    group: list[Parcel] = []
-    num_bytes = 0
-    for parcel in parcels:
-        if group and num_bytes + parcel.num_bytes > ROUND_BYTES:
-            yield group
-            group, num_bytes = [], 0
-        group.append(parcel)
-        num_bytes += parcel.num_bytes
-    yield group
-
-
-class _Load:
-    """What each process sends and gets in each round so far, the last round in which it sends, and the first one in which it has
-    room to get more."""
-
-    def __init__(self) -> None:
-        self._sent: dict[tuple[int, int], int] = {}
-        self._got: dict[tuple[int, int], int] = {}
-        self._last: dict[int, int] = {}
-        self._full: dict[int, int] = {}
-
-    def place(self, reader: int, group: Sequence[Parcel]) -> int:
-        """The first round with room for a group of parcels at all its ends, and not before what the reader has sent already.
-
-        So a reader has one unit after the other in memory.
-        """
-        total = sum(parcel.num_bytes for parcel in group)
-        at = max(self._last.get(reader, 0), *(self._full.get(one.process, 0) for one in group))
-        while not (
-            _has_room(self._sent.get((reader, at), 0), total)
-            and all(_has_room(self._got.get((one.process, at), 0), one.num_bytes) for one in group)
-        ):
-            at += 1
-        self._last[reader] = at
-        self._sent[reader, at] = self._sent.get((reader, at), 0) + total
-        for one in group:
-            self._got[one.process, at] = self._got.get((one.process, at), 0) + one.num_bytes
-            full = self._full.get(one.process, 0)
-            while self._got.get((one.process, full), 0) >= ROUND_BYTES:
-                full += 1
-            self._full[one.process] = full
-        return at
-
-
-def _has_room(num_bytes: int, more: int) -> bool:
-    return num_bytes == 0 or num_bytes + more <= ROUND_BYTES
+def _linked(groups: Sequence[Group], own: int) -> Sequence[Group]:
+    """The groups that are linked to a want by common wants, directly or through others, in the same order."""
+    of_want: dict[int, list[int]] = {}
+    for number, group in enumerate(groups):
+        for want in group.wants.tolist():
+            of_want.setdefault(want, []).append(number)
+    waiting, seen, found = [own], {own}, set[int]()
+    while waiting:
+        new = set(of_want.get(waiting.pop(), ())) - found
+        found |= new
+        wants = {want for number in new for want in groups[number].wants.tolist()} - seen
+        seen |= wants
+        waiting += wants
+    return [groups[number] for number in sorted(found)]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import Owned
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import owned_at_rest
 
@@ -45,7 +48,23 @@ def needed_by_all(shape: Sequence[int], count: int) -> tuple[Want, ...]:
 
 def wants_of_plan(plan: Plan, process_of: Callable[[int], int]) -> Mapping[str, tuple[Want, ...]]:
     """The wants of every weight, for a load onto a plan. ``process_of``: the process of each device of the mesh."""
-    return {
-        name: wants_of((process_of(device), box) for device, boxes in enumerate(owned) for box in boxes)
-        for name, owned in owned_at_rest(plan)
-    }
+    processes = [process_of(device) for device in range(plan.mesh.num_devices)]
+    return {name: _wants_of_owned(owned, processes) for name, owned in owned_at_rest(plan)}
+
+
+def _wants_of_owned(owned: Owned, processes: Sequence[int]) -> tuple[Want, ...]:
+    """As ``wants_of``, of the boxes of each device. ``processes``: that of each device."""
+    if len(set(processes)) < len(processes):
+        return wants_of((process, box) for process, boxes in zip(processes, owned, strict=True) for box in boxes)
+    # Devices that share boxes share one tuple of them: thousands of boxes are compared once each, in their order.
+    same: dict[int, tuple[tuple[Box, ...], list[int]]] = {}
+    for process, boxes in zip(processes, owned, strict=True):
+        same.setdefault(id(boxes), (boxes, []))[1].append(process)
+    needed = [
+        (tuple(sorted(set(boxes))) if len(boxes) > 1 else boxes, found) for boxes, found in same.values() if boxes
+    ]
+    needed.sort(key=lambda one: [(box.start, box.stop) for box in one[0]])
+    return tuple(
+        Want(boxes, tuple(sorted(process for _, found in group for process in found)))
+        for boxes, group in groupby(needed, key=itemgetter(0))
+    )

@@ -88,17 +88,35 @@ def owned_boxes(spec: Spec, mesh: Mesh, shape: Sequence[int], in_turn: Collectio
     >>> [" ".join(map(str, boxes)) for boxes in owned_boxes(Spec.of(embed=["fsdp"]), Mesh.of(fsdp=4), (5,))]
     ['0:2', '2:4', '4:5', '']
     """
-    # Devices with the same index along each axis of the spec share a box: it is computed once.
-    known: dict[tuple[int, ...], tuple[Box, ...]] = {}
+    assert len(spec.dims) == len(shape), (str(spec), tuple(shape))
+    ranges = [_ranges(dim.axes, mesh, size, in_turn) for dim, size in zip(spec.dims, shape, strict=True)]
+    # Devices with the same range of each dim share a box: it is made once.
+    known: dict[tuple[tuple[int, int], ...], tuple[Box, ...]] = {}
     owned: list[tuple[Box, ...]] = []
-    for device in range(mesh.num_devices):
-        here = mesh.coordinates(device)
-        key = tuple(here[axis] for axis in spec.axes)
-        if key not in known:
-            box = shard_box(spec, mesh, shape, device, in_turn)
-            known[key] = () if box is None else (box,)
-        owned.append(known[key])
+    for here in zip(*ranges, strict=True) if ranges else [()] * mesh.num_devices:
+        found = known.get(here)
+        if found is None:
+            empty = any(start == stop for start, stop in here)
+            box = Box(tuple(start for start, _ in here), tuple(stop for _, stop in here))
+            found = known[here] = () if empty else (box,)
+        owned.append(found)
     return tuple(owned)
+
+
+def _ranges(axes: Sequence[str], mesh: Mesh, size: int, in_turn: Collection[str]) -> Sequence[tuple[int, int]]:
+    """The indices that each device has of a dim of ``size``, which some axes shard."""
+    if not axes:
+        return [(0, size)] * mesh.num_devices
+    sizes = mesh.shape
+    known: dict[tuple[int, ...], tuple[int, int]] = {}
+    ranges: list[tuple[int, int]] = []
+    for here in zip(*(mesh.indices(axis) for axis in axes), strict=True):
+        found = known.get(here)
+        if found is None:
+            split = [(axis, sizes[axis], index) for axis, index in zip(axes, here, strict=True)]
+            found = known[here] = shard_range(size, _splits(split, in_turn))
+        ranges.append(found)
+    return ranges
 
 
 def saves(spec: Spec, mesh: Mesh, device: int) -> bool:

@@ -83,6 +83,16 @@ class Mesh:
             device, indices[axis.name] = divmod(device, axis.size)
         return {name: indices[name] for name in self.names}
 
+    def indices(self, axis: str) -> list[int]:
+        """Index of every device along ``axis``.
+
+        >>> Mesh.of(a=2, b=3).indices("b")
+        [0, 1, 2, 0, 1, 2]
+        """
+        after = prod(one.size for one in self.axes[self.names.index(axis) + 1 :])
+        size = self.shape[axis]
+        return [device // after % size for device in range(self.num_devices)]
+
     def device(self, coordinates: Mapping[str, int]) -> int:
         """The device at the given coordinates; an axis left out counts as index 0."""
         number = 0

@@ -1,0 +1,121 @@
+"""In which order the processes of a group read its units and send them to each other, and in which rounds.
+
+The processes stand in a ring. In turn ``t`` process ``p`` of the ring reads unit ``t * n + p``, where there are ``n`` processes.
+In step ``s`` of the turn, each sends to the one that is ``s + 1`` places further: so in a step each process sends one parcel and
+gets one, and after ``n - 1`` steps each has a part of every unit of the turn. Here ``n`` is 3:
+
+| | process 0 | process 1 | process 2 |
+|---|---|---|---|
+| reads | unit 0 | unit 1 | unit 2 |
+| step 0 | to 1, from 2 | to 2, from 0 | to 0, from 1 |
+| step 1 | to 2, from 1 | to 0, from 2 | to 1, from 0 |
+
+Steps that follow each other are one round, as many as ``ROUND_BYTES`` have room for. So a process computes what it does in a round from
+its place in the ring: of a thousand processes that need a thousand units each sends and gets a thousand parcels, where all send a
+million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.checkpoint.exchange.groups import Group, Needs
+
+ROUND_BYTES = 16 << 20
+"""So many bytes a process sends in a round, and gets, at most; a parcel that is longer has a round of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps ``first`` to ``last`` of a turn, without ``last``."""
+
+    turn: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ring:
+    """The processes of a group in the order of their ring, and its units in the order of their turns.
+
+    ``processes``: int64 (processes,); ``column``: int64 (processes,), the place in ``group.wants`` of what each needs. ``units``:
+    int64 (units,), places in ``group.units``.
+    """
+
+    group: Group
+    processes: np.ndarray
+    column: np.ndarray
+    units: np.ndarray
+
+    @property
+    def readers(self) -> np.ndarray:
+        """The place in the ring of the reader of each unit, int64 (units,), in the order of ``units``."""
+        return np.arange(len(self.units)) % len(self.processes)
+
+
+def rings(needs: Needs, groups: Iterable[Group], width: int, seed: int) -> Iterator[Ring]:
+    """The ring of each group. In one turn all units are about equally long, and who has read the least so far reads first.
+
+    ``width``: bytes of an element. ``seed``: any number of the tensor, so that small ones have other readers.
+    """
+    num_bytes = (needs.units.stops - needs.units.starts).prod(axis=1) * width
+    read: dict[int, int] = {}
+    for group in groups:
+        sizes, count = num_bytes[group.units], len(group.processes)
+        units = np.argsort(-sizes, kind="stable")
+        before = np.array([read.get(one, 0) for one in group.processes.tolist()], np.int64)
+        turn = (seed + int(needs.units.number[group.units[0]])) % count
+        order = np.lexsort(((np.arange(count) - turn) % count, before))
+        ring = Ring(group, group.processes[order], group.column[order], units)
+        reads = before[order]
+        np.add.at(reads, ring.readers, sizes[units])
+        read.update(zip(ring.processes.tolist(), reads.tolist(), strict=True))
+        yield ring
+
+
+def rounds_of(ring: Ring, width: int) -> tuple[Sequence[Sequence[Steps]], Sequence[int]]:
+    """The steps of each round of a ring, and how many bytes a process may send and get in each. ``width``: bytes of an element.
+
+    A step is counted with its longest parcel.
+    """
+    group, count = ring.group, len(ring.processes)
+    longest = (group.sizes.max(axis=1) * width)[group.row[ring.units]]
+    rounds: list[list[Steps]] = []
+    filled: list[int] = []
+    for turn, size in enumerate(np.maximum.reduceat(longest, np.arange(0, len(longest), count)).tolist()):
+        step = 0
+        while step < count - 1:
+            room = (ROUND_BYTES - filled[-1]) // size if filled else 0
+            if room <= 0:
+                rounds.append([])
+                filled.append(0)
+                room = max(1, ROUND_BYTES // size)
+            last = min(step + room, count - 1)
+            rounds[-1].append(Steps(turn, step, last))
+            filled[-1] += (last - step) * size
+            step = last
+    return rounds, filled
+
+
+class Calendar:
+    """How many bytes the processes of each want send and get at most in each round so far."""
+
+    def __init__(self) -> None:
+        self._filled: dict[tuple[int, int], int] = {}
+
+    def place(self, wants: Sequence[int], filled: Sequence[int]) -> int:
+        """The first round from which on there is room for a group. ``filled``: its bytes in each of its rounds."""
+        at = 0
+        while not all(self._has_room(want, at + number, more) for number, more in enumerate(filled) for want in wants):
+            at += 1
+        for number, more in enumerate(filled):
+            for want in wants:
+                self._filled[want, at + number] = self._filled.get((want, at + number), 0) + more
+        return at
+
+    def _has_room(self, want: int, number: int, more: int) -> bool:
+        filled = self._filled.get((want, number), 0)
+        return filled == 0 or filled + more <= ROUND_BYTES
