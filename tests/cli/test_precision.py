@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from shardwright.cli.main import main
+from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.presets import PRESETS
+from shardwright.locks.lock import moved, read_lock
+from tests.cli.test_every_leaf import at, drawn, edited, leaves, place, values_of_a_field
 
 FSDP = ("llama3-test", "--layout", "fsdp", "--mesh", "fsdp=4", "--set", "num_layers=1")
 
@@ -194,3 +198,52 @@ def test_a_lock_has_the_recipe_and_check_finds_a_changed_file(run) -> None:
     assert run("lock", *FSDP, "--precision", "nvfp4", "--out", "b.lock.json")[0] == 0
     assert json.loads(Path("b.lock.json").read_text(encoding="utf-8"))["request"]["precision"] == "nvfp4"
     assert run("check", "b.lock.json")[0] == 0
+
+
+def test_every_leaf_of_a_locked_recipe(run) -> None:
+    options = (
+        "--layout",
+        "fsdp-tp",
+        "--mesh",
+        "fsdp=2,tensor=2",
+        "--precision",
+        "fp8-current",
+        "--set",
+        "num_layers=1",
+    )
+    assert run("lock", "llama3-test", *options, "--out", "a.lock.json")[0] == 0
+    lock = json.loads(Path("a.lock.json").read_text(encoding="utf-8"))
+    now = read_lock(lock, "a.lock.json")
+    dice, likes = random.Random(3), values_of_a_field(lock)
+    paths = [path for path in leaves(lock) if path[0] == "precision"]
+    for path in dice.sample(paths, 120):
+        value = drawn(at(lock, path), likes[place(path)], dice)
+        try:
+            before = read_lock(edited(lock, path, value), "a.lock.json")
+        except InputError:
+            continue
+        assert moved(before, now).moved, (path, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"precision": 3}, "'precision' of the plan is not an object"),
+        ({"precision": {"recipe": "mxfp8"}}, "'operands' is not a list"),
+        ({"precision": {"recipe": "mxfp8", "operands": [3]}}, "'operands' 0 of 'precision' is not an object"),
+        (
+            {"precision": {"recipe": "mxfp8", "operands": [], "weights": [{}]}},
+            "'weights' 0 of 'precision' has no 'name'",
+        ),
+        (
+            {"precision": {"recipe": "mxfp8", "operands": [], "weights": [{"name": "w", "operands": [{}]}]}},
+            "'operands' 0 has no 'product' in 'weights' 0 of 'precision'",
+        ),
+    ],
+)
+def test_a_plan_in_a_file_whose_recipe_is_none(run, change: dict, message: str) -> None:
+    Path("a.json").write_text(json.dumps({**plan_of(run), **change}), encoding="utf-8")
+    code, out, err = run("diff", "a.json", "a.json")
+    assert (code, out) == (2, "")
+    assert err.startswith("shardwright: a.json: this is not a plan: "), err
+    assert message in err

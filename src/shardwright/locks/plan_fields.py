@@ -139,14 +139,19 @@ def _precision(precision: Row | None, mesh: Mapping[str, int]) -> Row | str:
         f"{row['product']}.{row['operand']}": ", ".join(
             f"{name} {value}" for name, value in row.items() if name not in ("product", "operand")
         )
-        for row in precision.get("operands", ())
+        for row in precision["operands"]
     }
     weights = [
         {
             **{key: value for key, value in row.items() if key != "operands"},
-            "operands": {f"{one['product']}.{one['operand']}": one.get("freedom") for one in row.get("operands", ())},
+            "operands": {
+                f"{one['product']}.{one['operand']}": {
+                    key: value for key, value in one.items() if key not in ("product", "operand")
+                }
+                for one in row["operands"]
+            },
         }
-        for row in precision.get("weights", ())
+        for row in precision["weights"]
     ]
     return {**precision, "operands": operands, "weights": weights}
 

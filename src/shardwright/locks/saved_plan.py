@@ -94,6 +94,9 @@ PLAN: Fields = {
     "roles": maybe(object_of(object_of(TEXT))),
     "step": or_null(OBJECT),
 }
+PRECISION: Fields = {"recipe": needed(TEXT), "options": maybe(OBJECT), "free": maybe(FLAG)}
+PRECISION_ROW: Fields = {"product": needed(TEXT), "operand": needed(TEXT)}
+PRECISION_WEIGHT: Fields = {"name": needed(TEXT), "num": maybe(WHOLE)}
 MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes_per_device")
 TENSOR: Fields = {
     "name": needed(TEXT),
@@ -166,9 +169,22 @@ def check_plan(plan: object, *, findings: bool = True) -> Mapping[str, Any]:
         _check_component(f"'collectives' {number}", row["component"])
     if "choices" in found:
         check_rows(found, "choices", CHOICE)
+    if "precision" in found:
+        _check_precision(found["precision"])
     if findings:
         check_rows(found, "findings", FINDING)
     return found
+
+
+def _check_precision(value: object) -> None:
+    of = " of 'precision'"
+    found = check_fields("'precision'", value, PRECISION)
+    check_rows(found, "operands", PRECISION_ROW, of)
+    for number, row in enumerate(check_rows(found, "weights", PRECISION_WEIGHT, of)):
+        try:
+            check_rows(row, "operands", PRECISION_ROW)
+        except NotSavedError as why:
+            raise NotSavedError(f"{why} in 'weights' {number}{of}") from None
 
 
 def check_compiled(compiled: object) -> Mapping[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
@@ -19,6 +21,7 @@ from shardwright.core.plan.fsdp_groups import (
 from shardwright.core.plan.movement import Collective, ReshardKind, collectives, elements_per_device, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import resharding, weight_reshardings
+from shardwright.core.quantization.links import Gathers, gathers
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.quantization.reductions import AMAX_BYTES, amax_reductions
 from shardwright.core.resolution.request import FLOATS, Request
@@ -33,10 +36,10 @@ def step_collectives(
     found: list[PlannedCollective] = []
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
     if request.engine == "torch":
-        found += _of_groups(request, mesh, weights)
+        found += _of_groups(request, mesh, weights, quantized)
     else:
         for tensor in weights:
-            found += _of_weight(request, mesh, tensor)
+            found += _of_weight(request, mesh, tensor, quantized)
     for move in request.table.moves:
         if move.source in by_name and move.target in by_name:
             found += _of_move(request, mesh, by_name, move)
@@ -44,7 +47,9 @@ def step_collectives(
     return _merged(found, by_name)
 
 
-def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[PlannedCollective]:
+def _of_weight(
+    request: Request, mesh: Mesh, tensor: TensorPlan, quantized: Sequence[QuantizedWeight]
+) -> Iterable[PlannedCollective]:
     """The gathers of a weight for each use in each pass, the reduce-scatters of its gradient, and one all-reduce a step."""
     assert tensor.at_rest is not None
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
@@ -57,10 +62,13 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
         if use in list(uses.values())[:number]:
             continue
         for gather in movement(use.at_rest, use.gathered, (), shape, mesh):
-            width = DTYPE_BYTES[use.gather_dtype]
-            yield _planned(component, "forward", gather, width, times, tensor.name)
-            if again:
-                yield _planned(component, "recompute", gather, width, times, tensor.name)
+            for sent, of_layers in _sent(request, quantized, tensor.name, DTYPE_BYTES[use.gather_dtype], layers):
+                number = of_layers * request.microbatches
+                yield _planned(component, "forward", gather, sent.forward, number, tensor.name)
+                if again:
+                    yield _planned(component, "recompute", gather, sent.forward, number, tensor.name)
+                if sent.backward is not None:
+                    yield _planned(component, "backward", gather, sent.backward, number, tensor.name)
         for scatter in movement(use.gathered, use.at_rest, use.scattered, shape, mesh) if tensor.gradient else ():
             yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
@@ -70,7 +78,23 @@ def _of_weight(request: Request, mesh: Mesh, tensor: TensorPlan) -> Iterable[Pla
         yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
 
 
-def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> Iterator[PlannedCollective]:
+def _sent(
+    request: Request, quantized: Sequence[QuantizedWeight], name: str, width: int, layers: int
+) -> Iterator[tuple[Gathers, int]]:
+    """What is gathered of a weight, and in how many of the ``layers`` of a device: the last ones may stay in high precision."""
+    if request.precision is None or not request.precision.gather_quantized:
+        yield Gathers(forward=Fraction(width)), layers
+        return
+    weight = next((one for one in quantized if one.name == name), None)
+    num = 0 if weight is None else min(layers, weight.num)
+    for recipe, of_layers in ((None, layers - num), (request.precision, num)):
+        if of_layers:
+            yield gathers(recipe, weight, width), of_layers
+
+
+def _of_groups(
+    request: Request, mesh: Mesh, weights: Sequence[TensorPlan], quantized: Sequence[QuantizedWeight]
+) -> Iterator[PlannedCollective]:
     """The collectives of FSDP parameter groups (``core/plan/fsdp_groups.py``), layer by layer.
 
     | collective | when | of what |
@@ -89,7 +113,7 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
         layers = layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
         for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):
-            yield from _of_group(group, mesh, layers, request.microbatches, again=again)
+            yield from _of_group(group, request, mesh, layers, quantized, again=again)
             for one in group.weights:
                 if axes := group.other_replicas(one):
                     by_replicas.setdefault((axes, one.dtype), []).append((one, layers))
@@ -101,17 +125,27 @@ def _of_groups(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> I
 
 
 def _of_group(
-    group: FsdpGroup, mesh: Mesh, layers: int, microbatches: int, *, again: bool
+    group: FsdpGroup,
+    request: Request,
+    mesh: Mesh,
+    layers: int,
+    quantized: Sequence[QuantizedWeight],
+    *,
+    again: bool,
 ) -> Iterator[PlannedCollective]:
     if not group.axes:
         return
     first, shard = group.weights[0], group.shard_elements(mesh)
-    unsharded, times = shard * mesh.size(group.axes), layers * microbatches
+    unsharded, times = shard * mesh.size(group.axes), layers * request.microbatches
     reduce_width, gather_width = DTYPE_BYTES[first.reduce_dtype], DTYPE_BYTES[first.gather_dtype]
     gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=unsharded)
-    yield _planned_groups(group.weights, mesh, "forward", gather, gather_width, times)
-    if again:
-        yield _planned_groups(group.weights, mesh, "recompute", gather, gather_width, times)
+    for sent, of_layers in _sent_by_group(request, mesh, group, quantized, gather_width, layers):
+        number = of_layers * request.microbatches
+        yield _planned_groups(group.weights, mesh, "forward", gather, sent.forward, number)
+        if again:
+            yield _planned_groups(group.weights, mesh, "recompute", gather, sent.forward, number)
+        if sent.backward is not None:
+            yield _planned_groups(group.weights, mesh, "backward", gather, sent.backward, number)
     scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=unsharded)
     yield _planned_groups(group.weights, mesh, "backward", scatter, reduce_width, times)
     if group.replicas:
@@ -119,8 +153,39 @@ def _of_group(
         yield _planned_groups(group.weights, mesh, "update", reduce, reduce_width, layers)
 
 
+def _sent_by_group(
+    request: Request, mesh: Mesh, group: FsdpGroup, quantized: Sequence[QuantizedWeight], width: int, layers: int
+) -> Iterator[tuple[Gathers, int]]:
+    """The mean of what is gathered of an element of a group; a second gather has those weights that need a copy."""
+    if request.precision is None or not request.precision.gather_quantized:
+        yield Gathers(forward=Fraction(width)), layers
+        return
+    of_weights = [list(_sent(request, quantized, one.weight, width, layers)) for one in group.weights]
+    elements = [one.shard_elements(mesh) for one in group.weights]
+    for number in range(max(map(len, of_weights))):
+        here = [found[min(number, len(found) - 1)] for found in of_weights]
+        backward = [one.backward or Fraction(0) for one, _ in here]
+        yield (
+            Gathers(
+                forward=_mean([one.forward for one, _ in here], elements),
+                backward=_mean(backward, elements) if any(backward) else None,
+            ),
+            min(of_layers for _, of_layers in here),
+        )
+
+
+def _mean(values: Sequence[Fraction], elements: Sequence[int]) -> Fraction:
+    weighted = sum((value * number for value, number in zip(values, elements, strict=True)), Fraction(0))
+    return weighted / max(1, sum(elements))
+
+
 def _planned_groups(
-    weights: Sequence[WeightOfLayer], mesh: Mesh, phase: Phase, collective: Collective, width: int, times: int
+    weights: Sequence[WeightOfLayer],
+    mesh: Mesh,
+    phase: Phase,
+    collective: Collective,
+    width: Fraction | int,
+    times: int,
 ) -> PlannedCollective:
     names = tuple(dict.fromkeys(one.weight for one in weights))
     return replace(_planned(component_of(weights, mesh), phase, collective, width, times, names[0]), tensors=names)
@@ -239,14 +304,14 @@ def _each(kind: ReshardKind, tensors: Iterable[str]) -> Sequence[tuple[ReshardKi
 
 
 def _planned(
-    component: str, phase: Phase, collective: Collective, width: int, times: int, tensor: str
+    component: str, phase: Phase, collective: Collective, width: Fraction | int, times: int, tensor: str
 ) -> PlannedCollective:
     return PlannedCollective(
         component=component,
         phase=phase,
         kind=collective.kind,
         axes=collective.axes,
-        bytes_per_device=collective.elements_per_device * width,
+        bytes_per_device=ceil(collective.elements_per_device * width),
         count_per_step=times,
         tensors=(tensor,),
         subgroup=collective.subgroup,

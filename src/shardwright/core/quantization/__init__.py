@@ -5,6 +5,7 @@ products.py   which weights are quantized, and the dims of their products on the
 amax.py       which devices agree on an amax, and how many values they exchange
 freedom.py    whether the layout can move what is quantized
 units.py      shards that end inside a block
+links.py      what the all-gathers of a weight send
 reductions.py the reductions of amaxes in a step
 derivation.py from a request to the quantized weights
 """

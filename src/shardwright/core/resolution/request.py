@@ -91,6 +91,11 @@ class Request:
             raise InputError(f"expert_buffer is {buffer!r}, and must be a finite number above 0.")
         if self.average is not None and (not is_number(self.average) or not 0 < self.average < 1):
             raise InputError(f"average is {self.average!r}, and must be a number above 0 and below 1, as 0.999.")
+        if self.precision is not None and not isinstance(self.precision, Recipe):
+            raise InputError(
+                f"precision is {self.precision!r}, and must be a Recipe. Give one of shardwright.load_recipe, as "
+                f"load_recipe('mxfp8')."
+            )
         if self.precision is not None:
             names = [weight.name for weight in self.table.weights]
             for option in ("high", "quantized"):
