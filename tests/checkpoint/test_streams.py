@@ -20,11 +20,11 @@ from shardwright.checkpoint import (
     saving,
     write_part,
 )
-from shardwright.checkpoint.format.regular_file import open_regular
 from shardwright.checkpoint.reading import streams
 from shardwright.checkpoint.reading.streams import bytes_to_read
 from shardwright.checkpoint.writing import data_file
 from shardwright.core.boxes.box import Box
+from shardwright.storage.files import open_regular
 from tests.checkpoint.editing import flip, part_of
 from tests.checkpoint.states import DTYPES, point, random_array, random_partition, same_bits
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
 from shardwright.checkpoint.format.regular_file import open_regular
+
 from shardwright.checkpoint.reading import streams
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax import load, save

@@ -16,26 +16,27 @@ from pathlib import Path
 PACKAGE = "shardwright"
 FRONT = "(front door)"
 
-_FOUNDATION = {"core", "training", "files", "init", "cost", "models", "checkpoint", "data"}
+_FOUNDATION = {"core", "storage", "training", "files", "init", "cost", "models", "checkpoint", "data"}
 
 LAYERS: Mapping[str, frozenset[str]] = {
     layer: frozenset(permitted)
     for layer, permitted in {
         "core": set(),
         "locks": {"core"},
-        "training": {"core"},
+        "storage": {"core"},
+        "training": {"core", "storage"},
         "files": {"core", "yaml"},
         "init": {"core", "numpy"},
         "cost": {"core"},
         "models": {"core"},
         "layouts": {"core", "files"},
-        "checkpoint": {"core", "numpy", "safetensors", "xxhash"},
-        "data": {"core", "numpy", "grain", "tokenizers"},
-        "runs": {"core", "training", "checkpoint", "data", "init", "numpy", "xxhash"},
+        "checkpoint": {"core", "storage", "numpy", "safetensors", "xxhash"},
+        "data": {"core", "storage", "numpy", "grain", "tokenizers"},
+        "runs": {"core", "storage", "training", "checkpoint", "data", "init", "numpy", "xxhash"},
         "engine_jax": {*_FOUNDATION, "runs", "numpy", "jax", "optax"},
         "engine_torch": {*_FOUNDATION, "runs", "numpy", "torch"},
         "compiled": {"core", "cost"},
-        "interop": {"core", "training", "files", "models", "checkpoint", "numpy"},
+        "interop": {"core", "storage", "training", "files", "models", "checkpoint", "numpy"},
         "report": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "rich"},
         "cli": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "report", "rich", "tyro"},
         FRONT: {"core", "files", "layouts", "models"},
@@ -52,11 +53,13 @@ AT_CALL_TIME: Mapping[str, frozenset[str]] = {
     "engine_jax": frozenset({"orbax", "tensorstore"}),
     # An optional dependency with which a run writes its curves on request.
     "runs": frozenset({"tensorboardX"}),
+    # The clients of object stores, for those who give a URL.
+    "storage": frozenset({"fsspec"}),
     FRONT: _ENGINES,
 }
 """Additional imports that a layer may have inside a function."""
 
-STANDARD_LIBRARY_ONLY = ("core", "locks", "training", "cost", "models", "compiled")
+STANDARD_LIBRARY_ONLY = ("core", "locks", "storage", "training", "cost", "models", "compiled")
 """Layers whose modules load only the standard library and each other."""
 
 

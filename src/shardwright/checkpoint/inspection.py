@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint.folder.directory import (
+    beside,
     checkpoints_directory,
     committed,
+    is_gone,
+    is_step,
     leftovers,
     no_checkpoint,
     step_of,
@@ -26,9 +28,11 @@ from shardwright.checkpoint.reading.streams import PieceReader
 from shardwright.checkpoint.retention.kept import kept
 from shardwright.checkpoint.retention.rules import KEEP_ALL
 from shardwright.checkpoint.writing.retention import saved_point
+from shardwright.storage.files import each, sizes_in
+from shardwright.storage.url import Place, parsed_place
 
 
-def describe(directory: Path | str) -> dict[str, Any]:
+def describe(directory: Place | str) -> dict[str, Any]:
     """What the directory of a step, or of a run, holds, newest step first.
 
     ``{directory, keep, checkpoints: [{directory, step, saved_at, metrics, kept_by, seed, data_position, model,
@@ -36,7 +40,7 @@ def describe(directory: Path | str) -> dict[str, Any]:
     damaged: [message], leftovers: [name]}``. ``keep``: the rules of the newest save, which decide what the next save deletes;
     ``kept_by``: those that keep a step now. Raises CheckpointError if there is no checkpoint.
     """
-    directory = Path(directory)
+    directory = parsed_place(directory)
     paths, unfinished, _ = _found_in(directory)
     opened: list[Checkpoint] = []
     damaged: list[str] = []
@@ -44,7 +48,7 @@ def describe(directory: Path | str) -> dict[str, Any]:
         try:
             opened.append(open_checkpoint(path))
         except CheckpointError as error:
-            if not _is_gone(path):
+            if not is_gone(path):
                 damaged.append(str(error))
     rules = opened[0].manifest.keep if opened else KEEP_ALL
     # Of one step alone the rules say nothing.
@@ -54,43 +58,39 @@ def describe(directory: Path | str) -> dict[str, Any]:
         "keep": rules.to_json(),
         "checkpoints": [_described(one, steps.get(one.point.step, ())) for one in opened],
         "damaged": damaged,
-        "leftovers": [path.name for path in unfinished],
+        "leftovers": [_name(path) for path in unfinished],
     }
 
 
-def verify(directory: Path | str) -> dict[str, Any]:
+def verify(directory: Place | str) -> dict[str, Any]:
     """Verifies every byte of the checkpoint of a step, or of all checkpoints of a run, against the digests.
 
     ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], leftovers: [name],
     unknown: [name]}``. A file in a checkpoint that its manifest does not list is a problem; ``unknown`` is what else is next to
     the checkpoints of a run. Raises CheckpointError if there is no checkpoint.
     """
-    directory = Path(directory)
+    directory = parsed_place(directory)
     paths, unfinished, others = _found_in(directory)
     # A run at the same time may delete old checkpoints, if it is configured to keep a number of them.
-    checked = [result for path in paths if (result := _verified(path))["ok"] or not _is_gone(path)]
+    checked = [result for path in paths if (result := _verified(path))["ok"] or not is_gone(path)]
     return {
         "directory": str(directory),
         "ok": all(item["ok"] for item in checked),
         "checkpoints": checked,
-        "leftovers": [path.name for path in unfinished],
+        "leftovers": [_name(path) for path in unfinished],
         "unknown": [path.name for path in others],
     }
 
 
-def _found_in(directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
+def _found_in(directory: Place) -> tuple[tuple[Place, ...], tuple[Place, ...], tuple[Place, ...]]:
     """The checkpoints, the leftovers and what is neither in a directory: of a run, its ``checkpoints``, or of one step."""
-    if (directory / FILE_NAME).exists() or step_of(directory) is not None:
+    if is_step(directory):
         return (directory,), (), ()
     out = directory.parent if checkpoints_directory(directory.parent) == directory else directory
     found = committed(out)
     if not found:
         raise no_checkpoint(directory)
     return found, leftovers(out), unknown(out)
-
-
-def _is_gone(path: Path) -> bool:
-    return step_of(path) is not None and not path.exists()
 
 
 def _described(checkpoint: Checkpoint, kept_by: Sequence[str]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _described(checkpoint: Checkpoint, kept_by: Sequence[str]) -> dict[str, Any]
     }
 
 
-def _verified(directory: Path) -> dict[str, Any]:
+def _verified(directory: Place) -> dict[str, Any]:
     problems: list[CheckpointError] = []
     result: dict[str, Any] = {"directory": str(directory), "step": None, "num_boxes": 0, "bytes": 0}
     try:
@@ -136,7 +136,8 @@ def _verified(directory: Path) -> dict[str, Any]:
     else:
         for process in range(len(checkpoint.parts)):
             stored = checkpoint.parts.stored(process)
-            problems += [error for box in stored if (error := _box_problem(checkpoint, box))]
+            found = each(directory, lambda box: _box_problem(checkpoint, box), stored)
+            problems += [error for error in found if error is not None]
             try:
                 checkpoint.parts.check_headers(process)
             except CheckpointError as error:
@@ -153,24 +154,32 @@ def _verified(directory: Path) -> dict[str, Any]:
 
 def _box_problem(checkpoint: Checkpoint, stored: StoredBox) -> CheckpointError | None:
     try:
-        with PieceReader(checkpoint.directory, stored, checkpoint.manifest.piece_bytes) as reader:
+        with PieceReader(checkpoint.data_directory, stored, checkpoint.manifest.piece_bytes) as reader:
             reader.verify()
     except CheckpointError as error:
         return error
     return None
 
 
-def _unlisted_files(directory: Path, manifest: Manifest) -> list[CheckpointError]:
+def _unlisted_files(directory: Place, manifest: Manifest) -> list[CheckpointError]:
     """An error for each file that the manifest does not list. Nothing reads such a file, and a save never leaves one."""
-    names = {FILE_NAME, INDEX_NAME, *(part_name(process) for process in range(len(manifest.parts)))}
+    files = manifest.data_directory(directory)
+    names = (INDEX_NAME, *(part_name(process) for process in range(len(manifest.parts))))
+    listed = {directory / FILE_NAME, files, *(files / name for name in names)}
     try:
+        there = {directory / name for name in sizes_in(directory)} | {files / name for name in sizes_in(files)}
+        listed |= {path for path in there if path.parent == files and _is_data_file(path.name, manifest)}
         return [
             CheckpointError(f"{path}: the manifest does not list this file. Move it away.")
-            for path in sorted(directory.iterdir())
-            if path.name not in names and not _is_data_file(path.name, manifest)
+            for path in sorted(there - listed - beside(directory))
         ]
     except OSError as error:
         return [CheckpointError(f"{directory}: its files cannot be listed: {error.strerror}.")]
+
+
+def _name(leftover: Place) -> str:
+    """A leftover's name next to the checkpoints."""
+    return leftover.name if step_of(leftover.parent) is None else f"{leftover.parent.name}/{leftover.name}"
 
 
 def _is_data_file(name: str, manifest: Manifest) -> bool:

@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import nearest
+from shardwright.storage.url import Place
 
 STDLIB = "stdlib"
 """The word for the standard library; a folder of this name is read as ``./stdlib``."""
@@ -55,7 +56,7 @@ def documents(source: str | Path) -> Iterator[Document]:
             yield Document(name=shown(path), text=_utf8(text, shown(path)))
 
 
-def shown(path: str | Path) -> str:
+def shown(path: str | Place) -> str:
     """The path in printable form: file names may contain bytes that are not text."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 

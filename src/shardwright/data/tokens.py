@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from shardwright.core.findings.errors import InputError
 from shardwright.data.documents import reason, shown
+from shardwright.storage.files import exists, read_regular
+from shardwright.storage.url import Place, Url, parsed_place
 
 if TYPE_CHECKING:
     import tokenizers
+
+MAX_TOKENIZER_BYTES = 1 << 30
 
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
 """End-of-document tokens of published tokenizers, for a tokenizer without ``tokenizer_config.json``."""
@@ -70,7 +73,7 @@ class FileTokenizer:
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
 
-def read_tokenizer(path: str | Path | None, *, vocabulary: int) -> Tokenizer:
+def read_tokenizer(path: str | Place | None, *, vocabulary: int) -> Tokenizer:
     """The tokenizer of a ``tokenizer.json``, or ``ByteTokenizer`` if ``path`` is None.
 
     Its end-of-document token is the ``eos_token`` of the ``tokenizer_config.json`` in the same folder. Without such a
@@ -78,7 +81,7 @@ def read_tokenizer(path: str | Path | None, *, vocabulary: int) -> Tokenizer:
     Raises InputError if a file cannot be read or is not a tokenizer, if no end-of-document token is known, and if
     the ids do not fit a model's ``vocabulary``.
     """
-    tokenizer = ByteTokenizer() if path is None else _from_file(Path(path))
+    tokenizer = ByteTokenizer() if path is None else _from_file(parsed_place(path))
     if tokenizer.num_ids > vocabulary:
         raise InputError(
             f"tokenizer {tokenizer.name} has ids up to {tokenizer.num_ids - 1:,}, so it needs a vocabulary of at least "
@@ -88,7 +91,7 @@ def read_tokenizer(path: str | Path | None, *, vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def _from_file(path: Path) -> FileTokenizer:
+def _from_file(path: Place) -> FileTokenizer:
     import tokenizers
 
     try:
@@ -111,9 +114,9 @@ def _from_file(path: Path) -> FileTokenizer:
     )
 
 
-def _end_of_document(path: Path, ids: dict[str, int]) -> str:
-    config = path.with_name("tokenizer_config.json")
-    if config.exists():
+def _end_of_document(path: Place, ids: dict[str, int]) -> str:
+    config = path.parent / "tokenizer_config.json"
+    if _exists(config):
         try:
             settings = json.loads(_read_text(config))
         except ValueError as error:
@@ -136,9 +139,17 @@ def _end_of_document(path: Path, ids: dict[str, int]) -> str:
     )
 
 
-def _read_text(path: Path) -> str:
+def _exists(path: Place) -> bool:
     try:
-        return path.read_bytes().decode()
+        return exists(path)
+    except OSError as error:
+        raise InputError(f"cannot read tokenizer {shown(path)}: {reason(error)}") from error
+
+
+def _read_text(path: Place) -> str:
+    try:
+        data = read_regular(path, MAX_TOKENIZER_BYTES) if isinstance(path, Url) else path.read_bytes()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{shown(path)} is not UTF-8 text: the byte at offset {error.start}") from error
     except (OSError, ValueError) as error:

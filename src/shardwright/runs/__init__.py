@@ -10,6 +10,7 @@ resuming.py     at which checkpoint, or with which weights, a run begins
 partial.py      weights of which some are new, left out or cast
 fingerprint.py  what must be equal for a run to continue as the same run
 hold.py         the lock of a run's folder
+store.py        the object store of a run's checkpoints
 
     run(options, plan, shown, connection=..., make_engine=...)      the entry point
 

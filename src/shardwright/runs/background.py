@@ -6,23 +6,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from types import TracebackType
 
 from shardwright.checkpoint import CheckpointError, Keep, OwnedBox, RunPoint, Save, TensorInfo, commit, write_part
 from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.checkpoint.format.part import part_name
 from shardwright.checkpoint.writing.copies import HostCopies
-from shardwright.core.findings.errors import InputError
-from shardwright.files.replaced import replace_text
+from shardwright.checkpoint.writing.save import explained
 from shardwright.runs.metrics.records import RunError
 from shardwright.runs.processes.group import Exchanging
 from shardwright.runs.saving import all_or_none, begin_together, save
+from shardwright.storage.files import read_regular, sizes_in, write_durable, write_small
+from shardwright.storage.url import Place, Url
 from shardwright.training.options import Listener
 
 PATIENCE_S = 120.0
 """How long process 0 waits for the parts of the others while none of their files grows."""
+STORE_PATIENCE_S = 1800.0
+"""The same in an object store, where a file has no size until all of it is there."""
 FIRST_POLL_S, LAST_POLL_S = 0.01, 1.0
+MOST_ERROR_BYTES = 1 << 20
 
 
 class Saver:
@@ -31,16 +34,25 @@ class Saver:
     A context: it is left when the save in flight is complete, or will never be.
     """
 
-    def __init__(self, out: Path, group: Exchanging, shown: Listener, *, keep: Keep, asynchronous: bool) -> None:
+    def __init__(
+        self,
+        out: Place,
+        group: Exchanging,
+        shown: Listener,
+        *,
+        keep: Keep,
+        asynchronous: bool,
+        run: str | None = None,
+    ) -> None:
         self._out, self._group, self._shown, self._keep = out, group, shown, keep
-        self._asynchronous = asynchronous
+        self._asynchronous, self._run = asynchronous, run
         self._copies = HostCopies()
         self._flight: _Flight | None = None
 
-    def save(self, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox]) -> Path:
+    def save(self, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox]) -> Place:
         """Save a state, or begin to. Returns the path of the checkpoint. Raises CheckpointError, as ``check`` does."""
         if not self._asynchronous:
-            return save(self._out, point, infos, boxes, self._group, keep=self._keep)
+            return save(self._out, point, infos, boxes, self._group, keep=self._keep, run=self._run)
         if (before := self._flight) is not None:
             started, waits = time.perf_counter(), not before.done
             self.wait()
@@ -51,7 +63,7 @@ class Saver:
                 )
         owned = self._copies.of(boxes)
         with ExitStack() as stack:
-            begun = begin_together(self._out, point.step, self._group, stack)
+            begun = begin_together(self._out, point.step, self._group, stack, self._run)
             self._flight = _Flight(begun, point, infos, owned, self._group, self._keep, stack.pop_all())
         return step_directory(self._out, point.step)
 
@@ -110,7 +122,7 @@ class _Flight:
         self._path, self._error = save.directory, None
         self._cancelled = threading.Event()
 
-        def commit_all() -> Path:
+        def commit_all() -> Place:
             _await_parts(save, group.count, self._cancelled.is_set)
             return commit(save, point, num_processes=group.count, keep=keep)
 
@@ -138,7 +150,7 @@ class _Flight:
         """Wait until the thread has ended."""
         self._thread.join()
 
-    def result(self) -> Path:
+    def result(self) -> Place:
         """The path of the checkpoint, once the thread has ended. Raises its error."""
         self.join()
         if self._error is not None:
@@ -159,10 +171,10 @@ def _report_failure(save: Save, process: int, error: BaseException) -> None:
     """A file for process 0, complete as soon as it exists. Without room for a text it is empty."""
     path = save.directory / _failure_name(process)
     try:
-        replace_text(path, str(error) or type(error).__name__)
-    except InputError:
+        write_durable(path, (str(error) or type(error).__name__).encode())
+    except OSError:
         with suppress(OSError):
-            path.touch()
+            write_small(path, b"")
 
 
 def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) -> None:
@@ -171,33 +183,29 @@ def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) 
     Raises CheckpointError when a process reports that it failed, or when for ``PATIENCE_S`` no file grows.
     """
     wait, before, since = FIRST_POLL_S, -1, time.monotonic()
-    while missing := [
-        process for process in range(1, num_processes) if not (save.directory / part_name(process)).exists()
-    ]:
+    patience = STORE_PATIENCE_S if isinstance(save.directory, Url) else PATIENCE_S
+    while True:
+        with explained(save):
+            sizes = sizes_in(save.directory)
+        missing = [process for process in range(1, num_processes) if part_name(process) not in sizes]
+        if not missing:
+            return
         final = step_directory(save.out, save.step)
         for process in missing:
-            with suppress(FileNotFoundError):
-                text = (save.directory / _failure_name(process)).read_text(encoding="utf-8")
-                text = text or "no room to write it. It is in the output of that process."
+            if _failure_name(process) in sizes:
+                with explained(save):
+                    data = read_regular(save.directory / _failure_name(process), MOST_ERROR_BYTES)
+                text = data.decode(errors="replace") or "no room to write it. It is in the output of that process."
                 raise CheckpointError(f"{final}: process {process} could not write its part. Its error: {text}")
         if cancelled():
             raise CheckpointError(f"{final}: the run ended before all processes had written their parts.")
-        size = _bytes_in(save.directory)
+        size = sum(sizes.values())
         if size != before:
             before, since = size, time.monotonic()
-        elif time.monotonic() - since > PATIENCE_S:
+        elif time.monotonic() - since > patience:
             raise CheckpointError(
-                f"{final}: for {PATIENCE_S:.0f} s nothing was written, and the parts of {len(missing)} of {num_processes} "
+                f"{final}: for {patience:.0f} s nothing was written, and the parts of {len(missing)} of {num_processes} "
                 f"processes are missing, the first is {missing[0]}."
             )
         time.sleep(wait)
         wait = min(2 * wait, LAST_POLL_S)
-
-
-def _bytes_in(directory: Path) -> int:
-    """Bytes of the files in a directory. Another process may rename one meanwhile: a part file gets its name when it is complete."""
-    total = 0
-    for path in directory.iterdir():
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total

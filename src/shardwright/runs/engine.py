@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo
@@ -12,6 +11,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
 from shardwright.runs.metrics.records import StepMetrics
+from shardwright.storage.url import Place
 from shardwright.training.partial import PartialWeights
 
 
@@ -27,7 +27,7 @@ class Weights(Protocol):
     """The weights that a run begins with, in boxes of our tensors: a checkpoint, or a model folder of another program."""
 
     @property
-    def directory(self) -> Path: ...
+    def directory(self) -> Place: ...
     @property
     def point(self) -> RunPoint: ...
     @property
@@ -50,7 +50,7 @@ class Weights(Protocol):
         ...
 
 
-OpenFolder = Callable[[Path, Plan, PartialWeights], tuple[Weights, Sequence[str]] | None]
+OpenFolder = Callable[[Place, Plan, PartialWeights], tuple[Weights, Sequence[str]] | None]
 """The weights of a folder that is no checkpoint, in the dtypes of a plan, with lines to show; None for another kind of folder.
 
 Weights that are new are not among its tensors."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from shardwright.checkpoint import RunPoint
@@ -21,6 +20,8 @@ from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.source import Source, batches
+from shardwright.runs.store import key_of_run
+from shardwright.storage.url import Place
 from shardwright.training.changes import CHANGES, Change
 from shardwright.training.options import METRICS_FILE, SAVED_METRICS, Listener, RunOptions, RunOutcome
 
@@ -40,12 +41,12 @@ class Loop:
     fingerprint: Mapping[str, Any]
     published: Mapping[str, Any]
     changes: Sequence[Change]
-    skipped: Mapping[Path, str]
+    skipped: Mapping[Place, str]
     shown: Listener
     writer: BoardWriter | None
     group: Group
 
-    def go(self, first: int, next_row: int, saved: Path | None) -> RunOutcome:
+    def go(self, first: int, next_row: int, saved: Place | None) -> RunOutcome:
         """Train the steps after the first ``first`` ones, from row ``next_row`` on. ``saved``: the checkpoint of step ``first``."""
         last = self.options.last_step
         metrics_path = self.options.out / METRICS_FILE
@@ -68,11 +69,12 @@ class Loop:
             with (
                 self._journal(first) as records,
                 Saver(
-                    self.options.out,
+                    self.options.saved_under,
                     self.group,
                     self.shown,
                     keep=rules_of_run(self.options),
                     asynchronous=self.options.async_checkpoints,
+                    run=self._key(),
                 ) as saver,
                 batches(self.source, self.plan, self.engine.offsets, self.options.seed, next_row) as ahead,
             ):
@@ -111,6 +113,10 @@ class Loop:
         rename_conflicting(self.options, first, self.skipped, self.shown)
         return journal(self.options.out, first_step=first, writer=self.writer, say=self.shown.say)
 
+    def _key(self) -> str | None:
+        """The key of the run in an object store. Process 0 alone begins saves, and it holds the folder."""
+        return key_of_run(self.options.out, self.options.saved_under) if self.group.index == 0 else None
+
     def _record(self, number: int, metrics: StepMetrics, step_s: float, records: Journal | None) -> None:
         require_sound(number, metrics, self.options, self.plan)
         record = record_of(number, metrics, step_s)
@@ -122,7 +128,7 @@ class Loop:
         every = self.options.checkpoint_every
         return every is not None and number % every == 0
 
-    def _save(self, saver: Saver, step: int, next_row: int, metrics: StepMetrics) -> Path:
+    def _save(self, saver: Saver, step: int, next_row: int, metrics: StepMetrics) -> Place:
         point = RunPoint(
             step=step,
             seed=self.options.seed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Plan
 from shardwright.init import box_values
 from shardwright.runs.engine import Weights
+from shardwright.storage.url import Place
 from shardwright.training.optimizer import STATE
 from shardwright.training.options import RunOptions
 from shardwright.training.partial import CAST, NEW, SKIP, PartialWeights
@@ -43,7 +43,7 @@ class FittedWeights:
     seed: int
 
     @property
-    def directory(self) -> Path:
+    def directory(self) -> Place:
         return self.found.directory
 
     def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]], *, unread: tuple[str, ...] = ()) -> None:
@@ -162,7 +162,7 @@ def _counted(names: Sequence[str] | Mapping[str, Any]) -> str:
     return f"{len(names):,} {'tensor is' if len(names) == 1 else 'tensors are'}"
 
 
-def _refusal(where: Path, lines: Sequence[str], partial: PartialWeights) -> str:
+def _refusal(where: Place, lines: Sequence[str], partial: PartialWeights) -> str:
     fixes = []
     if any(": missing" in line or "shape: found" in line for line in lines):
         fixes.append(f"{NEW} PATTERN begins tensors from initial values")

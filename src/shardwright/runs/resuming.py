@@ -19,7 +19,6 @@ from shardwright.checkpoint import (
     set_aside,
     step_of,
 )
-from shardwright.checkpoint.format.arrays import write_bytes
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.model.architecture import differences_of_weights
@@ -27,6 +26,9 @@ from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import OpenFolder, Weights
 from shardwright.runs.partial import fitted_weights, partial_of, without_configuration
+from shardwright.runs.store import require_store
+from shardwright.storage.files import write_durable
+from shardwright.storage.url import Place, Url
 from shardwright.training.changes import Change, changes_between
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
 from shardwright.training.partial import ALL_WEIGHTS, CAST, OFFER, SHOWN_BY_TENSORS
@@ -45,7 +47,7 @@ class Beginning:
     """The checkpoint to resume from, or None for a new run. ``skipped``: newer ones that are proven damaged, and how."""
 
     checkpoint: Checkpoint | None
-    skipped: Mapping[Path, str]
+    skipped: Mapping[Place, str]
 
     @property
     def step(self) -> int | None:
@@ -54,12 +56,14 @@ class Beginning:
 
 def beginning(options: RunOptions, fingerprint: Mapping[str, Any], shown: Listener) -> Beginning:
     """Where a run begins. Reads no element of a checkpoint, and changes nothing. Raises InputError where it may not begin."""
+    if options.resume or options.resume_from is not None:
+        require_store(options.out, options.checkpoints)
     if options.resume_from is not None:
-        found = Beginning(checkpoint=_of_step(options.out, options.resume_from), skipped={})
+        found = Beginning(checkpoint=_of_step(options.saved_under, options.resume_from), skipped={})
     elif options.resume:
         found = _newest(options, {}, shown)
     else:
-        _require_no_run(options.out)
+        _require_no_run(options.out, options.saved_under)
         return Beginning(checkpoint=None, skipped={})
     if found.checkpoint is not None:
         _require_run(found.checkpoint)
@@ -94,7 +98,7 @@ def older(
     return found
 
 
-def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Path, str], shown: Listener) -> None:
+def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Place, str], shown: Listener) -> None:
     """Rename the checkpoints that a run would meet when it saves steps after ``first``. Nothing is deleted.
 
     These are the ones proven damaged; and, only with --resume-from, those of later steps. Called by the process that holds
@@ -104,23 +108,23 @@ def rename_conflicting(options: RunOptions, first: int, skipped: Mapping[Path, s
         shown.say(f"kept under another name, damaged: {set_aside(directory, 'damaged')}")
     if options.resume_from is None:
         return
-    for directory in committed(options.out):
+    for directory in committed(options.saved_under):
         if (step := step_of(directory)) is not None and step > first:
             shown.say(f"kept under another name, later than step {first}: {set_aside(directory, 'set-aside')}")
 
 
-def record_weights(out: Path, weights: Path) -> None:
+def record_weights(out: Path, weights: Place) -> None:
     """Write down with which weights a run begins. Raises InputError where that cannot be written."""
     try:
         # Of a run that was killed while it wrote this.
         (out / f"{WEIGHTS_FILE}.tmp").unlink(missing_ok=True)
-        write_bytes(out / WEIGHTS_FILE, os.fsencode(weights) + b"\n")
+        write_durable(out / WEIGHTS_FILE, os.fsencode(str(weights)) + b"\n")
     except OSError as error:
         raise InputError(f"{out / WEIGHTS_FILE}: cannot be written: {error.strerror}.") from None
 
 
 def open_weights(
-    path: Path,
+    path: Place,
     options: RunOptions,
     plan: Plan,
     fingerprint: Mapping[str, Any],
@@ -131,14 +135,19 @@ def open_weights(
 
     Raises InputError where their folder is the run's, and where they cannot be opened, are of another model, or do not fit it.
     """
-    out, partial = options.out, partial_of(options, plan)
-    if os.path.realpath(path) == os.path.realpath(out):
+    out, partial = options.saved_under, partial_of(options, plan)
+    same = (
+        path == out
+        if isinstance(path, Url) or isinstance(out, Url)
+        else os.path.realpath(path) == os.path.realpath(out)
+    )
+    if same:
         raise InputError(f"--weights {path}: the run would write into this folder. Give another --out.")
     try:
         known = None if open_folder is None else open_folder(path, plan, partial)
         weights, notes = (open_newest(path), ()) if known is None else known
     except InputError as error:
-        nothing = open_folder is not None and not (path.is_dir() and any(path.iterdir()))
+        nothing = open_folder is not None and isinstance(path, Path) and not (path.is_dir() and any(path.iterdir()))
         more = " Or give a model folder, with config.json and safetensors files." if nothing else ""
         raise InputError(f"--weights: {error}{more}") from None
     for note in notes:
@@ -168,10 +177,10 @@ def open_weights(
     return weights if partial == ALL_WEIGHTS else fitted
 
 
-def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -> Beginning:
+def _newest(options: RunOptions, skipped: Mapping[Place, str], shown: Listener) -> Beginning:
     """The newest checkpoint that opens without damage; None for a run that ended before it saved any."""
     damaged = dict(skipped)
-    for directory in committed(options.out):
+    for directory in committed(options.saved_under):
         if directory in damaged:
             continue
         try:
@@ -187,12 +196,12 @@ def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -
     if damaged:
         lines = "".join(f"\n  {error}" for error in damaged.values())
         raise InputError(
-            f"--resume: there is no intact checkpoint under {options.out}, and nothing was changed. Restore one from a copy, or "
+            f"--resume: there is no intact checkpoint under {options.saved_under}, and nothing was changed. Restore one from a copy, or "
             f"begin anew with another --out.{lines}"
         )
     if not (options.out / METRICS_FILE).exists():
         raise InputError(
-            f"--resume: there is no intact checkpoint under {options.out}. "
+            f"--resume: there is no intact checkpoint under {options.saved_under}. "
             f"Give the --out of the run to go on with, or leave --resume out."
         )
     recorded = options.out / WEIGHTS_FILE
@@ -211,7 +220,7 @@ def _newest(options: RunOptions, skipped: Mapping[Path, str], shown: Listener) -
     return Beginning(checkpoint=None, skipped={})
 
 
-def _of_step(out: Path, step: int) -> Checkpoint:
+def _of_step(out: Place, step: int) -> Checkpoint:
     there = {number: directory for directory in committed(out) if (number := step_of(directory)) is not None}
     if step not in there:
         known = ", ".join(str(number) for number in sorted(there)) or "none"
@@ -227,17 +236,25 @@ def _of_step(out: Path, step: int) -> Checkpoint:
         ) from None
 
 
-def _require_no_run(out: Path) -> None:
-    found = latest(out)
+def _require_no_run(out: Path, saved_under: Place) -> None:
+    found = latest(saved_under)
     if found.checkpoint is not None:
         _require_run(found.checkpoint)
-        raise InputError(f"{out} already holds a run. Give --resume to go on with it, or another --out for a new one.")
+        raise InputError(
+            f"{saved_under} already holds a run. Give --resume to go on with it, or another {_option(out, saved_under)} for a new one."
+        )
     if found.passed_over:
-        raise InputError(f"{out} already holds a run, without an intact checkpoint to go on from. Give another --out.")
+        raise InputError(
+            f"{saved_under} already holds a run, without an intact checkpoint to go on from. Give another {_option(out, saved_under)}."
+        )
     if (out / METRICS_FILE).exists():
         raise InputError(
             f"{out} already holds a run, which saved nothing. Give --resume to begin it again, or another --out."
         )
+
+
+def _option(out: Path, saved_under: Place) -> str:
+    return "--out" if saved_under == out else "--checkpoints"
 
 
 def _require_run(checkpoint: Checkpoint) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint import DamagedError, open_checkpoint
@@ -23,6 +22,7 @@ from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
 from shardwright.runs.resuming import Beginning, beginning, changes_of, older, open_weights, record_weights
 from shardwright.runs.source import open_source
+from shardwright.storage.url import Place
 from shardwright.training.changes import Change, other_rows, recorded
 from shardwright.training.effects import effects
 from shardwright.training.optimizer import optimizer_options
@@ -155,7 +155,7 @@ def _chosen(group: Group, name: str, choose: Callable[[], Beginning], options: R
     if of_first is None:
         return Beginning(checkpoint=None, skipped={})
     return Beginning(
-        checkpoint=open_checkpoint(checkpoints_directory(options.out) / of_first, all_files=False), skipped={}
+        checkpoint=open_checkpoint(checkpoints_directory(options.saved_under) / of_first, all_files=False), skipped={}
     )
 
 
@@ -182,16 +182,18 @@ def _begun_with(weights: Weights, engine: Engine, options: RunOptions, group: Gr
     return done
 
 
-def _keep_files(weights: Path, options: RunOptions, shown: Listener) -> None:
-    """Copy the files that were published with the weights to the run's folder: a resumed run and an export find them there.
+def _keep_files(weights: Place, options: RunOptions, shown: Listener) -> None:
+    """Copy the files that were published with the weights to the run's folder, and to that of its checkpoints: a resumed run and an
+    export find them there.
 
     A tokenizer that the run does not use is left out. Raises InputError where they cannot be copied.
     """
     source = published_folder(weights)
     names = found(source, (*(TOKENIZER_FILES if options.tokenizer is None else ()), *OTHER_FILES))
     if names:
-        with copied(source, options.out / FOLDER, names):
-            shown.say(f"copied to {options.out / FOLDER}: {', '.join(names)}")
+        for target in dict.fromkeys((options.out / FOLDER, options.saved_under / FOLDER)):
+            with copied(source, target, names):
+                shown.say(f"copied to {target}: {', '.join(names)}")
 
 
 def _begun(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TypeVar, cast
 
 from shardwright.checkpoint import (
@@ -22,40 +21,43 @@ from shardwright.checkpoint import (
 )
 from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.runs.processes.group import Exchanging
+from shardwright.storage.url import Place
 
 
 def save(
-    out: Path,
+    out: Place,
     point: RunPoint,
     infos: Sequence[TensorInfo],
     boxes: Iterator[OwnedBox],
     group: Exchanging,
     *,
     keep: Keep,
-) -> Path:
+    run: str | None = None,
+) -> Place:
     """Write a state as the checkpoint of its step. Each distinct box is written once, and its elements are read only then.
 
     Each process of the group writes its own boxes; process 0 commits when all are written. Raises CheckpointError in all
-    processes, with no incomplete checkpoint left, where one of them cannot write.
+    processes, with no incomplete checkpoint left, where one of them cannot write. ``run``: as of ``checkpoint.saving``.
     """
     if group.count == 1:
-        return save_checkpoint(out, point, infos, boxes, keep=keep)
-    return _save_together(out, point, infos, boxes, group, keep)
+        return save_checkpoint(out, point, infos, boxes, keep=keep, run=run)
+    return _save_together(out, point, infos, boxes, group, keep, run)
 
 
 def _save_together(
-    out: Path,
+    out: Place,
     point: RunPoint,
     infos: Sequence[TensorInfo],
     boxes: Iterator[OwnedBox],
     group: Exchanging,
     keep: Keep,
-) -> Path:
+    run: str | None,
+) -> Place:
     """The three phases of a save by several processes. Each begins when all processes have finished the one before."""
     name, first = f"the checkpoint of step {point.step}", group.index == 0
     # Process 0 leaves the save only after all processes have the result: leaving deletes what is not committed.
     with ExitStack() as stack:
-        begun = begin_together(out, point.step, group, stack)
+        begun = begin_together(out, point.step, group, stack, run)
         all_or_none(group, f"{name}, write", lambda: write_part(begun, infos, boxes, process=group.index))
         return all_or_none(
             group,
@@ -66,11 +68,11 @@ def _save_together(
         )
 
 
-def begin_together(out: Path, step: int, group: Exchanging, stack: ExitStack) -> Save:
+def begin_together(out: Place, step: int, group: Exchanging, stack: ExitStack, run: str | None = None) -> Save:
     """A new save, the same in all processes. Process 0 holds it as long as its ``stack``."""
     name = f"the checkpoint of step {step}"
     begun = all_or_none(
-        group, f"{name}, begin", lambda: stack.enter_context(saving(out, step)) if group.index == 0 else None
+        group, f"{name}, begin", lambda: stack.enter_context(saving(out, step, run=run)) if group.index == 0 else None
     )
     # Process 0 is the first to give a value.
     joined: str = group.exchange(f"{name}, name", None if begun is None else begun.name)[0].value

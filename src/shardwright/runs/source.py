@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch, Batches, Corpus, Rows, read_corpus, read_tokenizer
+from shardwright.storage.url import Place
 from shardwright.training.options import RunOptions
-from shardwright.training.published import FOLDER, TOKENIZER, published_folder
+from shardwright.training.published import FOLDER, TOKENIZER, found, published_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +29,19 @@ def open_source(options: RunOptions, plan: Plan) -> Source:
     return Source(rows=Rows(corpus=corpus, length=plan.request.length), corpus=corpus, digest=corpus.digest())
 
 
-def tokenizer_of(options: RunOptions) -> Path | None:
+def tokenizer_of(options: RunOptions) -> Place | None:
     """The tokenizer that is given; else the one that came with the weights of a run; else None, which is bytes.
 
-    A run that goes on finds it in its own folder, where it was copied to.
+    A run that goes on finds it in its own folder, or in that of its checkpoints, where it was copied to. Raises InputError for a
+    store that cannot be read.
     """
     if options.tokenizer is not None:
         return options.tokenizer
     goes_on = options.resume or options.resume_from is not None
-    folders = [options.out / FOLDER] if goes_on else []
+    folders = list(dict.fromkeys((options.out / FOLDER, options.saved_under / FOLDER))) if goes_on else []
     if options.weights is not None:
         folders.append(published_folder(options.weights))
-    return next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
+    return next((folder / TOKENIZER for folder in folders if found(folder, [TOKENIZER])), None)
 
 
 def batches(

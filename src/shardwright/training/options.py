@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from shardwright.core.findings.bounds import number_text, within
 from shardwright.core.findings.errors import InputError
+from shardwright.storage.url import Place
 from shardwright.training.changes import CHANGEABLE, Change, may_not_change
 from shardwright.training.cluster import Processes
 
@@ -35,6 +36,7 @@ class RunOptions:
     ``keep_every``: the steps that are multiples of it; ``keep_every_hours``: the first of so many hours; ``keep_best``: so many
     with the lowest metric ``best_of``. What any of these keeps is kept; if all are None, every checkpoint.
     ``async_checkpoints``: they are written in the background, from a copy of the state in host memory.
+    ``checkpoints``: the folder under which they are saved, or that of an object store; None: ``out``.
     ``weights``: a checkpoint whose weights a new run begins with; None: initial values of ``seed``. ``weights_new``: patterns of
     the weights that begin from initial values all the same; ``weights_skip``: of tensors there that are left out;
     ``weights_cast``: cast floating dtypes.
@@ -63,7 +65,8 @@ class RunOptions:
     keep_best: int | None = None
     best_of: str | None = None
     async_checkpoints: bool = False
-    weights: Path | None = None
+    checkpoints: Place | None = None
+    weights: Place | None = None
     weights_new: Sequence[str] = ()
     weights_skip: Sequence[str] = ()
     weights_cast: bool = False
@@ -130,6 +133,11 @@ class RunOptions:
             )
 
     @property
+    def saved_under(self) -> Place:
+        """The folder whose ``checkpoints`` the run saves in and resumes from."""
+        return self.out if self.checkpoints is None else self.checkpoints
+
+    @property
     def last_step(self) -> int:
         """The number of steps done when this run ends by itself."""
         return self.steps if self.stop_after is None else self.stop_after
@@ -145,7 +153,7 @@ class RunOutcome:
     ended: Literal["finished", "stopped", "interrupted"]
     step: int
     loss: float | None
-    checkpoint: Path | None
+    checkpoint: Place | None
     metrics: Path
     changes: Sequence[Change] = ()
 

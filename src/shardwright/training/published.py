@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.core.findings.errors import InputError
+from shardwright.storage.files import exists, read_regular, remove_files, sizes_in, write_small
+from shardwright.storage.url import Place, Url
 
 FOLDER = "published"
 TOKENIZER = "tokenizer.json"
@@ -42,13 +44,20 @@ METADATA = "hugging_face"
 
 CHECKPOINTS = "checkpoints"
 
+MAX_BYTES = 1 << 30
+"""Of a file that is copied to or from an object store."""
 
-def published_folder(weights: Path) -> Path:
+
+def published_folder(weights: Place) -> Place:
     """Where the files are that were published with weights: a run's folder, a step's directory, or a model folder.
+
+    A folder of an object store is that of a run or of a step.
 
     >>> published_folder(Path("run/checkpoints/step-00000010")).as_posix()
     'run/published'
     """
+    if isinstance(weights, Url):
+        return (weights.parent.parent if weights.parent.name == CHECKPOINTS else weights) / FOLDER
     if Path(os.path.abspath(weights)).parent.name == CHECKPOINTS:
         return Path(os.path.normpath(weights / ".." / ".." / FOLDER))
     return weights / FOLDER if (weights / CHECKPOINTS).is_dir() else weights
@@ -59,39 +68,53 @@ def published_with(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {METADATA: metadata[METADATA]} if METADATA in metadata else {}
 
 
-def found(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """Those files that a folder has."""
+def found(folder: Place, names: Sequence[str]) -> tuple[str, ...]:
+    """Those files that a folder has. Raises InputError for a store that cannot be read."""
+    if isinstance(folder, Url):
+        try:
+            there = sizes_in(folder)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be read: {error.strerror or error}.") from None
+        return tuple(name for name in names if name in there)
     return tuple(name for name in names if (folder / name).is_file())
 
 
 @contextmanager
-def copied(source: Path, target: Path, names: Sequence[str]) -> Iterator[None]:
+def copied(source: Place, target: Place, names: Sequence[str]) -> Iterator[None]:
     """Files of a folder in another one, which is made where it is missing. Each appears complete, and replaces one of its name.
 
     Those that are new are deleted again if the block fails. Raises InputError for a file that cannot be read or written.
     """
-    made, new = not target.exists(), [name for name in names if not (target / name).exists()]
+    made, new = True, list(names)
     try:
         try:
+            if names:
+                made, new = not exists(target), [name for name in names if not exists(target / name)]
             for name in names:
-                target.mkdir(parents=True, exist_ok=True)
+                if isinstance(target, Path):
+                    target.mkdir(parents=True, exist_ok=True)
                 _copy(source / name, target / name)
         except OSError as error:
             raise InputError(f"{error.filename or target}: cannot be copied: {error.strerror or error}.") from None
         yield
     except BaseException:
         with suppress(OSError):
-            for name in new:
-                (target / name).unlink(missing_ok=True)
-            if made:
+            remove_files(target / name for name in new if exists(target / name))
+            if made and isinstance(target, Path):
                 target.rmdir()
         raise
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Place, target: Place) -> None:
+    if isinstance(target, Url):
+        write_small(target, read_regular(source, MAX_BYTES))
+        return
     temporary = target.with_name(f".shardwright-{secrets.token_hex(8)}")
     try:
-        shutil.copyfile(source, temporary)
+        if isinstance(source, Url):
+            temporary.write_bytes(read_regular(source, MAX_BYTES))
+        else:
+            shutil.copyfile(source, temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from shardwright.checkpoint.reading.stored import Stored
 from shardwright.checkpoint.reading.streams import empty
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import ShardwrightError
+from shardwright.storage.url import Place
 
 Result = TypeVar("Result")
 
@@ -63,7 +63,7 @@ class Source(Protocol):
     """Tensors that several processes read together."""
 
     @property
-    def directory(self) -> Path: ...
+    def directory(self) -> Place: ...
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 

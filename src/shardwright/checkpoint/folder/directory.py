@@ -6,6 +6,8 @@ OUT/checkpoints/step-00000005.deleting-81d2e044  a deletion that is running, or 
 OUT/checkpoints/step-00000020.damaged-9d12c0b7   a checkpoint proven damaged and skipped; never deleted automatically
 OUT/checkpoints/step-00000020.set-aside-c1e80a3f a checkpoint of a later step than --resume-from; never deleted automatically
 OUT/checkpoints/.lock                            locked by the process that saves; the kernel releases it
+
+In an object store they are those of ``in_store.py``.
 """
 
 from __future__ import annotations
@@ -18,51 +20,95 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from shardwright.checkpoint.folder import in_store
 from shardwright.checkpoint.folder.file_lock import LockHeldError, acquire, note_of_this_process, release
+from shardwright.checkpoint.folder.in_store import STEP
 from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.manifest import FILE_NAME
+from shardwright.storage.files import exists
+from shardwright.storage.url import Place, Url
 
-STEP = re.compile(r"step-([0-9]{8,})")
 LEFTOVER = re.compile(r"step-([0-9]{8,})\.(saving|deleting)-[0-9a-f]{8}")
 SET_ASIDE = re.compile(r"step-([0-9]{8,})\.(damaged|set-aside)-[0-9a-f]{8}")
 LOCK = ".lock"
+CHECKPOINTS = "checkpoints"
 
 
-def checkpoints_directory(out: Path) -> Path:
-    return out / "checkpoints"
+def checkpoints_directory(out: Place) -> Place:
+    return out / CHECKPOINTS
 
 
-def step_directory(out: Path, step: int) -> Path:
+def step_directory(out: Place, step: int) -> Place:
     return checkpoints_directory(out) / f"step-{step:08d}"
 
 
-def step_of(directory: Path) -> int | None:
+def step_of(directory: Place) -> int | None:
     """The step in the name of a checkpoint directory, or None for another name."""
     match = STEP.fullmatch(directory.name)
     return int(match.group(1)) if match else None
 
 
-def committed(out: Path) -> tuple[Path, ...]:
-    """The directories with the name of a checkpoint, newest step first. Their content is not checked."""
-    found = [(step, path) for path in _entries(out) if (step := step_of(path)) is not None]
+def is_step(directory: Place) -> bool:
+    """Whether a directory is one step's, by its name or by what is in it. Raises CheckpointError where a store cannot be read."""
+    if step_of(directory) is not None:
+        return True
+    if isinstance(directory, Url):
+        with in_store.explained(directory):
+            return exists(directory / FILE_NAME)
+    return exists(directory / FILE_NAME)
+
+
+def is_gone(directory: Place) -> bool:
+    """Whether a step that was listed exists no more. Raises CheckpointError where a store cannot be read."""
+    if isinstance(directory, Url):
+        with in_store.explained(directory):
+            return not exists(directory / FILE_NAME)
+    return step_of(directory) is not None and not directory.exists()
+
+
+def committed(out: Place) -> tuple[Place, ...]:
+    """The directories with the name of a checkpoint, newest step first. Their content is not checked.
+
+    In an object store, only those with a manifest. Raises CheckpointError where a store cannot be read.
+    """
+    directory = checkpoints_directory(out)
+    if isinstance(directory, Url):
+        return in_store.committed(directory)
+    found = [(step, path) for path in _entries(directory) if (step := step_of(path)) is not None]
     return tuple(path for _, path in sorted(found, reverse=True))
 
 
-def leftovers(out: Path) -> tuple[Path, ...]:
-    """Directories of saves and deletions that are running or were killed."""
-    return tuple(sorted(path for path in _entries(out) if LEFTOVER.fullmatch(path.name)))
+def leftovers(out: Place) -> tuple[Place, ...]:
+    """Directories of saves and deletions that are running or were killed. Raises CheckpointError where a store cannot be read."""
+    directory = checkpoints_directory(out)
+    if isinstance(directory, Url):
+        return in_store.steps_in(directory).leftovers
+    return tuple(sorted(path for path in _entries(directory) if LEFTOVER.fullmatch(path.name)))
 
 
-def unknown(out: Path) -> tuple[Path, ...]:
+def unknown(out: Place) -> tuple[Place, ...]:
     """What is next to the checkpoints and has no name of theirs. Nothing reads it."""
+    directory = checkpoints_directory(out)
+    if isinstance(directory, Url):
+        return in_store.steps_in(directory).unknown
     known = {
         path.name
-        for path in _entries(out)
+        for path in _entries(directory)
         if any(pattern.fullmatch(path.name) for pattern in (STEP, LEFTOVER, SET_ASIDE))
     }
-    return tuple(sorted(path for path in _all_entries(out) if path.name not in known | {LOCK}))
+    return tuple(sorted(path for path in _all_entries(directory) if path.name not in known | {LOCK}))
 
 
-def no_checkpoint(directory: Path) -> CheckpointError:
+def beside(step: Place) -> frozenset[Place]:
+    """What is in a step's directory and is not of its checkpoint, and belongs there: in an object store other attempts to save it,
+    and checkpoints of it that were set aside. Raises OSError.
+    """
+    if isinstance(step, Url):
+        return frozenset(step / name for name in in_store.beside(step))
+    return frozenset()
+
+
+def no_checkpoint(directory: Place) -> CheckpointError:
     """The error of a folder that has no checkpoint."""
     return CheckpointError(
         f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
@@ -75,27 +121,37 @@ def temporary_name(directory: Path, doing: str) -> Path:
     return directory.with_name(f"{directory.name}.{doing}-{secrets.token_hex(4)}")
 
 
-def delete(directory: Path) -> None:
-    """Deletes a checkpoint. If killed at any moment, it leaves a complete checkpoint or a recognised leftover."""
+def delete(directory: Place) -> None:
+    """Deletes a checkpoint. If killed at any moment, it leaves a complete checkpoint or a recognised leftover. Raises OSError."""
+    if isinstance(directory, Url):
+        in_store.delete(directory)
+        return
     doomed = temporary_name(directory, "deleting")
     os.rename(directory, doomed)
     make_durable(directory.parent)
     remove(doomed)
 
 
-def remove(directory: Path) -> None:
-    """Deletes a directory. Of a link to one only the link: what it points to may belong to another run."""
+def remove(directory: Place) -> None:
+    """Deletes a local directory. Of a link to one only the link: what it points to may belong to another run."""
+    assert isinstance(directory, Path)
     if directory.is_symlink():
         directory.unlink()
     else:
         shutil.rmtree(directory)
 
 
-def set_aside(directory: Path, why: str) -> Path:
+def set_aside(directory: Place, why: str) -> Place:
     """Renames a checkpoint so that its step can be saved again; ``why`` is ``damaged`` or ``set-aside``.
 
-    Nothing of it is lost. Returns the new path. Raises CheckpointError if it cannot be renamed.
+    Nothing of it is lost. Returns the new path, in an object store that of the manifest. Raises CheckpointError if it cannot be
+    renamed.
     """
+    if isinstance(directory, Url):
+        try:
+            return in_store.set_aside(directory, why)
+        except OSError as error:
+            raise CheckpointError(f"{directory}: its manifest cannot be renamed: {error.strerror}.") from error
     aside = directory.with_name(f"{directory.name}.{why}-{secrets.token_hex(4)}")
     try:
         os.rename(directory, aside)
@@ -116,12 +172,12 @@ def make_durable(directory: Path) -> None:
 
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
-    """Holds the lock for writing checkpoints under ``out``. The kernel releases it when the process dies.
+    """Holds the lock for writing checkpoints under a local ``out``. The kernel releases it when the process dies.
 
     Folders that it has made are deleted again if nothing was written there. Raises CheckpointError while another process,
     or another save of this process, holds it.
     """
-    directory = checkpoints_directory(out)
+    directory = out / CHECKPOINTS
     made: list[Path] = []
     path, descriptor = directory / LOCK, None
     try:
@@ -173,12 +229,12 @@ def _delete_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _entries(out: Path) -> tuple[Path, ...]:
-    return tuple(path for path in _all_entries(out) if path.is_dir())
+def _entries(directory: Path) -> tuple[Path, ...]:
+    return tuple(path for path in _all_entries(directory) if path.is_dir())
 
 
-def _all_entries(out: Path) -> tuple[Path, ...]:
+def _all_entries(directory: Path) -> tuple[Path, ...]:
     try:
-        return tuple(checkpoints_directory(out).iterdir())
+        return tuple(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return ()

@@ -9,6 +9,5 @@ arrays.py         small safetensors files of integers
 header.py         the header of a safetensors file
 dtypes.py         dtypes by name and width
 fields.py         JSON values with their path in the file
-regular_file.py   opens a file that is no pipe and no device
 errors.py         the errors that a user can fix
 """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +10,7 @@ from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.fields import parse_json
 from shardwright.checkpoint.format.header import METADATA, safetensors_header
+from shardwright.storage.url import Place
 
 MAX_BYTES = 1 << 30
 """The largest file of integers that is read: some ten million boxes."""
@@ -29,19 +28,8 @@ def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) 
     )
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a new file and makes it durable. It has its name only once it is complete."""
-    # Another process may look for the name at any moment, and must never read a partly written file.
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
-
-
 def read_arrays(
-    path: Path, data: bytes, needed: Mapping[str, tuple[str, int]]
+    path: Place, data: bytes, needed: Mapping[str, tuple[str, int]]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and the metadata of a file's bytes. ``needed``: name to (dtype, number of dims). No other array may be there.
 

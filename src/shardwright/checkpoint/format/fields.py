@@ -7,11 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.regular_file import read_regular
+from shardwright.storage.files import read_regular
+from shardwright.storage.url import Place
 
 MOST = (1 << 63) - 1
 """The largest number in a manifest: what 64 bits hold, as the counters of files, NumPy and the engines."""
@@ -24,7 +24,7 @@ class Field:
     """A value of a JSON file. ``label`` is its own name, ``parent`` the value that contains it."""
 
     value: Any
-    file: Path
+    file: Place
     label: str = ""
     parent: Field | None = None
 
@@ -101,12 +101,12 @@ class Field:
         return self.error(f"found {found if len(found) <= 60 else found[:57] + '...'}, needed {what}.")
 
 
-def read_json(path: Path) -> Field:
+def read_json(path: Place) -> Field:
     """The content of a JSON file. Raises OSError, also if it is too large, and CheckpointError if it is not JSON."""
     return parse_json(read_regular(path, MAX_JSON_BYTES), path)
 
 
-def parse_json(data: bytes, path: Path) -> Field:
+def parse_json(data: bytes, path: Place) -> Field:
     """The value of a JSON text. Raises CheckpointError if it is not JSON, if a field is duplicated or a number is infinite."""
     try:
         text = data.decode("utf-8")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.fields import parse_json
+from shardwright.storage.url import Place
 
 METADATA = "__metadata__"
 """The key of a header that names no tensor."""
@@ -27,7 +27,7 @@ def safetensors_header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def check_header(path: Path, header: bytes, tensors: Tensors) -> None:
+def check_header(path: Place, header: bytes, tensors: Tensors) -> None:
     """Compares the header of a file with what the part file says of it: other programs read the header alone.
 
     Raises CheckpointError with both entries of the first key that differs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from shardwright.checkpoint.format.manifest import TensorInfo
 from shardwright.checkpoint.format.part import Part
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.coverage import coverage
+from shardwright.storage.url import Place
 
 ARRAYS = {"num_boxes": ("int64", 1), "corners": ("int64", 1), "part": ("int32", 1), "row": ("int32", 1)}
 
@@ -81,7 +81,7 @@ class Index:
         return tensor[order], part[order], row[order], found, ends
 
 
-def index_of(final: Path, infos: Sequence[TensorInfo], parts: Sequence[Part]) -> Index:
+def index_of(final: Place, infos: Sequence[TensorInfo], parts: Sequence[Part]) -> Index:
     """The boxes of all parts. Raises CheckpointError (SW501) unless they cover every tensor exactly once."""
     tensor = np.concatenate([part.tensor for part in parts])
     sizes = np.array([len(part) for part in parts])
@@ -115,7 +115,7 @@ def index_bytes(index: Index) -> bytes:
     )
 
 
-def read_index(path: Path, data: bytes, infos: Sequence[TensorInfo], num_parts: int) -> Index:
+def read_index(path: Place, data: bytes, infos: Sequence[TensorInfo], num_parts: int) -> Index:
     """The index of a file's bytes. Every box is within its tensor, and the boxes of a tensor cover it exactly once.
 
     Raises CheckpointError: SW501 for boxes that do not cover a tensor, else SW503.
@@ -161,7 +161,7 @@ def _corners(table: BoxTable) -> np.ndarray:
     return np.concatenate([table.starts, table.stops], axis=1).ravel()
 
 
-def check_cover(place: Path, name: str, shape: Sequence[int], table: BoxTable) -> None:
+def check_cover(place: Place, name: str, shape: Sequence[int], table: BoxTable) -> None:
     """Raises CheckpointError (SW501) unless the boxes, all within the shape, cover the tensor exactly once."""
     if is_grid(shape, table.starts, table.stops):
         return

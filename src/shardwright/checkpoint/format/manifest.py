@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwright.checkpoint.format.pieces import digest_of
 from shardwright.checkpoint.retention.rules import KEEP_ALL, Retention
+from shardwright.storage.url import Place
 
 FORMAT = "shardwright-checkpoint"
 VERSION = 2
@@ -72,6 +73,7 @@ class Manifest:
 
     ``saved_at``: when it was committed, UTC. ``keep``: the rules by which this save kept older checkpoints. An earlier
     release wrote neither.
+    ``folder``: where all other files are, beside the manifest; empty: there is no such folder, they are beside it.
     """
 
     point: RunPoint
@@ -81,6 +83,11 @@ class Manifest:
     parts: tuple[StoredPart, ...]
     saved_at: datetime | None = None
     keep: Retention = KEEP_ALL
+    folder: str = ""
+
+    def data_directory(self, directory: Place) -> Place:
+        """Where the other files of the checkpoint in ``directory`` are."""
+        return directory / self.folder if self.folder else directory
 
 
 def content_digest(value: Mapping[str, Any]) -> str:
@@ -113,6 +120,7 @@ def manifest_value(manifest: Manifest) -> dict[str, Any]:
         "mesh": dict(point.mesh),
         "metadata": dict(point.metadata),
         **_optional(manifest),
+        **({"folder": manifest.folder} if manifest.folder else {}),
         "tensors": [tensor_value(tensor) for tensor in manifest.tensors.values()],
         "piece_bytes": manifest.piece_bytes,
         "index": {"bytes": manifest.index.num_bytes, "digest": manifest.index.digest},

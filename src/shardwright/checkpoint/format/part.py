@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from shardwright.checkpoint.format.header import MAX_HEADER_BYTES, METADATA, Ten
 from shardwright.checkpoint.format.manifest import TensorInfo
 from shardwright.checkpoint.format.pieces import DIGEST_BYTES, MAX_PIECE_BYTES
 from shardwright.core.boxes.box import Box
+from shardwright.storage.url import Place
 
 DATA_NAME = re.compile(r"boxes-([0-9]{5,18})-([0-9]{5,18})\.safetensors")
 PIECE_NUMBER = re.compile(r"[0-9]{1,10}")
@@ -165,7 +165,7 @@ def part_bytes(files: Sequence[StoredFile], boxes: Sequence[tuple[int, int, Stor
     return arrays_bytes(arrays, {"piece_bytes": str(piece_bytes)})
 
 
-def read_part(path: Path, data: bytes, process: int, table: InfoTable) -> tuple[Part, int]:
+def read_part(path: Place, data: bytes, process: int, table: InfoTable) -> tuple[Part, int]:
     """The part of one process from the bytes of its file, and the size of its pieces. All its numbers fit together.
 
     Raises CheckpointError: SW501 for a box that exceeds its tensor, else SW503.
@@ -208,7 +208,7 @@ def read_part(path: Path, data: bytes, process: int, table: InfoTable) -> tuple[
     return part, piece_bytes
 
 
-def _files(path: Path, arrays: dict[str, np.ndarray], process: int) -> tuple[StoredFile, ...]:
+def _files(path: Place, arrays: dict[str, np.ndarray], process: int) -> tuple[StoredFile, ...]:
     sizes, headers, digests = arrays["file_bytes"], arrays["header_bytes"], arrays["header_digests"]
     if not len(sizes) == len(headers) == len(digests) or digests.shape[1:] != (DIGEST_BYTES,):
         raise CheckpointError(
@@ -231,7 +231,7 @@ def _files(path: Path, arrays: dict[str, np.ndarray], process: int) -> tuple[Sto
 
 
 def _num_bytes(
-    path: Path, tensor: np.ndarray, corners: np.ndarray, first_corner: np.ndarray, table: InfoTable
+    path: Place, tensor: np.ndarray, corners: np.ndarray, first_corner: np.ndarray, table: InfoTable
 ) -> np.ndarray:
     """The bytes of every box. Raises CheckpointError for one that exceeds its tensor or is too large."""
     num_bytes = np.zeros(len(tensor), np.int64)
@@ -264,7 +264,7 @@ def _num_bytes(
     return num_bytes
 
 
-def _check_bytes_of_files(path: Path, part: Part, table: InfoTable) -> None:
+def _check_bytes_of_files(path: Place, part: Part, table: InfoTable) -> None:
     """Checks that every byte of every file belongs to its header or to exactly one box: a digest covers each byte."""
     if len(part) and not (
         part.file.min() >= 0 and part.file.max() < len(part.files) and (np.diff(part.file) >= 0).all()

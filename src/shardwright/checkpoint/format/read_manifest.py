@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint.format.dtypes import DTYPES
@@ -26,8 +25,11 @@ from shardwright.checkpoint.format.manifest import (
 from shardwright.checkpoint.format.pieces import MAX_PIECE_BYTES
 from shardwright.checkpoint.retention.rules import LOSS, Retention
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.storage.url import Place
 
 HEX_128 = re.compile(r"[0-9a-f]{32}")
+ATTEMPT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{8}")
+"""The folder of one attempt to save a step in an object store: of which run, and which attempt."""
 
 NO_MEMORY = "there is not enough memory"
 MAX_DIMS = 64
@@ -36,7 +38,7 @@ MAX_DEPTH = 64
 """How deep lists and mappings may be nested in ``metadata``."""
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Place) -> Manifest:
     """The manifest of a checkpoint directory, proven self-consistent. Reads no other file.
 
     Fields are checked first and the manifest's own digest last, so that the error for a damaged or edited manifest is
@@ -85,7 +87,7 @@ def read_tensor(item: Field) -> TensorInfo:
     return TensorInfo(name=item["name"].text(), shape=shape, dtype=dtype_name, spec=item["spec"].text())
 
 
-def _validated(path: Path, top: Field) -> Manifest:
+def _validated(path: Place, top: Field) -> Manifest:
     point = _point(top)
     tensors: dict[str, TensorInfo] = {}
     for item in top["tensors"].items():
@@ -102,6 +104,7 @@ def _validated(path: Path, top: Field) -> Manifest:
         piece_bytes=piece_bytes,
         index=StoredIndex(num_bytes=top["index"]["bytes"].integer(), digest=_digest(top["index"]["digest"])),
         parts=tuple(_part(item) for item in top["parts"].items()),
+        folder=_folder(top["folder"]) if "folder" in top.mapping() else "",
         saved_at=_time(top["saved_at"]) if "saved_at" in top.mapping() else None,
         keep=_rules(top["keep"]) if "keep" in top.mapping() else Retention(),
     )
@@ -137,6 +140,13 @@ def _may_be_as_written(top: Field) -> bool:
 def _digest(item: Field) -> str:
     if not HEX_128.fullmatch(item.text()):
         raise item.error(f"'{item.text()}' is not a digest of 32 hex digits.")
+    return item.text()
+
+
+def _folder(item: Field) -> str:
+    # No other folder: a manifest that anybody may have written names no file elsewhere.
+    if not ATTEMPT.fullmatch(item.text()):
+        raise item.error(f"'{item.text()}' is not a folder of a save, as 5f0c9a17-81d2e044.")
     return item.text()
 
 

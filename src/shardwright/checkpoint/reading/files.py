@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -26,15 +25,16 @@ from shardwright.checkpoint.format.part import (
 )
 from shardwright.checkpoint.format.pieces import digest_of
 from shardwright.checkpoint.format.read_manifest import NO_MEMORY
-from shardwright.checkpoint.format.regular_file import open_regular, read_regular
 from shardwright.core.boxes.box import Box
 from shardwright.core.layout.wording import count
+from shardwright.storage.files import each, open_regular, read_regular, size_of
+from shardwright.storage.url import Place
 
 RESTORE = "Restore it from a copy, or resume from another checkpoint."
 CACHED_PARTS = 64
 
 
-def read_known(path: Path, num_bytes: int, digest: str, holds: str) -> bytes:
+def read_known(path: Place, num_bytes: int, digest: str, holds: str) -> bytes:
     """The bytes of a file whose size and digest are known. ``holds``: a sentence about what is lost without it."""
     kind: type[CheckpointError] = DamagedError
     try:
@@ -53,7 +53,7 @@ def read_known(path: Path, num_bytes: int, digest: str, holds: str) -> bytes:
 
 
 @contextmanager
-def read_within(path: Path) -> Iterator[None]:
+def read_within(path: Place) -> Iterator[None]:
     """Turns the errors of a file that is too large for the memory, or too deeply nested, into one message."""
     try:
         yield
@@ -71,7 +71,7 @@ class Parts:
 
     __slots__ = ("_cache", "_directory", "_lock", "_manifest", "_table")
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Place, manifest: Manifest) -> None:
         self._directory, self._manifest = directory, manifest
         self._table = InfoTable.of(tuple(manifest.tensors.values()))
         self._cache: OrderedDict[int, Part] = OrderedDict()
@@ -84,12 +84,16 @@ class Parts:
         """The part of one process. Raises DamagedError if it is not what was saved, CheckpointError if it cannot be read."""
         with self._lock:
             part = self._cache.get(process)
-            if part is None:
-                part = self._cache[process] = self._read(process)
-                if len(self._cache) > CACHED_PARTS:
-                    self._cache.popitem(last=False)
-            self._cache.move_to_end(process)
-            return part
+            if part is not None:
+                self._cache.move_to_end(process)
+                return part
+        # Not under the lock: of an object store several are read at a time.
+        part = self._read(process)
+        with self._lock:
+            self._cache[process] = part
+            if len(self._cache) > CACHED_PARTS:
+                self._cache.popitem(last=False)
+        return part
 
     def box(self, process: int, row: int, name: str, box: Box) -> StoredBox:
         """Where box ``box`` of tensor ``name`` is stored, which the index has as row ``row`` of ``process``."""
@@ -131,7 +135,8 @@ class Parts:
         """Verifies every part file, also against the index, and the size and the header of every data file."""
         tensor, process, row, corners, ends = index.by_part()
         bounds = np.searchsorted(process, np.arange(len(self) + 1))
-        for number in range(len(self)):
+
+        def check(number: int) -> None:
             part, (low, high) = self.part(number), bounds[number : number + 2].tolist()
             first, last = int(ends[low - 1]) if low else 0, int(ends[high - 1]) if high else 0
             same = (
@@ -144,7 +149,10 @@ class Parts:
                     f"{self._path(number)}: its boxes are not those that the index has of this process."
                 )
             for at, file in enumerate(part.files):
-                _check_file(self._directory, file, lambda at=at, number=number: self.in_file(number, at))
+                _check_file(self._directory, file, lambda at=at: self.in_file(number, at))
+
+        for _ in each(self._directory, check, range(len(self))):
+            pass
 
     def _read(self, process: int) -> Part:
         stored, path = self._manifest.parts[process], self._path(process)
@@ -164,16 +172,16 @@ class Parts:
             )
         return part
 
-    def _path(self, process: int) -> Path:
+    def _path(self, process: int) -> Place:
         return self._directory / part_name(process)
 
 
-def _check_file(directory: Path, file: StoredFile, boxes: Callable[[], Sequence[StoredBox]]) -> None:
+def _check_file(directory: Place, file: StoredFile, boxes: Callable[[], Sequence[StoredBox]]) -> None:
     path, kind = directory / file.name, DamagedError
     try:
         with open_regular(path) as opened:
             header = opened.read(file.header_bytes)
-        num_bytes = path.stat().st_size
+        num_bytes = size_of(path)
         if num_bytes == file.num_bytes and digest_of(header) == file.header_digest.hex():
             return
         problem = "its header does not match its digest: the file was damaged after it was written"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint.folder.directory import LEFTOVER, committed, no_checkpoint, step_of
+from shardwright.checkpoint.folder.directory import LEFTOVER, committed, is_step, no_checkpoint, step_of
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.index import Index, read_index
-from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest, RunPoint, TensorInfo
+from shardwright.checkpoint.format.manifest import INDEX_NAME, Manifest, RunPoint, TensorInfo
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.reading.expected import mismatches
 from shardwright.checkpoint.reading.files import Parts, read_known, read_within
@@ -20,13 +19,15 @@ from shardwright.checkpoint.reading.stored import Stored
 from shardwright.checkpoint.reading.streams import empty, read_regions
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.storage.files import each
+from shardwright.storage.url import Place, parsed_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """One complete checkpoint, made by ``open_checkpoint``. Elements are read and verified on request."""
 
-    directory: Path
+    directory: Place
     manifest: Manifest
     index: Index = field(repr=False)
     parts: Parts = field(repr=False)
@@ -40,6 +41,11 @@ class Checkpoint:
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Shape, dtype and spec of every tensor, by name."""
         return self.manifest.tensors
+
+    @property
+    def data_directory(self) -> Place:
+        """Where all files but the manifest are."""
+        return self.manifest.data_directory(self.directory)
 
     @property
     def num_bytes(self) -> int:
@@ -97,9 +103,13 @@ class Checkpoint:
             assert Box.whole(info.shape).contains(box), (name, info.shape, box)
             assert array.shape == box.shape, (name, array.shape, box)
         numbers = {number: None for box, _ in targets for number in table.overlapping(box).tolist()}
-        for number in sorted(numbers):
+
+        def read(number: int) -> None:
             stored = self.parts.box(int(table.part[number]), int(table.row[number]), name, table.box(number))
-            read_regions(self.directory, stored, self.manifest.piece_bytes, targets)
+            read_regions(self.data_directory, stored, self.manifest.piece_bytes, targets)
+
+        for _ in each(self.directory, read, sorted(numbers)):
+            pass
 
     def expect(self, wanted: Mapping[str, tuple[Sequence[int], str]], *, unread: tuple[str, ...] = ()) -> None:
         """Compares the checkpoint with the tensors a program expects: name to (shape, dtype).
@@ -127,7 +137,7 @@ class Latest:
     passed_over: tuple[CheckpointError, ...]
 
 
-def open_checkpoint(directory: Path | str, *, all_files: bool = True) -> Checkpoint:
+def open_checkpoint(directory: Place | str, *, all_files: bool = True) -> Checkpoint:
     """Opens the directory of one step and verifies everything except the elements.
 
     The manifest is self-consistent and matches its digest, so does the index, and boxes cover each tensor exactly once. Every
@@ -138,7 +148,7 @@ def open_checkpoint(directory: Path | str, *, all_files: bool = True) -> Checkpo
     Raises CheckpointError, one message that names file and tensor; DamagedError if the error proves that the checkpoint is
     not what was saved.
     """
-    directory = Path(directory)
+    directory = parsed_place(directory)
     manifest = read_manifest(directory)
     step = step_of(directory)
     if LEFTOVER.fullmatch(directory.name):
@@ -150,19 +160,21 @@ def open_checkpoint(directory: Path | str, *, all_files: bool = True) -> Checkpo
             f"{directory}: the manifest is of step {manifest.point.step}, the directory of step {step}."
         )
     infos, stored = tuple(manifest.tensors.values()), manifest.index
-    path = directory / INDEX_NAME
+    files = manifest.data_directory(directory)
+    path = files / INDEX_NAME
     data = read_known(path, stored.num_bytes, stored.digest, "It holds the boxes of all tensors.")
     with read_within(path):
         index = read_index(path, data, infos, len(manifest.parts))
-        parts = Parts(directory, manifest)
+        parts = Parts(files, manifest)
     if all_files:
         parts.check_all(index)
     return Checkpoint(directory=directory, manifest=manifest, index=index, parts=parts)
 
 
-def open_newest(directory: Path) -> Checkpoint:
+def open_newest(directory: Place | str) -> Checkpoint:
     """Opens the directory of one step, or the newest step in that of a run. Raises CheckpointError if there is none."""
-    if (directory / FILE_NAME).exists() or step_of(directory) is not None:
+    directory = parsed_place(directory)
+    if is_step(directory):
         return open_checkpoint(directory)
     found = committed(directory)
     if not found:
@@ -170,10 +182,10 @@ def open_newest(directory: Path) -> Checkpoint:
     return open_checkpoint(found[0])
 
 
-def latest(out: Path | str) -> Latest:
+def latest(out: Place | str) -> Latest:
     """The newest intact checkpoint under ``OUT/checkpoints``, and what is wrong with each newer one."""
     passed_over: list[CheckpointError] = []
-    for directory in committed(Path(out)):
+    for directory in committed(parsed_place(out)):
         try:
             return Latest(checkpoint=open_checkpoint(directory), passed_over=tuple(passed_over))
         except CheckpointError as error:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -15,15 +14,19 @@ from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.part import StoredBox
 from shardwright.checkpoint.format.pieces import first_mismatch
-from shardwright.checkpoint.format.regular_file import open_regular
 from shardwright.core.boxes.box import Box
+from shardwright.storage.files import open_regular
+from shardwright.storage.objects import PARALLEL_REQUESTS, REQUEST_BYTES
+from shardwright.storage.url import Place, Url
 
 BLOCK_BYTES = 8 << 20
 """About how many bytes of a box are in memory besides the arrays that are filled."""
+STORE_BLOCK_BYTES = PARALLEL_REQUESTS * REQUEST_BYTES
+"""The same of an object store, which is asked for several ranges at a time."""
 
 
 def read_regions(
-    directory: Path, stored: StoredBox, piece_bytes: int, targets: Sequence[tuple[Box, np.ndarray]]
+    directory: Place, stored: StoredBox, piece_bytes: int, targets: Sequence[tuple[Box, np.ndarray]]
 ) -> int:
     """Fills the part of each target that a stored box has, and returns the bytes read.
 
@@ -175,8 +178,9 @@ class PieceReader:
     ``bytes_read``: so far. The last piece is kept, because the next range may begin in it.
     """
 
-    def __init__(self, directory: Path, stored: StoredBox, piece_bytes: int) -> None:
+    def __init__(self, directory: Place, stored: StoredBox, piece_bytes: int) -> None:
         self._directory, self._stored, self._piece_bytes = directory, stored, piece_bytes
+        self._block_bytes = STORE_BLOCK_BYTES if isinstance(directory, Url) else BLOCK_BYTES
         self._kept: tuple[int, bytes | memoryview] = (-1, b"")
         self.bytes_read = 0
         try:
@@ -221,7 +225,7 @@ class PieceReader:
             target[: first - start] = self.read(start, first, start, first)
             # No later range begins in this piece, and two of them would be in memory at once.
             self._kept = (-1, b"")
-        step = max(BLOCK_BYTES // size, 1) * size
+        step = max(self._block_bytes // size, 1) * size
         for low in range(first, end, step):
             high = min(low + step, end)
             self._fill(target[low - start : high - start], low)
@@ -230,7 +234,7 @@ class PieceReader:
 
     def verify(self) -> None:
         """Reads and verifies all pieces."""
-        step = max(BLOCK_BYTES // self._piece_bytes, 1) * self._piece_bytes
+        step = max(self._block_bytes // self._piece_bytes, 1) * self._piece_bytes
         for start in range(0, self._stored.num_bytes, step):
             stop = min(start + step, self._stored.num_bytes)
             self.read(start, stop, start, stop)
@@ -263,7 +267,7 @@ class PieceReader:
         return f"{self._directory / self._stored.file}: tensor '{self._stored.info.name}', box [{self._stored.box}]"
 
 
-def digest_error(directory: Path, stored: StoredBox, start: int, piece_bytes: int) -> DamagedError:
+def digest_error(directory: Place, stored: StoredBox, start: int, piece_bytes: int) -> DamagedError:
     """The error of a piece whose bytes are not those that were saved. ``start``: its first byte in the box."""
     end = min(start + piece_bytes, stored.num_bytes)
     return DamagedError(
@@ -273,7 +277,7 @@ def digest_error(directory: Path, stored: StoredBox, start: int, piece_bytes: in
     )
 
 
-def read_error(directory: Path, stored: StoredBox, error: OSError) -> CheckpointError:
+def read_error(directory: Place, stored: StoredBox, error: OSError) -> CheckpointError:
     """The error of a box that cannot be read at all."""
     return CheckpointError(
         f"{directory / stored.file}: tensor '{stored.info.name}', box [{stored.box}]: cannot be read: {error.strerror}."

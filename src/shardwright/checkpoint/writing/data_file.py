@@ -6,10 +6,8 @@ it is written, and is freed afterwards: the state is never in memory twice.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -21,6 +19,8 @@ from shardwright.checkpoint.format.manifest import TensorInfo
 from shardwright.checkpoint.format.part import StoredBox, StoredFile, box_bytes, header_tensors
 from shardwright.checkpoint.format.pieces import PieceHasher
 from shardwright.core.boxes.box import Box
+from shardwright.storage.files import new_file
+from shardwright.storage.url import Place
 
 CHUNK_BYTES = 8 << 20
 MAX_FILE_BYTES = 4 << 30
@@ -120,7 +120,7 @@ def header_of(boxes: Sequence[JoinedBox], step: int) -> bytes:
     return safetensors_header(tensors, {"shardwright": "2", "step": str(step)})
 
 
-def described_file(path: Path, header: bytes, boxes: Sequence[JoinedBox]) -> StoredFile:
+def described_file(path: Place, header: bytes, boxes: Sequence[JoinedBox]) -> StoredFile:
     """A data file as its part file lists it."""
     return StoredFile(
         name=path.name,
@@ -131,7 +131,7 @@ def described_file(path: Path, header: bytes, boxes: Sequence[JoinedBox]) -> Sto
 
 
 def write_data_file(
-    path: Path, boxes: Sequence[JoinedBox], step: int, piece_bytes: int
+    path: Place, boxes: Sequence[JoinedBox], step: int, piece_bytes: int
 ) -> tuple[StoredFile, list[StoredBox]]:
     """Writes one new file and makes it durable. Returns its description, and its boxes in the order given.
 
@@ -140,17 +140,16 @@ def write_data_file(
     header = header_of(boxes, step)
     offset = len(header)
     stored: list[StoredBox] = []
-    with path.open("xb") as file:
-        file.write(header)
+    file = described_file(path, header, boxes)
+    with new_file(path, file.num_bytes) as write:
+        write(header)
         for box in boxes:
             hasher = PieceHasher(piece_bytes)
             for member in box.members:
-                _write_box(file.write, hasher, box.info, member)
+                _write_box(write, hasher, box.info, member)
             stored.append(box.stored(path.name, offset, hasher.digests()))
             offset += box.num_bytes
-        file.flush()
-        os.fsync(file.fileno())
-    return described_file(path, header, boxes), stored
+    return file, stored
 
 
 def _write_box(write: Callable[[memoryview], object], hasher: PieceHasher, info: TensorInfo, owned: OwnedBox) -> None:

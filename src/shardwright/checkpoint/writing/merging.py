@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
-from shardwright.checkpoint.format.arrays import MAX_BYTES, write_bytes
+from shardwright.checkpoint.format.arrays import MAX_BYTES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.fields import parse_json
 from shardwright.checkpoint.format.index import index_bytes, index_of
@@ -23,8 +22,9 @@ from shardwright.checkpoint.format.manifest import (
 from shardwright.checkpoint.format.part import InfoTable, Part, declared_name, part_name, read_part
 from shardwright.checkpoint.format.pieces import digest_of
 from shardwright.checkpoint.format.read_manifest import read_tensor
-from shardwright.checkpoint.format.regular_file import read_regular
 from shardwright.checkpoint.retention.rules import Retention
+from shardwright.storage.files import each, read_regular, write_durable
+from shardwright.storage.url import Place
 
 
 def declared_bytes(tensors: Sequence[TensorInfo]) -> bytes:
@@ -33,7 +33,7 @@ def declared_bytes(tensors: Sequence[TensorInfo]) -> bytes:
 
 
 def merged(
-    directory: Path, final: Path, point: RunPoint, num_processes: int, *, saved_at: datetime, keep: Retention
+    directory: Place, final: Place, point: RunPoint, num_processes: int, *, saved_at: datetime, keep: Retention
 ) -> Manifest:
     """Writes the index of a save, durably, and returns its manifest.
 
@@ -46,8 +46,12 @@ def merged(
     parts: list[Part] = []
     stored: list[StoredPart] = []
     sizes: list[int] = []
-    for process in range(num_processes):
+
+    def of(process: int) -> tuple[bytes, bytes]:
         declared = first if process == 0 else _read(directory, final, declared_name(process), process)
+        return declared, _read(directory, final, part_name(process), process)
+
+    for process, (declared, data) in enumerate(each(directory, of, range(num_processes))):
         if declared != first:
             other = _infos(directory / declared_name(process), declared)
             raise CheckpointError(
@@ -55,7 +59,6 @@ def merged(
                 f"Every process must run the same program with the same options.",
                 code="SW504",
             )
-        data = _read(directory, final, part_name(process), process)
         part, piece_bytes = read_part(directory / part_name(process), data, process, table)
         parts.append(part)
         sizes.append(piece_bytes)
@@ -70,7 +73,7 @@ def merged(
     if len(set(sizes)) > 1:
         raise CheckpointError(f"{final}: processes have pieces of different sizes: {sorted(set(sizes))} bytes.")
     index = index_bytes(index_of(final, infos, parts))
-    write_bytes(directory / INDEX_NAME, index)
+    write_durable(directory / INDEX_NAME, index)
     return Manifest(
         point=point,
         tensors={info.name: info for info in infos},
@@ -82,7 +85,7 @@ def merged(
     )
 
 
-def _read(directory: Path, final: Path, name: str, process: int) -> bytes:
+def _read(directory: Place, final: Place, name: str, process: int) -> bytes:
     try:
         return read_regular(directory / name, MAX_BYTES)
     except FileNotFoundError as error:
@@ -91,7 +94,7 @@ def _read(directory: Path, final: Path, name: str, process: int) -> bytes:
         ) from error
 
 
-def _infos(path: Path, data: bytes) -> tuple[TensorInfo, ...]:
+def _infos(path: Place, data: bytes) -> tuple[TensorInfo, ...]:
     return tuple(read_tensor(item) for item in parse_json(data, path).items())
 
 

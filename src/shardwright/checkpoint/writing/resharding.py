@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint.format.arrays import write_bytes
 from shardwright.checkpoint.format.manifest import RunPoint, TensorInfo
 from shardwright.checkpoint.format.part import (
     StoredBox,
     StoredFile,
+    box_bytes,
     data_name,
     declared_name,
     part_bytes,
@@ -31,8 +31,10 @@ from shardwright.checkpoint.writing.data_file import (
     joined,
 )
 from shardwright.checkpoint.writing.merging import declared_bytes
-from shardwright.checkpoint.writing.save import Save, commit, explained, saving
+from shardwright.checkpoint.writing.save import Save, commit, explained, saving, write_part
 from shardwright.core.boxes.box import Box
+from shardwright.storage.files import write_durable, write_small
+from shardwright.storage.url import Place, Url
 
 BATCH_BYTES = 1 << 30
 """About how many bytes of one tensor are in memory."""
@@ -43,20 +45,25 @@ Boxes = Mapping[str, Sequence[Box]]
 
 def reshard(
     checkpoint: Checkpoint,
-    out: Path,
+    out: Place,
     point: RunPoint,
     infos: Sequence[TensorInfo],
     devices: Sequence[Boxes],
     progress: Callable[[int, int], None],
-) -> Path:
+) -> Place:
     """Writes the tensors of a checkpoint under ``out`` in the boxes of ``devices``, one part for each. Returns its directory.
 
     All boxes of a tensor are read together, up to ``BATCH_BYTES`` at a time, so that the checkpoint is read about once. The
     boxes of all devices cover every tensor exactly once. ``progress``: bytes written, and of how many.
 
+    An object store takes the bytes of a file only in their order. There each box is read alone, so that pieces that have elements
+    of several boxes are read again.
+
     Raises CheckpointError, DamagedError; then nothing is left.
     """
     known = {info.name: info for info in infos}
+    if isinstance(out, Url):
+        return _streamed(checkpoint, out, point, infos, devices, progress)
     with saving(out, point.step) as save, explained(save):
         parts = [_part(save, process, known, boxes) for process, boxes in enumerate(devices)]
         places: dict[str, list[_Place]] = {info.name: [] for info in infos}
@@ -69,12 +76,44 @@ def reshard(
             for batch in _batches(places[name]):
                 found = checkpoint.read_boxes(name, [place.box.box for place in batch], raw=True)
                 for place, array in zip(batch, found, strict=True):
+                    assert isinstance(save.directory, Path)
                     written[place] = place.write(save.directory, array)
                     done += array.nbytes
                     progress(done, total)
         numbers = {info.name: number for number, info in enumerate(infos)}
         for process, part in enumerate(parts):
             part.finish(save, process, infos, numbers, written)
+        return commit(save, point, num_processes=len(devices))
+
+
+def _streamed(
+    checkpoint: Checkpoint,
+    out: Url,
+    point: RunPoint,
+    infos: Sequence[TensorInfo],
+    devices: Sequence[Boxes],
+    progress: Callable[[int, int], None],
+) -> Place:
+    known = {info.name: info for info in infos}
+    total = sum(box_bytes(known[name], box) for boxes in devices for name in known for box in boxes.get(name, ()))
+    done = 0
+
+    def reader(name: str, box: Box) -> Callable[[], np.ndarray]:
+        def read() -> np.ndarray:
+            nonlocal done
+            array = checkpoint.read_box(name, box, raw=True)
+            done += array.nbytes
+            progress(done, total)
+            return array
+
+        return read
+
+    with saving(out, point.step) as save:
+        for process, boxes in enumerate(devices):
+            owned = (
+                OwnedBox(name=name, box=box, array=reader(name, box)) for name in known for box in boxes.get(name, ())
+            )
+            write_part(save, infos, owned, process=process)
         return commit(save, point, num_processes=len(devices))
 
 
@@ -115,14 +154,15 @@ class _Part:
         written: Mapping[_Place, StoredBox],
     ) -> None:
         for file in self.files:
+            assert isinstance(save.directory, Path)
             descriptor = os.open(save.directory / file.name, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         rows = [(numbers[place.box.info.name], place.number, written[place]) for place in self.places]
-        (save.directory / declared_name(process)).write_bytes(declared_bytes(infos))
-        write_bytes(save.directory / part_name(process), part_bytes(self.files, rows, PIECE_BYTES))
+        write_small(save.directory / declared_name(process), declared_bytes(infos))
+        write_durable(save.directory / part_name(process), part_bytes(self.files, rows, PIECE_BYTES))
 
 
 def _part(save: Save, process: int, infos: Mapping[str, TensorInfo], boxes: Boxes) -> _Part:
@@ -139,6 +179,7 @@ def _part(save: Save, process: int, infos: Mapping[str, TensorInfo], boxes: Boxe
     for number, group in enumerate(grouped(joined(owned, MAX_FILE_BYTES), MAX_FILE_BYTES)):
         path, header = save.directory / data_name(process, number), header_of(group, save.step)
         file = described_file(path, header, group)
+        assert isinstance(path, Path)
         with path.open("xb") as opened:
             opened.write(header)
             os.posix_fallocate(opened.fileno(), 0, file.num_bytes)

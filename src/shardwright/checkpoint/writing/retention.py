@@ -10,7 +10,6 @@ them as it reads, and takes an older checkpoint where they differ.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +21,8 @@ from shardwright.checkpoint.format.part import DATA_NAME, part_name
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.retention.kept import SavedPoint, kept
 from shardwright.checkpoint.retention.rules import Retention
+from shardwright.storage.files import sizes_in
+from shardwright.storage.url import Place, Url
 
 MOST_KNOWN = 10_000
 """So many steps are remembered by a process. What a manifest says does not change once it has its name."""
@@ -29,7 +30,7 @@ MOST_KNOWN = 10_000
 Identity = tuple[int, int, int]
 
 
-def delete_old(out: Path, just_written: Path, rules: Retention) -> tuple[Path, ...]:
+def delete_old(out: Place, just_written: Place, rules: Retention) -> tuple[Place, ...]:
     """Deletes the checkpoints that no rule keeps, oldest first, and returns them.
 
     The checkpoint just written is kept whatever its step. One that is damaged, as far as its manifest and the sizes of its
@@ -69,10 +70,13 @@ def saved_point(manifest: Manifest) -> SavedPoint:
     return SavedPoint(step=manifest.point.step, saved_at=manifest.saved_at, metrics=manifest.point.metrics)
 
 
-def _point(directory: Path) -> SavedPoint | None:
+def _point(directory: Place) -> SavedPoint | None:
     """What the manifest says of a step; None for one that cannot be read, is damaged or of another step."""
     try:
-        point = _known_point(directory, _identity(directory / FILE_NAME))
+        if isinstance(directory, Url):
+            point = saved_point(read_manifest(directory))
+        else:
+            point = _known_point(directory, _identity(directory / FILE_NAME))
     except (CheckpointError, OSError):
         return None
     return point if point.step == step_of(directory) else None
@@ -85,22 +89,28 @@ def _known_point(directory: Path, identity: Identity) -> SavedPoint:
     return saved_point(read_manifest(directory))
 
 
-def _is_damaged(directory: Path) -> bool:
+def _is_damaged(directory: Place) -> bool:
     try:
-        # A file that appears, goes away or is replaced changes its directory.
-        _require_files(directory, _identity(directory), _identity(directory / FILE_NAME))
+        if isinstance(directory, Url):
+            _require_files(directory)
+        else:
+            # A file that appears, goes away or is replaced changes its directory.
+            _require_known_files(directory, _identity(directory), _identity(directory / FILE_NAME))
     except (CheckpointError, OSError):
         return True
     return False
 
 
 @lru_cache(maxsize=MOST_KNOWN)
-def _require_files(directory: Path, *identities: Identity) -> None:
-    """Raises DamagedError unless every file of the manifest is there, with its size."""
+def _require_known_files(directory: Path, *identities: Identity) -> None:
     del identities
+    _require_files(directory)
+
+
+def _require_files(directory: Place) -> None:
+    """Raises DamagedError unless every file of the manifest is there, with its size."""
     manifest = read_manifest(directory)
-    with os.scandir(directory) as entries:
-        sizes = {entry.name: entry.stat().st_size for entry in entries}
+    sizes = sizes_in(manifest.data_directory(directory))
     needed = {INDEX_NAME: manifest.index.num_bytes}
     needed |= {part_name(process): part.num_bytes for process, part in enumerate(manifest.parts)}
     found = _data_files(sizes.items())

@@ -16,11 +16,12 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from shardwright.checkpoint.folder import in_store
 from shardwright.checkpoint.folder.directory import (
     LEFTOVER,
     leftovers,
@@ -30,10 +31,9 @@ from shardwright.checkpoint.folder.directory import (
     step_directory,
     temporary_name,
 )
-from shardwright.checkpoint.format.arrays import write_bytes
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.manifest import FILE_NAME, RunPoint, TensorInfo, manifest_text
+from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
 from shardwright.checkpoint.format.part import (
     MAX_BOX_BYTES,
     StoredBox,
@@ -44,13 +44,15 @@ from shardwright.checkpoint.format.part import (
     part_name,
 )
 from shardwright.checkpoint.format.pieces import PIECE_BYTES
-from shardwright.checkpoint.format.read_manifest import read_manifest
+from shardwright.checkpoint.format.read_manifest import ATTEMPT, read_manifest
 from shardwright.checkpoint.retention.rules import Keep, rules_of
 from shardwright.checkpoint.writing.data_file import MAX_FILE_BYTES, OwnedBox, grouped, joined, write_data_file
 from shardwright.checkpoint.writing.merging import declared_bytes, merged
 from shardwright.checkpoint.writing.retention import delete_old
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.storage.files import exists, remove_files, write_durable, write_small
+from shardwright.storage.url import Place, Url, parsed_place
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -58,11 +60,14 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """A save in progress. Its files go to ``directory``, which is renamed to ``step_directory(out, step)`` at the end."""
+    """A save in progress. Its files go to ``directory``, which is renamed to ``step_directory(out, step)`` at the end.
 
-    out: Path
+    In an object store they stay there, and the manifest that is written at the end names it.
+    """
+
+    out: Place
     step: int
-    directory: Path
+    directory: Place
 
     @property
     def name(self) -> str:
@@ -71,35 +76,43 @@ class Save:
 
 
 def save_checkpoint(
-    out: Path | str,
+    out: Place | str,
     point: RunPoint,
     tensors: Sequence[TensorInfo],
     boxes: Iterable[OwnedBox],
     *,
     keep: Keep = None,
-) -> Path:
+    run: str | None = None,
+) -> Place:
     """Writes the checkpoint of one step from one process, and returns its directory.
 
     ``boxes`` are the boxes of all tensors, each once: only the first of several replicas. With ``keep``, the number of the
-    newest or rules, older checkpoints that no rule keeps are deleted afterwards.
+    newest or rules, older checkpoints that no rule keeps are deleted afterwards. ``run``: as of ``saving``.
 
     Raises CheckpointError and leaves nothing half-written: another save is running here, the step was saved
     before, boxes do not cover a tensor exactly once, the disk is full or not writable.
     """
     rules = rules_of(keep, point.metrics)
-    with saving(out, point.step) as save:
+    with saving(out, point.step, run=run) as save:
         write_part(save, tensors, boxes)
         return commit(save, point, keep=rules)
 
 
 @contextmanager
-def saving(out: Path | str, step: int) -> Iterator[Save]:
+def saving(out: Place | str, step: int, *, run: str | None = None) -> Iterator[Save]:
     """A new save. One process holds the lock while all processes write. Leftovers of killed saves are deleted first.
 
-    If the block ends without ``commit``, by an error or not, what was written is deleted.
+    If the block ends without ``commit``, by an error or not, what was written is deleted. An object store has no lock: there
+    each save writes objects of its own, and of two that save one step the one that commits second is refused. ``run``: eight
+    hex digits under which no other run saves there, so that what is left of its saves is known to be dead.
     """
-    out = Path(out)
+    out = parsed_place(out)
     final = step_directory(out, step)
+    if isinstance(final, Url):
+        with _saving_in_store(out, final, step, run) as save:
+            yield save
+        return
+    assert isinstance(out, Path)
     with _explained(final), only_writer(out):
         for leftover in leftovers(out):
             remove(leftover)
@@ -112,15 +125,40 @@ def saving(out: Path | str, step: int) -> Iterator[Save]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def join_save(out: Path | str, step: int, name: str) -> Save:
+@contextmanager
+def _saving_in_store(out: Place, final: Url, step: int, run: str | None) -> Iterator[Save]:
+    with _explained(final):
+        in_store.remove_dead(final.parent, run)
+        _refuse_to_overwrite(final)
+        attempt = in_store.new_attempt(final, run)
+        try:
+            yield Save(out=out, step=step, directory=attempt)
+        except in_store.UnknownOutcomeError:
+            # The store may have the manifest, which names what was written.
+            raise
+        except BaseException:
+            # What cannot be deleted now has no manifest, and a later save deletes it.
+            with suppress(OSError):
+                in_store.abandon(attempt)
+            raise
+        # Only where the block ended without a commit.
+        with suppress(OSError):
+            in_store.abandon(attempt)
+
+
+def join_save(out: Place | str, step: int, name: str) -> Save:
     """The save that process 0 has begun for a step, for use by the other processes. ``name``: its ``Save.name``.
 
     With the name, a late process of a run that has ended cannot write into the save of another run of the same step.
     """
-    out = Path(out)
+    out = parsed_place(out)
     final = step_directory(out, step)
-    directory = final.parent / name
-    if not LEFTOVER.fullmatch(name) or not name.startswith(f"{final.name}.saving-") or not directory.is_dir():
+    if isinstance(final, Url):
+        directory, begun = final / name, ATTEMPT.fullmatch(name) is not None
+    else:
+        directory = final.parent / name
+        begun = bool(LEFTOVER.fullmatch(name)) and name.startswith(f"{final.name}.saving-") and directory.is_dir()
+    if not begun:
         raise CheckpointError(
             f"{final}: no save of this step is in progress under the name '{name}'. "
             f"Every process must be given the same --out, on a file system that all of them share."
@@ -155,7 +193,7 @@ def write_part(
             )
     owned = [(_info_of(box, known), box) for box in boxes]
     with _explained(step_directory(save.out, save.step)):
-        (save.directory / declared_name(process)).write_bytes(declared_bytes(tensors))
+        write_small(save.directory / declared_name(process), declared_bytes(tensors))
         numbers = {info.name: number for number, info in enumerate(tensors)}
         files: list[StoredFile] = []
         rows: list[tuple[int, int, StoredBox]] = []
@@ -164,10 +202,10 @@ def write_part(
             file, stored = write_data_file(save.directory / data_name(process, number), group, save.step, piece_bytes)
             files.append(file)
             rows += [(numbers[box.info.name], number, box) for box in stored]
-        write_bytes(save.directory / part_name(process), part_bytes(files, rows, piece_bytes))
+        write_durable(save.directory / part_name(process), part_bytes(files, rows, piece_bytes))
 
 
-def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: Keep = None) -> Path:
+def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: Keep = None) -> Place:
     """Makes a checkpoint of what the processes have written, atomically.
 
     Raises CheckpointError if the part file of a process is missing, processes disagree about the tensors, or
@@ -178,21 +216,36 @@ def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: Keep = 
     assert point.step == save.step, (point.step, save.step)
     with _explained(final):
         manifest = merged(save.directory, final, point, num_processes, saved_at=now(), keep=rules)
-        write_bytes(save.directory / FILE_NAME, manifest_text(manifest).encode())
-        read_manifest(save.directory)
-        for process in range(num_processes):
-            (save.directory / declared_name(process)).unlink()
-        make_durable(save.directory)
-        _refuse_to_overwrite(final)
-        os.rename(save.directory, final)
+        declared = [save.directory / declared_name(process) for process in range(num_processes)]
+        if isinstance(final, Url):
+            remove_files(declared)
+            _publish(final, replace(manifest, folder=save.name))
+        else:
+            assert isinstance(save.directory, Path)
+            write_durable(save.directory / FILE_NAME, manifest_text(manifest).encode())
+            read_manifest(save.directory)
+            remove_files(declared)
+            make_durable(save.directory)
+            _refuse_to_overwrite(final)
+            os.rename(save.directory, final)
     try:
-        make_durable(final.parent)
+        if isinstance(final, Path):
+            make_durable(final.parent)
     except OSError as error:
         raise CheckpointError(
             f"{final}: the checkpoint is written, and might not survive a loss of power: {error.strerror}."
         ) from error
     delete_old(save.out, final, rules)
     return final
+
+
+def _publish(final: Url, manifest: Manifest) -> None:
+    """Write the manifest of a step in an object store, unless another save was first. Raises CheckpointError, OSError."""
+    try:
+        in_store.publish(final, manifest_text(manifest).encode())
+    except FileExistsError:
+        raise _saved_before(final) from None
+    read_manifest(final)
 
 
 def now() -> datetime:
@@ -220,12 +273,16 @@ def _info_of(owned: OwnedBox, known: dict[str, TensorInfo]) -> TensorInfo:
     return info
 
 
-def _refuse_to_overwrite(final: Path) -> None:
-    if os.path.lexists(final):
-        raise CheckpointError(
-            f"{final}: this step was saved before, and a checkpoint is never overwritten. "
-            f"Move it away, or give this run a directory of its own with --out."
-        )
+def _refuse_to_overwrite(final: Place) -> None:
+    if exists(final / FILE_NAME) if isinstance(final, Url) else os.path.lexists(final):
+        raise _saved_before(final)
+
+
+def _saved_before(final: Place) -> CheckpointError:
+    return CheckpointError(
+        f"{final}: this step was saved before, and a checkpoint is never overwritten. "
+        f"Move it away, or give this run a directory of its own with --out."
+    )
 
 
 def explained(save: Save) -> AbstractContextManager[None]:
@@ -234,11 +291,17 @@ def explained(save: Save) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _explained(final: Path) -> Iterator[None]:
-    """Turns an error of the operating system into one message about the checkpoint ``final``."""
+def _explained(final: Place) -> Iterator[None]:
+    """Turns an error of the operating system or a store into one message about the checkpoint ``final``."""
     try:
         yield
     except OSError as error:
+        why = error.strerror or error
+        if isinstance(final, Url):
+            raise CheckpointError(
+                f"{final}: this checkpoint could not be written: {why}{_where(error, final)}. "
+                f"Without a manifest it is none, and earlier checkpoints are as they were."
+            ) from error
         named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
         hidden = named is None or any(LEFTOVER.fullmatch(part) for part in named.parts)
         where = "" if hidden else f" ({named})"
@@ -248,6 +311,12 @@ def _explained(final: Path) -> Iterator[None]:
         elif error.errno in NOT_ALLOWED:
             advice = " Give a writable directory with --out."
         raise CheckpointError(
-            f"{final}: this checkpoint could not be written: {error.strerror or error}{where}.{advice} "
+            f"{final}: this checkpoint could not be written: {why}{where}.{advice} "
             f"Nothing of it was kept, and earlier checkpoints are as they were."
         ) from error
+
+
+def _where(error: OSError, final: Url) -> str:
+    """The object that an error of a store is about, where it is another one than those of this checkpoint."""
+    named = str(error.filename) if isinstance(error.filename, str) else ""
+    return f" ({named})" if named and not named.startswith(str(final)) else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, committed, open_newest
@@ -21,10 +20,11 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.interop.hugging_face.weights.model import model_of_checkpoint
+from shardwright.storage.url import Place
 from shardwright.training.optimizer import owner_of
 
 
-def load_onto(directory: Path, layout: str, on: LayoutOptions) -> dict[str, Any]:
+def load_onto(directory: Place, layout: str, on: LayoutOptions) -> dict[str, Any]:
     """What a load onto a layout reads of the newest checkpoint of a folder, where each device has a process of its own.
 
     ``{layout, mesh, engine, devices, bytes, bytes_read, bytes_passed_on, most_by_a_device, amplification, tensors: [{name,
@@ -37,7 +37,7 @@ def load_onto(directory: Path, layout: str, on: LayoutOptions) -> dict[str, Any]
 
 
 def reshard_onto(
-    directory: Path, layout: str, on: LayoutOptions, out: Path, progress: Callable[[int, int], None]
+    directory: Place, layout: str, on: LayoutOptions, out: Place, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Write the newest checkpoint of a folder under ``out`` in the boxes of a layout.
 

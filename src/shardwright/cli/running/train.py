@@ -185,6 +185,7 @@ def run_options(
         keep_best=options.keep_best,
         best_of=options.best_of,
         async_checkpoints=options.async_checkpoints,
+        checkpoints=options.checkpoints,
         weights=options.weights,
         weights_new=tuple(one for each in options.weights_new for one in each),
         weights_skip=tuple(one for each in options.weights_skip for one in each),

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from shardwright.cli.typed.options import Count, Flag, Text
+from shardwright.cli.typed.options import Count, Flag, Local, Text, Where
 
-Out = Annotated[Path, arg(metavar="DIR")]
+Out = Annotated[Where, arg(metavar="DIR|URL")]
 Step = Annotated[Count, arg(metavar="N", help_behavior_hint="(default: the number at the end of the folder's name)")]
 Patterns = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
     arg(metavar="PATTERN ...", help_behavior_hint="(may be given several times)"),
 ]
-Directory = Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
-NewFolder = Annotated[Path, arg(metavar="FOLDER")]
+Directory = Annotated[Positional[Where], arg(metavar="DIR|URL", help_behavior_hint="")]
+NewFolder = Annotated[Local, arg(metavar="FOLDER")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDcpVerb:
     """Make a checkpoint of a folder that torch.distributed.checkpoint has saved. Its pickle is read as data, and never executed."""
 
-    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help_behavior_hint="")]
+    folder: Annotated[Positional[Local], arg(metavar="FOLDER", help_behavior_hint="")]
     """The folder of one save, with .metadata and *.distcp files."""
     out: Out
     """Where the checkpoint goes, as a run's --out."""

@@ -10,8 +10,10 @@ from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from shardwright.core.findings.bounds import integer_of
+from shardwright.core.findings.errors import InputError
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.resolution.request import REMAT_POLICIES
+from shardwright.storage.url import Place, Url, parsed_place
 from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
 from shardwright.training.options import SAVED_METRICS
 
@@ -70,6 +72,32 @@ _DTYPE = PrimitiveConstructorSpec(
 )
 
 
+def _local(values: list[str]) -> Path:
+    place = parsed_place(values[0])
+    if isinstance(place, Url):
+        raise InputError(
+            f"{place}: a folder of this machine is needed here. For the checkpoints of a run in an object store give "
+            f"--checkpoints {place}, and a local --out for its metrics."
+        )
+    return place
+
+
+_PLACE = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="DIR|URL",
+    instance_from_str=lambda values: parsed_place(values[0]),
+    is_instance=lambda value: value is None or isinstance(value, Place),
+    str_from_instance=lambda value: [str(value)],
+)
+_LOCAL = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="DIR",
+    instance_from_str=_local,
+    is_instance=lambda value: value is None or isinstance(value, Path),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
 def _one_of(*choices: str) -> PrimitiveConstructorSpec[str | None]:
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -86,6 +114,9 @@ Whole = Annotated[int, _WHOLE]
 Number = Annotated[float, _NUMBER]
 Factor = Annotated[float | None, _NUMBER]
 Text = Annotated[str | None, _TEXT]
+Where = Annotated[Place, _PLACE]
+MaybeWhere = Annotated[Place | None, _PLACE]
+Local = Annotated[Path, _LOCAL]
 Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _DTYPE]
 Engine = Annotated[str | None, _one_of("jax", "torch")]
@@ -157,7 +188,7 @@ class TrainOptions:
 
     steps: Annotated[Whole, arg(metavar="N")]
     """Length of the schedule, in steps."""
-    out: Annotated[Path, arg(metavar="DIR")]
+    out: Annotated[Local, arg(metavar="DIR")]
     """Where metrics.jsonl and the checkpoints go."""
     data: Annotated[str, arg(metavar="PATH|stdlib")] = "stdlib"
     """A text file, a JSONL file, a folder, or the source text of Python's standard library."""
@@ -191,7 +222,9 @@ class TrainOptions:
     """The metric that --keep-best compares: that of the checkpoint's own step."""
     async_checkpoints: Flag = False
     """Write checkpoints in the background: a step waits only for a copy of the state in host memory."""
-    weights: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: initial values)")] = None
+    checkpoints: Annotated[MaybeWhere, arg(metavar="DIR|URL", help_behavior_hint="(default: --out)")] = None
+    """Where the checkpoints go instead, as s3://bucket/run. Metrics and the lock of the run stay under --out."""
+    weights: Annotated[MaybeWhere, arg(metavar="DIR|URL", help_behavior_hint="(default: initial values)")] = None
     """Begin with the weights of this checkpoint or model folder of Hugging Face, with new optimizer state, at step 0."""
     weights_new: Patterns = ()
     """Weights of the model that begin from initial values: names with * for any text, as 'embedding*'."""
@@ -200,7 +233,7 @@ class TrainOptions:
     weights_cast: Flag = False
     """Cast the floating dtypes of a checkpoint's weights to --weights-dtype. Those of a model folder always are."""
     resume: Flag = False
-    """Go on from the newest intact checkpoint in --out, on any layout."""
+    """Go on from the newest intact checkpoint in --out or --checkpoints, on any layout."""
     resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
     """Go on from the checkpoint of this step. Later ones are kept under another name."""
     change: Annotated[Text, arg(metavar="NAME,...", help_behavior_hint="(default: none)")] = None

@@ -16,9 +16,12 @@ from shardwright.cli.typed.options import (
     Engine,
     Flag,
     Layout,
+    Local,
+    MaybeWhere,
     PlanOptions,
     Text,
     TrainOptions,
+    Where,
 )
 
 
@@ -134,8 +137,8 @@ class LayoutOptions:
 class ShowVerb:
     """Show what is in a checkpoint, and what a load onto a layout reads of it."""
 
-    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
-    """One step's directory, or a folder of them."""
+    directory: Annotated[Positional[Where], arg(metavar="DIR|URL", help_behavior_hint="")]
+    """One step's directory, or a folder of them; or their URL, as s3://bucket/run."""
     layout: Annotated[Text, arg(name="for", metavar="NAME|FILE", help_behavior_hint="(default: none)")] = None
     """A layout. The bytes that its devices read are shown too."""
     on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
@@ -147,11 +150,11 @@ class ShowVerb:
 class ReshardVerb:
     """Write a checkpoint again in the boxes of another layout, so that its devices read only what is theirs."""
 
-    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
-    """One step's directory, or a folder of them, whose newest step is taken."""
+    directory: Annotated[Positional[Where], arg(metavar="DIR|URL", help_behavior_hint="")]
+    """One step's directory, or a folder of them, whose newest step is taken; or their URL."""
     layout: Annotated[str, arg(metavar="NAME|FILE")]
     """A preset, or the path of a layout file."""
-    out: Annotated[Path, arg(metavar="DIR")]
+    out: Annotated[Where, arg(metavar="DIR|URL")]
     """Where the checkpoint goes, as a run's --out."""
     on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
     json: Flag = False
@@ -162,8 +165,8 @@ class ReshardVerb:
 class VerifyVerb:
     """Check every byte of a checkpoint against its digests, and that nothing is missing."""
 
-    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
-    """One step's directory, or a folder of them."""
+    directory: Annotated[Positional[Where], arg(metavar="DIR|URL", help_behavior_hint="")]
+    """One step's directory, or a folder of them; or their URL, as s3://bucket/run."""
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -172,9 +175,9 @@ class VerifyVerb:
 class ImportWeightsVerb:
     """Make a checkpoint at step 0 of the weights in a model folder of Hugging Face. Nothing is written unless every tensor fits."""
 
-    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help_behavior_hint="")]
+    folder: Annotated[Positional[Local], arg(metavar="FOLDER", help_behavior_hint="")]
     """A folder with config.json and safetensors files."""
-    out: Annotated[Path, arg(metavar="DIR")]
+    out: Annotated[Where, arg(metavar="DIR|URL")]
     """Where the checkpoint goes, as a run's --out."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of config.json)")] = None
     """The model whose weights they must be, as llama3-8b."""
@@ -192,9 +195,9 @@ class ImportWeightsVerb:
 class ExportWeightsVerb:
     """Write the weights of a checkpoint as a model folder of Hugging Face, which transformers loads."""
 
-    directory: Annotated[Positional[Path], arg(metavar="DIR", help_behavior_hint="")]
-    """One step's directory, or a folder of them, whose newest step is taken."""
-    to: Annotated[Path, arg(metavar="FOLDER")]
+    directory: Annotated[Positional[Where], arg(metavar="DIR|URL", help_behavior_hint="")]
+    """One step's directory, or a folder of them, whose newest step is taken; or their URL."""
+    to: Annotated[Local, arg(metavar="FOLDER")]
     """The folder to write. It must not exist, or be empty."""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: the one that was imported)")] = (
         None
@@ -209,7 +212,7 @@ class ExportWeightsVerb:
     average: Flag = False
     """Export the exponential average of the weights, which a run with --average keeps."""
     prediction_layers: Annotated[
-        Path | None, arg(metavar="DIR", help_behavior_hint="(default: those that the checkpoint keeps)")
+        MaybeWhere, arg(metavar="DIR|URL", help_behavior_hint="(default: those that the checkpoint keeps)")
     ] = None
     """A checkpoint that keeps layers for multi-token prediction: they are written beside the weights, as they were published."""
     max_file_bytes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 5000000000)")] = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +33,7 @@ from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone
 from shardwright.runs.own_program.store import JAX, ProgramState, open_program, save_program, values_of
+from shardwright.storage.url import Place
 
 LEAVES, KEYS = "leaves", "keys"
 WORDS = {"key": "a key of a generator", "array": "an array"}
@@ -49,8 +49,8 @@ class Loaded:
 
 
 def save(
-    folder: Path | str, tree: Any, *, step: int, keep: Keep = None, metrics: Mapping[str, float] | None = None
-) -> Path:
+    folder: Place | str, tree: Any, *, step: int, keep: Keep = None, metrics: Mapping[str, float] | None = None
+) -> Place:
     """Save a pytree as the checkpoint of a step, and return its directory. Every process calls this.
 
     Leaves are ``jax.Array``s of any sharding, typed PRNG keys, NumPy arrays, and Python numbers, texts and bools; their names are
@@ -72,10 +72,10 @@ class Saver(BackgroundSaves):
     ``save``. Every process makes one and calls its methods, as it calls ``save``.
     """
 
-    def __init__(self, folder: Path | str, *, keep: Keep = None) -> None:
+    def __init__(self, folder: Place | str, *, keep: Keep = None) -> None:
         super().__init__(folder, processes(), keep=keep)
 
-    def save(self, tree: Any, *, step: int, metrics: Mapping[str, float] | None = None) -> Path:
+    def save(self, tree: Any, *, step: int, metrics: Mapping[str, float] | None = None) -> Place:
         """Begin to save a pytree as the checkpoint of a step, and return the directory that it will have.
 
         Returns when the state is copied: its arrays may be donated then. Waits for the save before, if that is not complete.
@@ -97,7 +97,7 @@ def state_of(tree: Any, members: Members) -> ProgramState:
 
 
 def load(
-    folder: Path | str,
+    folder: Place | str,
     like: Any,
     *,
     step: int | None = None,

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from shardwright.runs.own_program.fitting import misfits, require_none, value_mi
 from shardwright.runs.own_program.members import alone
 from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES, open_program
 from shardwright.runs.own_program.values import decoded
+from shardwright.storage.url import parsed_place
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -104,7 +104,7 @@ class StorageReader(storage.StorageReader):
     """
 
     def __init__(self, folder: str | os.PathLike[str], step: int | None = None) -> None:
-        self._folder, self._step = Path(folder), step
+        self._folder, self._step = parsed_place(folder), step
         self._checkpoint: Checkpoint | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -46,6 +46,7 @@ from shardwright.runs.own_program.members import alone
 from shardwright.runs.own_program.replicas import refusal
 from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES, program_point
 from shardwright.runs.own_program.values import encoded
+from shardwright.storage.url import parsed_place
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -112,7 +113,7 @@ class StorageWriter(storage.StorageWriter):
     """
 
     def __init__(self, folder: str | os.PathLike[str], step: int | None = None, *, keep: Keep = None) -> None:
-        self._folder, self._step, self._keep = Path(folder), step, keep
+        self._folder, self._step, self._keep = parsed_place(folder), step, keep
         self._saving: ExitStack | None = None
         self._save: Save | None = None
         self._is_first = False
@@ -184,7 +185,7 @@ class StorageWriter(storage.StorageWriter):
             self._end()
 
     def storage_meta(self) -> StorageMeta | None:
-        return StorageMeta(checkpoint_id=self._folder)
+        return StorageMeta(checkpoint_id=str(self._folder))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

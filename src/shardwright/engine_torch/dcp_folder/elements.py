@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from shardwright.checkpoint import CheckpointError
-from shardwright.checkpoint.format.regular_file import open_regular
 from shardwright.core.boxes.box import Box
 from shardwright.engine_torch.dcp_folder.folder import TRUST, DcpFolder, StoredItem, label_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.shards import raw_of
+from shardwright.storage.files import open_regular
 
 MAX_VALUE_BYTES = 1 << 30
 _STORAGE = "data/0"

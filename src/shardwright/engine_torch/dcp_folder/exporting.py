@@ -32,6 +32,7 @@ from shardwright.engine_torch.own_program.shards import tensor_of
 from shardwright.runs.own_program.conversion import RECORD, Progress, counted, record_of, unseen
 from shardwright.runs.own_program.entries import StatePath, entries_of
 from shardwright.runs.own_program.values import Scalar
+from shardwright.storage.url import Place
 
 CHUNK_BYTES = 64 << 20
 """The largest chunk, but for one row of a larger tensor."""
@@ -39,7 +40,7 @@ FILE_BYTES = 256 << 20
 """The chunks of one file, which the writer has in memory."""
 
 
-def export_folder(directory: Path, to: Path, progress: Progress = unseen) -> dict[str, Any]:
+def export_folder(directory: Place, to: Path, progress: Progress = unseen) -> dict[str, Any]:
     """Write the newest checkpoint of a folder, or the one of ``directory``, and return what was written as JSON values.
 
     Raises InputError for a ``to`` that exists, for two entries of one name and for what cannot be written; CheckpointError and

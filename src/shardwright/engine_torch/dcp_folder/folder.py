@@ -17,11 +17,11 @@ from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.fields import MOST
 from shardwright.checkpoint.format.index import BoxTable, check_cover
 from shardwright.checkpoint.format.read_manifest import MAX_DIMS
-from shardwright.checkpoint.format.regular_file import read_regular
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.bounds import number_text
 from shardwright.engine_torch.dcp_folder.pickled import Name, Record, UnknownNameError, unpickled
 from shardwright.runs.own_program.entries import StatePath
+from shardwright.storage.files import read_regular
 
 METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 30

@@ -32,6 +32,7 @@ from shardwright.runs.own_program.conversion import (
 from shardwright.runs.own_program.entries import PATHS
 from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, TORCH, VALUES, program_point
 from shardwright.runs.own_program.values import Scalar, encoded
+from shardwright.storage.url import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class _Job:
 
 def import_folder(
     folder: Path,
-    out: Path,
+    out: Place,
     *,
     step: int | None = None,
     module: str | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from shardwright.runs.own_program.fitting import misfits, require_none, value_mi
 from shardwright.runs.own_program.members import Members, alone
 from shardwright.runs.own_program.store import TORCH, ProgramState, open_program, save_program, values_of
 from shardwright.runs.own_program.values import Reference, encoded
+from shardwright.storage.url import Place
 
 MOST_RANKS = 512
 """With more ranks, each reads for itself: the lists of the boxes of all would be long."""
@@ -58,7 +58,7 @@ class _Job:
 
 
 def save(
-    folder: Path | str,
+    folder: Place | str,
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
@@ -68,7 +68,7 @@ def save(
     keep: Keep = None,
     metrics: Mapping[str, float] | None = None,
     group: dist.ProcessGroup | None = None,
-) -> Path:
+) -> Place:
     """Save a module, its optimizer and averages of its weights as the checkpoint of a step, and return its directory.
 
     Every rank of ``group`` (by default all) calls this, whether its tensors are sharded by ``parallelize``, ``fully_shard`` and
@@ -93,7 +93,7 @@ class Saver(BackgroundSaves):
     ``save``. Every rank makes one and calls its methods, as it calls ``save``.
     """
 
-    def __init__(self, folder: Path | str, *, keep: Keep = None, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, folder: Place | str, *, keep: Keep = None, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(folder, members_of(group), keep=keep)
 
     def save(
@@ -105,7 +105,7 @@ class Saver(BackgroundSaves):
         averages: Averages | None = None,
         values: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
-    ) -> Path:
+    ) -> Place:
         """Begin to save the checkpoint of a step, and return the directory that it will have. Arguments are those of ``save``.
 
         Returns when the state is copied: the next step may change it. Waits for the save before, if that is not complete.
@@ -148,7 +148,7 @@ def state_of(
 
 
 def load(
-    folder: Path | str,
+    folder: Place | str,
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,

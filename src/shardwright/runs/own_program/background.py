@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +11,7 @@ from shardwright.checkpoint import Keep
 from shardwright.runs.background import Saver
 from shardwright.runs.own_program.members import Members
 from shardwright.runs.own_program.store import ProgramState, to_write
+from shardwright.storage.url import Place, parsed_place
 from shardwright.training.options import Silent
 
 
@@ -22,13 +22,13 @@ class BackgroundSaves:
     methods in the same order.
     """
 
-    def __init__(self, folder: Path | str, members: Members, *, keep: Keep) -> None:
+    def __init__(self, folder: Place | str, members: Members, *, keep: Keep) -> None:
         self._members, self._keep = members, keep
-        self._saver = Saver(Path(folder), members, Silent(), keep=keep, asynchronous=True)
+        self._saver = Saver(parsed_place(folder), members, Silent(), keep=keep, asynchronous=True)
         # A program that ends, or drops this object, without waiting must not lose its last state.
         weakref.finalize(self, self._saver.wait_here)
 
-    def save_state(self, state: ProgramState, step: int, metrics: Mapping[str, float] | None = None) -> Path:
+    def save_state(self, state: ProgramState, step: int, metrics: Mapping[str, float] | None = None) -> Place:
         """Begin to save a state, and return the directory that it will have. The program may change the state afterwards.
 
         Raises CheckpointError in all processes for a state that cannot be saved, and for a save before that failed.

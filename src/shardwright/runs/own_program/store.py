@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from shardwright.checkpoint import (
@@ -24,6 +23,7 @@ from shardwright.runs.own_program.members import Members
 from shardwright.runs.own_program.replicas import boxes_to_write
 from shardwright.runs.own_program.values import decoded, merged
 from shardwright.runs.saving import save
+from shardwright.storage.url import Place, parsed_place
 
 PROGRAM, VALUES = "program", "values"
 """The keys of a checkpoint's metadata that say which framework saved it, and hold its values."""
@@ -51,14 +51,14 @@ class ToWrite:
 
 
 def save_program(
-    folder: Path | str,
+    folder: Place | str,
     state: ProgramState,
     *,
     step: int,
     members: Members,
     keep: Keep,
     metrics: Mapping[str, float] | None = None,
-) -> Path:
+) -> Place:
     """Write the checkpoint of a step, and return its directory. Every process calls this, with what it holds.
 
     ``keep``, ``metrics``: which older checkpoints are kept, and by which numbers; those of process 0 count.
@@ -67,7 +67,7 @@ def save_program(
     tensor exactly once, a process cannot read or write.
     """
     found = to_write(state, step, members, keep=keep, metrics=metrics)
-    return save(Path(folder), found.point, found.infos, iter(found.boxes), members, keep=keep)
+    return save(parsed_place(folder), found.point, found.infos, iter(found.boxes), members, keep=keep)
 
 
 def program_point(
@@ -104,7 +104,7 @@ def to_write(
     return ToWrite(point=point, infos=infos, boxes=boxes)
 
 
-def open_program(folder: Path | str, step: int | None, members: Members) -> Checkpoint:
+def open_program(folder: Place | str, step: int | None, members: Members) -> Checkpoint:
     """The checkpoint of a step, or of the newest one. One process chooses it, and all open it.
 
     ``folder``: what ``save`` was given, or the directory of one step. Raises CheckpointError in all processes: there is none, or it
@@ -114,7 +114,8 @@ def open_program(folder: Path | str, step: int | None, members: Members) -> Chec
     def chosen() -> str:
         if members.index:
             return ""
-        checkpoint = open_newest(Path(folder)) if step is None else open_checkpoint(step_directory(Path(folder), step))
+        place = parsed_place(folder)
+        checkpoint = open_newest(place) if step is None else open_checkpoint(step_directory(place, step))
         return str(checkpoint.directory)
 
     directory = members.all_do("the checkpoint to load", chosen)[0]

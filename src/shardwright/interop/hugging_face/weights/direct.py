@@ -22,6 +22,7 @@ from shardwright.interop.hugging_face.weights.importing import FittedFolder, fit
 from shardwright.interop.hugging_face.weights.mapping import Piece, stored_shape
 from shardwright.interop.hugging_face.weights.model import model_of_table
 from shardwright.models.hugging_face import published_dims
+from shardwright.storage.url import Place, Url
 from shardwright.training.partial import ALL_WEIGHTS, PartialWeights
 from shardwright.training.published import CHECKPOINTS
 
@@ -92,7 +93,7 @@ class FolderWeights:
 
 
 def open_model_folder(
-    path: Path, plan: Plan, partial: PartialWeights = ALL_WEIGHTS
+    path: Place, plan: Plan, partial: PartialWeights = ALL_WEIGHTS
 ) -> tuple[FolderWeights, tuple[str, ...]] | None:
     """The weights of a model folder in the dtypes of a plan, with lines that say what is cast and left out.
 
@@ -100,8 +101,10 @@ def open_model_folder(
 
     None for what is no model folder, as the folder of a run. Raises InputError for one that is incomplete or does not fit.
     """
+    # A model folder is read by memory maps, so it is on this machine.
     if (
-        (path / MANIFEST).exists()
+        isinstance(path, Url)
+        or (path / MANIFEST).exists()
         or (path / CHECKPOINTS).is_dir()
         or not any((path / name).is_file() for name in (CONFIG, SINGLE, INDEX))
     ):

@@ -24,6 +24,7 @@ from shardwright.interop.hugging_face.weights.importing import Progress, unseen
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor, published_tensors, stored_shape
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
 from shardwright.interop.hugging_face.weights.shards import shards_of, written
+from shardwright.storage.url import Place
 from shardwright.training.optimizer import owner_of
 from shardwright.training.optimizers import OPTIMIZER
 from shardwright.training.published import KEPT, OTHER_FILES, TOKENIZER_FILES, copied, found, published_folder
@@ -38,14 +39,14 @@ class WeightsExport:
     ``average``: export the average of the weights in their place. ``prediction_layers``: another checkpoint, whose layers for multi-token prediction are written beside the weights.
     """
 
-    directory: Path
+    directory: Place
     to: Path
     config: Path | None = None
     model: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
     average: bool = False
-    prediction_layers: Path | None = None
+    prediction_layers: Place | None = None
     max_file_bytes: int = MAX_FILE_BYTES
 
 
@@ -60,7 +61,7 @@ class Exported:
     """
 
     folder: Path
-    directory: Path
+    directory: Place
     model: KnownModel
     num_files: int
     num_tensors: int
@@ -139,7 +140,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     )
 
 
-def _beside(checkpoint: Checkpoint, other: Path | None) -> Checkpoint:
+def _beside(checkpoint: Checkpoint, other: Place | None) -> Checkpoint:
     """The checkpoint with the tensors that are kept beside the weights. Raises InputError for another one that has none."""
     if other is None:
         return checkpoint

@@ -30,6 +30,7 @@ from shardwright.interop.hugging_face.weights.mapping import (
     stored_shape,
 )
 from shardwright.interop.hugging_face.weights.model import KnownModel, model_of_folder
+from shardwright.storage.url import Place
 from shardwright.training.partial import PartialWeights
 from shardwright.training.published import FOLDER, KEPT, METADATA, copied
 
@@ -47,7 +48,7 @@ class WeightsImport:
     """
 
     folder: Path
-    out: Path
+    out: Place
     model: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
@@ -62,7 +63,7 @@ class Imported:
     that were copied.
     """
 
-    directory: Path
+    directory: Place
     model: KnownModel
     num_published: int
     num_tensors: int

@@ -66,12 +66,12 @@ def read_header(path: Path) -> dict[str, FoundTensor]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}.") from None
     top = parse_json(data, path)
-    found = [_tensor(top[name], 8 + num) for name in top.mapping() if name != "__metadata__"]
+    found = [_tensor(path, top[name], 8 + num) for name in top.mapping() if name != "__metadata__"]
     _check_without_gap(path, found, 8 + num, status.st_size)
     return {tensor.name: tensor for tensor in found}
 
 
-def _tensor(item: Field, first: int) -> FoundTensor:
+def _tensor(path: Path, item: Field, first: int) -> FoundTensor:
     name = item.label
     item = item.labelled(f"tensor '{name}'")
     shape, dtype = item["shape"].integers(), item["dtype"].text()
@@ -81,7 +81,7 @@ def _tensor(item: Field, first: int) -> FoundTensor:
         raise item["data_offsets"].error(
             f"found {size:,} bytes, needed {prod(shape) * BY_CODE[dtype].num_bytes:,} for {dtype} {shape}."
         )
-    return FoundTensor(name=name, file=item.file, shape=shape, dtype=dtype, offset=first + start, num_bytes=size)
+    return FoundTensor(name=name, file=path, shape=shape, dtype=dtype, offset=first + start, num_bytes=size)
 
 
 def _check_without_gap(path: Path, tensors: list[FoundTensor], first: int, file_bytes: int) -> None:

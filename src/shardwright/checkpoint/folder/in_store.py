@@ -1,0 +1,222 @@
+"""The folder of a run's checkpoints in an object store, which has no rename, no lock and no links.
+
+OUT/checkpoints/step-00000010/manifest.json              written last: without it there is no checkpoint
+                              5f0c9a17-81d2e044/...      all other files; the manifest names this folder
+                              9d12c0b7-4be07f12/...      an attempt of another run that is under way, was refused or was killed
+                              manifest.json.damaged-...  the manifest of a checkpoint that was set aside, with its folder
+
+An attempt to save has a folder of its own, ``run-attempt``. So two runs that save one step never write the same object, and the
+one whose manifest comes second is refused. A step without such folders was copied here from a file system.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.fields import MAX_JSON_BYTES
+from shardwright.checkpoint.format.manifest import FILE_NAME
+from shardwright.checkpoint.format.read_manifest import ATTEMPT
+from shardwright.storage.files import each, exists
+from shardwright.storage.objects import Entry, entries, entries_below, put, put_new, read, remove
+from shardwright.storage.url import Url
+
+STEP = re.compile(r"step-([0-9]{8,})")
+ASIDE = re.compile(re.escape(FILE_NAME) + r"\.(damaged|set-aside)-[0-9a-f]{8}")
+DEAD_AFTER = timedelta(hours=24)
+"""An attempt of another run, of which nothing was written for so long, is taken for killed."""
+
+
+class UnknownOutcomeError(CheckpointError):
+    """A manifest was sent to a store that then could not be asked whether it is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What is in a folder of checkpoints: ``committed`` newest first, ``leftovers`` and what is ``unknown`` by name."""
+
+    committed: tuple[Url, ...]
+    leftovers: tuple[Url, ...]
+    unknown: tuple[Url, ...]
+
+
+@contextmanager
+def explained(url: Url) -> Iterator[None]:
+    """Turns an error of the store into one message about ``url``."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{url}: cannot be read: {error.strerror or error}.") from error
+
+
+def committed(checkpoints: Url) -> tuple[Url, ...]:
+    """The steps with a manifest, newest first. Raises CheckpointError where the store cannot be read."""
+    with explained(checkpoints):
+        steps = _steps(entries(checkpoints))
+        there = each(checkpoints, lambda name: exists(checkpoints / name / FILE_NAME), steps)
+        found = [checkpoints / name for name, known in zip(steps, there, strict=True) if known]
+    return tuple(sorted(found, key=_step, reverse=True))
+
+
+def steps_in(checkpoints: Url) -> Steps:
+    """Everything in a folder of checkpoints. Raises CheckpointError where the store cannot be read."""
+    with explained(checkpoints):
+        there = entries(checkpoints)
+        found = [checkpoints / name for name in _steps(there)]
+        inside = list(zip(found, each(checkpoints, entries, found), strict=True))
+        left = each(checkpoints, lambda pair: _leftovers(*pair), inside)
+        return Steps(
+            committed=tuple(sorted((step for step, items in inside if _has_manifest(items)), key=_step, reverse=True)),
+            leftovers=tuple(sorted(one for each_step in left for one in each_step)),
+            unknown=tuple(checkpoints / one.name for one in there if not (one.is_folder and STEP.fullmatch(one.name))),
+        )
+
+
+def new_attempt(final: Url, run: str | None) -> Url:
+    """The folder of a new attempt to save a step. ``run``: eight hex digits, of the run that alone saves under them."""
+    return final / f"{run or secrets.token_hex(4)}-{secrets.token_hex(4)}"
+
+
+def publish(final: Url, data: bytes) -> None:
+    """Write the manifest of a step, unless it has one: then raises FileExistsError.
+
+    Raises UnknownOutcomeError where the store has not answered, and nobody knows whether it has the manifest.
+    """
+    manifest = final / FILE_NAME
+    try:
+        put_new(manifest, data)
+        return
+    except FileExistsError:
+        # Of a request that was repeated because its answer was lost, the first has written it.
+        if read(manifest, MAX_JSON_BYTES) == data:
+            return
+        raise
+    except PermissionError:
+        raise
+    except OSError as error:
+        sent = error
+    try:
+        if read(manifest, MAX_JSON_BYTES) == data:
+            return
+    except OSError:
+        pass
+    raise UnknownOutcomeError(
+        f"{final}: it is not known whether this checkpoint was written: {sent.strerror or sent}. Nothing of it was deleted. See "
+        f"whether it is there with shardwright ckpt verify {final}, and go on with --resume."
+    ) from sent
+
+
+def abandon(attempt: Url) -> None:
+    """Delete what an attempt has written, unless its step's manifest names it, or may. Raises OSError."""
+    used = _folders_in_use(attempt.parent, [FILE_NAME])
+    if used is not None and attempt.name not in used:
+        _remove_below(attempt)
+
+
+def remove_dead(checkpoints: Url, run: str | None) -> None:
+    """Delete the leftovers of ``run``, and those of others of which nothing was written for ``DEAD_AFTER``. Raises OSError."""
+    for leftover in steps_in(checkpoints).leftovers:
+        below = _files_of(leftover)
+        if (run is not None and leftover.name.startswith(f"{run}-")) or _is_old(below):
+            remove([leftover / one.name for one in below])
+
+
+def delete(step: Url) -> None:
+    """Delete a checkpoint: first its manifest, so that a deletion that is killed leaves no checkpoint. Raises OSError."""
+    used = _folders_in_use(step, [FILE_NAME])
+    if not used:
+        raise OSError(errno.EIO, "its manifest is missing or damaged", str(step))
+    remove([step / FILE_NAME])
+    for folder in used:
+        if folder:
+            _remove_below(step / folder)
+        else:
+            remove([step / one.name for one in _files_of(step)])
+
+
+def set_aside(step: Url, why: str) -> Url:
+    """Give the manifest of a step another name, which it returns: its step can be saved again, and all files stay. Raises OSError."""
+    manifest = step / FILE_NAME
+    aside = step / f"{FILE_NAME}.{why}-{secrets.token_hex(4)}"
+    put(aside, read(manifest, MAX_JSON_BYTES))
+    remove([manifest])
+    return aside
+
+
+def beside(step: Url) -> set[str]:
+    """Names in a step that are not of its checkpoint, and belong there. Raises OSError."""
+    there = entries(step)
+    aside = [one.name for one in there if ASIDE.fullmatch(one.name)]
+    attempts = [one.name for one in there if one.is_folder and ATTEMPT.fullmatch(one.name)]
+    # The files of one that was copied here, and set aside, are beside its manifest.
+    used = _folders_in_use(step, aside)
+    copied = used is None or "" in used
+    return {*aside, *attempts, *(one.name for one in there if copied and not one.is_folder and one.name != FILE_NAME)}
+
+
+def _leftovers(step: Url, items: tuple[Entry, ...]) -> list[Url]:
+    attempts = [one.name for one in items if one.is_folder and ATTEMPT.fullmatch(one.name)]
+    files = [one.name for one in items if not one.is_folder]
+    manifests = [name for name in files if name == FILE_NAME or ASIDE.fullmatch(name)]
+    if not manifests:
+        return [step / name for name in attempts] + ([step] if files else [])
+    if files == [FILE_NAME] and len(attempts) == 1:
+        return []
+    used = _folders_in_use(step, manifests)
+    return [] if used is None else [step / name for name in attempts if name not in used]
+
+
+def _folders_in_use(step: Url, manifests: Iterable[str]) -> frozenset[str] | None:
+    """The folders that manifests of a step name, the empty name for one that names none. Raises OSError.
+
+    None where a damaged one may name any.
+    """
+    found: set[str] = set()
+    for name in manifests:
+        try:
+            folder = json.loads(read(step / name, MAX_JSON_BYTES)).get("folder", "")
+        except FileNotFoundError:
+            continue
+        except (ValueError, RecursionError, AttributeError):
+            return None
+        if folder != "" and not (isinstance(folder, str) and ATTEMPT.fullmatch(folder)):
+            return None
+        found.add(folder)
+    return frozenset(found)
+
+
+def _files_of(leftover: Url) -> list[Entry]:
+    """The objects of a leftover: of an attempt all of them; of a step without a manifest those directly in it."""
+    if STEP.fullmatch(leftover.name):
+        return [one for one in entries(leftover) if not one.is_folder and not ASIDE.fullmatch(one.name)]
+    return list(entries_below(leftover))
+
+
+def _remove_below(folder: Url) -> None:
+    remove([folder / one.name for one in entries_below(folder)])
+
+
+def _is_old(below: Iterable[Entry]) -> bool:
+    """Whether the last of these objects was written long ago. False where the store does not say when."""
+    times = [one.modified for one in below]
+    known = [one for one in times if one is not None]
+    return 0 < len(known) == len(times) and datetime.now(UTC) - max(known) > DEAD_AFTER
+
+
+def _has_manifest(items: Iterable[Entry]) -> bool:
+    return any(one.name == FILE_NAME and not one.is_folder for one in items)
+
+
+def _steps(items: Iterable[Entry]) -> list[str]:
+    return [one.name for one in items if one.is_folder and STEP.fullmatch(one.name)]
+
+
+def _step(step: Url) -> int:
+    return int(step.name.removeprefix("step-"))

@@ -1,0 +1,7 @@
+"""Where files are: a folder of this machine, or one of an object store, by its URL. Every failure is an OSError with its reason.
+
+url.py      a folder or file of an object store by its URL, and the choice between it and a local path
+client.py   the client of a store, from fsspec, and its errors as OSErrors
+objects.py  lists, reads, writes and deletes objects of a store
+files.py    small files and ranges of files, wherever they are
+"""
