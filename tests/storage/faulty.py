@@ -38,12 +38,15 @@ class FaultyFileSystem(MemoryFileSystem):
             return Upload(self, path)
         return super()._open(path, mode=mode, **kwargs)
 
+    def rm_file(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        type(self).before("delete", path)
+        self.store.pop(path, None)
+
     def rm(self, path: Any, **_: Any) -> None:
-        # As a store deletes: one object after the other.
-        for one in [path] if isinstance(path, str) else path:
-            one = self._strip_protocol(one)
-            type(self).before("delete", one)
-            self.store.pop(one, None)
+        # Patterns are expanded, as clients do; then a store deletes one object after the other.
+        for one in self.expand_path(path):
+            self.rm_file(one)
 
 
 class Upload(MemoryFile):

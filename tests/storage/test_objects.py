@@ -190,3 +190,29 @@ def test_parts_of_an_upload_are_few_enough(monkeypatch: pytest.MonkeyPatch) -> N
             pass
         assert num_bytes / asked[-1] < 10_000
     assert asked[0] == 16 << 20
+
+
+def test_a_name_is_never_a_pattern() -> None:
+    for name in ("run*", "run[12]", "run1", "run2"):
+        objects.put(Url(f"faulty://store/{name}") / "key", b"")
+    objects.remove(
+        [Url("faulty://store/run*/key"), Url("faulty://store/run[12]/key"), Url("faulty://store/never*/key")]
+    )
+    assert keys() == ["store/run1/key", "store/run2/key"]
+
+
+def test_a_conditional_write_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "CONFLICT_WAITS_S", (0, 0))
+    write, answers = FaultyFileSystem.pipe_file, ["ConditionalRequestConflict", "ConditionalRequestConflict"]
+
+    def busy(self: FaultyFileSystem, path: str, value: bytes, mode: str = "overwrite") -> None:
+        if answers:
+            raise OSError(16, answers.pop())
+        write(self, path, value, mode)
+
+    monkeypatch.setattr(FaultyFileSystem, "pipe_file", busy)
+    objects.put_new(FOLDER / "key", b"first")
+    assert objects.read(FOLDER / "key", 100) == b"first"
+    answers += ["ConditionalRequestConflict"] * 3
+    with pytest.raises(OSError, match="ConditionalRequestConflict"):
+        objects.put_new(FOLDER / "other", b"first")

@@ -56,6 +56,7 @@ def shared_by_processes(
         "weights new": list(options.weights_new),
         "weights skip": list(options.weights_skip),
         "weights cast": options.weights_cast,
+        "checkpoints": None if options.checkpoints is None else str(options.checkpoints),
         "goes on from": goes_on_from,
         **versions,
     }

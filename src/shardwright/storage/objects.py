@@ -6,6 +6,8 @@ What looks like a folder is the part of names before a slash: it is there as lon
 from __future__ import annotations
 
 import errno
+import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +26,11 @@ PART_BYTES = 16 << 20
 """Of one part of an upload, which is in memory."""
 MOST_PARTS = 9_000
 """S3 takes 10,000."""
+CONFLICT_WAITS_S = (0.2, 1.0, 3.0)
+REFUSED = re.compile(r"PreconditionFailed|pre-conditions|conditionNotMet")
+"""In the error of a conditional write that a store has refused because there is an object."""
+MAGIC = re.compile(r"[*?\[]")
+"""Characters for which a client would look for several names."""
 MODIFIED = ("LastModified", "last_modified", "updated", "modified", "mtime", "created")
 """Where clients say when an object was written."""
 
@@ -89,17 +96,21 @@ def put_new(url: Url, data: bytes) -> None:
         _forget(system)
         if system.exists(path):
             raise FileExistsError
-        try:
-            system.pipe_file(path, data, mode="create")
-        except (TypeError, NotImplementedError):
-            # A client that knows no conditional write: what was checked above is all there is.
-            system.pipe_file(path, data)
-        except FileExistsError:
-            raise
-        except Exception as error:
-            if _is_refused(error):
-                raise FileExistsError from error
-            raise
+        for wait_s in (*CONFLICT_WAITS_S, None):
+            try:
+                system.pipe_file(path, data, mode="create")
+                return
+            except (TypeError, NotImplementedError):
+                # A client that knows no conditional write: what was checked above is all there is.
+                system.pipe_file(path, data)
+                return
+            except Exception as error:
+                if REFUSED.search(f"{error} {error.__cause__}"):
+                    raise FileExistsError from error
+                if wait_s is None or "ConditionalRequestConflict" not in f"{error} {error.__cause__}":
+                    raise
+                # Another conditional write of this object is under way.
+                time.sleep(wait_s)
 
 
 @contextmanager
@@ -135,12 +146,16 @@ def remove(urls: Sequence[Url]) -> None:
     system, _ = connected(urls[0])
     with as_os_errors(urls[0]):
         paths = [connected(url)[1] for url in urls]
+        singly = [path for path in paths if MAGIC.search(path)]
+        together = [path for path in paths if not MAGIC.search(path)]
         try:
-            system.rm(paths)
+            if together:
+                system.rm(together)
         except FileNotFoundError:
-            for path in paths:
-                with suppress(FileNotFoundError):
-                    system.rm_file(path)
+            singly = paths
+        for path in singly:
+            with suppress(FileNotFoundError):
+                system.rm_file(path)
         _forget(system)
 
 
@@ -242,9 +257,3 @@ def _chunk(found: Any) -> bytes:
 def _forget(system: Any) -> None:
     """What a client remembers of listings: other processes write to the same folders."""
     system.invalidate_cache()
-
-
-def _is_refused(error: Exception) -> bool:
-    """Whether a store has refused a conditional write because there is an object."""
-    text = f"{error} {error.__cause__}"
-    return "PreconditionFailed" in text or "pre-conditions" in text or "412" in text

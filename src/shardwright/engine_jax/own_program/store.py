@@ -107,7 +107,7 @@ def load(
     """Load a checkpoint as a tree like ``like``, however it was sharded when it was saved. Every process calls this.
 
     ``like``: its leaves have the shapes, dtypes and shardings that are wanted; ``jax.ShapeDtypeStruct``s may stand for arrays.
-    ``folder``: what ``save`` was given, or the directory of one step. ``step``: the newest by default. Names, shapes and dtypes must
+    ``folder``: what ``save`` was given, or the directory of one step; a path, or a URL as a text. ``step``: the newest by default. Names, shapes and dtypes must
     be equal. ``only``: patterns of the names to load (``*`` stands for any text); other leaves are those of ``like``. ``cast``:
     floating dtypes may differ.
 

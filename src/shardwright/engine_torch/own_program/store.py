@@ -160,7 +160,7 @@ def load(
 ) -> Loaded:
     """Load a checkpoint into a module, its optimizer and averages, in place, however they are sharded now. Every rank calls this.
 
-    ``folder``: what ``save`` was given, or the directory of one step. ``step``: the newest by default. Without ``optimizer`` or
+    ``folder``: what ``save`` was given, or the directory of one step; a path, or a URL as a text. ``step``: the newest by default. Without ``optimizer`` or
     ``averages``, those of the checkpoint are not read. Names, shapes and dtypes must be equal. ``only``: patterns of the names
     to load (``*`` stands for any text); everything else keeps its values. ``cast``: floating dtypes may differ.
 
