@@ -135,13 +135,8 @@ def open_weights(
 
     Raises InputError where their folder is the run's, and where they cannot be opened, are of another model, or do not fit it.
     """
-    out, partial = options.saved_under, partial_of(options, plan)
-    same = (
-        path == out
-        if isinstance(path, Url) or isinstance(out, Url)
-        else os.path.realpath(path) == os.path.realpath(out)
-    )
-    if same:
+    partial = partial_of(options, plan)
+    if any(_same_folder(path, out) for out in (options.out, options.saved_under)):
         raise InputError(f"--weights {path}: the run would write into this folder. Give another --out.")
     try:
         known = None if open_folder is None else open_folder(path, plan, partial)
@@ -251,6 +246,12 @@ def _require_no_run(out: Path, saved_under: Place) -> None:
         raise InputError(
             f"{out} already holds a run, which saved nothing. Give --resume to begin it again, or another --out."
         )
+
+
+def _same_folder(first: Place, second: Place) -> bool:
+    if isinstance(first, Url) or isinstance(second, Url):
+        return first == second
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _option(out: Path, saved_under: Place) -> str:
