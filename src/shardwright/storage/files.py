@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from shardwright.storage import objects
 from shardwright.storage.objects import ObjectFile
@@ -23,6 +23,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+@overload
+def open_regular(path: Path) -> FileIO: ...
+@overload
+def open_regular(path: Place) -> FileIO | ObjectFile: ...
 def open_regular(path: Place) -> FileIO | ObjectFile:
     """Opens a regular file, or a link to one, unbuffered. Raises OSError, also for a pipe, a device or a socket.
 
