@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardwright.checkpoint.format.regular_file import open_regular
+from shardwright.storage.files import open_regular
 
 
 class Counted:

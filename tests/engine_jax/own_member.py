@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from shardwright.checkpoint.format.regular_file import open_regular
 
 from shardwright.checkpoint.reading import streams
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax import load, save
+from shardwright.storage.files import open_regular
 from tests.checkpoint.reads import Counted, refused
 
 WEIGHT = np.arange(64, dtype=np.float32).reshape(8, 8)

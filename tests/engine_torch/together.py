@@ -20,6 +20,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.training import state as states
 from shardwright.engine_torch.training.state import State, boxes_of, load_state
+from shardwright.storage.files import open_regular
 from tests.checkpoint.reads import Counted, refused
 from tests.engine_torch.training import model_of
 
