@@ -59,7 +59,7 @@ class ExportDcpVerb:
 class ImportOrbaxVerb:
     """Make a checkpoint of a tree that Orbax has saved, with the names that engine_jax.load gives its leaves."""
 
-    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help_behavior_hint="")]
+    folder: Annotated[Positional[Local], arg(metavar="FOLDER", help_behavior_hint="")]
     """The folder of a tree, of a step, or of a CheckpointManager's steps."""
     out: Out
     """Where the checkpoint goes, as a run's --out."""

@@ -21,11 +21,12 @@ from shardwright.engine_jax.orbax_folder.writing import BoxedArray, registry
 from shardwright.runs.own_program.conversion import RECORD, Progress, counted, record_of, unseen
 from shardwright.runs.own_program.entries import Entries, StatePath, entries_of, nested
 from shardwright.runs.own_program.values import Scalar
+from shardwright.storage.url import Place
 
 MOST_INTEGER = 1 << 63
 
 
-def export_folder(directory: Path, to: Path, progress: Progress = unseen) -> dict[str, Any]:
+def export_folder(directory: Place, to: Path, progress: Progress = unseen) -> dict[str, Any]:
     """Write the newest checkpoint of a folder, or the one of ``directory``, and return what was written as JSON values.
 
     Raises InputError for a ``to`` that exists, for what Orbax cannot hold and for what cannot be written; CheckpointError and

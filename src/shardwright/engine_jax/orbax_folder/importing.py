@@ -30,6 +30,7 @@ from shardwright.runs.own_program.conversion import (
 from shardwright.runs.own_program.entries import EMPTY, EMPTY_NODES, PATHS
 from shardwright.runs.own_program.store import JAX, PROGRAM, VALUES, program_point
 from shardwright.runs.own_program.values import encoded
+from shardwright.storage.url import Place
 
 MOST_COMPRESSED = 4096
 """How many times larger than its files an array may be: more than the compression of zeros."""
@@ -39,7 +40,7 @@ FREE_BYTES = 1 << 30
 
 def import_folder(
     folder: Path,
-    out: Path,
+    out: Place,
     *,
     step: int | None = None,
     leave_out: Sequence[str] = (),
