@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,22 +185,32 @@ def test_process_0_commits_when_all_have_written(tmp_path: Path, monkeypatch: py
 
 
 def test_a_file_that_is_renamed_while_process_0_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a part file is, once it is complete."""
+    """As a part file is, once it is complete: process 0 has listed it under its former name."""
     looked = threading.Event()
-    iterdir = Path.iterdir
+    scandir = os.scandir
 
-    def with_one_that_is_gone(folder: Path) -> Any:
-        yield from iterdir(folder)
-        if ".saving-" in folder.name:
-            looked.set()
-            yield folder / "part-00001.index.tmp"
+    @contextmanager
+    def with_one_that_is_gone(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        former = folder / "part-00001.index.tmp"
+        former.touch()
+        # An entry asks for its size when it is looked at: after the file is gone.
+        with scandir(folder) as there:
+            entries = list(there)
+        former.unlink()
+        yield iter(entries)
+        looked.set()
+
+    def listed(folder: Any) -> Any:
+        waits = isinstance(folder, Path) and ".saving-" in folder.name and not looked.is_set()
+        return with_one_that_is_gone(folder) if waits else scandir(folder)
 
     def late(save: Any, *arguments: Any, process: int, **named: Any) -> None:
-        if process == 1:
-            assert looked.wait(WAIT_S)
+        if process == 1 and not looked.wait(WAIT_S):
+            # An AssertionError would leave process 0 to wait for this one.
+            raise CheckpointError("process 0 has not looked for the files of process 1.")
         write_part(save, *arguments, process=process, **named)
 
-    monkeypatch.setattr(Path, "iterdir", with_one_that_is_gone)
+    monkeypatch.setattr(os, "scandir", listed)
     monkeypatch.setattr(background, "write_part", late)
     ended = by_two(tmp_path, async_checkpoints=True)
     assert [getattr(one, "step", one) for one in ended] == [6, 6]

@@ -82,13 +82,24 @@ def each(groups: list[Several], do: Member) -> list[Any]:
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
     """The threads that would have ended their process, and with which exit code."""
     exits: list[tuple[str, int]] = []
+    begun: list[Several] = []
+    begin = Several.__init__
+
+    def noted(self: Several, *arguments: Any, **named: Any) -> None:
+        begun.append(self)
+        begin(self, *arguments, **named)
+
     for wait in ("GRACE_S", "FAREWELL_S"):
         monkeypatch.setattr(group_module, wait, 0.2)
     monkeypatch.setattr(os, "_exit", lambda code: exits.append((threading.current_thread().name, code)))
-    return exits
+    monkeypatch.setattr(Several, "__init__", noted)
+    yield exits
+    # Their processes go on: five minutes later, their heartbeats would end this one in earnest.
+    for group in begun:
+        group._leaving.set()
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:

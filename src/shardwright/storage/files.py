@@ -86,10 +86,14 @@ def sizes_in(folder: Place) -> dict[str, int]:
     with os.scandir(folder) as there:
         for one in there:
             try:
-                found[one.name] = one.stat(follow_symlinks=False).st_size
-            except FileNotFoundError:
-                # A file that was renamed or deleted since it was listed.
-                continue
+                found[one.name] = one.stat().st_size
+            except OSError as error:
+                if one.is_symlink():
+                    # To nothing: only the link is there.
+                    found[one.name] = 0
+                elif not isinstance(error, FileNotFoundError):
+                    raise
+                # Else it was renamed or deleted since it was listed.
     return found
 
 

@@ -85,7 +85,7 @@ def copied(source: Place, target: Place, names: Sequence[str]) -> Iterator[None]
 
     Those that are new are deleted again if the block fails. Raises InputError for a file that cannot be read or written.
     """
-    made, new = True, list(names)
+    made, new = False, list(names)
     try:
         try:
             if names:
