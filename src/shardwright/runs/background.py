@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 
-from shardwright.checkpoint import CheckpointError, Keep, OwnedBox, RunPoint, Save, TensorInfo, commit, write_part
+from shardwright.checkpoint import (
+    CheckpointError,
+    Keep,
+    OwnedBox,
+    RunPoint,
+    Save,
+    TensorInfo,
+    commit,
+    committed,
+    write_part,
+)
 from shardwright.checkpoint.folder.directory import step_directory
 from shardwright.checkpoint.format.part import part_name
 from shardwright.checkpoint.writing.copies import HostCopies
@@ -48,9 +58,15 @@ class Saver:
         self._asynchronous, self._run = asynchronous, run
         self._copies = HostCopies()
         self._flight: _Flight | None = None
+        # In an object store no lock keeps other runs away: what is neither of these nor saved by this run is theirs.
+        self._alone = run is not None and isinstance(out, Url)
+        self._known = set(committed(out)) if self._alone else set[Place]()
 
     def save(self, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox]) -> Place:
         """Save a state, or begin to. Returns the path of the checkpoint. Raises CheckpointError, as ``check`` does."""
+        if isinstance(self._out, Url):
+            all_or_none(self._group, f"the checkpoint of step {point.step}, alone", self._require_alone)
+            self._known.add(step_directory(self._out, point.step))
         if not self._asynchronous:
             return save(self._out, point, infos, boxes, self._group, keep=self._keep, run=self._run)
         if (before := self._flight) is not None:
@@ -66,6 +82,14 @@ class Saver:
             begun = begin_together(self._out, point.step, self._group, stack, self._run)
             self._flight = _Flight(begun, point, infos, owned, self._group, self._keep, stack.pop_all())
         return step_directory(self._out, point.step)
+
+    def _require_alone(self) -> None:
+        others = [step for step in committed(self._out) if step not in self._known] if self._alone else []
+        if others:
+            raise CheckpointError(
+                f"{others[0]}: another run has saved this step while this one was running. This one ends, and deletes nothing: "
+                f"two runs would delete and continue each other's checkpoints. Give each a folder of its own with --checkpoints."
+            )
 
     def check(self) -> None:
         """Raises the CheckpointError of a save in flight that has failed in this process. Called after every step."""

@@ -1,0 +1,48 @@
+"""Two runs that save in one folder of an object store, which has no lock: the second to save there ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.checkpoint import CheckpointError, describe
+from shardwright.storage.url import Url
+from tests.runs.counting import ROWS, Counting, counting, go, options
+from tests.storage.faulty import FaultyFileSystem, keys
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> Iterator[None]:
+    FaultyFileSystem.store.clear()
+    yield
+    FaultyFileSystem.store.clear()
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_run_ends_where_another_one_has_saved(tmp_path: Path, in_background: bool) -> None:
+    first = replace(options(tmp_path), checkpoints=Url("faulty://store/run"), checkpoint_every=2)
+    second = replace(first, out=tmp_path / "second", resume=True, checkpoint_every=3)
+
+    class Overtaken(Counting):
+        def step(self, batch: Any) -> Any:
+            if self._step == 2:
+                assert go(counting(), second, stop_after=3).step == 3
+                self.before = keys()
+            return super().step(batch)
+
+    engine = Overtaken(range(ROWS), {"counting": "1"})
+    with pytest.raises(CheckpointError) as raised:
+        go(engine, first, keep=1, async_checkpoints=in_background)
+    assert str(raised.value) == (
+        "faulty://store/run/checkpoints/step-00000003: another run has saved this step while this one was running. This one ends, and "
+        "deletes nothing: two runs would delete and continue each other's checkpoints. Give each a folder of its own with "
+        "--checkpoints."
+    )
+    assert keys() == engine.before
+    assert [one["step"] for one in describe(second.saved_under)["checkpoints"]] == [3, 2]
+    # The other one goes on.
+    assert go(counting(), second).step == 6
