@@ -22,8 +22,7 @@ def _empty() -> Iterator[None]:
     FaultyFileSystem.store.clear()
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_run_ends_where_another_one_has_saved(tmp_path: Path, in_background: bool) -> None:
+def test_a_run_ends_where_another_one_has_saved(tmp_path: Path) -> None:
     first = replace(options(tmp_path), checkpoints=Url("faulty://store/run"), checkpoint_every=2)
     second = replace(first, out=tmp_path / "second", resume=True, checkpoint_every=3)
 
@@ -36,7 +35,7 @@ def test_a_run_ends_where_another_one_has_saved(tmp_path: Path, in_background: b
 
     engine = Overtaken(range(ROWS), {"counting": "1"})
     with pytest.raises(CheckpointError) as raised:
-        go(engine, first, keep=1, async_checkpoints=in_background)
+        go(engine, first, keep=1)
     assert str(raised.value) == (
         "faulty://store/run/checkpoints/step-00000003: another run has saved this step while this one was running. This one ends, and "
         "deletes nothing: two runs would delete and continue each other's checkpoints. Give each a folder of its own with "
