@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from shardwright.checkpoint import open_checkpoint
 from shardwright.checkpoint.exchange import rings, units
-from shardwright.checkpoint.format.regular_file import open_regular
 from shardwright.checkpoint.reading import streams
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan

@@ -17,7 +17,6 @@ import pytest
 from shardwright.checkpoint import CheckpointError, OwnedBox, TensorInfo, open_checkpoint, verify
 from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.core.boxes.box import Box
-from shardwright.core.findings.errors import InputError
 from shardwright.runs import RunError, background, run
 from shardwright.runs.loop import Loop
 from shardwright.runs.run import _run
@@ -232,34 +231,34 @@ def test_all_processes_learn_which_one_could_not_write(tmp_path: Path, monkeypat
 
 def test_an_error_is_read_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Process 0 looks while another process writes why it failed."""
-    looked, bytes_in = threading.Event(), background._bytes_in
+    looked, sizes_in, opened = threading.Event(), background.sizes_in, Path.open
 
-    def seen(directory: Path) -> int:
+    def seen(directory: Path) -> dict[str, int]:
         looked.set()
-        return bytes_in(directory)
+        return sizes_in(directory)
 
-    def slowly(path: Path, text: str, encoding: str | None = None) -> None:
-        del encoding
-        if path.name.startswith("failed-"):
-            path.touch()
-            looked.clear()
-            assert looked.wait(WAIT_S)
-        path.write_bytes(text.encode())
+    def slowly(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        file = opened(path, mode, *arguments, **named)
+        if path.name.startswith("failed-00001") and "r" not in mode:
+            # It exists, and nothing is in it yet. The first look may have begun before; none follows one that was wrong.
+            for wait_s in (WAIT_S, 2 * background.LAST_POLL_S):
+                looked.clear()
+                looked.wait(wait_s)
+        return file
 
     monkeypatch.setattr(background, "write_part", fails)
-    monkeypatch.setattr(background, "_bytes_in", seen)
-    monkeypatch.setattr(Path, "write_text", slowly)
+    monkeypatch.setattr(background, "sizes_in", seen)
+    monkeypatch.setattr(Path, "open", slowly)
     first, _ = by_two(tmp_path, async_checkpoints=True)
     assert "Its error: the disk is full." in str(first)
 
 
 def test_an_error_that_finds_no_room_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        del text
-        raise InputError(f"{path}: cannot be written: No space left on device.")
+    def full(path: Path, _: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(background, "write_part", fails)
-    monkeypatch.setattr(background, "replace_text", full)
+    monkeypatch.setattr(background, "write_durable", full)
     first, second = by_two(tmp_path, async_checkpoints=True)
     assert "Its error: no room to write it. It is in the output of that process." in str(first)
     assert str(second) == "the disk is full."
