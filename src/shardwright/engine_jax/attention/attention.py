@@ -18,7 +18,7 @@ from shardwright.engine_jax.attention.blockwise import attend_in_blocks
 from shardwright.engine_jax.attention.kernels import cudnn, splash, triton
 from shardwright.engine_jax.attention.ring import KeysAndValues, ring_attention
 from shardwright.engine_jax.attention.scores import AttentionMask, attend
-from shardwright.engine_jax.io.layer_io import AttentionLinks, Links, Params, index_of, size_of
+from shardwright.engine_jax.io.layer_io import AttentionLinks, Links, LowPrecision, Params, index_of, size_of
 from shardwright.engine_jax.layers.norm import rms_norm
 from shardwright.engine_jax.layers.product import weight_product
 from shardwright.engine_jax.layers.rotary import Angles, angles, rotate
@@ -57,8 +57,12 @@ def attention(
     else:
         out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     out_BLHE = links.move("attention.attended", "attention.output", out_BTHE)
-    out_BLM = weight_product("BLHE,HEM->BLM", out_BLHE, weights["attention.o"])
+    out_BLM = _projected("BLHE,HEM->BLM", out_BLHE, "attention.o", weights, links)
     return links.move("attention.projected", "residual.stream", out_BLM)
+
+
+def _projected(dims: str, x: jax.Array, name: str, weights: Params, links: Links) -> jax.Array:
+    return weight_product(dims, x, weights[name], low=links.low.get(name))
 
 
 def _grouped(
@@ -71,9 +75,9 @@ def _grouped(
     links: Links,
 ) -> jax.Array:
     interleaved = architecture.rope.interleaved
-    q_BLHD = rotate(weight_product("BLM,MHD->BLHD", x_BLM, weights["attention.q"]), rotation, interleaved)
-    k_BLKD = rotate(weight_product("BLM,MKD->BLKD", x_BLM, weights["attention.k"]), rotation, interleaved)
-    v_BLKD = weight_product("BLM,MKD->BLKD", x_BLM, weights["attention.v"])
+    q_BLHD = rotate(_projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links), rotation, interleaved)
+    k_BLKD = rotate(_projected("BLM,MKD->BLKD", x_BLM, "attention.k", weights, links), rotation, interleaved)
+    v_BLKD = _projected("BLM,MKD->BLKD", x_BLM, "attention.v", weights, links)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
@@ -99,23 +103,24 @@ def _latent(
 ) -> jax.Array:
     rope, eps = architecture.rope, architecture.latent_norm_eps
     if form.q_lora is None:
-        q_BLHD = weight_product("BLM,MHD->BLHD", x_BLM, weights["attention.q"])
+        q_BLHD = _projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links)
     else:
-        down_BLQ = weight_product("BLM,MQ->BLQ", x_BLM, weights["attention.q_down"])
+        down_BLQ = _projected("BLM,MQ->BLQ", x_BLM, "attention.q_down", weights, links)
         down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
-        q_BLHD = weight_product("BLQ,QHD->BLHD", down_BLQ, weights["attention.q_up"])
+        q_BLHD = _projected("BLQ,QHD->BLHD", down_BLQ, "attention.q_up", weights, links)
     nope_BLHD, rotary_BLHP = jnp.split(q_BLHD, [form.nope_dim], axis=-1)
     q_BLHD = jnp.concatenate([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], axis=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
-    latent_BLR = weight_product("BLM,MR->BLR", x_BLM, weights["attention.kv_down"])
+    latent_BLR = _projected("BLM,MR->BLR", x_BLM, "attention.kv_down", weights, links)
     compressed_BLN, key_BLP = jnp.split(latent_BLR, [form.kv_lora], axis=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
     key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]
     latent_BLR = jnp.concatenate([compressed_BLN, key_BLP], axis=-1)
 
     scale = form.head_dim**-0.5 * rope.score_factor
-    keys_and_values = _keys_and_values(_own_heads(weights["attention.kv_up"], q_BTHD.shape[2], links.attention), form)
+    kv_up_NHD = _own_heads(weights["attention.kv_up"], q_BTHD.shape[2], links.attention)
+    keys_and_values = _keys_and_values(kv_up_NHD, form, links.low.get("attention.kv_up"))
     if links.attention.ring:
         return _ring(q_BTHD, latent_BLR, keys_and_values, mask, scale, links.attention)
     latent_BSR = _in_kernel_order(
@@ -162,12 +167,14 @@ def _in_kernel_order(array_BS: jax.Array, links: AttentionLinks) -> jax.Array:
     return jnp.concatenate([chunks[links.chunks.index(number)] for number in range(len(chunks))], axis=1)
 
 
-def _keys_and_values(kv_up_NHD: jax.Array, form: LatentAttention) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+def _keys_and_values(
+    kv_up_NHD: jax.Array, form: LatentAttention, low: LowPrecision | None
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
     """A function from a latent of any tokens to the keys and values of this device's heads."""
 
     def keys_and_values(latent_BSR: jax.Array) -> tuple[jax.Array, jax.Array]:
         compressed_BSN, key_BSP = jnp.split(latent_BSR, [form.kv_lora], axis=-1)
-        kv_BSHD = weight_product("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD)
+        kv_BSHD = weight_product("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD, low=low)
         nope_BSHD, v_BSHE = jnp.split(kv_BSHD, [form.nope_dim], axis=-1)
         shared_BSHP = jnp.broadcast_to(key_BSP[:, :, None, :], (*nope_BSHD.shape[:3], form.rope_dim))
         return jnp.concatenate([nope_BSHD, shared_BSHP], axis=-1), v_BSHE

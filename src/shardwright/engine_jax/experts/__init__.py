@@ -5,4 +5,5 @@ moe.py             a layer of experts, and which assignments an expert drops
 exchange.py        all-to-all of rows to their experts' devices and back
 grouped.py         grouped products: each row times the matrices of its own expert
 grouped_blocks.py  the same, a block of rows at a time
+grouped_low.py     the same with quantized operands
 """

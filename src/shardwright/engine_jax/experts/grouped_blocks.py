@@ -45,7 +45,7 @@ def forward_in_blocks(
     """``grouped_swiglu`` in blocks, RM, and what its backward pass needs."""
     R, M = rows_RM.shape
     F = experts.gate_EMF.shape[-1]
-    blocks = _Blocks.over(sizes_E, R, kernel.rows)
+    blocks = Blocks.over(sizes_E, R, kernel.rows)
 
     def one_block(number: jax.Array, done):
         block = blocks.at(number)
@@ -69,7 +69,7 @@ def backward_in_blocks(
     kernel: ExpertKernel,
 ) -> tuple[jax.Array, Matrices]:
     """The gradients of the rows and of the matrices."""
-    blocks = _Blocks.over(sizes_E, rows_RM.shape[0], kernel.rows)
+    blocks = Blocks.over(sizes_E, rows_RM.shape[0], kernel.rows)
 
     def one_block(number: jax.Array, done: tuple[jax.Array, Matrices]):
         d_rows_RM, d_experts = done
@@ -100,7 +100,7 @@ def _blocks_of(sizes_E: jax.Array, rows_of_block: int) -> jax.Array:
     return (sizes_E + rows_of_block - 1) // rows_of_block
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """P rows that begin at ``start``. ``owned_P1`` marks those of ``expert``."""
 
     expert: jax.Array
@@ -127,7 +127,7 @@ class _Block(NamedTuple):
         return lax.dynamic_update_index_in_dim(sums_EAB, self.matrix(sums_EAB) + product, self.expert, 0)
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
     """The blocks of a buffer in the order of their experts. Only blocks that have a row are numbered."""
 
     rows: int
@@ -137,14 +137,14 @@ class _Blocks(NamedTuple):
     sizes_E: jax.Array
 
     @staticmethod
-    def over(sizes_E: jax.Array, rows: int, rows_of_block: int) -> _Blocks:
-        return _Blocks(rows, rows_of_block, _blocks_of(sizes_E, rows_of_block), jnp.cumsum(sizes_E), sizes_E)
+    def over(sizes_E: jax.Array, rows: int, rows_of_block: int) -> Blocks:
+        return Blocks(rows, rows_of_block, _blocks_of(sizes_E, rows_of_block), jnp.cumsum(sizes_E), sizes_E)
 
     @property
     def number(self) -> jax.Array:
         return jnp.sum(self.blocks_E)
 
-    def at(self, number: jax.Array) -> _Block:
+    def at(self, number: jax.Array) -> Block:
         end_E = jnp.cumsum(self.blocks_E)
         expert = jnp.sum(number >= end_E, dtype=jnp.int32)
         stop, of_expert = self.stop_E[expert], number - (end_E - self.blocks_E)[expert]
@@ -152,4 +152,4 @@ class _Blocks(NamedTuple):
         # A block that would exceed the buffer begins earlier.
         start = jnp.minimum(first, self.rows - self.rows_of_block)
         row_P = start + jnp.arange(self.rows_of_block, dtype=jnp.int32)
-        return _Block(expert, start, ((row_P >= first) & (row_P < stop))[:, None])
+        return Block(expert, start, ((row_P >= first) & (row_P < stop))[:, None])

@@ -7,6 +7,7 @@ of a device, J tiles of all; X any tokens. All others are sizes on one device.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -23,10 +24,11 @@ from shardwright.engine_jax.experts.exchange import (
 )
 from shardwright.engine_jax.experts.grouped import grouped_swiglu
 from shardwright.engine_jax.experts.grouped_blocks import Matrices
+from shardwright.engine_jax.experts.grouped_low import quantized_swiglu
 from shardwright.engine_jax.experts.routing import route
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.dtypes import kept as kept_in
-from shardwright.engine_jax.io.layer_io import ExpertLinks, Links, Params, index_of, size_of
+from shardwright.engine_jax.io.layer_io import ExpertLinks, Links, LowPrecision, Params, index_of, size_of
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 from shardwright.models.parts.architecture import Experts
 from shardwright.models.parts.ends import NO_DOCUMENT
@@ -86,7 +88,7 @@ def experts_layer(
     matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
     kept_experts_BTK = jnp.where(kept_BTK, experts_BTK, experts.num)
     with of_component("moe"):
-        out_BTM, overflow = _expert_outputs(x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, among)
+        out_BTM, overflow = _expert_outputs(x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, among, links.low)
     out_BLM = links.move("router.combined", "router.output", out_BTM)
     counts = MoeCounts(_count_by_expert(experts_BTK, experts.num), dropped, overflow)
     return links.move("router.output", "residual.stream", out_BLM), counts
@@ -214,6 +216,7 @@ def _expert_outputs(
     matrices: Matrices,
     experts: Experts,
     links: ExpertLinks,
+    low: Mapping[str, LowPrecision],
 ) -> tuple[jax.Array, jax.Array]:
     """The outputs of the experts, weighted and summed by token, and the number of assignments that overflow a buffer.
 
@@ -244,18 +247,22 @@ def _expert_outputs(
         chunk=min(traffic.to_one, buffer_rows),
     )
     routes = routes_of(order.sizes_E, exchange)
+
+    def swiglu(rows_RM: jax.Array) -> jax.Array:
+        if "moe.gate" in low:
+            return quantized_swiglu(rows_RM, matrices, routes.sizes_E, links.products.rows, low)
+        return grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products)
+
     if exchange.axes:
         with of_tensor("router.grouped"):
             rows_RM = to_experts(dispatch_rows(x_XM, order, exchange.rows, exchange.rows), routes, exchange)
-        y_RM = grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products)
+        y_RM = swiglu(rows_RM)
         with of_tensor("router.combined"):
             y_NM = from_experts(y_RM, routes, exchange)
         out_XM = combine_rows(y_NM, weights_XK, order, exchange.rows)
     else:
         num_rows = jnp.sum(routes.sizes_E)
-        y_RM = grouped_swiglu(
-            dispatch_rows(x_XM, order, num_rows, buffer_rows), matrices, routes.sizes_E, links.products
-        )
+        y_RM = swiglu(dispatch_rows(x_XM, order, num_rows, buffer_rows))
         out_XM = combine_rows(y_RM, weights_XK, order, num_rows)
     with of_tensor("router.combined"):
         out_BTM = jnp.reshape(reduce_scattered(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.ring), (B, T, M))

@@ -19,6 +19,7 @@ from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.attention_kernels import UNPLANNED, ChosenKernel
 from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.core.plan.movement import ReshardStep
+from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
 
 Params = Mapping[str, jax.Array]
@@ -100,12 +101,24 @@ class ExpertLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowPrecision:
+    """How the operands of the three products with a weight are quantized; an operand without a quantizer is not.
+
+    ``amax_axes``: the axes over which devices hold parts of what shares a scale of an operand.
+    """
+
+    quantizers: Mapping[tuple[Product, Operand], Quantizer]
+    amax_axes: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """All that the mathematics knows of a layout.
 
     ``vocab``: by component, the axes that shard the vocabulary. ``entries``: of a vocabulary that is padded in memory, the
     number without padding; None where it is not. ``tied_once``: a tied embedding is taken into use once
-    for both its uses. ``experts``: None where the model has none.
+    for both its uses. ``experts``: None where the model has none. ``low``: by its name in the layer, or in the table where it has
+    no layer, each weight whose products are quantized.
     """
 
     move: Move
@@ -116,6 +129,7 @@ class Links:
     tied_once: bool = True
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks | None = None
+    low: Mapping[str, LowPrecision] = field(default_factory=dict)
 
 
 def index_of(axes: Sequence[str]) -> jax.Array | int:

@@ -30,8 +30,10 @@ silu.defvjp(lambda gate: (silu(gate), gate), _silu_backward)
 def feed_forward(x_BLM: jax.Array, weights: Params, name: str, links: Links) -> jax.Array:
     """What the layer adds to the residual stream, BLM. ``name`` is ``mlp`` or ``shared``, as in the table."""
     x_BLM = links.move("residual.stream", f"{name}.input", x_BLM)
-    gate_BLF = weight_product("BLM,MF->BLF", x_BLM, weights[f"{name}.gate"])
-    up_BLF = weight_product("BLM,MF->BLF", x_BLM, weights[f"{name}.up"])
-    hidden_BLF = silu(gate_BLF) * up_BLF
-    out_BLM = weight_product("BLF,FM->BLM", hidden_BLF, weights[f"{name}.down"])
+
+    def product(dims: str, x: jax.Array, of: str) -> jax.Array:
+        return weight_product(dims, x, weights[f"{name}.{of}"], low=links.low.get(f"{name}.{of}"))
+
+    hidden_BLF = silu(product("BLM,MF->BLF", x_BLM, "gate")) * product("BLM,MF->BLF", x_BLM, "up")
+    out_BLM = product("BLF,FM->BLM", hidden_BLF, "down")
     return links.move(f"{name}.projected", "residual.stream", out_BLM)

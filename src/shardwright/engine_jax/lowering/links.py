@@ -24,7 +24,16 @@ from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
-from shardwright.engine_jax.io.layer_io import AttentionLinks, ExpertLinks, Links, Ring, TokenRing, index_of, size_of
+from shardwright.engine_jax.io.layer_io import (
+    AttentionLinks,
+    ExpertLinks,
+    Links,
+    LowPrecision,
+    Ring,
+    TokenRing,
+    index_of,
+    size_of,
+)
 from shardwright.engine_jax.io.redistribute import redistribute
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 
@@ -67,6 +76,7 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
         tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan, backend),
         experts=_experts(plan, backend),
+        low=_low(plan),
     )
 
 
@@ -205,6 +215,16 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, planned: WeightResharding)
         reduce_dtype=planned.reduce_dtype,
         shape=_shard_shape(planned.at_rest, row.shape, mesh),
     )
+
+
+def _low(plan: Plan) -> dict[str, LowPrecision]:
+    return {
+        weight.name: LowPrecision(
+            quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
+            amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
+        )
+        for weight in plan.quantized
+    }
 
 
 def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ B rows, L tokens, M embed, V vocabulary, N layers of a stack. All are sizes on o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -56,9 +57,14 @@ def forward(
     for stack in architecture.stacks:
         names = table.names_in(stack.name)
         layers = {name: params[name] for name in names}
+        of_stack_links = replace(links, low={names[name]: links.low[name] for name in names if name in links.low})
 
         def one_layer(
-            x_BLM: jax.Array, layer: Params, stack: Stack = stack, names: Mapping[str, str] = names
+            x_BLM: jax.Array,
+            layer: Params,
+            stack: Stack = stack,
+            names: Mapping[str, str] = names,
+            links: Links = of_stack_links,
         ) -> tuple[jax.Array, MoeCounts | None]:
             weights = {names[name]: links.use(name, array) for name, array in layer.items()}
             return _layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, links)

@@ -2,4 +2,5 @@
 
 arrays.py    JAX's functions for the core's formula of quantizers
 operands.py  an operand of a product, quantized
+products.py  the three products with a weight
 """

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from math import gcd
 
 import torch
-from torch.nn import functional
 
 from shardwright.engine_torch.attention.ring import ring_attention
 from shardwright.engine_torch.attention.scores import AttentionMask, attend
-from shardwright.engine_torch.io.layer_io import AttentionLinks, Links, Params
+from shardwright.engine_torch.io.layer_io import AttentionLinks, Links, LowPrecision, Params
 from shardwright.engine_torch.layers.norm import rms_norm
+from shardwright.engine_torch.layers.product import weight_product
 from shardwright.engine_torch.layers.rotary import Angles, angles, rotate
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
 
@@ -53,13 +53,17 @@ def attention(
     else:
         out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     out_BLHE = links.move("attention.attended", "attention.output", out_BTHE)
-    out_BLM = functional.linear(out_BLHE.flatten(2), weights["attention.o"])
+    out_BLM = _projected(out_BLHE.flatten(2), "attention.o", weights, links)
     return links.move("attention.projected", "residual.stream", out_BLM)
 
 
-def _heads(x_BLM: torch.Tensor, weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Tokens times the weights of all heads, which are concatenated along dim 0: BLHD."""
-    return functional.linear(x_BLM, weight).unflatten(-1, (-1, head_dim))
+def _projected(x: torch.Tensor, name: str, weights: Params, links: Links) -> torch.Tensor:
+    return weight_product(x, weights[name], low=links.low.get(name))
+
+
+def _heads(of_all: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The products with the weights of all heads, which are concatenated along dim 0 of the weight: BLHD."""
+    return of_all.unflatten(-1, (-1, head_dim))
 
 
 def _grouped(
@@ -72,9 +76,9 @@ def _grouped(
     links: Links,
 ) -> torch.Tensor:
     interleaved = architecture.rope.interleaved
-    q_BLHD = rotate(_heads(x_BLM, weights["attention.q"], form.head_dim), rotation, interleaved)
-    k_BLKD = rotate(_heads(x_BLM, weights["attention.k"], form.head_dim), rotation, interleaved)
-    v_BLKD = _heads(x_BLM, weights["attention.v"], form.head_dim)
+    q_BLHD = rotate(_heads(_projected(x_BLM, "attention.q", weights, links), form.head_dim), rotation, interleaved)
+    k_BLKD = rotate(_heads(_projected(x_BLM, "attention.k", weights, links), form.head_dim), rotation, interleaved)
+    v_BLKD = _heads(_projected(x_BLM, "attention.v", weights, links), form.head_dim)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
@@ -100,15 +104,16 @@ def _latent(
 ) -> torch.Tensor:
     rope, eps = architecture.rope, architecture.latent_norm_eps
     if form.q_lora is None:
-        q_BLHD = _heads(x_BLM, weights["attention.q"], form.head_dim)
+        q_BLHD = _heads(_projected(x_BLM, "attention.q", weights, links), form.head_dim)
     else:
-        down_BLQ = rms_norm(functional.linear(x_BLM, weights["attention.q_down"]), weights["attention.q_norm"], eps)
-        q_BLHD = _heads(down_BLQ, weights["attention.q_up"], form.head_dim)
+        down_BLQ = _projected(x_BLM, "attention.q_down", weights, links)
+        down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
+        q_BLHD = _heads(_projected(down_BLQ, "attention.q_up", weights, links), form.head_dim)
     nope_BLHD, rotary_BLHP = q_BLHD.split([form.nope_dim, form.rope_dim], dim=-1)
     q_BLHD = torch.cat([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], dim=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
-    latent_BLR = functional.linear(x_BLM, weights["attention.kv_down"])
+    latent_BLR = _projected(x_BLM, "attention.kv_down", weights, links)
     compressed_BLN, key_BLP = latent_BLR.split([form.kv_lora, form.rope_dim], dim=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
     key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]
@@ -116,7 +121,7 @@ def _latent(
 
     scale = form.head_dim**-0.5 * rope.score_factor
     kv_up = _own_heads(weights["attention.kv_up"], q_BTHD.shape[2], form, links.attention)
-    keys_and_values = _keys_and_values(kv_up, form)
+    keys_and_values = _keys_and_values(kv_up, form, links.low.get("attention.kv_up"))
     if links.attention.ring.group is not None:
         return ring_attention(q_BTHD, (latent_BLR,), keys_and_values, mask, scale, links.attention.ring)
     latent_BSR = links.move("attention.latent", "attention.latent_attended", latent_BLR)
@@ -124,14 +129,14 @@ def _latent(
 
 
 def _keys_and_values(
-    kv_up: torch.Tensor, form: LatentAttention
+    kv_up: torch.Tensor, form: LatentAttention, low: LowPrecision | None
 ) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor]]:
     """A function from a latent of any tokens to the keys and values of this rank's heads."""
 
     def keys_and_values(held: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         (latent_BSR,) = held
         compressed_BSN, key_BSP = latent_BSR.split([form.kv_lora, form.rope_dim], dim=-1)
-        kv_BSHD = _heads(compressed_BSN, kv_up, form.nope_dim + form.value_dim)
+        kv_BSHD = _heads(weight_product(compressed_BSN, kv_up, low=low), form.nope_dim + form.value_dim)
         nope_BSHD, v_BSHE = kv_BSHD.split([form.nope_dim, form.value_dim], dim=-1)
         shared_BSHP = key_BSP[:, :, None, :].expand(*nope_BSHD.shape[:3], form.rope_dim)
         return torch.cat([nope_BSHD, shared_BSHP], dim=-1), v_BSHE

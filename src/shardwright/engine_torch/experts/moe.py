@@ -7,6 +7,7 @@ sorted by expert. All others are sizes on one rank.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from shardwright.engine_torch.experts.grouped import Matrices, grouped_swiglu
 from shardwright.engine_torch.experts.routing import route
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.dtypes import kept as kept_in
-from shardwright.engine_torch.io.layer_io import ExpertLinks, Links, Params
+from shardwright.engine_torch.io.layer_io import ExpertLinks, Links, LowPrecision, Params
 from shardwright.engine_torch.io.redistribute import gathered as all_gathered
 from shardwright.models.parts.architecture import Experts
 from shardwright.models.parts.ends import NO_DOCUMENT
@@ -60,7 +61,9 @@ def experts_layer(
     dropped = ((experts_BTK < experts.num) & ~kept_BTK).sum()
     matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
     kept_experts_BTK = torch.where(kept_BTK, experts_BTK, experts.num)
-    out_BTM, overflow = _expert_outputs(x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, links.experts)
+    out_BTM, overflow = _expert_outputs(
+        x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, links.experts, links.low
+    )
     out_BLM = links.move("router.combined", "router.output", out_BTM)
     counts = MoeCounts(_count_by_expert(experts_BTK, experts.num), dropped, overflow)
     return links.move("router.output", "residual.stream", out_BLM), counts
@@ -97,6 +100,7 @@ def _expert_outputs(
     matrices: Matrices,
     experts: Experts,
     links: ExpertLinks,
+    low: Mapping[str, LowPrecision],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs of the experts, weighted and summed by token, and the number of assignments that overflow a buffer.
 
@@ -123,11 +127,11 @@ def _expert_outputs(
     assignment_N = order_N[:num]
     rows_NM = dispatch_rows(x_XM, assignment_N // K)
     if links.ring:
-        y_NM, received = grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many), num
+        y_NM, received = grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many, low), num
     else:
         routes = routes_of(sizes_E, num, links.peers, links.how_many)
         received_RM = to_experts(rows_NM, routes, links.peers)
-        y_RM = grouped_swiglu(received_RM, matrices, routes.sizes_E, links.how_many)
+        y_RM = grouped_swiglu(received_RM, matrices, routes.sizes_E, links.how_many, low)
         y_NM, received = from_experts(y_RM, routes, links.peers), sum(routes.received_D)
     # Not a matrix product: each token sums a few rows.
     wide = computed("combined", y_NM.dtype)

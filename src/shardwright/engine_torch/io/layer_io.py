@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
 from shardwright.engine_torch.io.mesh import Peers
 
@@ -80,9 +81,21 @@ class ExpertLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowPrecision:
+    """How the operands of the three products with a weight are quantized; an operand without a quantizer is not.
+
+    ``amax_peers``: the ranks that hold parts of what shares a scale of an operand.
+    """
+
+    quantizers: Mapping[tuple[Product, Operand], Quantizer]
+    amax_peers: Mapping[tuple[Product, Operand], Peers] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary. ``entries``: of a
-    vocabulary that is padded in memory, the number without padding; None where it is not."""
+    vocabulary that is padded in memory, the number without padding; None where it is not. ``low``: by its name in the layer,
+    or in the table where it has no layer, each weight whose products are quantized."""
 
     move: Move
     use: Use
@@ -90,3 +103,4 @@ class Links:
     entries: int | None = None
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks = ExpertLinks()
+    low: Mapping[str, LowPrecision] = field(default_factory=dict)

@@ -9,10 +9,17 @@ import torch
 from torch.nn import functional
 
 from shardwright.engine_torch.io.dtypes import kept
+from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.precision.products import quantized_product
 
 
-def weight_product(x: torch.Tensor, weight_OI: torch.Tensor, what: str = "product") -> torch.Tensor:
-    """Tokens times a weight, outputs first, in the dtypes of row ``what`` of ``core/model/precision.py``."""
+def weight_product(
+    x: torch.Tensor, weight_OI: torch.Tensor, what: str = "product", low: LowPrecision | None = None
+) -> torch.Tensor:
+    """Tokens times a weight, outputs first, in the dtypes of row ``what`` of ``core/model/precision.py``, or of operands that
+    are quantized as ``low`` says."""
+    if low is not None:
+        return quantized_product(x, weight_OI, what, low)
     dtype = kept(what, x.dtype)
     if dtype == x.dtype:
         return functional.linear(x, weight_OI)

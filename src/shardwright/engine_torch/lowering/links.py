@@ -24,7 +24,7 @@ from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_torch.io.dtypes import torch_dtype
-from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLinks, Links
+from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLinks, Links, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.redistribute import own_shard, redistribute, zero_padded
 from shardwright.engine_torch.io.scopes import moving
@@ -63,6 +63,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
         entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1],
         attention=_attention(plan, ranks),
         experts=_experts(plan, ranks),
+        low=_low(plan, ranks),
     )
 
 
@@ -180,6 +181,16 @@ class _WithBackward(torch.autograd.Function):
     def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         passes: _Passes = ctx.passes
         return passes.run_backward(cotangents[0]), None
+
+
+def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
+    return {
+        weight.name: LowPrecision(
+            quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
+            amax_peers={(one.product, one.operand): ranks.peers(one.reduced) for one in weight.operands},
+        )
+        for weight in plan.quantized
+    }
 
 
 def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...]:

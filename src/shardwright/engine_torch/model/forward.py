@@ -6,6 +6,7 @@ B rows, L tokens, M embed. All are sizes on one rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -33,6 +34,7 @@ def layer(
     """One layer's output, BLM, and its counts. ``params``: its weights by the table's names, gathered; ``names``: from these to
     the names within a layer; ``valid_BL``: tokens that are not padding, for a layer with experts."""
     weights = {names[name]: links.use(name, weight) for name, weight in params.items()}
+    links = replace(links, low={names[name]: links.low[name] for name in names if name in links.low})
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
     x_BLM = x_BLM + attention(normed_BLM, weights, architecture, rotation, mask, links)
