@@ -20,6 +20,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.layout.layout import Layout
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
@@ -67,7 +68,7 @@ class Case:
     """A model under a layout, for which a step is compiled.
 
     ``mesh``, ``move`` and ``settings`` as on the command line. ``layout``: a preset's name, or one of ``own_layouts``.
-    ``balanced``: rows are in head-tail order over the devices that shard them.
+    ``balanced``: rows are in head-tail order over the devices that shard them. ``precision``: the preset of a recipe, or none.
     """
 
     model: str
@@ -78,6 +79,7 @@ class Case:
     settings: str = ""
     move: str = ""
     balanced: bool = False
+    precision: str = ""
 
     def __str__(self) -> str:
         return " ".join(
@@ -89,13 +91,21 @@ class Case:
                 *([self.move] if self.move else []),
                 *(["head-tail"] if self.balanced else []),
                 *([self.settings] if self.settings else []),
+                *([self.precision] if self.precision else []),
             ]
         )
 
     @property
     def alone(self) -> Case:
         """The same rows of the same model on one device, in one microbatch."""
-        return Case(model=self.model, layout="fsdp", mesh="fsdp=1", rows=self.rows, settings=self.settings)
+        return Case(
+            model=self.model,
+            layout="fsdp",
+            mesh="fsdp=1",
+            rows=self.rows,
+            settings=self.settings,
+            precision=self.precision,
+        )
 
     @property
     def seed(self) -> int:
@@ -157,6 +167,7 @@ def plan_of(case: Case) -> Plan:
             mesh_sizes=mesh_sizes(case.mesh),
             microbatches=case.microbatches,
             load_balanced=case.balanced,
+            precision=preset(case.precision) if case.precision else None,
         )
     )
     assert not plan.errors, plan.errors

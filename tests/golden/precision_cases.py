@@ -65,7 +65,7 @@ ON_PRECISION: tuple[Case, ...] = (
     Case(
         name="SW415-recipe",
         layout=FSDP,
-        options={"devices": 4, "precision": replace(ROW, name="mine")},
-        neighbour={"options": {"devices": 4}},
+        options={"devices": 4, "precision": replace(preset("fp8-delayed"), high_layers=1)},
+        neighbour={"options": {"devices": 4, "precision": "mxfp8"}},
     ),
 )

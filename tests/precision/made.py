@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-SHAPE = (96, 256)
-"""24,576 elements: more than 10,000 for each quantizer, and whole blocks of 32 rows, of 128 features and a part of one of rows."""
+SHAPE = (48, 256)
+"""12,288 elements, in blocks of 32 and 128 features, and of 16 rows; blocks of 128 rows are larger than the array."""
+
+FEW = (16, 256)
+"""Of an array with one kind of extreme values."""
 
 LARGEST = float(np.finfo(np.float32).max)
 SUBNORMAL = 2.0**-149
@@ -38,17 +41,17 @@ def on_the_edge(seed: int = 1) -> np.ndarray:
 def extreme() -> dict[str, np.ndarray]:
     """One array for each kind of value that spoils a scale."""
     rng = np.random.default_rng(2)
-    exponents = rng.integers(-160, -90, (*SHAPE[:-1], 1))
-    tiny = np.ldexp(rng.standard_normal(SHAPE), exponents).astype(np.float32)
-    huge = np.ldexp(rng.uniform(-1, 1, SHAPE), rng.integers(100, 129, (*SHAPE[:-1], 1))).astype(np.float32)
-    huge[3, 5], huge[40, 200] = LARGEST, -LARGEST
+    exponents = rng.integers(-160, -90, (FEW[0], 1))
+    tiny = np.ldexp(rng.standard_normal(FEW), exponents).astype(np.float32)
+    huge = np.ldexp(rng.uniform(-1, 1, FEW), rng.integers(100, 129, (FEW[0], 1))).astype(np.float32)
+    huge[3, 5], huge[10, 200] = LARGEST, -LARGEST
     return {
-        "zeros": np.zeros(SHAPE, np.float32),
-        "subnormal": np.full(SHAPE, SUBNORMAL, np.float32) * rng.integers(-9, 9, SHAPE).astype(np.float32),
+        "zeros": np.zeros(FEW, np.float32),
+        "subnormal": np.full(FEW, SUBNORMAL, np.float32) * rng.integers(-9, 9, FEW).astype(np.float32),
         "tiny": tiny,
         "huge": huge,
-        "infinite": with_values(ordinary(3), [np.inf, -np.inf]),
-        "NaN": with_values(ordinary(4), [np.nan, -np.nan]),
+        "infinite": with_values(ordinary(3, FEW), [np.inf, -np.inf]),
+        "NaN": with_values(ordinary(4, FEW), [np.nan, -np.nan]),
     }
 
 
@@ -56,10 +59,10 @@ def with_values(x: np.ndarray, values: list[float]) -> np.ndarray:
     """The array with these values in some of its rows, and a block of zeros."""
     x = x.copy()
     for number, value in enumerate(values):
-        x[number * 7 :: 31, 17 + 100 * number] = value
-    x[64:96, 128:] = 0
+        x[number * 3 :: 7, 17 + 100 * number] = value
+    x[8:, 128:] = 0
     return x
 
 
-ARRAYS = {"ordinary": ordinary(), "edge": on_the_edge(), "bfloat16": ordinary(5), **extreme()}
+ARRAYS = {"ordinary": ordinary(), "edge": on_the_edge(), "bfloat16": ordinary(5, FEW), **extreme()}
 ARRAYS["bfloat16"] = (ARRAYS["bfloat16"].view(np.uint32) & 0xFFFF0000).view(np.float32)

@@ -6,31 +6,27 @@ This is the only such list. An engine refuses what is listed here, and otherwise
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from shardwright.core.checks.edits import entry, named_roles, option, resized, rule, without_rule
+from shardwright.core.checks.edits import entry, named_roles, option, other_recipe, resized, rule, without_rule
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.layout import Engine, Rule
 from shardwright.core.layout.roles import ROLES
-from shardwright.core.layout.wording import either, every, others, product
+from shardwright.core.layout.wording import every, others, product
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained, weight_of_layer
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import WeightResharding, weight_reshardings
-from shardwright.core.recipes.presets import PRESETS, preset
 
 ON_JAX = option("engine", "jax")
 WITHOUT_RECIPE = Candidate(text="leave --precision out", edit=lambda request: replace(request, precision=None))
 
 ENGINES: Mapping[Engine, str] = {"jax": "the JAX engine", "torch": "the PyTorch engine"}
 
-RECIPES: Mapping[Engine, tuple[str, ...]] = {"jax": (), "torch": ()}
-"""The recipes of low precision that each engine runs, by name."""
-
-RECIPE_SETTINGS: Mapping[Engine, tuple[str, ...]] = {"jax": (), "torch": ()}
-"""What each engine runs of a recipe besides the patterns in ``high``: fields of it that are not their default."""
+QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-current")
+"""Recipes by which both engines quantize: the fixes of one by which they do not."""
 
 
 def not_run(plan: Plan) -> Iterator[Draft]:
@@ -53,23 +49,27 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
     recipe, engine = plan.request.precision, plan.request.engine
     if recipe is None:
         return
-    plain = replace(preset(recipe.name, **recipe.options), high=recipe.high) if recipe.name in PRESETS else None
-    others_of_it = [
-        field.name
-        for field in fields(recipe)
-        if plain is not None and getattr(recipe, field.name) != getattr(plain, field.name)
-    ]
-    if recipe.name in RECIPES[engine] and set(others_of_it) <= set(RECIPE_SETTINGS[engine]):
+    quantizers = recipe.quantizers.values()
+    missing = {
+        "delayed amaxes": recipe.history is not None,
+        "stochastic rounding": any(one.rounding == "stochastic" for one in quantizers),
+        "the Hadamard transform": any(one.hadamard is not None for one in quantizers),
+        "layers that stay high": recipe.high_layers > 0,
+        "gathers of codes": recipe.gather_quantized,
+        "the router's products": any(weight.component == "router" for weight in plan.quantized),
+        "products of your own program": plan.request.table.program != "ours",
+    }
+    found = [what for what, has in missing.items() if has]
+    if not found:
         return
-    rest = f" with {every(map(repr, others_of_it))} of its own" if others_of_it else ""
     finding = Finding(
         code=NOT_RUN,
         severity="error",
         where="--precision",
-        found=f"recipe '{recipe.name}'{rest}, by which {ENGINES[engine]} does not quantize yet",
-        needed=f"{either(map(repr, RECIPES[engine]))}, or no recipe" if RECIPES[engine] else "no recipe",
+        found=f"recipe '{recipe.name}' has {every(found)}, which {ENGINES[engine]} does not run yet",
+        needed="a recipe without that, or none",
     )
-    yield Draft(finding=finding, candidates=(WITHOUT_RECIPE,))
+    yield Draft(finding=finding, candidates=(*map(other_recipe, QUANTIZES), WITHOUT_RECIPE))
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:

@@ -7,7 +7,7 @@ Blocks over rows, which a matrix's gradient has, begin with the first row of eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from shardwright.engine_jax.io.layer_io import LowPrecision
 from shardwright.engine_jax.precision.arrays import ARRAYS
 from shardwright.engine_jax.precision.operands import values
 
-Values = Callable[[jax.Array, Quantizer, tuple[str, ...]], jax.Array]
+HIGH = LowPrecision(quantizers={})
 
 
 def quantized_swiglu(
@@ -32,7 +32,7 @@ def quantized_swiglu(
     """``grouped_swiglu`` of operands that are quantized as ``low`` says, by ``moe.gate``, ``moe.up`` and ``moe.down``."""
 
     def product(x: jax.Array, matrices: jax.Array, name: str) -> jax.Array:
-        return quantized_grouped_product(x, matrices, sizes_E, block_rows, low[f"moe.{name}"])
+        return quantized_grouped_product(x, matrices, sizes_E, block_rows, low.get(f"moe.{name}", HIGH))
 
     gate_RF, up_RF = product(rows_RM, experts.gate_EMF, "gate"), product(rows_RM, experts.up_EMF, "up")
     return product(activated(gate_RF, up_RF), experts.down_EFM, "down")
@@ -44,20 +44,20 @@ def quantized_grouped_product(
     """Each row times the matrix of its own expert, RO, and the two products of the backward pass."""
 
     @jax.custom_vjp
-    def product(x_RI: jax.Array, matrices_EIO: jax.Array) -> jax.Array:
+    def product(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array) -> jax.Array:
         x, matrices = _operands("output", low, x_RI, matrices_EIO.swapaxes(1, 2), _Rows.of(x_RI, sizes_E))
         return _by_own_matrix(x, matrices, sizes_E, block_rows).astype(x_RI.dtype)
 
-    def backward(saved: tuple[jax.Array, jax.Array], d_RO: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x_RI, matrices_EIO = saved
+    def backward(saved: tuple[jax.Array, jax.Array, jax.Array], d_RO: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+        x_RI, matrices_EIO, sizes_E = saved
         rows, d_RO = _Rows.of(x_RI, sizes_E), d_RO.astype(x_RI.dtype)
         d, matrices = _operands("input_gradient", low, d_RO, matrices_EIO, rows)
         d_x_RI = _by_own_matrix(d, matrices, sizes_E, block_rows).astype(x_RI.dtype)
         x, d = _operands("weight_gradient", low, x_RI, d_RO, rows)
-        return d_x_RI, _over_own_rows(x, d, sizes_E, block_rows).astype(matrices_EIO.dtype)
+        return d_x_RI, _over_own_rows(x, d, sizes_E, block_rows).astype(matrices_EIO.dtype), None
 
-    product.defvjp(lambda x, matrices: (product(x, matrices), (x, matrices)), backward)
-    return product(x_RI, matrices_EIO)
+    product.defvjp(lambda *given: (product(*given), given), backward)
+    return product(x_RI, matrices_EIO, sizes_E)
 
 
 class _Rows(NamedTuple):
@@ -75,17 +75,12 @@ class _Rows(NamedTuple):
         start_E = jnp.append(end_E - sizes_E, end_E[-1])
         return cls(expert_R, row_R - start_E[expert_R], sizes_E.shape[0])
 
-    def block_of_row(self, rows: int | None) -> jax.Array:
-        """The block of so many rows that each row belongs to, as a number; a block of ``ENTIRE`` has all of an expert's."""
-        blocks = 1 if rows is ENTIRE else -(-self.expert_R.shape[0] // rows)
-        within_R = 0 if rows is ENTIRE else self.number_R // rows
-        return self.expert_R * blocks + within_R
-
     def largest(self, amax_RX: jax.Array, rows: int | None) -> jax.Array:
-        """For each row, the largest amax of the rows of its block."""
-        block_R = self.block_of_row(rows)
-        num = (self.experts + 1) * (1 if rows is ENTIRE else -(-self.expert_R.shape[0] // rows))
-        return jax.ops.segment_max(amax_RX, block_R, num)[block_R]
+        """For each row, the largest amax of the rows of its block of so many rows; of ``ENTIRE``: of all of its expert."""
+        of_block = rows or max(1, amax_RX.shape[0])
+        blocks = -(-amax_RX.shape[0] // of_block)
+        block_R = self.expert_R * blocks + self.number_R // of_block
+        return jax.ops.segment_max(amax_RX, block_R, (self.experts + 1) * blocks)[block_R]
 
 
 def _operands(name: Product, low: LowPrecision, x: jax.Array, y: jax.Array, rows: _Rows) -> tuple[jax.Array, jax.Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -248,8 +248,8 @@ def _expert_outputs(
     )
     routes = routes_of(order.sizes_E, exchange)
 
-    def swiglu(rows_RM: jax.Array) -> jax.Array:
-        if "moe.gate" in low:
+    def swiglu(rows_RM: Any) -> jax.Array:
+        if any(f"moe.{name}" in low for name in ("gate", "up", "down")):
             return quantized_swiglu(rows_RM, matrices, routes.sizes_E, links.products.rows, low)
         return grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products)
 

@@ -117,8 +117,8 @@ class Links:
 
     ``vocab``: by component, the axes that shard the vocabulary. ``entries``: of a vocabulary that is padded in memory, the
     number without padding; None where it is not. ``tied_once``: a tied embedding is taken into use once
-    for both its uses. ``experts``: None where the model has none. ``low``: by its name in the layer, or in the table where it has
-    no layer, each weight whose products are quantized.
+    for both its uses. ``experts``: None where the model has none. ``low``: by its name, inside a
+    layer that in the layer, each weight whose products are quantized.
     """
 
     move: Move

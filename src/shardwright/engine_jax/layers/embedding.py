@@ -63,7 +63,8 @@ def logits(x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, links: L
         kernel, product = tied_VM, "BLM,VM->BLV"
     else:
         kernel, product = links.use("embedding.tokens", params["embedding.tokens"], "logits"), "BLM,VM->BLV"
-    return without_padding(weight_product(product, x_BLM, kernel, "logits"), links)
+    low = links.low.get("logits.kernel" if "logits.kernel" in params else "embedding.tokens")
+    return without_padding(weight_product(product, x_BLM, kernel, "logits", low), links)
 
 
 def without_padding(logits_BLV: jax.Array, links: Links) -> jax.Array:

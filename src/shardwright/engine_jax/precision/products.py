@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.core.recipes.recipe import OPERANDS, Product
+from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_jax.io.dtypes import kept
 from shardwright.engine_jax.io.layer_io import LowPrecision
 from shardwright.engine_jax.precision.operands import values
@@ -94,7 +94,7 @@ class _Form(NamedTuple):
 
 def _multiplied(name: Product, x: jax.Array, y: jax.Array, low: LowPrecision, *, contracted_dims: int = 1) -> jax.Array:
     """The sums over the last ``contracted_dims`` dims of two operands, in float32."""
-    places = [(name, operand) for operand in OPERANDS[name]]
+    places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
     all_narrow = all(place in low.quantizers for place in places)
     operands = []
     for place, operand in zip(places, (x, y), strict=True):

@@ -94,8 +94,8 @@ class LowPrecision:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary. ``entries``: of a
-    vocabulary that is padded in memory, the number without padding; None where it is not. ``low``: by its name in the layer,
-    or in the table where it has no layer, each weight whose products are quantized."""
+    vocabulary that is padded in memory, the number without padding; None where it is not. ``low``: by its name, inside
+    a layer that in the layer, each weight whose products are quantized."""
 
     move: Move
     use: Use

@@ -60,7 +60,8 @@ def logits(x_BLM: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
         kernel_VM = links.use("logits.kernel", params["logits.kernel"])
     else:
         kernel_VM = links.use("embedding.tokens", params["embedding.tokens"], "logits")
-    return without_padding(weight_product(x_BLM, kernel_VM, "logits"), links)
+    low = links.low.get("logits.kernel" if "logits.kernel" in params else "embedding.tokens")
+    return without_padding(weight_product(x_BLM, kernel_VM, "logits", low), links)
 
 
 def without_padding(logits_BLV: torch.Tensor, links: Links) -> torch.Tensor:

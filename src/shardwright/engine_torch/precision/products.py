@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.core.recipes.recipe import OPERANDS, Product
+from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
 from shardwright.engine_torch.precision.operands import values
@@ -48,7 +48,7 @@ def _multiplied(
     name: Product, x: torch.Tensor, y: torch.Tensor, low: LowPrecision, *, contracted_dims: int = 1
 ) -> torch.Tensor:
     """The sums over the last ``contracted_dims`` dims of two operands: in float32, or else in the operands' dtype."""
-    places = [(name, operand) for operand in OPERANDS[name]]
+    places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
     all_narrow = all(place in low.quantizers for place in places)
     operands = []
     for place, operand in zip(places, (x, y), strict=True):
