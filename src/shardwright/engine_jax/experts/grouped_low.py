@@ -1,6 +1,7 @@
 """The experts' grouped products with quantized operands: each expert's rows are an operand of their own, as its matrix is.
 
-R rows of a buffer, E experts of a device, I and O the input and output widths of a matrix, X any width, P rows of a block.
+R rows of a buffer, E experts of a device, M embed, F hidden units; I and O the input and output widths of a matrix, X any width,
+P rows of a block.
 
 Blocks over rows, which a matrix's gradient has, begin with the first row of each expert.
 """
