@@ -28,6 +28,43 @@ def run(arguments: Sequence[str], more: Mapping[str, str] | None = None) -> subp
     )
 
 
+KILLS = """
+import os
+import signal
+
+if os.environ.get("RANK") == os.environ["KILLED_RANK"]:
+    from shardwright.checkpoint.reading import streams
+
+    def open_regular(path):
+        with open(os.environ["KILLED_MARK"], "w") as file:
+            file.write(str(path))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    streams.open_regular = open_regular
+"""
+"""What Python runs when it starts: one rank is killed when it opens the first file of elements."""
+
+
+def killed_in_load(arguments: Sequence[str], rank: int, folder: Path) -> tuple[subprocess.CompletedProcess[str], str]:
+    """A run in which a rank is killed while all load; and the file that it was about to read, empty if it read none.
+
+    ``folder``: an empty one. The run has ``2 * KILLED_WITHIN_S`` to start and to end.
+    """
+    mark = folder / "mark"
+    mark.touch()
+    (folder / "sitecustomize.py").write_text(KILLS)
+    more = {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "KILLED_RANK": str(rank), "KILLED_MARK": str(mark)}
+    done = subprocess.run(
+        command(arguments),
+        env=environment(more),
+        capture_output=True,
+        text=True,
+        timeout=2 * KILLED_WITHIN_S,
+        check=False,
+    )
+    return done, mark.read_text()
+
+
 @contextmanager
 def started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """A run in progress; it is killed at the end of the block if it has not ended."""

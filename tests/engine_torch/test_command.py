@@ -15,7 +15,7 @@ import pytest
 
 from shardwright.cli.main import main
 from tests.engine_jax.commands import compiled_once
-from tests.engine_torch.commands import KILLED_WITHIN_S, flip, losses, pid_of_rank, run, started
+from tests.engine_torch.commands import KILLED_WITHIN_S, flip, killed_in_load, losses, pid_of_rank, run, started
 from tests.matrix import rest
 
 MODEL = ["mixtral-test", "--batch", "8", "--length", "16", "--steps", "6", "--set", "num_layers=1"]
@@ -51,6 +51,16 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_run_goes_on(tmp_path: Path) 
     assert "process 1 of 2" in said
     assert "Traceback" not in said
     before = len(losses(out))
+    # Again while all load: weights that both need are read by one of them.
+    folder = tmp_path / "start"
+    folder.mkdir()
+    ended, read = killed_in_load([*arguments, "--steps", "1000", "--resume"], 1, folder)
+    assert read.startswith(str(sorted(out.glob("checkpoints/step-????????"))[-1])), ended.stderr
+    assert ended.returncode == 1
+    assert "shardwright: rank 1 of 2 was ended by SIGKILL." in ended.stderr
+    assert "process 1 of 2" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(losses(out)) == before
     # The newest checkpoint has a flipped bit, in a box that one of the ranks reads: all read the previous one.
     newest = sorted(out.glob("checkpoints/step-????????"))[-1]
     flip(newest)
