@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,11 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardwright.checkpoint.reading import streams
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch import Saver, load, save
-from shardwright.engine_torch.own_program import store
-from tests.checkpoint.reads import Counted
 
 Sharding = tuple[str, tuple[int, ...]]
 """The kind of sharding, and the sizes of its mesh."""
@@ -134,13 +130,6 @@ def load_small(kind: str, sizes: tuple[int, ...], folder: str) -> list[str]:
         or array.shape != needed[name].shape
         or not np.allclose(array, needed[name], rtol=1e-6)
     ]
-
-
-def load_small_counted(kind: str, sizes: tuple[int, ...], folder: str, most_boxes: int) -> tuple[list[str], int]:
-    """As ``load_small``, and the bytes of elements that this rank reads. ``most_boxes``: known of all ranks at one time."""
-    Counted.total = 0
-    with patch.object(streams, "open_regular", Counted), patch.object(store, "MOST_BOXES", most_boxes):
-        return load_small(kind, sizes, folder), Counted.total
 
 
 def message(do: Callable[..., Any], *arguments: Any, **named: Any) -> str:

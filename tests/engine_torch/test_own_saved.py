@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shardwright.checkpoint import open_newest, verify
-from tests.engine_torch.own_saved import (
-    Sharding,
-    load_small,
-    load_small_counted,
-    numbered,
-    save_small,
-    save_small_in_background,
-)
+from tests.engine_torch.own_saved import Sharding, load_small, numbered, save_small, save_small_in_background
 from tests.engine_torch.ranks import Ranks
 from tests.matrix import some
 
@@ -67,14 +59,3 @@ def test_a_module_is_saved_as_it_was_at_the_call(four: Ranks, tmp_path: Path) ->
     four.run(save_small_in_background, "fsdp-tp", (2, 2), str(tmp_path))
     assert verify(tmp_path)["ok"]
     assert four.run(load_small, "fsdp", (4,), str(tmp_path)) == [[]] * 4
-
-
-def test_all_ranks_read_every_byte_once_however_many_boxes_they_have(four: Ranks, tmp_path: Path) -> None:
-    """Also where the ranks exchange their boxes tensor by tensor, as thousands of them do."""
-    four.run(save_small, "fsdp", (4,), str(tmp_path))
-    num_bytes = sum(prod(info.shape) * 4 for info in open_newest(tmp_path).tensors.values() if info.dtype == "float32")
-    seen = 8
-    for most_boxes in (1, 9, 1 << 17):
-        found = four.run(load_small_counted, "fsdp-tp", (2, 2), str(tmp_path), most_boxes)
-        assert [wrong for wrong, _ in found] == [[]] * 4
-        assert sum(read for _, read in found) == num_bytes + seen

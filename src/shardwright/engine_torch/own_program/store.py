@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,8 +29,8 @@ from shardwright.runs.own_program.store import TORCH, ProgramState, open_program
 from shardwright.runs.own_program.values import Reference, encoded
 from shardwright.storage.url import Place
 
-MOST_BOXES = 1 << 17
-"""Each rank knows about so many boxes of all ranks at one time: where there are more, they are exchanged tensor by tensor."""
+MOST_RANKS = 512
+"""With more ranks, each reads for itself: the lists of the boxes of all would be long."""
 
 Averages = nn.Module | Mapping[str, torch.Tensor]
 
@@ -272,25 +271,15 @@ def _by_all(
 ) -> Reads:
     """What all ranks read together, where they load the same tensors: each tells the others which boxes it holds."""
     names = [one.name for one in tensors]
-    if members.count == 1 or len(members.distinct(names)) > 1:
+    if not 1 < members.count <= MOST_RANKS or len(members.distinct(names)) > 1:
         return checkpoint
-    numbers = {name: number for number, name in enumerate(names)}
-    many = max(1, MOST_BOXES // members.count)
-
-    @lru_cache(maxsize=1)
-    def of_all(batch: int) -> list[list[Any]]:
-        """What all ranks hold of some tensors. All ranks read the same tensors in the same order, so all exchange it then."""
-        some = tensors[batch * many : (batch + 1) * many]
-        return members.gather(
-            [[[each.box.start, each.box.stop] for each in boxes_of(one, read_as.get(one.name))] for one in some]
-        )
+    boxes = [[[each.box.start, each.box.stop] for each in boxes_of(one, read_as.get(one.name))] for one in tensors]
+    of_all = members.gather(boxes)
 
     def wants(name: str) -> Sequence[Want]:
-        batch, place = divmod(numbers[name], many)
+        number = names.index(name)
         return wants_of(
-            (rank, Box(tuple(start), tuple(stop)))
-            for rank, held in enumerate(of_all(batch))
-            for start, stop in held[place]
+            (rank, Box(tuple(start), tuple(stop))) for rank, held in enumerate(of_all) for start, stop in held[number]
         )
 
     return Together(source=checkpoint, wants=wants, carrier=RankCarrier(device=device_of(group), group=group))

@@ -1,0 +1,62 @@
+"""Constructor arguments of Transformer Engine that have no meaning here: accepted with its default, else refused with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
+
+_OVERLAP = "Communication is not overlapped by the module"
+_SAVED = "Leave it out: gradients are accumulated by autograd, which fully_shard reduces"
+
+UNUSED: Mapping[str, tuple[Any, str]] = {
+    "fuse_wgrad_accumulation": (False, _SAVED),
+    "delay_wgrad_compute": (False, _SAVED),
+    "get_rng_state_tracker": (None, "Leave it out: initial values are a function of seed and element on any mesh"),
+    "rng_tracker_name": (None, "Leave it out: initial values are a function of seed and element on any mesh"),
+    "return_bias": (False, "Give bias=False, and add a bias of your own"),
+    "parameters_split": (None, "Make a Linear for each part, so that tensor parallelism shards each by itself"),
+    "return_layernorm_output": (False, "Make an RMSNorm or LayerNorm and a Linear, and use the norm's output"),
+    "return_layernorm_output_gathered": (False, "Make an RMSNorm or LayerNorm and a Linear, and use the norm's output"),
+    "save_original_input": (False, "Leave it out: the input is saved as it is"),
+    "symmetric_ar_type": (None, _OVERLAP),
+    "ub_name": (None, _OVERLAP),
+    "ub_overlap_ag": (False, _OVERLAP),
+    "ub_overlap_rs": (False, _OVERLAP),
+    "ub_overlap_rs_dgrad": (False, _OVERLAP),
+    "ub_overlap_ag_fprop": (False, _OVERLAP),
+    "ub_overlap_rs_fprop": (False, _OVERLAP),
+    "ub_overlap_ag_dgrad": (False, _OVERLAP),
+    "ub_bulk_dgrad": (False, _OVERLAP),
+    "ub_bulk_wgrad": (False, _OVERLAP),
+    "zero_centered": (False, "The argument is zero_centered_gamma"),
+    "set_parallel_mode": (None, "Give parallel=True: fc1 is column-parallel and fc2 row-parallel"),
+    "seq_length": (None, "Leave it out: any number of tokens is accepted"),
+    "micro_batch_size": (None, "Leave it out: any number of tokens is accepted"),
+    "gated": (None, "Give activation='swiglu', 'geglu' or 'reglu'"),
+    "checkpoint": (False, "Use torch.utils.checkpoint"),
+    "save_for_backward_fp8": (False, "Leave it out"),
+    "single_grouped_weight": (False, "Leave it out: each of num_gemms has a weight of its own"),
+    "single_grouped_bias": (False, "Leave it out: each of num_gemms has a bias of its own"),
+    "layer_number": (None, "Leave it out"),
+    "attention_type": ("self", "Call the module with the keys and values to attend to"),
+    "cp_group": (None, "Context parallelism is that of shardwright train"),
+    "cp_global_ranks": (None, "Context parallelism is that of shardwright train"),
+    "cp_stream": (None, "Context parallelism is that of shardwright train"),
+    "cp_comm_type": ("p2p", "Context parallelism is that of shardwright train"),
+    "window_size": (None, "Give attn_mask_type 'causal' or 'no_mask'"),
+    "softmax_type": ("vanilla", "Only the ordinary softmax is computed"),
+}
+"""By name: Transformer Engine's default, and what to do instead."""
+
+
+def refuse(module: str, others: Mapping[str, Any], known: tuple[str, ...] = ()) -> None:
+    """Raises InputError for an argument that a module does not have, or has only by its default."""
+    for name, value in others.items():
+        if name not in UNUSED:
+            raise InputError(f"{module} has no argument '{name}'. {did_you_mean(name, known)}".rstrip())
+        default, instead = UNUSED[name]
+        if value != default:
+            raise InputError(f"{module}: {name}={value!r} is Transformer Engine's, and is not done here. {instead}.")

@@ -1,0 +1,363 @@
+"""What all modules with parameters have: their placement on a tp mesh, and their initial values.
+
+The order of calls: construct, ``set_device_mesh``, ``fully_shard``, ``reset_parameters(defer_init=False)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.recipes.formula import Quantized
+from shardwright.core.recipes.recipe import Dim
+from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.layers.product import weight_product
+from shardwright.engine_torch.modules.initial import Parameter, fill, local_box, new_seed
+from shardwright.engine_torch.modules.precision import low_precision, recipe_of, require_units
+from shardwright.engine_torch.modules.tensor_parallel import (
+    Mode,
+    entered,
+    in_use,
+    left,
+    peers_in,
+    peers_of,
+    ranks_of,
+    require_one_dim,
+)
+from shardwright.engine_torch.precision.operands import quantized
+
+PLACED_AS = "_shardwright_placed_as"
+"""The attribute of a parameter that was replaced: where two modules share it, both get the same DTensor."""
+
+
+class ParallelModule(nn.Module):
+    """A module with parameters that a tp mesh shards or replicates.
+
+    ``tp_size``: without ``tp_group`` and ``tp_mesh``, the parameters have no values until ``set_device_mesh``, so that no one
+    can take the shard of one rank for the entire parameter.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        *,
+        sequence_parallel: bool = False,
+        tp_group: dist.ProcessGroup | None = None,
+        tp_size: int = 1,
+        tp_mesh: DeviceMesh | None = None,
+        weight_mesh: DeviceMesh | None = None,
+        amax_group: dist.ProcessGroup | None = None,
+        recipe: object = None,
+        params_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.label = f"{type(self).__name__}" + (f" '{name}'" if name else "")
+        self.recipe = recipe_of(recipe)
+        self.sequence_parallel = sequence_parallel
+        self.tp_size = _positive(self.label, "tp_size", tp_size)
+        self.specs: Mapping[str, Parameter] = {one.name: one for one in parameters}
+        self.seed = new_seed()
+        self.tp_group, self.tp_mesh, self.weight_mesh = tp_group, None, None
+        self.amax_group = amax_group
+        dtype = params_dtype or torch.get_default_dtype()
+        self.device = torch.get_default_device() if device is None else torch.device(device)
+        if tp_group is not None and tp_mesh is None:
+            tp_mesh = _mesh_of(tp_group, self.tp_size, self.device, self.label)
+        of_all = self.tp_size == 1
+        for one in parameters:
+            self._require_divided(one, self.tp_size)
+            shape = one.shape if of_all else local_box(one, self.tp_size, 0).shape
+            tensor = torch.empty(shape, dtype=dtype, device=self.device if of_all else "meta")
+            self.register_parameter(one.name, nn.Parameter(tensor))
+        self._require_units(self.tp_size)
+        if of_all and self.device.type != "meta":
+            self._fill()
+        if tp_mesh is not None or weight_mesh is not None:
+            self.set_device_mesh(tp_mesh, weight_mesh)
+
+    @property
+    def peers(self) -> Peers:
+        """The ranks of tp. Raises InputError where they are not known yet."""
+        mesh = self.tp_mesh or self._mesh_of_tied()
+        if mesh is not None:
+            return peers_of(mesh)
+        if self.tp_size > 1:
+            raise InputError(
+                f"{self.label} has tp_size={self.tp_size}, and its ranks are not known. Call set_device_mesh(mesh['tp']) "
+                f"before fully_shard."
+            )
+        return ALONE
+
+    def set_device_mesh(
+        self,
+        tp_mesh: DeviceMesh | None = None,
+        weight_mesh: DeviceMesh | None = None,
+        *,
+        amax_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Place the parameters on the tp mesh, before ``fully_shard``. Every rank of tp calls this.
+
+        ``weight_mesh``: the ranks that shard weights, FSDP and TP as one dim, without replicas. Weights are quantized after
+        they are gathered, so an amax of a weight is reduced over tp only; the mesh is checked, and not used otherwise.
+        ``amax_group``: the ranks over which the amax of tokens is reduced, where tokens of several share a scale; with all of tp.
+
+        Raises InputError, on every rank of tp, for a mesh of several dims, for dims or blocks that tp does not divide, for
+        parameters that ``fully_shard`` has sharded already, and where ranks have other recipes or seeds.
+        """
+        if weight_mesh is not None:
+            self.weight_mesh = require_one_dim(weight_mesh, f"{self.label}: weight_mesh")
+        if amax_group is not None:
+            self.amax_group = amax_group
+        if tp_mesh is not None:
+            self._place(require_one_dim(tp_mesh, f"{self.label}: tp_mesh"))
+        if self.tp_mesh is not None:
+            tp = ranks_of(self.tp_mesh)
+            _require_within(tp, self.weight_mesh and ranks_of(self.weight_mesh), f"{self.label}: weight_mesh")
+            group = self.amax_group
+            _require_within(tp, group and dist.get_process_group_ranks(group), f"{self.label}: amax_group")
+
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Give all parameters their initial values, each rank those of its boxes; parameters on ``meta`` get memory first.
+
+        ``defer_init``: do nothing. Every rank that holds a part of the parameters calls this. Raises InputError, on each, where
+        they have other recipes or seeds.
+        """
+        if defer_init or not self._parameters:
+            return
+        first = next(one for one in self._parameters.values() if one is not None)
+        wrong = next((name for name, one in self.specs.items() if tuple(getattr(self, name).shape) != one.shape), None)
+        if wrong is not None:
+            raise InputError(
+                f"{self.label}: '{wrong}' is {tuple(getattr(self, wrong).shape)}, the shard of one rank of tp_size={self.tp_size}, "
+                f"and its entire shape is {self.specs[wrong].shape}. Call set_device_mesh(mesh['tp']) before fully_shard."
+            )
+        if isinstance(first, DTensor):
+            self._require_equal(first.device_mesh)
+        if any(one is not None and one.is_meta for one in self._parameters.values()):
+            self.to_empty(device=self._memory(first))
+        self._fill()
+
+    def extra_repr(self) -> str:
+        sizes = ", ".join(f"{one.name}={tuple(one.shape)}" for one in self.specs.values())
+        return f"{sizes}, recipe={self.recipe.name if self.recipe else None}"
+
+    def weight_in_use(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """The local tensor of a parameter, whose gradient arrives as ``in_use`` says.
+
+        The one rule: tp replicates it, and with ``sequence_parallel`` each rank has used it with its own tokens only.
+        """
+        peers = self.peers
+        parameter = getattr(self, name)
+        if parameter.is_meta:
+            raise InputError(
+                f"{self.label}: '{name}' is on meta, without values. Call reset_parameters(defer_init=False)."
+            )
+        mesh = self.tp_mesh or self._mesh_of_tied()
+        if isinstance(parameter, DTensor) and parameter.device_mesh != mesh:
+            raise InputError(
+                f"{self.label}: '{name}' is a DTensor on {_text(parameter.device_mesh)}, sharded at rest. Call the module through "
+                f"the one that was given to fully_shard, which gathers it."
+            )
+        partial = self.specs[name].tp_dim is None and self.sequence_parallel
+        return in_use(parameter, dtype, peers, partial=partial)
+
+    def product(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
+        """A linear layer: tokens ``[..., inputs]`` times a weight, with the exchanges of its mode, plus its bias."""
+        peers, (weight_name, bias_name) = self.peers, names
+        weight = self.weight_in_use(weight_name, x.dtype)
+        self._require_width(x, weight_name, mode, peers)
+        y = self.multiplied(entered(x, mode, sequence_parallel=self.sequence_parallel, peers=peers), weight, mode)
+        if mode == "row" and self.sequence_parallel and len(y) % peers.size:
+            raise InputError(
+                f"{self.label}: dim 0 of its input is {len(y)}, and tp {peers.size} does not divide it, as sequence_parallel "
+                f"needs. Pad it to a multiple of {peers.size}."
+            )
+        y = left(y, mode, sequence_parallel=self.sequence_parallel, peers=peers)
+        return y if bias_name is None else y + self.weight_in_use(bias_name, x.dtype)
+
+    def multiplied(self, x: torch.Tensor, weight: torch.Tensor, mode: Mode | None) -> torch.Tensor:
+        """Local tokens times a local weight, as the recipe has it."""
+        return weight_product(x, weight, low=self._low(mode))
+
+    def _low(self, mode: Mode | None) -> LowPrecision | None:
+        if self.recipe is None:
+            return None
+        group = None if self.amax_group is None else peers_in(self.amax_group)
+        return low_precision(self.recipe, mode, self.peers, group, sequence_parallel=self.sequence_parallel)
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Codes and scales of a weight in the product of the forward pass, as this rank multiplies them; None: it is not quantized.
+
+        The weight must be in use: called in a forward pre-hook where ``fully_shard`` gathers it. Every rank of tp calls this.
+        """
+        low = self._low(self.linear_dims()[name][0])
+        place = ("output", "weight")
+        if low is None or place not in low.quantizers:
+            return None
+        weight = self.weight_in_use(name, getattr(self, name).dtype)
+        return quantized(weight, low.quantizers[place], low.amax_peers.get(place, ALONE))
+
+    def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
+        """By the name of each weight that is quantized: its mode, and the arguments that give its dims."""
+        return {}
+
+    def _mesh_of_tied(self) -> DeviceMesh | None:
+        """The tp mesh of parameters that are tied to those of a module on it."""
+        for name, one in self.specs.items():
+            tied = getattr(self, name)
+            if self.tp_size == 1 or not isinstance(tied, DTensor) or tuple(tied.shape) != one.shape:
+                continue
+            if tied.device_mesh.ndim == 1 and tied.placements == (self._placement(one),):
+                return tied.device_mesh
+        return None
+
+    def _place(self, mesh: DeviceMesh) -> None:
+        size = mesh.size()
+        if self.tp_size not in (1, size):
+            raise InputError(
+                f"{self.label} has tp_size={self.tp_size}, and tp_mesh has {size} ranks. Give the mesh of {self.tp_size} ranks, "
+                f"or tp_size={size}."
+            )
+        if self.tp_mesh is not None and ranks_of(self.tp_mesh) != ranks_of(mesh):
+            raise InputError(f"{self.label} is on the ranks {ranks_of(self.tp_mesh)} of another tp_mesh already.")
+        for one in self.specs.values():
+            self._require_divided(one, size)
+        self._require_units(size)
+        placed = {name: self._placement(one) for name, one in self.specs.items()}
+        current: dict[str, torch.Tensor] = {}
+        for name in self.specs:
+            parameter = getattr(self, name)
+            parameter = getattr(parameter, PLACED_AS, parameter)
+            if isinstance(parameter, DTensor) and not _lies(parameter, mesh, placed[name]):
+                raise InputError(
+                    f"{self.label}: '{name}' is a DTensor on {_text(parameter.device_mesh)} already. Call set_device_mesh "
+                    f"before fully_shard, which reads the placement on tp."
+                )
+            current[name] = parameter
+        self._require_equal(mesh)
+        without_values = any(one.is_meta for one in current.values()) and self.device.type != "meta"
+        for name, parameter in current.items():
+            if not isinstance(parameter, DTensor):
+                parameter = self._placed(parameter, self.specs[name], placed[name], mesh)
+            self.register_parameter(
+                name, nn.Parameter(parameter) if not isinstance(parameter, nn.Parameter) else parameter
+            )
+        self.tp_mesh, self.tp_size = mesh, size
+        if without_values:
+            self.reset_parameters()
+
+    def _placed(self, parameter: torch.Tensor, one: Parameter, placement: Placement, mesh: DeviceMesh) -> nn.Parameter:
+        local = parameter.detach()
+        if tuple(local.shape) == one.shape:
+            local = local[local_box(one, mesh.size(), mesh.get_local_rank()).slices].clone()
+        stride = tuple(prod(one.shape[dim + 1 :]) for dim in range(len(one.shape)))
+        tensor = DTensor.from_local(
+            local, mesh, [placement], run_check=False, shape=torch.Size(one.shape), stride=stride
+        )
+        made = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+        setattr(parameter, PLACED_AS, made)
+        return made
+
+    def _placement(self, one: Parameter) -> Placement:
+        return Replicate() if one.tp_dim is None else Shard(one.tp_dim)
+
+    def _fill(self) -> None:
+        for name, one in self.specs.items():
+            fill(getattr(self, name), one, self.seed)
+
+    def _memory(self, first: torch.Tensor) -> torch.device:
+        if self.device.type != "meta":
+            return self.device
+        kind = first.device_mesh.device_type if isinstance(first, DTensor) else "cpu"
+        return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+    def _require_divided(self, one: Parameter, num: int) -> None:
+        if one.tp_dim is not None and one.shape[one.tp_dim] % num:
+            size = one.shape[one.tp_dim]
+            raise InputError(
+                f"{self.label}: tp {num} shards dim {one.tp_dim} of '{one.name}' {one.shape}, and does not divide {size}. Take "
+                f"{size // num * num} or {(size // num + 1) * num}, or other tp ranks."
+            )
+
+    def _require_units(self, num: int) -> None:
+        if self.recipe is None:
+            return
+        for name, (mode, names) in self.linear_dims().items():
+            outputs, inputs = self.specs[name].shape
+            require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
+
+    def _require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
+        need = self.specs[name].shape[-1] // (peers.size if mode == "row" else 1)
+        if x.dim() < 2 or x.shape[-1] != need:
+            of = f", the {need} of a rank of tp {peers.size}" if mode == "row" and peers.size > 1 else ""
+            raise InputError(f"{self.label}: its input is {tuple(x.shape)}; it must be [..., {need}]{of}.")
+
+    def _require_equal(self, mesh: DeviceMesh) -> None:
+        """All ranks of a mesh have the same recipe, seed and shapes."""
+        mine = {
+            "recipe": self.recipe.name if self.recipe else "none",
+            "options of the recipe": str(dict(self.recipe.options)) if self.recipe else "",
+            "sequence_parallel": str(self.sequence_parallel),
+            "shapes": ", ".join(f"{one.name} {one.shape}" for one in self.specs.values()),
+            "seed": str(self.seed),
+        }
+        for dim in range(mesh.ndim):
+            group = mesh.get_group(dim)
+            if mesh.size(dim) == 1 or dist.get_backend(group) == "fake":
+                continue
+            of_all: list[Any] = [None] * mesh.size(dim)
+            dist.all_gather_object(of_all, mine, group=group)
+            ranks = dist.get_process_group_ranks(group)
+            for what, first in of_all[0].items():
+                other = next((rank for rank, each in enumerate(of_all) if each[what] != first), None)
+                if other is not None:
+                    fix = "Call torch.manual_seed with one number on all ranks, and construct the same modules in the same order"
+                    raise InputError(
+                        f"{self.label}: the ranks differ in its {what}: {first} on rank {ranks[0]}, {of_all[other][what]} on "
+                        f"rank {ranks[other]}. " + (f"{fix}." if what == "seed" else "Give all ranks the same.")
+                    )
+
+
+def _mesh_of(group: dist.ProcessGroup, tp_size: int, device: torch.device, label: str) -> DeviceMesh:
+    num = dist.get_world_size(group)
+    if tp_size not in (1, num):
+        raise InputError(
+            f"{label}: tp_size={tp_size}, and tp_group has {num} ranks. Give the group of {tp_size} ranks."
+        )
+    kind = "cpu" if dist.get_backend(group) == "gloo" else "cuda"
+    return DeviceMesh.from_group(group, device.type if device.type != "meta" else kind, mesh_dim_names=("tp",))
+
+
+def _require_within(tp: Sequence[int], ranks: Sequence[int] | None, what: str) -> None:
+    lacking = [rank for rank in tp if ranks is not None and rank not in ranks]
+    if lacking:
+        raise InputError(
+            f"{what} has the ranks {sorted(ranks or ())}, and tp_mesh {sorted(tp)}: it must have all of these too. {lacking} are "
+            f"missing."
+        )
+
+
+def _lies(parameter: DTensor, mesh: DeviceMesh, placement: Placement) -> bool:
+    return ranks_of(parameter.device_mesh) == ranks_of(mesh) and parameter.placements == (placement,)
+
+
+def _text(mesh: DeviceMesh) -> str:
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    return "the mesh " + " x ".join(f"{name} {size}" for name, size in zip(names, mesh.shape, strict=True))
+
+
+def _positive(label: str, name: str, number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise InputError(f"{label}: {name} is {number!r}; it must be a whole number from 1.")
+    return number

@@ -1,0 +1,107 @@
+"""Recipes that the modules compute, and which ranks agree on an amax.
+
+Weights are quantized after ``fully_shard`` has gathered them, so only tp holds parts of one. A dim of a block that is entire is
+reduced over the ranks that shard it:
+
+| dim | its ranks |
+|---|---|
+| inputs, in a row-parallel layer | tp |
+| outputs, in a column-parallel layer | tp |
+| tokens | ``amax_group``; without it, tp where it shards tokens of a layer that is neither, and no others |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.recipes.presets import PRESETS, preset
+from shardwright.core.recipes.recipe import DIMS, ENTIRE, Dim, Operand, Product, Quantizer, Recipe
+from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.modules.tensor_parallel import Mode
+
+Place = tuple[Product, Operand]
+
+
+def recipe_of(recipe: object) -> Recipe | None:
+    """A recipe by its name or as it is. Raises InputError for another value, and for one that the modules cannot compute."""
+    if recipe is None:
+        return None
+    if isinstance(recipe, str):
+        if recipe not in PRESETS:
+            raise InputError(
+                f"there is no recipe '{recipe}'. {did_you_mean(recipe, PRESETS)} The recipes are {', '.join(PRESETS)}."
+            )
+        recipe = preset(recipe)
+    if not isinstance(recipe, Recipe):
+        raise InputError(
+            f"recipe is a {type(recipe).__name__}; it must be one of {', '.join(PRESETS)}, or what "
+            f"shardwright.core.recipes.presets.preset gives."
+        )
+    for (product, operand), quantizer in recipe.quantizers.items():
+        lacks = _lacks(quantizer)
+        if lacks:
+            raise InputError(
+                f"recipe '{recipe.name}': {lacks} (of {operand} in {product}), which these modules do not compute. Use "
+                f"fp8-current, fp8-row, fp8-block or mxfp8"
+                + (
+                    ", or preset('nvfp4', disable_rht=True, disable_stochastic_rounding=True)."
+                    if recipe.name == "nvfp4"
+                    else "."
+                )
+            )
+    return recipe
+
+
+def _lacks(quantizer: Quantizer) -> str:
+    if quantizer.amax == "delayed":
+        return "it takes the amax of earlier steps"
+    if quantizer.rounding == "stochastic":
+        return "it rounds stochastically"
+    return "it has a random Hadamard transform" if quantizer.hadamard is not None else ""
+
+
+def sharded_dims(mode: Mode | None) -> frozenset[Dim]:
+    """The dims of a linear layer's products that tp shards."""
+    found: Mapping[Mode | None, frozenset[Dim]] = {"column": frozenset({"outputs"}), "row": frozenset({"inputs"})}
+    return found.get(mode, frozenset())
+
+
+def low_precision(
+    recipe: Recipe, mode: Mode | None, tp: Peers, group: Peers | None, *, sequence_parallel: bool
+) -> LowPrecision:
+    """The quantizer of each operand, and the ranks that hold parts of what shares its scale."""
+    found: dict[Place, Peers] = {}
+    by_tokens = group or (tp if sequence_parallel and mode is None else ALONE)
+    for (product, operand), quantizer in recipe.quantizers.items():
+        extents = quantizer.block.extents(product, operand)
+        entire = {dim for dim in DIMS[operand] if extents[dim] is ENTIRE or quantizer.scale.of_tensor}
+        if not recipe.reduce_amax:
+            continue
+        if "tokens" in entire and by_tokens.group is not None:
+            found[product, operand] = by_tokens
+        elif entire & sharded_dims(mode):
+            found[product, operand] = tp
+    return LowPrecision(quantizers=recipe.quantizers, amax_peers=found)
+
+
+def require_units(
+    recipe: Recipe, mode: Mode | None, sizes: Mapping[Dim, int], names: Mapping[Dim, str], num: int, what: str
+) -> None:
+    """Raises InputError if a shard of one of ``num`` tp ranks ends inside a block. ``sizes``: of the dims, on all ranks."""
+    for dim in sharded_dims(mode):
+        units = {
+            quantizer.block.extents(product, operand)[dim] or 1
+            for (product, operand), quantizer in recipe.quantizers.items()
+            if dim in DIMS[operand]
+        }
+        unit = max(units, default=1)
+        each = sizes[dim] // num
+        if num > 1 and each % unit:
+            raise InputError(
+                f"{what}: {names[dim]}={sizes[dim]} over tp {num} is {each} for each rank, and '{recipe.name}' has blocks of "
+                f"{unit} along it, which a shard must not divide. Take a multiple of {unit * num}, fewer tp ranks, or a recipe "
+                f"without such blocks, as fp8-row."
+            )

@@ -1,0 +1,147 @@
+"""What tensor parallelism sends: each exchange is one autograd function, with the exchange of its backward pass.
+
+| exchange | forward | backward |
+|---|---|---|
+| ``copied`` | nothing | all-reduce |
+| ``gathered`` | all-gather along dim 0 | reduce-scatter along dim 0 |
+| ``summed`` | all-reduce | nothing |
+| ``scattered`` | reduce-scatter along dim 0 | all-gather along dim 0 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_torch.io import redistribute
+from shardwright.engine_torch.io.mesh import Peers
+
+Exchange = Literal["copied", "gathered", "summed", "scattered"]
+Mode = Literal["column", "row"]
+Pass = Callable[[torch.Tensor, Peers], torch.Tensor]
+
+
+def _as_it_is(array: torch.Tensor, peers: Peers) -> torch.Tensor:
+    del peers
+    return array.view_as(array)
+
+
+def _gathered(array: torch.Tensor, peers: Peers) -> torch.Tensor:
+    return redistribute.gathered(array, 0, peers)
+
+
+def _scattered(array: torch.Tensor, peers: Peers) -> torch.Tensor:
+    return redistribute.scattered(array, 0, peers)
+
+
+EXCHANGES: Mapping[Exchange, tuple[Pass, Pass]] = {
+    "copied": (_as_it_is, redistribute.summed),
+    "gathered": (_gathered, _scattered),
+    "summed": (redistribute.summed, _as_it_is),
+    "scattered": (_scattered, _gathered),
+}
+
+
+def exchanged(array: torch.Tensor, exchange: Exchange, peers: Peers) -> torch.Tensor:
+    """A local activation after an exchange over ``peers``."""
+    if peers.group is None:
+        return array
+    return _Exchanged.apply(array, exchange, peers)  # pyright: ignore[reportReturnType]
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, array: torch.Tensor, exchange: Exchange, peers: Peers) -> torch.Tensor:
+        ctx.exchange, ctx.peers = exchange, peers
+        return EXCHANGES[exchange][0](array, peers)
+
+    @staticmethod
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return EXCHANGES[ctx.exchange][1](cotangents[0], ctx.peers), None, None
+
+
+def entered(x: torch.Tensor, mode: Mode | None, *, sequence_parallel: bool, peers: Peers) -> torch.Tensor:
+    """The input of a linear layer, as its local weight needs it."""
+    if mode != "column":
+        return x
+    return exchanged(x, "gathered" if sequence_parallel else "copied", peers)
+
+
+def left(y: torch.Tensor, mode: Mode | None, *, sequence_parallel: bool, peers: Peers) -> torch.Tensor:
+    """The output of a linear layer, made of what its local weight gives; the bias is added afterwards."""
+    if mode != "row":
+        return y
+    return exchanged(y, "scattered" if sequence_parallel else "summed", peers)
+
+
+def in_use(parameter: torch.Tensor, dtype: torch.dtype, peers: Peers, *, partial: bool) -> torch.Tensor:
+    """The local tensor of a parameter, cast to ``dtype``, whose gradient arrives with the parameter's placement.
+
+    ``partial``: tp replicates the parameter, and each of its ranks uses it with tokens of its own. The gradient is then the sum
+    over tp, in float32; otherwise a rank's gradient is complete already, or that of its own shard.
+    """
+    local = parameter.to_local(grad_placements=parameter.placements) if isinstance(parameter, DTensor) else parameter
+    if partial and peers.group is not None:
+        local = _Used.apply(local, peers)
+        assert isinstance(local, torch.Tensor)
+    return local.to(dtype)
+
+
+class _Used(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, local: torch.Tensor, peers: Peers) -> torch.Tensor:
+        ctx.peers = peers
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gradient = cotangents[0]
+        return redistribute.summed(gradient.float(), ctx.peers).to(gradient.dtype), None
+
+
+def peers_of(mesh: DeviceMesh) -> Peers:
+    """The ranks of a mesh of one dim."""
+    size = mesh.size()
+    name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else "tp"
+    return Peers(
+        axes=(name,),
+        size=size,
+        index=mesh.get_local_rank(),
+        group=mesh.get_group() if size > 1 else None,
+        order=tuple(range(size)),
+    )
+
+
+def peers_in(group: dist.ProcessGroup) -> Peers:
+    """The ranks of a process group."""
+    size = dist.get_world_size(group)
+    return Peers(
+        axes=("group",),
+        size=size,
+        index=dist.get_rank(group),
+        group=group if size > 1 else None,
+        order=tuple(range(size)),
+    )
+
+
+def require_one_dim(mesh: object, what: str) -> DeviceMesh:
+    """Raises InputError for what is not a DeviceMesh of one dim."""
+    if not isinstance(mesh, DeviceMesh):
+        raise InputError(f"{what} is a {type(mesh).__name__}; it must be a DeviceMesh of one dim, as mesh['tp'].")
+    if mesh.ndim != 1:
+        sizes = " x ".join(map(str, mesh.shape))
+        names = mesh.mesh_dim_names
+        of = f"the dims {', '.join(names)} of sizes {sizes}" if names else f"{mesh.ndim} dims of sizes {sizes}"
+        pick = f"one of them, as mesh['{names[-1]}']" if names else "a mesh of one dim"
+        raise InputError(f"{what} has {of}; it must have one dim. Give {pick}.")
+    return mesh
+
+
+def ranks_of(mesh: DeviceMesh) -> list[int]:
+    return mesh.mesh.flatten().tolist()
