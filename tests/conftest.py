@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -96,3 +98,22 @@ def user_environment() -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), _AS_STARTED.get("PATH", "")])
     flags = f"{_AS_STARTED.get('XLA_FLAGS', '')} {_QUICKLY}".strip()
     return {**_AS_STARTED, **_OFFLINE, "PATH": path, "TOKENIZERS_PARALLELISM": "false", "XLA_FLAGS": flags}
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """A real S3 server on this machine, which is started once."""
+    from tests.storage.s3 import Server
+
+    server = Server()
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module")
+def s3(s3_server: Any) -> Iterator[Any]:
+    """The tests of a file use the server. They share its bucket: each has a folder of its own there."""
+    from tests.storage.s3 import using
+
+    with using(s3_server.environment):
+        yield s3_server

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from shardwright.storage.files import open_regular
+from shardwright.storage.url import Place
 
 
 class Counted:
     """A data file. ``total``: the bytes that are read of all of them, in this process."""
 
     total = 0
+    changing = Lock()
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self._file = open_regular(path)
 
-    def seek(self, at: int) -> int:
-        return self._file.seek(at)
+    def seek(self, at: int) -> None:
+        self._file.seek(at)
 
     def readinto(self, data: memoryview) -> int:
         num = self._file.readinto(data) or 0
-        Counted.total += num
+        # Of an object store, several threads read at a time.
+        with Counted.changing:
+            Counted.total += num
         return num
 
     def close(self) -> None:

@@ -49,7 +49,12 @@ def losses(out: Path) -> np.ndarray:
 
 def saved(out: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint."""
-    checkpoint = open_checkpoint(directory_of(out, step))
+    return saved_in(directory_of(out, step))
+
+
+def saved_in(directory: Path | str) -> dict[str, np.ndarray]:
+    """Every array of the checkpoint in the directory of its step, or at its URL."""
+    checkpoint = open_checkpoint(directory)
     return {name: checkpoint.read_box(name) for name in checkpoint.tensors}
 
 
@@ -91,7 +96,9 @@ def compiled_once() -> Iterator[None]:
     compile_step, known = JaxEngine._compiled, {}
 
     def compiled(self: JaxEngine) -> TrainStep:
-        options = replace(self.options, out=Path(), stop_after=None, resume=False, checkpoint_every=None)
+        options = replace(
+            self.options, out=Path(), checkpoints=None, stop_after=None, resume=False, checkpoint_every=None
+        )
         key = repr((self.plan.request, options))
         if key not in known:
             known[key] = compile_step(self)

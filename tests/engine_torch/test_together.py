@@ -24,6 +24,7 @@ from tests.checkpoint.states import point
 from tests.engine_torch.ranks import RankError, Ranks
 from tests.engine_torch.together import load_counted, load_failing, load_killed
 from tests.matrix import some
+from tests.storage.s3 import Server, put, run_using
 
 SETTINGS = {"num_layers": "2", "embed": "48", "num_heads": "8", "num_kv_heads": "4", "mlp": "96", "vocab": "50"}
 LARGE = 1 << 24
@@ -100,6 +101,20 @@ def test_what_several_ranks_need_is_read_once(
     load = load_of(checkpoint, {prefix + name: one for name, one in wants.items() for prefix in ("", FIRST, SECOND)}, 4)
     assert list(load.bytes_by_process) == read
     assert (load.bytes_passed_on == 0) == (case == "same")
+
+
+@pytest.mark.matrix
+def test_a_load_from_a_store_reads_once_too(four: Ranks, saved: tuple[Path, Path], s3: Server) -> None:
+    plan, (directory, arrays) = plan_of("hsdp", {"data": 2, "fsdp": 1}), saved
+    for path in directory.iterdir():
+        put(f"together/checkpoints/{directory.name}/{path.name}", path.read_bytes())
+    url = f"s3://bucket/together/checkpoints/{directory.name}"
+    found = four.first(2).run(run_using, s3.environment, load_counted, plan, url, arrays, LARGE, LARGE)
+    assert [one.wrong for one in found] == [()] * 2
+    weights = sum(prod(info.shape) * 4 for info in open_checkpoint(url).tensors.values())
+    read = [one.bytes_read for one in found]
+    assert sum(read) == weights
+    assert max(read) <= 0.75 * weights
 
 
 def test_all_ranks_end_where_one_cannot_read(four: Ranks, saved: tuple[Path, Path]) -> None:

@@ -33,7 +33,7 @@ class RankLoad:
     bytes_read: int
 
 
-def load_counted(plan: Plan, directory: Path, arrays: Path, unit_bytes: int, round_bytes: int) -> RankLoad:
+def load_counted(plan: Plan, directory: Path | str, arrays: Path, unit_bytes: int, round_bytes: int) -> RankLoad:
     """``arrays``: a file of NumPy with what the tensors must be."""
     needed = np.load(arrays)
     Counted.total = 0

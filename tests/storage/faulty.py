@@ -19,7 +19,7 @@ class FaultyFileSystem(MemoryFileSystem):
     """``before``: called with the name and the path of each request that changes the store, before it does."""
 
     protocol = SCHEME
-    store: ClassVar[dict[str, Any]] = {}
+    store: ClassVar[dict[str, Any]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
     pseudo_dirs = [""]  # noqa: RUF012 - as its parent has it
     before: ClassVar[Callable[[str, str], None]] = lambda *_: None
 
@@ -32,7 +32,7 @@ class FaultyFileSystem(MemoryFileSystem):
         type(self).before("create" if mode == "create" else "put", path)
         super().pipe_file(path, value, mode=mode, **kwargs)
 
-    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         # What is written at once comes from pipe_file.
         if mode == "wb" and "data" not in kwargs:
             return Upload(self, path)
@@ -43,7 +43,7 @@ class FaultyFileSystem(MemoryFileSystem):
         type(self).before("delete", path)
         self.store.pop(path, None)
 
-    def rm(self, path: Any, **_: Any) -> None:
+    def rm(self, path: Any, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Patterns are expanded, as clients do; then a store deletes one object after the other.
         for one in self.expand_path(path):
             self.rm_file(one)
@@ -57,13 +57,13 @@ class Upload(MemoryFile):
         self.system = system
 
     def write(self, data: Any) -> int:
-        type(self.system).before("part", self.path)
+        type(self.system).before("part", str(self.path))
         return super().write(data)
 
     def close(self) -> None:
         if getattr(self, "given_up", False) or self.path in self.system.store:
             return
-        type(self.system).before("end of parts", self.path)
+        type(self.system).before("end of parts", str(self.path))
         self.commit()
 
     def discard(self) -> None:
