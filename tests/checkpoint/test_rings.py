@@ -85,15 +85,21 @@ def plain_schedules(boxes: Sequence[Box], needed: Mapping[int, Sequence[Box]], w
             )
             for at in range(0, len(ordered), count)
         ]
-        rounds: list[list[tuple[int, int]]] = []
+        # Of each round: the unit, the giver and the taker of each parcel.
+        rounds: list[list[tuple[Box, int, int]]] = []
         bytes_of: list[int] = []
         for number, size in enumerate(sizes):
             for step in range(count - 1):
                 if not rounds or bytes_of[-1] + size > rings.ROUND_BYTES:
                     rounds.append([])
                     bytes_of.append(0)
-                rounds[-1].append((number, step))
+                turn = ordered[number * count : (number + 1) * count]
+                rounds[-1] += [(unit, ring[place], ring[(place + step + 1) % count]) for place, unit in enumerate(turn)]
                 bytes_of[-1] += size
+        if len({tuple(sorted(set(needed[one]))) for one in group}) == 1 and len(ordered) < count:
+            passed = relays([(unit, parts_of(unit, needed[group[0]])) for unit in ordered], ring, width)
+            if len(passed) < len(rounds):
+                rounds, bytes_of = [moves for moves, _ in passed], [num_bytes for _, num_bytes in passed]
         first = 0
         while any(
             filled.get((one, first + number), 0) and filled[one, first + number] + size > rings.ROUND_BYTES
@@ -101,21 +107,36 @@ def plain_schedules(boxes: Sequence[Box], needed: Mapping[int, Sequence[Box]], w
             for one in group
         ):
             first += 1
-        for number, steps in enumerate(rounds, first):
+        for number, moves in enumerate(rounds, first):
             for one in group:
                 filled[one, number] = filled.get((one, number), 0) + bytes_of[number - first]
-            for step_turn, step in steps:
-                for place, giver in enumerate(ring):
-                    if step_turn * count + place < len(ordered):
-                        unit, taker = ordered[step_turn * count + place], ring[(place + step + 1) % count]
-                        parts = parts_of(unit, needed[taker])
-                        found[giver].sends.append((number, taker, parts))
-                        found[taker].arrivals.append((number, giver, parts))
-                        found[giver].reads.add(unit)
+            for unit, giver, taker in moves:
+                parts = parts_of(unit, needed[taker])
+                found[giver].sends.append((number, taker, parts))
+                found[taker].arrivals.append((number, giver, parts))
+                found[giver].reads.add(unit)
     for process, boxes_here in needed.items():
         alone = sorted(unit for (one, *more), each in groups.items() if not more and one == process for _, unit in each)
         found[process].alone.extend(parts_of(unit, boxes_here) for unit in alone)
     return found
+
+
+def relays(
+    ordered: Sequence[tuple[Box, Parts]], ring: Sequence[int], width: int
+) -> list[tuple[list[tuple[Box, int, int]], int]]:
+    """The parcels of each round, and the most bytes of one process, where all that have a unit send it on."""
+    rounds: list[tuple[list[tuple[Box, int, int]], int]] = []
+    for number, (unit, parts) in enumerate(ordered):
+        size = sum(part.size for part in parts) * width
+        waiting = [*ring[number:], *ring[:number]]
+        have = [waiting.pop(0)]
+        while waiting:
+            each = min(max(1, rings.ROUND_BYTES // size), -(-len(waiting) // len(have)))
+            takers = {giver: waiting[place * each : (place + 1) * each] for place, giver in enumerate(have)}
+            rounds.append(([(unit, giver, taker) for giver, some in takers.items() for taker in some], each * size))
+            got = [taker for some in takers.values() for taker in some]
+            have, waiting = [*have, *got], waiting[len(got) :]
+    return rounds
 
 
 def by_round(moves: Sequence[tuple[int, int, Parts]]) -> Mapping[tuple[int, int], list[Parts]]:
@@ -179,6 +200,18 @@ def test_a_process_computes_its_own_parcels_and_no_others() -> None:
         rest = [found.round(number) for number in range(found.num_rounds) if number != 3]
     assert len(made) == 2 * (count - 1)
     assert {parcel.process for each in (one, *rest) for parcel in each.arrivals} == {*range(count)} - {77}
+
+
+def test_what_thousands_need_is_relayed() -> None:
+    """A norm of 1.6 MB: one sender would need 410 rounds."""
+    count, whole = 4096, Box((0, 0), (58, 7168))
+    stored, wants = stored_of([whole], 2, piece_bytes=1 << 20), wants_of((process, whole) for process in range(count))
+    for process in (0, 77, 4095):
+        found = schedule_of(stored, wants, process, 5)
+        assert found.num_rounds == 4
+        sent = [sum(parcel.num_bytes for send in each.sends for parcel in send.parcels) for each in rounds_of(found)]
+        assert max(sent) <= rings.ROUND_BYTES
+        assert sum(len(each.arrivals) for each in rounds_of(found)) == 1
 
 
 def test_rows_and_columns_have_one_link_for_each_wanted_box() -> None:

@@ -69,18 +69,23 @@ def assert_right(found: Sequence[Schedule], needed: dict[int, list[Box]], whole:
         reads += [filled(whole, parts) > 0 for parts in one.alone]
         seen: set[Box] = set()
         done: set[Box] = set()
+        there: set[Box] = set()
         for number, each in enumerate(rounds_of(one)):
             sent = 0
             for send in each.sends:
-                # A unit is read when it is first sent, and kept until its last round.
-                assert send.unit not in done
-                if send.unit not in seen:
-                    reads.append(filled(whole, (*send.parts, *send.own)) > 0)
-                    has[process] += send.own
-                seen.add(send.unit)
-                assert (filled(whole, send.parts) <= filled(whole, [send.unit])).all() or len(send.parts) > 1
-                assert wanted[(*send.unit.slices, ...)].any(), "who reads needs a part"
-                done |= {send.unit} if send.ends else set()
+                if send.relayed:
+                    assert set(send.parts) <= there, "what is relayed has been read or has arrived before"
+                else:
+                    # A unit is read when it is first sent, and kept until its last round.
+                    assert send.unit not in done
+                    if send.unit not in seen:
+                        reads.append(filled(whole, (*send.parts, *send.own)) > 0)
+                        has[process] += send.own
+                        there |= set(send.own)
+                    seen.add(send.unit)
+                    assert (filled(whole, send.parts) <= filled(whole, [send.unit])).all() or len(send.parts) > 1
+                    assert wanted[(*send.unit.slices, ...)].any(), "who reads needs a part"
+                    done |= {send.unit} if send.ends else set()
                 for parcel in send.parcels:
                     assert parcel.process != process
                     assert set(parcel.parts) <= set(send.parts)
@@ -93,12 +98,13 @@ def assert_right(found: Sequence[Schedule], needed: dict[int, list[Box]], whole:
             assert got <= most or len(each.arrivals) == 1
             # Both ends have the same parcels in the same order.
             for other, theirs in enumerate(found):
-                there = theirs.round(number).sends
+                theirs_now = theirs.round(number).sends
                 coming = [parcel for parcel in each.arrivals if parcel.process == other]
-                going = [parcel for send in there for parcel in send.parcels if parcel.process == process]
+                going = [parcel for send in theirs_now for parcel in send.parcels if parcel.process == process]
                 assert [parcel.parts for parcel in coming] == [parcel.parts for parcel in going]
                 for parcel in (*coming, *going):
                     assert parcel.num_bytes == sum(part.size for part in parcel.parts) * width
+            there |= {part for parcel in each.arrivals for part in parcel.parts}
         assert done == seen
     for process, boxes in needed.items():
         # Boxes that are equal are one; an element of two boxes may come with each.

@@ -195,9 +195,12 @@ class _Work:
         places = [0, *accumulate(to)][:-1]
         data = empty((sum(to),), np.dtype(np.uint8), f"{self.source.directory}: tensor '{self.name}'")
         for one in self.round(number).sends:
-            if one.unit not in self.held:
-                self.held[one.unit] = self._read(one)
-            arrays = self.held.pop(one.unit) if one.ends else self.held[one.unit]
+            if one.relayed:
+                arrays = {part: self._copy(part) for part in one.parts}
+            else:
+                if one.unit not in self.held:
+                    self.held[one.unit] = self._read(one)
+                arrays = self.held.pop(one.unit) if one.ends else self.held[one.unit]
             for parcel in one.parcels:
                 for part in parcel.parts:
                     array = arrays[part].reshape(-1).view(np.uint8)
@@ -232,6 +235,11 @@ class _Work:
         arrays = {part: empty(part.shape, self._bits, place) for part in send.parts}
         self.source.read_into(self.name, [*self.places(send.own), *arrays.items()])
         return arrays
+
+    def _copy(self, part: Box) -> np.ndarray:
+        """A part of the tensor that this process has got already."""
+        box, array = next(target for target in self.targets if target[0].contains(part))
+        return np.ascontiguousarray(array[(*part.within(box).slices, ...)])
 
     @property
     def _bits(self) -> np.dtype:

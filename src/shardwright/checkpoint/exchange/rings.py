@@ -37,6 +37,23 @@ class Steps:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A round of one unit, number ``unit`` in the order of the turns. Places are counted from its reader on, round the ring.
+
+    The first ``holders`` places have the unit. Each of them sends it to ``each`` others: the first one to those that follow the
+    holders, the second one to the next, until the end of the ring.
+    """
+
+    unit: int
+    holders: int
+    each: int
+
+
+Moves = Sequence[Steps | Relay]
+"""What is sent in one round."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ring:
     """The processes of a group in the order of their ring, and its units in the order of their turns.
@@ -76,13 +93,18 @@ def rings(needs: Needs, groups: Iterable[Group], width: int, seed: int) -> Itera
         yield ring
 
 
-def rounds_of(ring: Ring, width: int) -> tuple[Sequence[Sequence[Steps]], Sequence[int]]:
-    """The steps of each round of a ring, and how many bytes a process may send and get in each. ``width``: bytes of an element.
+def rounds_of(ring: Ring, width: int) -> tuple[Sequence[Moves], Sequence[int]]:
+    """What is sent in each round of a ring, and how many bytes a process sends and gets at most in each. ``width``: bytes of an element."""
+    found = _stepped(ring, width)
+    if len(ring.group.wants) > 1 or len(ring.units) >= len(ring.processes):
+        return found
+    return min(found, _relayed(ring, width), key=lambda one: len(one[0]))
 
-    A step is counted with its longest parcel.
-    """
-    group, count = ring.group, len(ring.processes)
-    longest = (group.sizes.max(axis=1) * width)[group.row[ring.units]]
+
+def _stepped(ring: Ring, width: int) -> tuple[Sequence[Moves], Sequence[int]]:
+    """A step is counted with its longest parcel."""
+    count = len(ring.processes)
+    longest = _longest(ring, width)
     rounds: list[list[Steps]] = []
     filled: list[int] = []
     for turn, size in enumerate(np.maximum.reduceat(longest, np.arange(0, len(longest), count)).tolist()):
@@ -98,6 +120,26 @@ def rounds_of(ring: Ring, width: int) -> tuple[Sequence[Sequence[Steps]], Sequen
             filled[-1] += (last - step) * size
             step = last
     return rounds, filled
+
+
+def _relayed(ring: Ring, width: int) -> tuple[Sequence[Moves], Sequence[int]]:
+    """One unit after the other."""
+    count = len(ring.processes)
+    rounds: list[list[Relay]] = []
+    filled: list[int] = []
+    for unit, size in enumerate(_longest(ring, width).tolist()):
+        holders = 1
+        while holders < count:
+            each = min(max(1, ROUND_BYTES // size), -(-(count - holders) // holders))
+            rounds.append([Relay(unit, holders, each)])
+            filled.append(each * size)
+            holders = min(count, holders + holders * each)
+    return rounds, filled
+
+
+def _longest(ring: Ring, width: int) -> np.ndarray:
+    """The bytes of the longest parcel of each unit, in the order of the turns."""
+    return (ring.group.sizes.max(axis=1) * width)[ring.group.row[ring.units]]
 
 
 class Calendar:

@@ -5,7 +5,7 @@ All of it follows from the stored boxes and from what each process needs, so tha
 | a unit is needed by | what happens |
 |---|---|
 | one process | it reads for itself, in no round |
-| two or more | one reads, and sends the others their parts in the steps of a ring: ``rings.py`` |
+| two or more | one reads, and sends the others their parts in the steps of a ring, or some that relay it: ``rings.py`` |
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.checkpoint.exchange.groups import Group, needs_of, want_of
-from shardwright.checkpoint.exchange.rings import Calendar, Ring, Steps, rings, rounds_of
+from shardwright.checkpoint.exchange.rings import Calendar, Relay, Ring, Steps, rings, rounds_of
 from shardwright.checkpoint.exchange.units import Units
 from shardwright.checkpoint.exchange.wants import Want
 from shardwright.checkpoint.reading.stored import Stored
@@ -35,7 +35,7 @@ class Parcel:
 class Send:
     """What one round sends of a unit. ``parts``: all that others need of it, each once; ``own``: what the reader needs of it.
 
-    ``ends``: this is the last round of the unit.
+    ``ends``: this is the last round of the unit. ``relayed``: nothing is read, since this process has got ``own`` in an earlier round.
     """
 
     unit: Box
@@ -43,6 +43,7 @@ class Send:
     own: tuple[Box, ...]
     parcels: tuple[Parcel, ...]
     ends: bool
+    relayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,10 @@ class Seat:
     here: int
     own: int
 
-    def sends(self, steps: Steps) -> list[Send]:
-        """What this process sends in some steps of a turn, in which it may have no unit."""
+    def sends(self, steps: Steps | Relay) -> list[Send]:
+        """What this process sends in some steps of a turn, in which it may have no unit, or of a unit that is relayed."""
+        if isinstance(steps, Relay):
+            return self._relays(steps)
         unit = self._unit(steps.turn, self.here)
         if unit is None:
             return []
@@ -82,9 +85,16 @@ class Seat:
         own, ends = self.parts(unit, self.own), steps.last == count - 1
         return [Send(self.units.box(unit), tuple(found), own, tuple(parcels), ends)]
 
-    def arrivals(self, steps: Steps) -> list[Parcel]:
-        """What this process gets in some steps of a turn."""
+    def arrivals(self, steps: Steps | Relay) -> list[Parcel]:
+        """What this process gets in some steps of a turn, or of a unit that is relayed."""
         parcels: list[Parcel] = []
+        if isinstance(steps, Relay):
+            place = self._place(steps) - steps.holders
+            if 0 <= place < steps.holders * steps.each:
+                parts = self.parts(self._number(steps.unit), self.own)
+                giver = self._process(steps, place // steps.each)
+                parcels.append(Parcel(giver, parts, self._num_bytes(parts)))
+            return parcels
         for step in range(steps.first, steps.last):
             giver = (self.here - step - 1) % len(self.ring.processes)
             unit = self._unit(steps.turn, giver)
@@ -93,10 +103,33 @@ class Seat:
                 parcels.append(Parcel(int(self.ring.processes[giver]), parts, self._num_bytes(parts)))
         return parcels
 
+    def _relays(self, relay: Relay) -> list[Send]:
+        place, count = self._place(relay), len(self.ring.processes)
+        first = relay.holders + place * relay.each
+        if place >= relay.holders or first >= count:
+            return []
+        unit = self._number(relay.unit)
+        parts = self.parts(unit, self.own)
+        to = [self._process(relay, other) for other in range(first, min(first + relay.each, count))]
+        parcels = tuple(Parcel(process, parts, self._num_bytes(parts)) for process in to)
+        # From the second round on the reader too has the unit in its place.
+        return [Send(self.units.box(unit), parts, parts, parcels, ends=True, relayed=relay.holders > 1)]
+
+    def _place(self, relay: Relay) -> int:
+        """The place of this process, counted from the reader of a unit that is relayed."""
+        return (self.here - relay.unit) % len(self.ring.processes)
+
+    def _process(self, relay: Relay, place: int) -> int:
+        return int(self.ring.processes[(relay.unit + place) % len(self.ring.processes)])
+
     def _unit(self, turn: int, place: int) -> int | None:
         """The unit that the process at a place of the ring reads in a turn."""
         at = turn * len(self.ring.processes) + place
-        return int(self.ring.group.units[self.ring.units[at]]) if at < len(self.ring.units) else None
+        return self._number(at) if at < len(self.ring.units) else None
+
+    def _number(self, at: int) -> int:
+        """The number of a unit, by its place in the order of the turns."""
+        return int(self.ring.group.units[self.ring.units[at]])
 
     def _num_bytes(self, parts: Sequence[Box]) -> int:
         return sum(part.size for part in parts) * self.width
@@ -111,7 +144,7 @@ class Schedule:
     """
 
     alone: tuple[tuple[Box, ...], ...] = ()
-    steps: Sequence[Sequence[tuple[Seat, Steps]]] = ()
+    steps: Sequence[Sequence[tuple[Seat, Steps | Relay]]] = ()
 
     @property
     def num_rounds(self) -> int:
@@ -139,7 +172,7 @@ def schedule_of(stored: Stored, wants: Sequence[Want], process: int, seed: int) 
     needs = needs_of(stored, wants, process)
     parts, calendar = needs.parts(), Calendar()
     alone: list[int] = []
-    rounds: list[list[tuple[Seat, Steps]]] = []
+    rounds: list[list[tuple[Seat, Steps | Relay]]] = []
     for ring in rings(needs, _linked(needs.groups, own), stored.width, seed):
         group = ring.group
         if len(ring.processes) == 1:
