@@ -175,3 +175,21 @@ def test_the_page_names_every_field_of_every_file(tmp_path: Path) -> None:
 def test_widths_are_those_of_the_libraries() -> None:
     for name, dtype in DTYPES.items():
         assert np.dtype(getattr(ml_dtypes, name, name)).itemsize == dtype.num_bytes
+
+
+@pytest.mark.parametrize("call", [describe, verify])
+@pytest.mark.parametrize("step", ["step-00000009", "step-00000009/"])
+def test_a_step_that_is_not_there_is_no_intact_one(
+    tmp_path: Path, call: Callable[[str], object], step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, small_state())
+    directory = f"{tmp_path}/checkpoints/{step}"
+    message = (
+        f"{directory.rstrip('/')}: there is no checkpoint here. Give the --out of a run, or the directory of one step, as in "
+        f"OUT/checkpoints/step-00000010."
+    )
+    with pytest.raises(CheckpointError) as raised:
+        call(directory)
+    assert str(raised.value) == message
+    assert main(["ckpt", "verify" if call is verify else "show", directory]) == 2
+    assert capsys.readouterr() == ("", f"shardwright: {message}\n")

@@ -85,6 +85,8 @@ def verify(directory: Place | str) -> dict[str, Any]:
 def _found_in(directory: Place) -> tuple[tuple[Place, ...], tuple[Place, ...], tuple[Place, ...]]:
     """The checkpoints, the leftovers and what is neither in a directory: of a run, its ``checkpoints``, or of one step."""
     if is_step(directory):
+        if is_gone(directory):
+            raise no_checkpoint(directory)
         return (directory,), (), ()
     out = directory.parent if checkpoints_directory(directory.parent) == directory else directory
     found = committed(out)
