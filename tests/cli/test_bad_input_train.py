@@ -118,6 +118,27 @@ def test_one_device_where_two_are_needed_on_the_command_line(user_environment, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--out", "s3://bucket/run/"],
+            "--out s3://bucket/run: the metrics and the lock of a run need a folder of this machine. For its checkpoints give "
+            "--checkpoints s3://bucket/run, and a local --out.",
+        ),
+        (
+            ["--out", "out", "--checkpoints", "s3://key:a-secret@bucket/run"],
+            "s3://...@bucket/run: this URL has a password or a key, which would be shown and stored. Give it where the store's "
+            "client reads it: in the environment, or in fsspec's configuration file.",
+        ),
+    ],
+)
+def test_places_that_cannot_be(options: list[str], message: str, capsys) -> None:
+    assert main(["train", *MODEL, "--layout", "fsdp", "--steps", "1", *options]) == 2
+    assert capsys.readouterr() == ("", f"shardwright: {message}\n")
+    assert contents() == {}
+
+
 def test_missing_data(capsys) -> None:
     assert_refused(
         capsys,

@@ -109,6 +109,22 @@ def test_a_resharded_checkpoint_is_the_same_in_the_boxes_of_the_layout(
     assert "already holds a checkpoint" in capsys.readouterr().err
 
 
+def test_it_goes_to_an_object_store_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory, arrays = saved(tmp_path / "a", "llama3-test")
+    store, back = "memory://cli/reshard", str(tmp_path / "back")
+    for source, out, case in ((str(directory), store, "heads in pieces"), (store, back, "uneven")):
+        on = arguments_of(*CASES[case])
+        assert main(["ckpt", "reshard", source, "--out", out, "--layout", *on]) == 0
+        assert verify(out)["ok"]
+        found = open_checkpoint(f"{out}/checkpoints/step-00000010")
+        assert all(same_bits(found.read_box(name), array) for name, array in arrays.items())
+        assert len(found.parts) == plan_of(*CASES[case]).mesh.num_devices
+    assert main(["ckpt", "show", store, "--for", *arguments_of(*CASES["replicas"]), "--json"]) == 0
+    capsys.readouterr()
+    assert main(["ckpt", "reshard", str(directory), "--out", store, "--layout", *on]) == 2
+    assert f"{store} already holds a checkpoint. Give another --out." in capsys.readouterr().err
+
+
 def read_by(checkpoint: Checkpoint, plan: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes that each process really reads in a load of all weights and moments by a process for each device."""
     read: Counter[int] = Counter()

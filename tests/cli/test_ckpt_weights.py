@@ -45,6 +45,17 @@ def test_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_both_ways_by_an_object_store(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out, back in (("here", "from-here"), ("memory://cli/weights", "from-there")):
+        assert main(["ckpt", "import", "huggingface", str(folder), "--out", out]) == 0
+        assert f"imported to {out}/checkpoints/step-00000000\n" in capsys.readouterr().out
+        assert main(["ckpt", "verify", out]) == 0
+        assert main(["ckpt", "export", "huggingface", out, "--to", back]) == 0
+    files = {path.name: path.read_bytes() for path in Path("from-here").iterdir()}
+    assert {path.name: path.read_bytes() for path in Path("from-there").iterdir()} == files
+    assert "generation_config.json" in files
+
+
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "import", "huggingface", str(folder), "--out", "out", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
@@ -62,6 +73,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "import huggingface none --out out": "none: no such folder.",
         "import huggingface FOLDER --out out --set num_layers=2": "--set is for a model that --model gives.",
         "import huggingface FOLDER --out out --model llama4-8b": "no model 'llama4-8b'.",
+        "export huggingface out --to s3://bucket/back": "s3://bucket/back: a folder of this machine is needed here.\n",
+        "import huggingface s3://bucket/in --out out": "s3://bucket/in: a folder of this machine is needed here.\n",
         "export huggingface none --to back": "none: there is no checkpoint here.",
         "export huggingface none --to back --max-file-bytes 0": "--max-file-bytes is 0, and must be at least 1.",
         "export huggingface none --to back --config c --model m": "--config gives the model.",

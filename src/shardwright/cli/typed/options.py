@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -75,9 +76,16 @@ _DTYPE = PrimitiveConstructorSpec(
 def _local(values: list[str]) -> Path:
     place = parsed_place(values[0])
     if isinstance(place, Url):
+        raise InputError(f"{place}: a folder of this machine is needed here.")
+    return place
+
+
+def _local_out(values: list[str]) -> Path:
+    place = parsed_place(values[0])
+    if isinstance(place, Url):
         raise InputError(
-            f"{place}: a folder of this machine is needed here. For the checkpoints of a run in an object store give "
-            f"--checkpoints {place}, and a local --out for its metrics."
+            f"--out {place}: the metrics and the lock of a run need a folder of this machine. For its checkpoints give "
+            f"--checkpoints {place}, and a local --out."
         )
     return place
 
@@ -89,13 +97,16 @@ _PLACE = PrimitiveConstructorSpec(
     is_instance=lambda value: value is None or isinstance(value, Place),
     str_from_instance=lambda value: [str(value)],
 )
-_LOCAL = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="DIR",
-    instance_from_str=_local,
-    is_instance=lambda value: value is None or isinstance(value, Path),
-    str_from_instance=lambda value: [str(value)],
-)
+
+
+def _path_by(parse: Callable[[list[str]], Path]) -> PrimitiveConstructorSpec[Path]:
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="DIR",
+        instance_from_str=parse,
+        is_instance=lambda value: value is None or isinstance(value, Path),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _one_of(*choices: str) -> PrimitiveConstructorSpec[str | None]:
@@ -116,7 +127,8 @@ Factor = Annotated[float | None, _NUMBER]
 Text = Annotated[str | None, _TEXT]
 Where = Annotated[Place, _PLACE]
 MaybeWhere = Annotated[Place | None, _PLACE]
-Local = Annotated[Path, _LOCAL]
+Local = Annotated[Path, _path_by(_local)]
+LocalOut = Annotated[Path, _path_by(_local_out)]
 Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _DTYPE]
 Engine = Annotated[str | None, _one_of("jax", "torch")]
@@ -188,7 +200,7 @@ class TrainOptions:
 
     steps: Annotated[Whole, arg(metavar="N")]
     """Length of the schedule, in steps."""
-    out: Annotated[Local, arg(metavar="DIR")]
+    out: Annotated[LocalOut, arg(metavar="DIR")]
     """Where metrics.jsonl and the checkpoints go."""
     data: Annotated[str, arg(metavar="PATH|stdlib")] = "stdlib"
     """A text file, a JSONL file, a folder, or the source text of Python's standard library."""
