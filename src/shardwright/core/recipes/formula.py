@@ -128,12 +128,11 @@ def quantize(x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int =
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     x = on.float32(x)
     magnitude = on.bits(x) & _MAGNITUDE
+    amax = agree(_of_blocks(magnitude, blocks, on), "block")
     x = blocks.divided(on.where(magnitude < _LEAST_NORMAL, x * 0, x), on)
-    amax = on.largest(blocks.divided(magnitude, on), blocks.within)
-    amax = agree(on.where(amax < _LEAST_NORMAL, amax * 0, amax), "block")
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
     if scale.of_tensor:
-        of_tensor = agree(on.largest(amax, tuple(range(len(blocks.leading), len(amax.shape)))), "tensor")
+        of_tensor = agree(_of_tensor(amax, blocks, on), "tensor")
         scaled = _two_levels(amax, of_tensor, element, on)
     elif scale.rule == "exact":
         scaled = _exact(amax, element, on)
@@ -147,6 +146,22 @@ def quantize(x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int =
         scales=on.reshape(scaled.scales, blocks.num),
         of_tensor=None if scaled.of_tensor is None else on.reshape(scaled.of_tensor, blocks.leading),
     )
+
+
+def amax_of(x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int = 1) -> Any:
+    """What devices agree on (``shared_by``) as this one has it, int32."""
+    blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
+    amax = _of_blocks(on.bits(on.float32(x)) & _MAGNITUDE, blocks, on)
+    return _of_tensor(amax, blocks, on) if shared_by(quantizer) == "tensor" else amax
+
+
+def _of_blocks(magnitude: Any, blocks: _Blocks, on: Arrays) -> Any:
+    amax = on.largest(blocks.divided(magnitude, on), blocks.within)
+    return on.where(amax < _LEAST_NORMAL, amax * 0, amax)
+
+
+def _of_tensor(amax: Any, blocks: _Blocks, on: Arrays) -> Any:
+    return on.largest(amax, tuple(range(len(blocks.leading), len(amax.shape))))
 
 
 def dequantize(

@@ -20,8 +20,9 @@ from shardwright.engine_jax.attention.ring import KeysAndValues, ring_attention
 from shardwright.engine_jax.attention.scores import AttentionMask, attend
 from shardwright.engine_jax.io.layer_io import AttentionLinks, Links, LowPrecision, Params, index_of, size_of
 from shardwright.engine_jax.layers.norm import rms_norm
-from shardwright.engine_jax.layers.product import weight_product
+from shardwright.engine_jax.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_jax.layers.rotary import Angles, angles, rotate
+from shardwright.engine_jax.precision.operands import Amaxes, input_amaxes
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
 
 
@@ -61,8 +62,15 @@ def attention(
     return links.move("attention.projected", "residual.stream", out_BLM)
 
 
-def _projected(dims: str, x: jax.Array, name: str, weights: Params, links: Links) -> jax.Array:
-    return weight_product(dims, x, weights[name], low=links.low.get(name))
+def _projected(
+    dims: str, x: jax.Array, name: str, weights: Params, links: Links, amaxes: Amaxes = NONE_AGREED
+) -> jax.Array:
+    return weight_product(dims, x, weights[name], low=links.low.get(name), amaxes=amaxes)
+
+
+def _input_amaxes(x_BLM: jax.Array, links: Links) -> Amaxes:
+    """Of the input of attention, which all first projections of a layer multiply."""
+    return input_amaxes(x_BLM, (links.low.get(f"attention.{name}") for name in ("q", "k", "v", "q_down", "kv_down")))
 
 
 def _grouped(
@@ -74,10 +82,10 @@ def _grouped(
     mask: AttentionMask,
     links: Links,
 ) -> jax.Array:
-    interleaved = architecture.rope.interleaved
-    q_BLHD = rotate(_projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links), rotation, interleaved)
-    k_BLKD = rotate(_projected("BLM,MKD->BLKD", x_BLM, "attention.k", weights, links), rotation, interleaved)
-    v_BLKD = _projected("BLM,MKD->BLKD", x_BLM, "attention.v", weights, links)
+    interleaved, amaxes = architecture.rope.interleaved, _input_amaxes(x_BLM, links)
+    q_BLHD = rotate(_projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links, amaxes), rotation, interleaved)
+    k_BLKD = rotate(_projected("BLM,MKD->BLKD", x_BLM, "attention.k", weights, links, amaxes), rotation, interleaved)
+    v_BLKD = _projected("BLM,MKD->BLKD", x_BLM, "attention.v", weights, links, amaxes)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
@@ -101,18 +109,18 @@ def _latent(
     mask: AttentionMask,
     links: Links,
 ) -> jax.Array:
-    rope, eps = architecture.rope, architecture.latent_norm_eps
+    rope, eps, amaxes = architecture.rope, architecture.latent_norm_eps, _input_amaxes(x_BLM, links)
     if form.q_lora is None:
-        q_BLHD = _projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links)
+        q_BLHD = _projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links, amaxes)
     else:
-        down_BLQ = _projected("BLM,MQ->BLQ", x_BLM, "attention.q_down", weights, links)
+        down_BLQ = _projected("BLM,MQ->BLQ", x_BLM, "attention.q_down", weights, links, amaxes)
         down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
         q_BLHD = _projected("BLQ,QHD->BLHD", down_BLQ, "attention.q_up", weights, links)
     nope_BLHD, rotary_BLHP = jnp.split(q_BLHD, [form.nope_dim], axis=-1)
     q_BLHD = jnp.concatenate([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], axis=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
-    latent_BLR = _projected("BLM,MR->BLR", x_BLM, "attention.kv_down", weights, links)
+    latent_BLR = _projected("BLM,MR->BLR", x_BLM, "attention.kv_down", weights, links, amaxes)
     compressed_BLN, key_BLP = jnp.split(latent_BLR, [form.kv_lora], axis=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
     key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]

@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.core.recipes.formula import Shares, dequantize, quantize, shared_by
-from shardwright.core.recipes.recipe import ENTIRE, OPERANDS, PER_TENSOR, Product, Quantizer
+from shardwright.core.recipes.formula import Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.recipe import OPERANDS, PER_TENSOR, Operand, Product, Quantizer
 from shardwright.engine_jax.experts.grouped_blocks import Blocks, Matrices, activated
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import LowPrecision
+from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
-from shardwright.engine_jax.precision.operands import values
+from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, values
 
 HIGH = LowPrecision(quantizers={})
 
@@ -31,34 +32,50 @@ def quantized_swiglu(
     rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, block_rows: int, low: Mapping[str, LowPrecision]
 ) -> jax.Array:
     """``grouped_swiglu`` of operands that are quantized as ``low`` says, by ``moe.gate``, ``moe.up`` and ``moe.down``."""
+    gate, up, down = (low.get(f"moe.{name}", HIGH) for name in ("gate", "up", "down"))
+    # Both weights have the same input.
+    amaxes: Amaxes = {}
+    for one in (gate, up):
+        _, amaxes = _of_expert(INPUT, rows_RM, one, amaxes, _Rows.of(rows_RM, sizes_E))
 
-    def product(x: jax.Array, matrices: jax.Array, name: str) -> jax.Array:
-        return quantized_grouped_product(x, matrices, sizes_E, block_rows, low.get(f"moe.{name}", HIGH))
+    def product(x: jax.Array, matrices: jax.Array, of: LowPrecision, amaxes: Amaxes) -> jax.Array:
+        return quantized_grouped_product(x, matrices, sizes_E, block_rows, of, amaxes)
 
-    gate_RF, up_RF = product(rows_RM, experts.gate_EMF, "gate"), product(rows_RM, experts.up_EMF, "up")
-    return product(activated(gate_RF, up_RF), experts.down_EFM, "down")
+    gate_RF = product(rows_RM, experts.gate_EMF, gate, amaxes)
+    up_RF = product(rows_RM, experts.up_EMF, up, amaxes)
+    return product(activated(gate_RF, up_RF), experts.down_EFM, down, {})
 
 
 def quantized_grouped_product(
-    x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, block_rows: int, low: LowPrecision
+    x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, block_rows: int, low: LowPrecision, amaxes: Amaxes
 ) -> jax.Array:
     """Each row times the matrix of its own expert, RO, and the two products of the backward pass."""
 
+    def forward(
+        x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes
+    ) -> tuple[jax.Array, Amaxes]:
+        rows = _Rows.of(x_RI, sizes_E)
+        x, matrices, amaxes = _operands("output", low, x_RI, matrices_EIO.swapaxes(1, 2), rows, amaxes)
+        return _by_own_matrix(x, matrices, sizes_E, block_rows).astype(x_RI.dtype), amaxes
+
     @jax.custom_vjp
-    def product(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array) -> jax.Array:
-        x, matrices = _operands("output", low, x_RI, matrices_EIO.swapaxes(1, 2), _Rows.of(x_RI, sizes_E))
-        return _by_own_matrix(x, matrices, sizes_E, block_rows).astype(x_RI.dtype)
+    def product(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes) -> jax.Array:
+        return forward(x_RI, matrices_EIO, sizes_E, amaxes)[0]
 
-    def backward(saved: tuple[jax.Array, jax.Array, jax.Array], d_RO: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-        x_RI, matrices_EIO, sizes_E = saved
+    def saving(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes):
+        y_RO, amaxes = forward(x_RI, matrices_EIO, sizes_E, amaxes)
+        return y_RO, (x_RI, matrices_EIO, sizes_E, amaxes)
+
+    def backward(saved: tuple[jax.Array, jax.Array, jax.Array, Amaxes], d_RO: jax.Array):
+        x_RI, matrices_EIO, sizes_E, amaxes = saved
         rows, d_RO = _Rows.of(x_RI, sizes_E), d_RO.astype(x_RI.dtype)
-        d, matrices = _operands("input_gradient", low, d_RO, matrices_EIO, rows)
+        d, matrices, amaxes = _operands("input_gradient", low, d_RO, matrices_EIO, rows, amaxes)
         d_x_RI = _by_own_matrix(d, matrices, sizes_E, block_rows).astype(x_RI.dtype)
-        x, d = _operands("weight_gradient", low, x_RI, d_RO, rows)
-        return d_x_RI, _over_own_rows(x, d, sizes_E, block_rows).astype(matrices_EIO.dtype), None
+        x, d, _ = _operands("weight_gradient", low, x_RI, d_RO, rows, amaxes)
+        return d_x_RI, _over_own_rows(x, d, sizes_E, block_rows).astype(matrices_EIO.dtype), None, None
 
-    product.defvjp(lambda *given: (product(*given), given), backward)
-    return product(x_RI, matrices_EIO, sizes_E)
+    product.defvjp(saving, backward)
+    return product(x_RI, matrices_EIO, sizes_E, amaxes)
 
 
 class _Rows(NamedTuple):
@@ -76,59 +93,90 @@ class _Rows(NamedTuple):
         start_E = jnp.append(end_E - sizes_E, end_E[-1])
         return cls(expert_R, row_R - start_E[expert_R], sizes_E.shape[0])
 
-    def largest(self, amax_RX: jax.Array, rows: int | None) -> jax.Array:
-        """For each row, the largest amax of the rows of its block of so many rows; of ``ENTIRE``: of all of its expert."""
-        of_block = rows or max(1, amax_RX.shape[0])
-        blocks = -(-amax_RX.shape[0] // of_block)
-        block_R = self.expert_R * blocks + self.number_R // of_block
+    def of_expert(self, amax_RX: jax.Array) -> jax.Array:
+        """The largest amax of each expert's rows, and of those of none, E + 1."""
+        amax_R = jnp.max(amax_RX.reshape(amax_RX.shape[0], -1), axis=1)
+        return jax.ops.segment_max(amax_R, self.expert_R, self.experts + 1)
+
+    def of_block(self, amax_RX: jax.Array, rows: int) -> jax.Array:
+        """For each row, the largest amax of the rows of its block of so many rows."""
+        blocks = -(-amax_RX.shape[0] // rows)
+        block_R = self.expert_R * blocks + self.number_R // rows
         return jax.ops.segment_max(amax_RX, block_R, (self.experts + 1) * blocks)[block_R]
 
 
-def _operands(name: Product, low: LowPrecision, x: jax.Array, y: jax.Array, rows: _Rows) -> tuple[jax.Array, jax.Array]:
-    """Both operands of a product as they are multiplied: ``x`` of rows, ``y`` of rows or of matrices, whose contracted dim is last."""
+def _operands(
+    name: Product, low: LowPrecision, x: jax.Array, y: jax.Array, rows: _Rows, amaxes: Amaxes
+) -> tuple[jax.Array, jax.Array, Amaxes]:
+    """Both operands of a product as they are multiplied, and all amaxes that are agreed on now.
+
+    ``x`` has rows, ``y`` rows or matrices, whose contracted dim is last.
+    """
     quantizers = [low.quantizers.get((name, operand)) for operand in OPERANDS[name]]
     found = []
     for operand, array, quantizer in zip(OPERANDS[name], (x, y), quantizers, strict=True):
         if quantizer is None:
             found.append(array)
             continue
-        axes = low.amax_axes.get((name, operand), ())
+        place = (name, operand)
         if array.ndim == 3:
-            narrow = values(array, quantizer, axes)
-        elif name == "weight_gradient":
-            narrow = _along_rows(array, quantizer, axes, rows)
+            key = low.same_amax.get(place, place)
+            agreed = amaxes[key] if key in amaxes else agreed_amax(array, low, place)
+            amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
+            narrow = values(array, quantizer, agreed)
         else:
-            narrow = _of_rows(array, quantizer, axes, rows)
+            agreed, amaxes = _of_expert(place, array, low, amaxes, rows)
+            if name == "weight_gradient":
+                narrow = _along_rows(array, quantizer, agreed, rows)
+            else:
+                narrow = _of_rows(array, quantizer, agreed, low.amax_axes.get(place, ()))
         found.append(narrow if None not in quantizers else narrow.astype(array.dtype))
-    return found[0], found[1]
+    return found[0], found[1], amaxes
 
 
-def _of_rows(x_RX: jax.Array, quantizer: Quantizer, axes: tuple[str, ...], rows: _Rows) -> jax.Array:
+def _of_expert(
+    place: tuple[Product, Operand], x_RX: jax.Array, low: LowPrecision, amaxes: Amaxes, rows: _Rows
+) -> tuple[jax.Array | None, Amaxes]:
+    """For each row, the amax of all of its expert's, where a scale is of these: agreed on once; and all amaxes known now."""
+    quantizer = low.quantizers.get(place)
+    if quantizer is None or not quantizer.of_tensor:
+        return None, amaxes
+    key = low.same_amax.get(place, place)
+    if key not in amaxes:
+        as_operands = x_RX.reshape(x_RX.shape[0], 1, x_RX.shape[1])
+        agreed_E = rows.of_expert(amax_of(as_operands, quantizer, ARRAYS))
+        if axes := low.amax_axes.get(place, ()):
+            with of_tensor(low.name):
+                agreed_E = lax.pmax(agreed_E, axes)
+        amaxes = {**amaxes, key: agreed_E}
+    return amaxes[key][rows.expert_R], amaxes
+
+
+def _of_rows(x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | None, axes: tuple[str, ...]) -> jax.Array:
     """Rows whose last dim is contracted. Each is an operand of its own, but for scales of all rows of an expert."""
 
     def agree(amax: jax.Array, of: Shares) -> jax.Array:
-        if of == shared_by(quantizer):
-            if quantizer.of_tensor:
-                amax = rows.largest(amax, ENTIRE)
-            amax = lax.pmax(amax, axes) if axes else amax
-        return amax
+        if of != shared_by(quantizer):
+            return amax
+        if of_expert_R is not None:
+            return of_expert_R.reshape(amax.shape)
+        return lax.pmax(amax, axes) if axes else amax
 
     shape = (x_RX.shape[0], 1, x_RX.shape[1])
     codes = quantize(x_RX.reshape(shape), quantizer, ARRAYS, agree=agree)
     return dequantize(codes, shape, quantizer, ARRAYS).reshape(x_RX.shape)
 
 
-def _along_rows(x_RX: jax.Array, quantizer: Quantizer, axes: tuple[str, ...], rows: _Rows) -> jax.Array:
+def _along_rows(x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | None, rows: _Rows) -> jax.Array:
     """Rows that are themselves contracted. Each element is an operand of its own, which agrees with the others of its block."""
     assert quantizer.hadamard is None, quantizer
-    assert quantizer.block.other in (1, ENTIRE), quantizer.block
+    block = quantizer.block
+    assert block == PER_TENSOR or (block.other == 1 and block.contracted), block
 
     def agree(amax: jax.Array, of: Shares) -> jax.Array:
-        of_tensor = of == "tensor" or quantizer.block == PER_TENSOR
-        amax = rows.largest(amax, ENTIRE if of_tensor else quantizer.block.contracted)
-        if of_tensor:
-            amax = jnp.broadcast_to(jnp.max(amax, axis=1, keepdims=True), amax.shape)
-        return lax.pmax(amax, axes) if axes and of == shared_by(quantizer) else amax
+        if of == shared_by(quantizer) and of_expert_R is not None:
+            return jnp.broadcast_to(of_expert_R.reshape(-1, *[1] * (amax.ndim - 1)), amax.shape)
+        return rows.of_block(amax, block.contracted or 1)
 
     shape, alone = (*x_RX.shape, 1, 1), replace(quantizer, block=PER_TENSOR)
     codes = quantize(x_RX.reshape(shape), alone, ARRAYS, agree=agree)

@@ -104,11 +104,14 @@ class ExpertLinks:
 class LowPrecision:
     """How the operands of the three products with a weight are quantized; an operand without a quantizer is not.
 
-    ``amax_axes``: the axes over which devices hold parts of what shares a scale of an operand.
+    ``name``: of the weight. ``amax_axes``: the axes over which devices hold parts of what shares a scale of an operand.
+    ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
+    name: str = ""
     amax_axes: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
+    same_amax: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

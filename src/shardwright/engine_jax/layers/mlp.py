@@ -10,6 +10,7 @@ import jax
 from shardwright.engine_jax.io.dtypes import computed, kept
 from shardwright.engine_jax.io.layer_io import Links, Params
 from shardwright.engine_jax.layers.product import weight_product
+from shardwright.engine_jax.precision.operands import input_amaxes
 
 
 @jax.custom_vjp
@@ -31,9 +32,13 @@ def feed_forward(x_BLM: jax.Array, weights: Params, name: str, links: Links) -> 
     """What the layer adds to the residual stream, BLM. ``name`` is ``mlp`` or ``shared``, as in the table."""
     x_BLM = links.move("residual.stream", f"{name}.input", x_BLM)
 
-    def product(dims: str, x: jax.Array, of: str) -> jax.Array:
-        return weight_product(dims, x, weights[f"{name}.{of}"], low=links.low.get(f"{name}.{of}"))
+    amaxes = input_amaxes(x_BLM, (links.low.get(f"{name}.{of}") for of in ("gate", "up")))
 
-    hidden_BLF = silu(product("BLM,MF->BLF", x_BLM, "gate")) * product("BLM,MF->BLF", x_BLM, "up")
-    out_BLM = product("BLF,FM->BLM", hidden_BLF, "down")
+    def product(dims: str, x: jax.Array, of: str) -> jax.Array:
+        return weight_product(dims, x, weights[f"{name}.{of}"], low=links.low.get(f"{name}.{of}"), amaxes=amaxes)
+
+    gate_BLF, up_BLF = product("BLM,MF->BLF", x_BLM, "gate"), product("BLM,MF->BLF", x_BLM, "up")
+    out_BLM = weight_product(
+        "BLF,FM->BLM", silu(gate_BLF) * up_BLF, weights[f"{name}.down"], low=links.low.get(f"{name}.down")
+    )
     return links.move(f"{name}.projected", "residual.stream", out_BLM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +11,33 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 from shardwright.engine_jax.io.layer_io import LowPrecision
+from shardwright.engine_jax.precision.operands import Amaxes
 from shardwright.engine_jax.precision.products import quantized_product
+
+NONE_AGREED: Amaxes = MappingProxyType({})
 
 PRODUCT = "weight_product"
 """The name of the products in policies of ``jax.checkpoint``."""
 
 
 def weight_product(
-    dims: str, x: jax.Array, weight: jax.Array, what: str = "product", low: LowPrecision | None = None
+    dims: str,
+    x: jax.Array,
+    weight: jax.Array,
+    what: str = "product",
+    low: LowPrecision | None = None,
+    amaxes: Amaxes = NONE_AGREED,
 ) -> jax.Array:
     """``jnp.einsum(dims, x, weight)`` of tokens and a weight, in the dtypes of row ``what`` of ``core/model/precision.py``, or of
-    operands that are quantized as ``low`` says.
+    operands that are quantized as ``low`` says; ``amaxes``: of the input, where several weights multiply it (``input_amaxes``).
 
     The weight's gradient is computed as tokens times cotangent. JAX itself computes cotangent times tokens and transposes the
     result. XLA on CPU then writes a transposed copy of each cotangent; in our order one transposed copy of the tokens serves
     all weights that multiply them. The cotangent is cast to the tokens' dtype, so that both products have one narrow dtype.
     """
-    result = _product(dims, x, weight, what) if low is None else quantized_product(dims, x, weight, what, low)
+    result = (
+        _product(dims, x, weight, what) if low is None else quantized_product(dims, x, weight, what, low, dict(amaxes))
+    )
     return checkpoint_name(result, PRODUCT)
 
 

@@ -221,7 +221,9 @@ def _low(plan: Plan) -> dict[str, LowPrecision]:
     return {
         weight.name: LowPrecision(
             quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
+            name=weight.name,
             amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
+            same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
         )
         for weight in plan.quantized
     }

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardwright.core.recipes.formula import Quantized, Shares, dequantize, quantize, shared_by
-from shardwright.core.recipes.recipe import Quantizer
+from shardwright.core.recipes.formula import Quantized, Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.recipe import Operand, Product, Quantizer
+from shardwright.engine_jax.io.layer_io import LowPrecision
+from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
+
+Amaxes = Mapping[tuple[str, ...], jax.Array]
+"""Amaxes on which devices have agreed, int32, by ``LowPrecision.same_amax``."""
+
+INPUT: tuple[Product, Operand] = ("output", "input")
 
 
 def quantized(x: jax.Array, quantizer: Quantizer, axes: tuple[str, ...] = (), contracted_dims: int = 1) -> Quantized:
@@ -23,8 +32,38 @@ def quantized(x: jax.Array, quantizer: Quantizer, axes: tuple[str, ...] = (), co
     return quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
 
 
-def values(x: jax.Array, quantizer: Quantizer, axes: tuple[str, ...] = (), contracted_dims: int = 1) -> jax.Array:
-    """The values of the operand's codes, float32: what a product of narrow operands multiplies."""
-    codes = quantized(x, quantizer, axes, contracted_dims)
+def values(x: jax.Array, quantizer: Quantizer, agreed: jax.Array | None = None, contracted_dims: int = 1) -> jax.Array:
+    """The values of the operand's codes, float32: what a product of narrow operands multiplies.
+
+    ``agreed``: the amaxes of all devices that hold parts of what shares a scale; None: this one has all.
+    """
+
+    def agree(amax: jax.Array, of: Shares) -> jax.Array:
+        return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
+
+    codes = quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
     result = dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
     return jnp.asarray(result, jnp.float32)
+
+
+def agreed_amax(
+    x: jax.Array, low: LowPrecision, place: tuple[Product, Operand], contracted_dims: int = 1
+) -> jax.Array | None:
+    """The amaxes of an operand on which devices agree; None where none has to."""
+    axes, quantizer = low.amax_axes.get(place, ()), low.quantizers.get(place)
+    if quantizer is None or not axes:
+        return None
+    with of_tensor(low.name):
+        return lax.pmax(amax_of(x, quantizer, ARRAYS, contracted_dims=contracted_dims), axes)
+
+
+def input_amaxes(x: jax.Array, weights: Iterable[LowPrecision | None]) -> Amaxes:
+    """The agreed amaxes of an input, whose features are the last dim, that several weights multiply: each once."""
+    x = x.reshape(-1, x.shape[-1])
+    found: dict[tuple[str, ...], jax.Array] = {}
+    for low in weights:
+        if low is not None and (key := low.same_amax.get(INPUT)) is not None and key not in found:
+            agreed = agreed_amax(x, low, INPUT)
+            if agreed is not None:
+                found[key] = agreed
+    return found

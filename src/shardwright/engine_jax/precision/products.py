@@ -18,34 +18,46 @@ from jax import lax
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_jax.io.dtypes import kept
 from shardwright.engine_jax.io.layer_io import LowPrecision
-from shardwright.engine_jax.precision.operands import values
+from shardwright.engine_jax.precision.operands import Amaxes, agreed_amax, values
 
 
-def quantized_product(dims: str, x: jax.Array, weight: jax.Array, what: str, low: LowPrecision) -> jax.Array:
+def quantized_product(
+    dims: str, x: jax.Array, weight: jax.Array, what: str, low: LowPrecision, amaxes: Amaxes
+) -> jax.Array:
     """``jnp.einsum(dims, x, weight)`` and the two products of its backward pass, as a recipe has them.
 
     ``dims``: those of tokens come first in ``x`` and in the result. Their last one has the blocks of the weight's gradient.
+    ``amaxes``: those of the input that are agreed on already.
     """
     form = _Form.of(dims)
 
-    @jax.custom_vjp
-    def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-        y = _multiplied("output", form.tokens_first(x, form.inputs), form.outputs_first(weight), low)
-        return y.reshape(*x.shape[: form.num_tokens], *form.sizes(weight, form.outputs)).astype(kept(what, x.dtype))
+    def forward(x: jax.Array, weight: jax.Array, amaxes: Amaxes) -> tuple[jax.Array, Amaxes]:
+        y, amaxes = _multiplied("output", form.tokens_first(x), form.outputs_first(weight), low, amaxes)
+        y = y.reshape(*x.shape[: form.num_tokens], *form.sizes(weight, form.outputs)).astype(kept(what, x.dtype))
+        return y, amaxes
 
-    def backward(kept_arrays: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x, weight = kept_arrays
+    @jax.custom_vjp
+    def product(x: jax.Array, weight: jax.Array, amaxes: Amaxes) -> jax.Array:
+        return forward(x, weight, amaxes)[0]
+
+    def saving(x: jax.Array, weight: jax.Array, amaxes: Amaxes):
+        y, amaxes = forward(x, weight, amaxes)
+        return y, (x, weight, amaxes)
+
+    def backward(saved: tuple[jax.Array, jax.Array, Amaxes], cotangent: jax.Array):
+        x, weight, amaxes = saved
         cotangent = cotangent.astype(kept("cotangent", x.dtype))
-        by_outputs = form.tokens_first(cotangent, form.outputs)
-        d_x = _multiplied("input_gradient", by_outputs, form.inputs_first(weight), low)
-        tokens_last = (form.tokens_last(x, form.inputs), form.tokens_last(cotangent, form.outputs))
-        d_weight = _multiplied("weight_gradient", *tokens_last, low, contracted_dims=form.num_tokens)
+        by_outputs = form.tokens_first(cotangent)
+        d_x, amaxes = _multiplied("input_gradient", by_outputs, form.inputs_first(weight), low, amaxes)
+        tokens_last = (form.tokens_last(x), form.tokens_last(cotangent))
+        d_weight, _ = _multiplied("weight_gradient", *tokens_last, low, amaxes, contracted_dims=form.num_tokens)
         sizes = (*form.sizes(weight, form.inputs), *form.sizes(weight, form.outputs))
         in_order = [(form.inputs + form.outputs).index(dim) for dim in form.weight]
-        return d_x.reshape(x.shape).astype(x.dtype), d_weight.reshape(sizes).transpose(in_order).astype(weight.dtype)
+        d_weight = d_weight.reshape(sizes).transpose(in_order).astype(weight.dtype)
+        return d_x.reshape(x.shape).astype(x.dtype), d_weight, None
 
-    product.defvjp(lambda x, weight: (product(x, weight), (x, weight)), backward)
-    return product(x, weight)
+    product.defvjp(saving, backward)
+    return product(x, weight, amaxes)
 
 
 class _Form(NamedTuple):
@@ -72,14 +84,13 @@ class _Form(NamedTuple):
     def sizes(self, weight: jax.Array, of: str) -> Sequence[int]:
         return [weight.shape[self.weight.index(dim)] for dim in of]
 
-    def tokens_first(self, x: jax.Array, features: str) -> jax.Array:
+    def tokens_first(self, x: jax.Array) -> jax.Array:
         """Tokens by features, both merged."""
-        return x.reshape(-1, prod(x.shape[self.num_tokens :])) if features else x
+        return x.reshape(-1, prod(x.shape[self.num_tokens :]))
 
-    def tokens_last(self, x: jax.Array, features: str) -> jax.Array:
+    def tokens_last(self, x: jax.Array) -> jax.Array:
         """Features, merged, by the dims of tokens."""
-        tokens = x.shape[: self.num_tokens]
-        return jnp.moveaxis(x.reshape(*tokens, -1), -1, 0) if features else x
+        return jnp.moveaxis(x.reshape(*x.shape[: self.num_tokens], -1), -1, 0)
 
     def outputs_first(self, weight: jax.Array) -> jax.Array:
         return self._by(weight, self.outputs, self.inputs)
@@ -92,8 +103,10 @@ class _Form(NamedTuple):
         return in_order.reshape(prod(self.sizes(weight, rows)), -1)
 
 
-def _multiplied(name: Product, x: jax.Array, y: jax.Array, low: LowPrecision, *, contracted_dims: int = 1) -> jax.Array:
-    """The sums over the last ``contracted_dims`` dims of two operands, in float32."""
+def _multiplied(
+    name: Product, x: jax.Array, y: jax.Array, low: LowPrecision, amaxes: Amaxes, *, contracted_dims: int = 1
+) -> tuple[jax.Array, Amaxes]:
+    """The sums over the last ``contracted_dims`` dims of two operands, in float32; and all amaxes that are agreed on now."""
     places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
     all_narrow = all(place in low.quantizers for place in places)
     operands = []
@@ -102,11 +115,14 @@ def _multiplied(name: Product, x: jax.Array, y: jax.Array, low: LowPrecision, *,
         if quantizer is None:
             operands.append(operand)
             continue
-        narrow = values(operand, quantizer, low.amax_axes.get(place, ()), contracted_dims)
+        key = low.same_amax.get(place, place)
+        agreed = amaxes[key] if key in amaxes else agreed_amax(operand, low, place, contracted_dims)
+        amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
+        narrow = values(operand, quantizer, agreed, contracted_dims)
         operands.append(narrow if all_narrow else narrow.astype(operand.dtype))
     x, y = (operand.reshape(operand.shape[0], -1) for operand in operands)
     # All bits of float32: some devices round its operands otherwise.
     precision = lax.Precision.HIGHEST if all_narrow else None
     return lax.dot_general(
         x, y, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.dtype(jnp.float32)
-    )
+    ), amaxes

@@ -15,8 +15,9 @@ from shardwright.engine_torch.attention.ring import ring_attention
 from shardwright.engine_torch.attention.scores import AttentionMask, attend
 from shardwright.engine_torch.io.layer_io import AttentionLinks, Links, LowPrecision, Params
 from shardwright.engine_torch.layers.norm import rms_norm
-from shardwright.engine_torch.layers.product import weight_product
+from shardwright.engine_torch.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_torch.layers.rotary import Angles, angles, rotate
+from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
 
 
@@ -57,8 +58,13 @@ def attention(
     return links.move("attention.projected", "residual.stream", out_BLM)
 
 
-def _projected(x: torch.Tensor, name: str, weights: Params, links: Links) -> torch.Tensor:
-    return weight_product(x, weights[name], low=links.low.get(name))
+def _projected(x: torch.Tensor, name: str, weights: Params, links: Links, amaxes: Amaxes = NONE_AGREED) -> torch.Tensor:
+    return weight_product(x, weights[name], low=links.low.get(name), amaxes=amaxes)
+
+
+def _input_amaxes(x_BLM: torch.Tensor, links: Links) -> Amaxes:
+    """Of the input of attention, which all first projections of a layer multiply."""
+    return input_amaxes([x_BLM], (links.low.get(f"attention.{name}") for name in ("q", "k", "v", "q_down", "kv_down")))
 
 
 def _heads(of_all: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -75,10 +81,14 @@ def _grouped(
     mask: AttentionMask,
     links: Links,
 ) -> torch.Tensor:
-    interleaved = architecture.rope.interleaved
-    q_BLHD = rotate(_heads(_projected(x_BLM, "attention.q", weights, links), form.head_dim), rotation, interleaved)
-    k_BLKD = rotate(_heads(_projected(x_BLM, "attention.k", weights, links), form.head_dim), rotation, interleaved)
-    v_BLKD = _heads(_projected(x_BLM, "attention.v", weights, links), form.head_dim)
+    interleaved, amaxes = architecture.rope.interleaved, _input_amaxes(x_BLM, links)
+    q_BLHD = rotate(
+        _heads(_projected(x_BLM, "attention.q", weights, links, amaxes), form.head_dim), rotation, interleaved
+    )
+    k_BLKD = rotate(
+        _heads(_projected(x_BLM, "attention.k", weights, links, amaxes), form.head_dim), rotation, interleaved
+    )
+    v_BLKD = _heads(_projected(x_BLM, "attention.v", weights, links, amaxes), form.head_dim)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
@@ -102,18 +112,18 @@ def _latent(
     mask: AttentionMask,
     links: Links,
 ) -> torch.Tensor:
-    rope, eps = architecture.rope, architecture.latent_norm_eps
+    rope, eps, amaxes = architecture.rope, architecture.latent_norm_eps, _input_amaxes(x_BLM, links)
     if form.q_lora is None:
-        q_BLHD = _heads(_projected(x_BLM, "attention.q", weights, links), form.head_dim)
+        q_BLHD = _heads(_projected(x_BLM, "attention.q", weights, links, amaxes), form.head_dim)
     else:
-        down_BLQ = _projected(x_BLM, "attention.q_down", weights, links)
+        down_BLQ = _projected(x_BLM, "attention.q_down", weights, links, amaxes)
         down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
         q_BLHD = _heads(_projected(down_BLQ, "attention.q_up", weights, links), form.head_dim)
     nope_BLHD, rotary_BLHP = q_BLHD.split([form.nope_dim, form.rope_dim], dim=-1)
     q_BLHD = torch.cat([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], dim=-1)
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
-    latent_BLR = _projected(x_BLM, "attention.kv_down", weights, links)
+    latent_BLR = _projected(x_BLM, "attention.kv_down", weights, links, amaxes)
     compressed_BLN, key_BLP = latent_BLR.split([form.kv_lora, form.rope_dim], dim=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
     key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]

@@ -15,7 +15,9 @@ from torch.nn import functional
 
 from shardwright.core.plan.expert_kernels import has_grouped_mm
 from shardwright.engine_torch.io.layer_io import HowMany, LowPrecision, as_counted
-from shardwright.engine_torch.layers.product import weight_product
+from shardwright.engine_torch.layers.product import NONE_AGREED
+from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
+from shardwright.engine_torch.precision.products import quantized_grouped_product
 
 NOTHING: Mapping[str, LowPrecision] = MappingProxyType({})
 
@@ -38,12 +40,14 @@ def grouped_swiglu(
     """``down(silu(gate(row)) * up(row))`` of each row by its own expert, RM. ``sizes_E``: the rows of each expert, R in all.
     ``low``: how operands are quantized, by ``moe.gate``, ``moe.up`` and ``moe.down``."""
 
-    def product(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
-        return grouped_product(x, weight, sizes_E, how_many, low.get(f"moe.{name}"))
-
-    gate_RF = product(rows_RM, matrices.gate_EFM, "gate")
-    hidden_RF = functional.silu(gate_RF) * product(rows_RM, matrices.up_EFM, "up")
-    return product(hidden_RF, matrices.down_EMF, "down")
+    gate, up, down = (low.get(f"moe.{name}") for name in ("gate", "up", "down"))
+    amaxes = NONE_AGREED
+    if gate is not None or up is not None:
+        # Both weights have the same input.
+        amaxes = input_amaxes(rows_RM.split(how_many(sizes_E, rows_RM.shape[0])), (gate, up))
+    gate_RF = grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many, gate, amaxes)
+    up_RF = grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many, up, amaxes)
+    return grouped_product(functional.silu(gate_RF) * up_RF, matrices.down_EMF, sizes_E, how_many, down)
 
 
 def grouped_product(
@@ -52,17 +56,19 @@ def grouped_product(
     sizes_E: torch.Tensor,
     how_many: HowMany = as_counted,
     low: LowPrecision | None = None,
+    amaxes: Amaxes = NONE_AGREED,
 ) -> torch.Tensor:
-    """Each row times its expert's matrix, RO. Of quantized operands, each expert's rows are one of their own, as its matrix is.
+    """Each row times its expert's matrix, RO. ``low``: how operands are quantized; ``amaxes``: of the rows, where several weights multiply them.
 
     A GPU computes all of them in one kernel; a CPU computes an ordinary product for each expert
     (``core/plan/expert_kernels.py``).
     """
     # Rows of both operands have the same number of elements and the same dtype.
-    if low is None and has_grouped_mm(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
+    if low is not None:
+        rows = how_many(sizes_E, x_RI.shape[0])
+        return quantized_grouped_product(x_RI, weight_EOI, rows, low, amaxes)
+    if has_grouped_mm(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
         ends_E = sizes_E.cumsum(0).to(torch.int32)
         return functional.grouped_mm(x_RI, weight_EOI.transpose(-2, -1), offs=ends_E)
     by_expert = x_RI.split(how_many(sizes_E, x_RI.shape[0]))
-    return torch.cat(
-        [weight_product(x, weight, low=low) for x, weight in zip(by_expert, weight_EOI.unbind(), strict=True)]
-    )
+    return torch.cat([functional.linear(x, weight) for x, weight in zip(by_expert, weight_EOI.unbind(), strict=True)])

@@ -84,11 +84,15 @@ class ExpertLinks:
 class LowPrecision:
     """How the operands of the three products with a weight are quantized; an operand without a quantizer is not.
 
-    ``amax_peers``: the ranks that hold parts of what shares a scale of an operand.
+    ``name`` and ``component``: of the weight. ``amax_peers``: the ranks that hold parts of what shares a scale of an operand.
+    ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
+    name: str = ""
+    component: str = ""
     amax_peers: Mapping[tuple[Product, Operand], Peers] = field(default_factory=dict)
+    same_amax: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

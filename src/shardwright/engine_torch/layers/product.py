@@ -5,21 +5,30 @@ I and O are the input and output widths of a weight.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 from torch.nn import functional
 
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.precision.operands import Amaxes
 from shardwright.engine_torch.precision.products import quantized_product
+
+NONE_AGREED: Amaxes = MappingProxyType({})
 
 
 def weight_product(
-    x: torch.Tensor, weight_OI: torch.Tensor, what: str = "product", low: LowPrecision | None = None
+    x: torch.Tensor,
+    weight_OI: torch.Tensor,
+    what: str = "product",
+    low: LowPrecision | None = None,
+    amaxes: Amaxes = NONE_AGREED,
 ) -> torch.Tensor:
     """Tokens times a weight, outputs first, in the dtypes of row ``what`` of ``core/model/precision.py``, or of operands that
-    are quantized as ``low`` says."""
+    are quantized as ``low`` says; ``amaxes``: of the input, where several weights multiply it (``input_amaxes``)."""
     if low is not None:
-        return quantized_product(x, weight_OI, what, low)
+        return quantized_product(x, weight_OI, what, low, amaxes)
     dtype = kept(what, x.dtype)
     if dtype == x.dtype:
         return functional.linear(x, weight_OI)

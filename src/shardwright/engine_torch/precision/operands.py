@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import torch
 import torch.distributed as dist
 
-from shardwright.core.recipes.formula import Quantized, Shares, dequantize, quantize, shared_by
-from shardwright.core.recipes.recipe import Quantizer
-from shardwright.engine_torch.io.layer_io import ALONE
+from shardwright.core.recipes.formula import Quantized, Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.recipe import Operand, Product, Quantizer
+from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.precision.arrays import ARRAYS
+
+Agreed = Sequence[torch.Tensor]
+"""The amaxes of one operand on which ranks have agreed, int32: of each group of rows, as each expert's, or of the only one."""
+
+Amaxes = Mapping[tuple[str, ...], Agreed]
+"""Those of several operands, by ``LowPrecision.same_amax``."""
+
+INPUT: tuple[Product, Operand] = ("output", "input")
 
 
 def quantized(x: torch.Tensor, quantizer: Quantizer, peers: Peers = ALONE, contracted_dims: int = 1) -> Quantized:
@@ -19,15 +30,51 @@ def quantized(x: torch.Tensor, quantizer: Quantizer, peers: Peers = ALONE, contr
     """
 
     def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
-        if peers.group is not None and of == shared_by(quantizer):
-            amax = amax.contiguous()
-            dist.all_reduce(amax, dist.ReduceOp.MAX, group=peers.group)
-        return amax
+        return _largest(amax, peers) if of == shared_by(quantizer) else amax
 
     return quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
 
 
-def values(x: torch.Tensor, quantizer: Quantizer, peers: Peers = ALONE, contracted_dims: int = 1) -> torch.Tensor:
-    """The values of the operand's codes, float32: what a product of narrow operands multiplies."""
-    codes = quantized(x, quantizer, peers, contracted_dims)
+def values(
+    x: torch.Tensor, quantizer: Quantizer, agreed: torch.Tensor | None = None, contracted_dims: int = 1
+) -> torch.Tensor:
+    """The values of the operand's codes, float32: what a product of narrow operands multiplies.
+
+    ``agreed``: the amaxes of all ranks that hold parts of what shares a scale; None: this one has all.
+    """
+
+    def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
+        return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
+
+    codes = quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
     return dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
+
+
+def agreed_amax(
+    groups: Sequence[torch.Tensor], low: LowPrecision, place: tuple[Product, Operand], contracted_dims: int = 1
+) -> Agreed | None:
+    """The amaxes of an operand, group by group, on which ranks agree in one collective; None where none has to."""
+    peers, quantizer = low.amax_peers.get(place, ALONE), low.quantizers.get(place)
+    if quantizer is None or peers.group is None:
+        return None
+    own = [amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).flatten() for x in groups]
+    with moving(low.component, low.name):
+        return _largest(torch.cat(own), peers).split([one.numel() for one in own])
+
+
+def input_amaxes(groups: Sequence[torch.Tensor], weights: Iterable[LowPrecision | None]) -> Amaxes:
+    """The agreed amaxes of an input, whose features are the last dim, that several weights multiply: each once."""
+    found: dict[tuple[str, ...], Agreed] = {}
+    for low in weights:
+        if low is not None and (key := low.same_amax.get(INPUT)) is not None and key not in found:
+            agreed = agreed_amax([x.flatten(0, -2) for x in groups], low, INPUT)
+            if agreed is not None:
+                found[key] = agreed
+    return found
+
+
+def _largest(amax: torch.Tensor, peers: Peers) -> torch.Tensor:
+    if peers.group is not None:
+        amax = amax.contiguous()
+        dist.all_reduce(amax, dist.ReduceOp.MAX, group=peers.group)
+    return amax

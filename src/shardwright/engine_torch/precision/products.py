@@ -4,59 +4,105 @@ A product of two quantized operands is computed in float32 from the values of th
 device with narrow products, whose sums are float32 or wider. It differs from the exact sum of K terms by at most K * 2^-24 of the
 sum of their absolute values.
 
-I and O are the input and output widths of a weight.
+I and O are the input and output widths of a weight; R rows, sorted by expert; E experts of this rank.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
-from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
-from shardwright.engine_torch.precision.operands import values
+from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, values
 
 
-def quantized_product(x: torch.Tensor, weight_OI: torch.Tensor, what: str, low: LowPrecision) -> torch.Tensor:
+def quantized_product(
+    x: torch.Tensor, weight_OI: torch.Tensor, what: str, low: LowPrecision, amaxes: Amaxes
+) -> torch.Tensor:
     """Tokens, whose features are the last dim, times a weight, and the two products of the backward pass, as a recipe has them.
 
-    The last dim of tokens has the blocks of the weight's gradient.
+    The last dim of tokens has the blocks of the weight's gradient. ``amaxes``: those of the input that are agreed on already.
     """
-    return _Quantized.apply(x, weight_OI, what, low)  # pyright: ignore[reportReturnType]
+    return _Quantized.apply(x, weight_OI, what, low, amaxes)  # pyright: ignore[reportReturnType]
+
+
+def quantized_grouped_product(
+    x_RI: torch.Tensor, weight_EOI: torch.Tensor, rows: Sequence[int], low: LowPrecision, amaxes: Amaxes
+) -> torch.Tensor:
+    """Each row times the matrix of its own expert, RO. ``rows``: of each expert. Each expert's rows are an operand of their own,
+    as its matrix is."""
+    return _Grouped.apply(x_RI, weight_EOI, rows, low, amaxes)  # pyright: ignore[reportReturnType]
 
 
 class _Quantized(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor, weight_OI: torch.Tensor, what: str, low: LowPrecision) -> torch.Tensor:
+    def forward(
+        ctx, x: torch.Tensor, weight_OI: torch.Tensor, what: str, low: LowPrecision, amaxes: Amaxes
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight_OI)
         ctx.low = low
-        y = _multiplied("output", x.flatten(0, -2), weight_OI, low)
+        (y,), ctx.amaxes = _multiplied("output", [x.flatten(0, -2)], [weight_OI], low, amaxes)
         return y.view(*x.shape[:-1], weight_OI.shape[0]).to(kept(what, x.dtype))
 
     @staticmethod
-    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight_OI = ctx.saved_tensors
         cotangent = cotangents[0].to(kept("cotangent", x.dtype))
-        d_x = _multiplied("input_gradient", cotangent.flatten(0, -2), weight_OI.T, ctx.low)
-        d_weight_IO = _multiplied(
-            "weight_gradient", x.movedim(-1, 0), cotangent.movedim(-1, 0), ctx.low, contracted_dims=x.dim() - 1
-        )
-        return d_x.view(x.shape).to(x.dtype), d_weight_IO.T.to(weight_OI.dtype), None, None
+        (d_x,), amaxes = _multiplied("input_gradient", [cotangent.flatten(0, -2)], [weight_OI.T], ctx.low, ctx.amaxes)
+        tokens_last = ([x.movedim(-1, 0)], [cotangent.movedim(-1, 0)])
+        (d_weight_IO,), _ = _multiplied("weight_gradient", *tokens_last, ctx.low, amaxes, contracted_dims=x.dim() - 1)
+        return d_x.view(x.shape).to(x.dtype), d_weight_IO.T.to(weight_OI.dtype), None, None, None
+
+
+class _Grouped(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, x_RI: torch.Tensor, weight_EOI: torch.Tensor, rows: Sequence[int], low: LowPrecision, amaxes: Amaxes
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_RI, weight_EOI)
+        ctx.low, ctx.rows = low, list(rows)
+        ys, ctx.amaxes = _multiplied("output", x_RI.split(ctx.rows), weight_EOI.unbind(), low, amaxes)
+        return torch.cat(ys).to(x_RI.dtype)
+
+    @staticmethod
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_RI, weight_EOI = ctx.saved_tensors
+        d_RO = cotangents[0].to(x_RI.dtype)
+        xs, ds = x_RI.split(ctx.rows), d_RO.split(ctx.rows)
+        d_xs, amaxes = _multiplied("input_gradient", ds, weight_EOI.mT.unbind(), ctx.low, ctx.amaxes)
+        d_weights, _ = _multiplied("weight_gradient", [x.T for x in xs], [d.T for d in ds], ctx.low, amaxes)
+        d_weight_EOI = torch.stack([d.T for d in d_weights]).to(weight_EOI.dtype)
+        return torch.cat(d_xs).to(x_RI.dtype), d_weight_EOI, None, None, None
 
 
 def _multiplied(
-    name: Product, x: torch.Tensor, y: torch.Tensor, low: LowPrecision, *, contracted_dims: int = 1
-) -> torch.Tensor:
-    """The sums over the last ``contracted_dims`` dims of two operands: in float32, or else in the operands' dtype."""
+    name: Product,
+    xs: Sequence[torch.Tensor],
+    ys: Sequence[torch.Tensor],
+    low: LowPrecision,
+    amaxes: Amaxes,
+    *,
+    contracted_dims: int = 1,
+) -> tuple[list[torch.Tensor], Amaxes]:
+    """For each pair of operands the sums over their last ``contracted_dims`` dims, in float32 or else in the operands' dtype; and
+    all amaxes that are agreed on now."""
     places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
     all_narrow = all(place in low.quantizers for place in places)
     operands = []
-    for place, operand in zip(places, (x, y), strict=True):
+    for place, groups in zip(places, (xs, ys), strict=True):
         quantizer = low.quantizers.get(place)
         if quantizer is None:
-            operands.append(operand)
+            operands.append([one.flatten(1) for one in groups])
             continue
-        narrow = values(operand, quantizer, low.amax_peers.get(place, ALONE), contracted_dims)
-        operands.append(narrow if all_narrow else narrow.to(operand.dtype))
-    x, y = (operand.flatten(1) for operand in operands)
-    return x @ y.T
+        key = low.same_amax.get(place, place)
+        agreed = amaxes[key] if key in amaxes else agreed_amax(groups, low, place, contracted_dims)
+        amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
+        narrow = [
+            values(one, quantizer, None if agreed is None else agreed[number], contracted_dims).flatten(1)
+            for number, one in enumerate(groups)
+        ]
+        operands.append(narrow if all_narrow else [one.to(groups[0].dtype) for one in narrow])
+    return [x @ y.T for x, y in zip(*operands, strict=True)], amaxes
