@@ -15,12 +15,13 @@ from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError, op
 from shardwright.checkpoint.exchange import rings, units
 from shardwright.checkpoint.exchange.loads import load_of
 from shardwright.checkpoint.exchange.passing import read_together
+from shardwright.checkpoint.exchange.schedule import schedule_of, seed_of
 from shardwright.checkpoint.exchange.wants import wants_of
 from shardwright.checkpoint.reading import streams
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.editing import flip
 from tests.checkpoint.states import same_bits
-from tests.checkpoint.test_schedule import random_wants
+from tests.checkpoint.test_schedule import random_wants, rounds_of
 from tests.checkpoint.test_streams import Recorded, Saved, random_saved
 
 WAIT_S = 20
@@ -124,7 +125,14 @@ def test_several_processes_read_each_piece_once(seed: int, tmp_path: Path, monke
                     assert same_bits(array, saved.array[box.slices])
             read = sum(counts.sum() for counts in Recorded.counts.values())
             wants = wants_of((process, box) for process, boxes in needed.items() for box in boxes)
-            assert load_of(open_checkpoint(saved.directory), {"w": wants}, count).bytes_read == read
+            checkpoint = open_checkpoint(saved.directory)
+            load = load_of(checkpoint, {"w": wants}, count)
+            assert load.bytes_read == read
+            schedules = [schedule_of(checkpoint.stored("w"), wants, process, seed_of("w")) for process in range(count)]
+            sent = [
+                parcel for one in schedules for each in rounds_of(one) for send in each.sends for parcel in send.parcels
+            ]
+            assert load.bytes_passed_on == sum(parcel.num_bytes for parcel in sent)
             if small:
                 # A piece in two units may be read by two processes.
                 assert all(((Recorded.counts[name] > 0) == (counts > 0)).all() for name, counts in least.items())

@@ -202,6 +202,17 @@ def test_a_process_computes_its_own_parcels_and_no_others() -> None:
     assert {parcel.process for each in (one, *rest) for parcel in each.arrivals} == {*range(count)} - {77}
 
 
+@pytest.mark.parametrize(("count", "room", "num_rounds"), [(3, 1, 2), (5, 1, 3), (11, 2, 3), (12, 3, 2), (30, 4, 3)])
+def test_who_has_a_unit_relays_it(count: int, room: int, num_rounds: int) -> None:
+    """``room``: parcels of a round."""
+    whole = Box((0, 0), (3, 4))
+    stored, wants = stored_of([whole], 2), wants_of((process, whole) for process in range(count))
+    with patch.object(rings, "ROUND_BYTES", room * 48):
+        found = [schedule_of(stored, wants, process, 5) for process in range(count)]
+        assert assert_right(found, {process: [whole] for process in range(count)}, whole, 4) == count - 1
+    assert {one.num_rounds for one in found} == {num_rounds}
+
+
 def test_what_thousands_need_is_relayed() -> None:
     """A norm of 1.6 MB: one sender would need 410 rounds."""
     count, whole = 4096, Box((0, 0), (58, 7168))
