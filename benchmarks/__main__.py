@@ -18,6 +18,7 @@ COMMANDS = (
     "checkpoint",
     "checkpoint_scale",
     "checkpoint_exchange",
+    "checkpoint_store",
     "conversion",
     "gpu",
 )
