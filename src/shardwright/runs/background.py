@@ -41,6 +41,8 @@ MOST_ERROR_BYTES = 1 << 20
 class Saver:
     """Saves the states of a run; in the background, if ``asynchronous``. At most one save is in flight: the next one waits.
 
+    ``run``: as of ``checkpoint.saving``. ``others``: no lock of this run keeps other runs from ``out``; it ends where one has saved.
+
     A context: it is left when the save in flight is complete, or will never be.
     """
 
@@ -53,18 +55,19 @@ class Saver:
         keep: Keep,
         asynchronous: bool,
         run: str | None = None,
+        others: bool = False,
     ) -> None:
         self._out, self._group, self._shown, self._keep = out, group, shown, keep
         self._asynchronous, self._run = asynchronous, run
         self._copies = HostCopies()
         self._flight: _Flight | None = None
-        # In an object store no lock keeps other runs away: what is neither of these nor saved by this run is theirs.
-        self._alone = run is not None and isinstance(out, Url)
-        self._known = set(committed(out)) if self._alone else set[Place]()
+        # What is neither of these nor saved by this run is another's. Process 0 looks.
+        self._others = others
+        self._known = set(committed(out)) if others and group.index == 0 else set[Place]()
 
     def save(self, point: RunPoint, infos: Sequence[TensorInfo], boxes: Iterator[OwnedBox]) -> Place:
         """Save a state, or begin to. Returns the path of the checkpoint. Raises CheckpointError, as ``check`` does."""
-        if isinstance(self._out, Url):
+        if self._others:
             all_or_none(self._group, f"the checkpoint of step {point.step}, alone", self._require_alone)
             self._known.add(step_directory(self._out, point.step))
         if not self._asynchronous:
@@ -84,8 +87,8 @@ class Saver:
         return step_directory(self._out, point.step)
 
     def _require_alone(self) -> None:
-        others = [step for step in committed(self._out) if step not in self._known] if self._alone else []
-        if others:
+        there = committed(self._out) if self._group.index == 0 else ()
+        if others := [step for step in there if step not in self._known]:
             raise CheckpointError(
                 f"{others[0]}: another run has saved this step while this one was running. This one ends, and deletes nothing: "
                 f"two runs would delete and continue each other's checkpoints. Give each a folder of its own with --checkpoints."

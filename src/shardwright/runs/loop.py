@@ -75,6 +75,7 @@ class Loop:
                     keep=rules_of_run(self.options),
                     asynchronous=self.options.async_checkpoints,
                     run=self._key(),
+                    others=self.options.checkpoints is not None,
                 ) as saver,
                 batches(self.source, self.plan, self.engine.offsets, self.options.seed, next_row) as ahead,
             ):
