@@ -151,6 +151,24 @@ def test_several_processes_read_each_piece_once(seed: int, tmp_path: Path, monke
     assert damaged > 3
 
 
+def test_a_unit_that_several_have_is_relayed_from_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process needs all stored boxes but one, which so is a unit that four processes need, in two rounds."""
+    monkeypatch.setattr(rings, "ROUND_BYTES", 1)
+    rng = np.random.default_rng(0)
+    checked = 0
+    while checked < 3:
+        saved = random_saved(rng, tmp_path / str(rng.integers(1 << 30)))
+        *others, last = sorted(box for _, _, box in saved.stored)
+        if not others or not any(last.start):
+            continue
+        whole = Box.whole(saved.array.shape)
+        found = together(saved, {**{process: [whole] for process in range(4)}, 4: others})
+        for arrays in found[:4]:
+            assert not isinstance(arrays, Exception), arrays
+            assert same_bits(arrays[0], saved.array)
+        checked += 1
+
+
 class Failing:
     """A checkpoint that one process cannot read."""
 

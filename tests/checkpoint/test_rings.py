@@ -202,14 +202,18 @@ def test_a_process_computes_its_own_parcels_and_no_others() -> None:
     assert {parcel.process for each in (one, *rest) for parcel in each.arrivals} == {*range(count)} - {77}
 
 
-@pytest.mark.parametrize(("count", "room", "num_rounds"), [(3, 1, 2), (5, 1, 3), (11, 2, 3), (12, 3, 2), (30, 4, 3)])
-def test_who_has_a_unit_relays_it(count: int, room: int, num_rounds: int) -> None:
-    """``room``: parcels of a round."""
-    whole = Box((0, 0), (3, 4))
-    stored, wants = stored_of([whole], 2), wants_of((process, whole) for process in range(count))
-    with patch.object(rings, "ROUND_BYTES", room * 48):
+@pytest.mark.parametrize(
+    ("count", "room", "units", "num_rounds"),
+    [(3, 1, 1, 2), (5, 1, 1, 3), (11, 2, 1, 3), (12, 3, 1, 2), (30, 4, 1, 3), (12, 1, 2, 8), (9, 1, 1, 4)],
+)
+def test_who_has_a_unit_relays_it(count: int, room: int, units: int, num_rounds: int) -> None:
+    """``room``: parcels of a round; ``units``: how many there are, one relayed after the other."""
+    whole = Box((0, 0), (units, 4))
+    rows = [Box((row, 0), (row + 1, 4)) for row in range(units)]
+    stored, wants = stored_of(rows, 2), wants_of((process, whole) for process in range(count))
+    with patch.object(rings, "ROUND_BYTES", room * 16):
         found = [schedule_of(stored, wants, process, 5) for process in range(count)]
-        assert assert_right(found, {process: [whole] for process in range(count)}, whole, 4) == count - 1
+        assert assert_right(found, {process: [whole] for process in range(count)}, whole, 4) == units * (count - 1)
     assert {one.num_rounds for one in found} == {num_rounds}
 
 
