@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from shardwright.cost.flops import step_flops
@@ -62,3 +64,19 @@ def test_replicas_are_all_reduced_once_for_all_microbatches() -> None:
     replicas = [one for one in moved if (one.kind, one.axes) == ("all-reduce", ("data",))]
     weights = sum(w.bytes_per_device * w.num for w in plan.weights if w.gradient.get("fsdp") == "reduce-scatter")
     assert sum(one.bytes_per_device * one.count_per_step for one in replicas) == weights
+
+
+def test_amaxes_are_reduced_as_the_plan_says() -> None:
+    """Once for weights with the same input, and never again in the backward pass. They are reduced as integers."""
+    case = Case(model="llama3-test", layout="fsdp-tp", mesh="fsdp=2,tensor=2", precision="fp8-current")
+    plan = plan_of(case)
+    found: Counter[tuple[str, ...]] = Counter()
+    for one in Program(compiled_step(case).as_text()).collectives(plan.mesh):
+        if one.kind == "all-reduce" and one.dtypes == ("int32",) and one.component in ("attention", "mlp"):
+            found[one.axes] += one.bytes_per_device * one.count_per_step
+    planned: Counter[tuple[str, ...]] = Counter()
+    for row in plan.collectives:
+        if row.kind == "all-reduce" and row.component in ("attention", "mlp"):
+            planned[row.axes] += row.bytes_per_device * row.count_per_step
+    assert found == planned
+    assert set(planned) == {("tensor",), ("fsdp",), ("fsdp", "tensor")}
