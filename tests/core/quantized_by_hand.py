@@ -21,18 +21,27 @@ Indices = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What each device has of a matrix in one microbatch."""
+    """What each device has of a matrix in one microbatch. ``run``: so many tokens of a row are consecutive on a device, and blocks
+    of tokens begin with each row; None for what has no tokens."""
 
     mesh: Mesh
     of_device: tuple[Indices, ...]
+    run: int | None = None
 
 
-def amaxes(values: np.ndarray, extents: tuple[int | None, int | None]) -> np.ndarray:
-    """The largest absolute value of each block; blocks begin at the first element, and the last ones may be short."""
+def starts(size: int, extent: int | None, run: int | None) -> np.ndarray:
+    """Where the blocks of a dim begin; the last one of a run may be short."""
+    if extent is None:
+        return np.zeros(1, int)
+    run = run or max(size, 1)
+    return np.concatenate([np.arange(first, min(first + run, size), extent) for first in range(0, size, run)])
+
+
+def amaxes(values: np.ndarray, blocks: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """The largest absolute value of each block."""
     found = np.abs(values)
-    for axis, extent in enumerate(extents):
-        starts = np.arange(0, values.shape[axis], extent or values.shape[axis])
-        found = np.maximum.reduceat(found, starts, axis)
+    for axis, first in enumerate(blocks):
+        found = np.maximum.reduceat(found, first, axis)
     return found
 
 
@@ -51,26 +60,27 @@ def scales(amax: np.ndarray, quantizer: Quantizer, of_tensor: np.floating | None
     return block.astype(getattr(ml_dtypes, quantizer.scale.dtype)).astype(np.float32) * whole
 
 
-def quantized(values: np.ndarray, scale: np.ndarray, extents: tuple[int | None, int | None], dtype: str) -> np.ndarray:
+def quantized(values: np.ndarray, scale: np.ndarray, blocks: tuple[np.ndarray, np.ndarray], dtype: str) -> np.ndarray:
     """The values that the codes stand for."""
-    for axis, extent in enumerate(extents):
-        scale = np.repeat(scale, values.shape[axis] if extent is None else extent, axis)
-    scale = scale[: values.shape[0], : values.shape[1]]
+    for axis, first in enumerate(blocks):
+        scale = np.repeat(scale, np.diff(np.append(first, values.shape[axis])), axis)
     largest = FORMATS[dtype].largest
     codes = np.clip(values / scale, -largest, largest).astype(getattr(ml_dtypes, dtype))
     return codes.astype(np.float32) * scale
 
 
-def rotated(values: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """A Hadamard transform of each run of ``size`` elements along an axis; a short last run is left as it is."""
+def rotated(values: np.ndarray, size: int, run: int | None) -> np.ndarray:
+    """A Hadamard transform of each ``size`` consecutive tokens of a row; fewer at its end are left as they are."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     # In float64, so that the order of a sum does not show in float32.
-    moved = np.moveaxis(values, axis, 0).astype(np.float64)
-    for start in range(0, len(moved) - size + 1, size):
-        moved[start : start + size] = matrix @ moved[start : start + size] / np.sqrt(size)
-    return np.moveaxis(moved.astype(np.float32), 0, axis)
+    turned = values.astype(np.float64)
+    first = starts(len(values), size, run)
+    for start, length in zip(first, np.diff(np.append(first, len(values))), strict=True):
+        if length == size:
+            turned[start : start + size] = matrix @ turned[start : start + size] / np.sqrt(size)
+    return turned.astype(np.float32)
 
 
 def by_devices(
@@ -82,8 +92,10 @@ def by_devices(
     """
     local = [full[np.ix_(*indices)] for indices in held.of_device]
     if quantizer.hadamard is not None:
-        local = [rotated(one, quantizer.hadamard, 0) for one in local]
-    own = [amaxes(one, extents) for one in local]
+        local = [rotated(one, quantizer.hadamard, held.run) for one in local]
+    rows, columns = extents
+    blocks = [(starts(one.shape[0], rows, held.run), starts(one.shape[1], columns, None)) for one in local]
+    own = [amaxes(one, of_it) for one, of_it in zip(local, blocks, strict=True)]
     tensors = [np.abs(one).max() for one in local]
     result = np.full(full.shape, np.nan, np.float32)
     for device, (one, indices) in enumerate(zip(local, held.of_device, strict=True)):
@@ -91,7 +103,7 @@ def by_devices(
         entire = np.maximum.reduce([own[member] for member in group]) if None in extents else own[device]
         tensor = max(tensors[member] for member in group) if quantizer.scale.of_tensor else None
         scale = scales(entire, quantizer, None if tensor is None else np.float32(tensor))
-        values = quantized(one, scale, extents, quantizer.dtype)
+        values = quantized(one, scale, blocks[device], quantizer.dtype)
         place = np.ix_(*indices)
         known = result[place]
         assert np.array_equal(known[~np.isnan(known)], values[~np.isnan(known)]) or np.isnan(known).all(), "replicas"
@@ -99,9 +111,12 @@ def by_devices(
     return result
 
 
-def at_once(full: np.ndarray, quantizer: Quantizer, extents: tuple[int | None, int | None]) -> np.ndarray:
+def at_once(
+    full: np.ndarray, quantizer: Quantizer, extents: tuple[int | None, int | None], run: int | None = None
+) -> np.ndarray:
     """The full matrix, quantized on one device."""
-    alone = Held(mesh=Mesh.of(one=1), of_device=((np.arange(full.shape[0]), np.arange(full.shape[1])),))
+    indices = (np.arange(full.shape[0]), np.arange(full.shape[1]))
+    alone = Held(mesh=Mesh.of(one=1), of_device=(indices,), run=run)
     return by_devices(full, alone, quantizer, extents, ())
 
 

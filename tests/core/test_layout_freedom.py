@@ -40,7 +40,7 @@ def held(plan: Plan, operand: QuantizedOperand, microbatch: int, microbatches: i
     """Where each device has its part of an operand. Rows of a microbatch are every so many-th of a device's."""
     first, second = operand.dims.values()
     mesh = plan.mesh
-    of_device = []
+    of_device, run = [], None
     for device in range(mesh.num_devices):
         if operand.operand == "weight":
             rows = merged(first.sizes, first.sharding, mesh, device)
@@ -50,9 +50,10 @@ def held(plan: Plan, operand: QuantizedOperand, microbatch: int, microbatches: i
             chunks = np.array(plan.row_chunks)
             text = (chunks[:, None] * (length // len(chunks)) + np.arange(length // len(chunks))).ravel()
             places = text[merged((length,), first.sharding[1:], mesh, device)]
+            run = len(places)
             rows = (own[:, None] * length + places).ravel()
         of_device.append((rows, merged(second.sizes, second.sharding, mesh, device)))
-    return Held(mesh=mesh, of_device=tuple(of_device))
+    return Held(mesh=mesh, of_device=tuple(of_device), run=run)
 
 
 def drawn(shape: tuple[int, int], seed: int) -> np.ndarray:
@@ -82,7 +83,8 @@ def layout_moves(plan: Plan, operand: QuantizedOperand, seed: int) -> bool:
         )
         found = np.where(np.isnan(part), found, part)
     assert not np.isnan(found).any()
-    return not np.array_equal(found, at_once(full, operand.quantizer, extents))
+    run = None if operand.operand == "weight" else plan.request.length
+    return not np.array_equal(found, at_once(full, operand.quantizer, extents, run))
 
 
 COVERING = {

@@ -6,7 +6,7 @@ Compared is one device that computes the step in one microbatch.
 |---|---|
 | a tensor, or all of a dim | if the amax is reduced over the axes that shard it; of activations, only in one microbatch, or where it is delayed: then the scale is known before the step |
 | a block along inputs or outputs | if every shard ends with a block |
-| a block over tokens | if every run of tokens that a device has in their order ends with a block; of an expert's tokens, whose order and number follow from the layout, on one device only |
+| a block over the tokens of a row | if every run of tokens that a device has in their order ends with a block; of an expert's tokens, whose order and number follow from the layout, on one device only |
 
 An operand that is partial over an axis is another one on each device, and so are random numbers that each device draws itself.
 """
@@ -97,22 +97,15 @@ def _token_blocks(quantizer: Quantizer, place: Place, extents: Extents, step: St
         return
     run = run_of_tokens(place.dims["tokens"], step)
     if run is not None and run % extent:
-        yield f"blocks of {extent} tokens, of which a device has {run:,} in their order"
+        yield f"blocks of {extent} tokens of a row, of which a device has {run:,} in their order"
 
 
 def run_of_tokens(tokens: ShardedDim, step: Step) -> int | None:
-    """The largest number of which every boundary between the runs of consecutive tokens of a device is a multiple; None where
-    one device has all of them in their order.
-
-    A microbatch has every so many-th row, so that with several only the tokens of one row are consecutive.
-    """
-    (rows, length), (row_axes, length_axes) = tokens.sizes, tokens.sharding
-    parts = [step.chunks, step.mesh.size(length_axes)]
-    if max(parts) > 1:
-        return gcd(*(length // part for part in parts))
-    if step.microbatches > 1:
-        return length
-    return rows // step.mesh.size(row_axes) * length if row_axes else None
+    """The largest number of which every boundary between the runs of consecutive tokens of a row on a device is a multiple;
+    None where a device has rows in their order. Blocks begin with each row, so how rows are sharded does not matter."""
+    (_, length), (_, axes) = tokens.sizes, tokens.sharding
+    parts = [step.chunks, step.mesh.size(axes)]
+    return gcd(*(length // part for part in parts)) if max(parts) > 1 else None
 
 
 def _listed(axes: tuple[str, ...]) -> str:

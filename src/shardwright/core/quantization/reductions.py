@@ -6,7 +6,8 @@
 | current, of what only the backward pass multiplies | in the backward pass, in each microbatch |
 | delayed | once a step, all of them that have the same axes together; over microbatches each device takes the largest |
 
-Each is an all-reduce (maximum) of one float32 for each amax. Operands that are the same tensor with the same amaxes share it.
+Each is an all-reduce (maximum) of 4 bytes for each amax: the bits of a float32. Operands that are the same tensor with the same
+amaxes share it, in the three products and of several weights that have one input.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import ceil
 from typing import Literal
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import EXPERT_TOKENS
 from shardwright.core.quantization.quantized import QuantizedOperand, QuantizedWeight
 from shardwright.core.resolution.request import Request
 
@@ -39,21 +41,21 @@ def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWei
     """Every reduction of amaxes in a step, tensor by tensor; of delayed amaxes one for each set of axes."""
     delayed: dict[tuple[str, ...], list[tuple[QuantizedWeight, int]]] = {}
     for weight, operand in _distinct(weights):
-        if not operand.reduced or not operand.values:
-            continue
         layers = layers_on_device(request, mesh, weight)
-        if operand.quantizer.amax == "delayed":
+        if operand.values and operand.quantizer.amax == "delayed":
             delayed.setdefault(operand.reduced, []).append((weight, operand.values * layers))
+        if not operand.values or operand.quantizer.amax == "delayed":
             continue
-        again = weight.stack is not None and request.remat != "none"
-        forward = ("forward", "recompute") if again else ("forward",)
-        for phase in forward if operand.product == "output" else ("backward",):
+        # PyTorch multiplies with one expert after the other. JAX has the amax of a buffer's rows of no expert too.
+        in_turn = operand.experts if request.engine == "torch" else 1
+        of_none = operand.values // operand.experts if request.engine == "jax" and _of_experts(operand) else 0
+        for phase in ("backward",) if operand.product != "output" else _forward(request, weight, operand):
             yield AmaxReduction(
                 component=weight.component,
                 phase=phase,
                 axes=operand.reduced,
-                values=operand.values,
-                times=layers * request.microbatches,
+                values=operand.values // in_turn + of_none,
+                times=layers * request.microbatches * in_turn,
                 weights=(weight.name,),
             )
     for axes, values in delayed.items():
@@ -65,6 +67,26 @@ def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWei
             times=1,
             weights=tuple(dict.fromkeys(weight.name for weight, _ in values)),
         )
+
+
+def _of_experts(operand: QuantizedOperand) -> bool:
+    """Whether an amax is that of all tokens of an expert."""
+    tokens = operand.dims.get("tokens")
+    entire = operand.quantizer.of_tensor or operand.extents.get("tokens", 1) is None
+    return entire and tokens is not None and tokens.names == EXPERT_TOKENS
+
+
+def _forward(
+    request: Request, weight: QuantizedWeight, operand: QuantizedOperand
+) -> tuple[Literal["forward", "recompute"], ...]:
+    """When the amax of what the output's product multiplies is reduced. PyTorch recomputes entire layers. JAX recomputes what the
+    backward pass needs, and under ``dots`` no product for its output alone."""
+    again = weight.stack is not None and request.remat != "none"
+    if request.engine == "jax":
+        product = request.remat == "full" and not request.table.weight(weight.name).ends_layer
+        backward = any(one.product != "output" and one.same_amax == operand.same_amax for one in weight.operands)
+        again = again and (product or backward)
+    return ("forward", "recompute") if again else ("forward",)
 
 
 def layers_on_device(request: Request, mesh: Mesh, weight: QuantizedWeight) -> int:
