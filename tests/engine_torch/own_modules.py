@@ -16,14 +16,28 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from shardwright.core.findings.errors import InputError
+from shardwright.core.recipes.presets import preset
 from shardwright.engine_torch import load, save
-from shardwright.engine_torch.modules import Linear
+from shardwright.engine_torch.modules import (
+    DotProductAttention,
+    Embedding,
+    GroupedLinear,
+    LayerNorm,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    RMSNorm,
+)
 from shardwright.engine_torch.modules.parallel import ParallelModule
 
-TOKENS, WIDTH, HIDDEN = 128, 128, 256
+TOKENS, WIDTH, HIDDEN, VOCAB = 128, 128, 256, 256
 """Of each of four data ranks, and of the weights: a rank of tp has a multiple of the largest block."""
+
+POWER_OF_TWO = "fp8-current-2"
+"""fp8-current with scales that are powers of two."""
 
 MESHES: Mapping[str, Mapping[str, int]] = {
     "one": {},
@@ -79,20 +93,80 @@ class Pair(nn.Module):
         return self.out(x + self.down(nn.functional.gelu(self.up(x))))
 
 
-MODELS: Mapping[str, Callable[..., nn.Module]] = {"pair": Pair}
+class Attention(nn.Module):
+    """With fewer KV heads than heads; values are the keys."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.norm = RMSNorm(WIDTH, zero_centered_gamma=True, **{**options, "recipe": None})
+        self.q = Linear(WIDTH, 2 * WIDTH, parallel_mode="column", **options)
+        self.k = LayerNormLinear(WIDTH, 2 * WIDTH, parallel_mode="column", bias=False, **options)
+        self.out = Linear(2 * WIDTH, WIDTH, parallel_mode="row", **options)
+        self.product = DotProductAttention(16, WIDTH // 8, 16, qkv_format="bshd")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = (made.unflatten(-1, (-1, WIDTH // 8)) for made in (self.q(self.norm(x)), self.k(x)))
+        return x + self.out(self.product(q, k, k))
+
+
+class Decoder(nn.Module):
+    """Of tied embedding and head, with a gated MLP."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        high = {**options, "recipe": None}
+        self.tokens = Embedding(VOCAB, WIDTH, vocab_parallel=True, **high)
+        self.attention = Attention(**options)
+        self.mlp = LayerNormMLP(
+            WIDTH, HIDDEN, normalization="RMSNorm", activation="swiglu", set_parallel_mode=True, **options
+        )
+        self.norm = LayerNorm(WIDTH, **high)
+        self.head = Linear(WIDTH, VOCAB, parallel_mode="column", bias=False, **options)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.attention(self.tokens(tokens))
+        return self.head(self.norm(x + self.mlp(x)))
+
+
+class Grouped(nn.Module):
+    """Two layers of which each has tokens, and one in their middle that has none."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        options["sequence_parallel"] = False
+        self.norm = LayerNormLinear(WIDTH, WIDTH, **options)
+        self.up = GroupedLinear(3, WIDTH, HIDDEN, parallel_mode="column", **options)
+        self.down = GroupedLinear(3, HIDDEN, WIDTH, parallel_mode="row", **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = (x[:, 0] > 0).int() * 2
+        order = layer.argsort(stable=True)
+        splits = layer.bincount(minlength=3).tolist()
+        made = self.down(functional.relu(self.up(self.norm(x)[order], splits)), splits)
+        return made[order.argsort()]
+
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {"pair": Pair, "decoder": Decoder, "grouped": Grouped}
 
 
 def made(kind: str, model: str, recipe: str | None, *, deferred: bool = False) -> tuple[nn.Module, Place]:
     """A model on a mesh, in the order of calls that users follow."""
     torch.manual_seed(5)
     at = place(kind)
-    module = MODELS[model](recipe=recipe, sequence_parallel=at.sequence_parallel, device="meta" if deferred else None)
-    parallel = [one for one in module.modules() if isinstance(one, ParallelModule)]
+    scaled = preset("fp8-current", use_power_2_scales=True) if recipe == POWER_OF_TWO else recipe
+    module = MODELS[model](recipe=scaled, sequence_parallel=at.sequence_parallel, device="meta" if deferred else None)
+    parallel = [one for one in module.modules() if isinstance(one, ParallelModule | DotProductAttention)]
     for one in parallel:
-        one.set_device_mesh(at.tp, amax_group=at.amax)
+        if isinstance(one, ParallelModule):
+            one.set_device_mesh(at.tp, amax_group=at.amax)
+        else:
+            one.set_device_mesh(at.tp)
     if at.data is not None:
-        for one in module.children():
-            fully_shard(one, mesh=at.data)
+        for name, one in module.named_children():
+            # Of tied weights, both users are in one unit.
+            if name not in ("tokens", "head"):
+                fully_shard(one, mesh=at.data)
         fully_shard(module, mesh=at.data)
     if deferred:
         for one in parallel:
@@ -100,20 +174,32 @@ def made(kind: str, model: str, recipe: str | None, *, deferred: bool = False) -
     return module, at
 
 
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(model: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of all ranks."""
     generator = torch.Generator().manual_seed(100 + step)
-    return tuple(torch.randn(4 * TOKENS, WIDTH, generator=generator) for _ in range(2))  # pyright: ignore[reportReturnType]
+    if model == "decoder":
+        inputs = torch.randint(VOCAB, (4, TOKENS), generator=generator)
+        return inputs, torch.randn(4, TOKENS, VOCAB, generator=generator)
+    inputs, targets = (torch.randn(4 * TOKENS, WIDTH, generator=generator) for _ in range(2))
+    return inputs, targets
 
 
-def part(tokens: torch.Tensor, at: Place) -> torch.Tensor:
-    """This rank's tokens: those of its data rank, of which sequence parallelism leaves it a shard."""
-    for mesh, wanted in ((at.data, True), (at.tp, at.sequence_parallel)):
-        if mesh is None or not wanted:
-            continue
-        here = mesh.get_coordinate()
-        assert here is not None
-        for index, size in zip(here, mesh.shape, strict=True):
-            tokens = tokens.chunk(size)[index]
+def parts(model: str, at: Place, step: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """This rank's inputs and targets, and the tokens that the loss is a mean over."""
+    inputs, targets = (_rows(one, at.data) for one in batch(model, step))
+    num = targets.shape[:-1].numel()
+    if model == "pair" and at.sequence_parallel:
+        inputs, targets = (_rows(one, at.tp) for one in (inputs, targets))
+    if model == "decoder" and at.tp is not None:
+        targets = targets.chunk(at.tp.size(), dim=-1)[at.tp.get_local_rank()]
+    return inputs, targets, num
+
+
+def _rows(tokens: torch.Tensor, mesh: DeviceMesh | None) -> torch.Tensor:
+    here = mesh.get_coordinate() if mesh is not None else ()
+    assert here is not None
+    for index, size in zip(here, mesh.shape if mesh is not None else (), strict=True):
+        tokens = tokens.chunk(size)[index]
     return tokens
 
 
@@ -131,11 +217,9 @@ def entire(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone().numpy()
 
 
-def step(module: nn.Module, at: Place, number: int, optimizer: torch.optim.Optimizer | None = None) -> Step:
-    inputs, targets = (part(one, at) for one in batch(number))
+def step(module: nn.Module, model: str, at: Place, number: int, optimizer: torch.optim.Optimizer | None = None) -> Step:
+    inputs, targets, num = parts(model, at, number)
     output = module(inputs)
-    # Ranks of sequence parallelism have other tokens, and the gradient is summed over tp: so it is for a mean over all of them.
-    num = len(targets) * (at.tp.size() if at.tp is not None and at.sequence_parallel else 1)
     ((output - targets).square().sum() / num).backward()
     for name, one in module.named_parameters():
         assert one.grad is not None, name
@@ -176,7 +260,7 @@ class Trained:
 
 
 def trained(
-    kind: str, model: str, recipe: str | None, folder: str = "", deferred: bool = False, num: int = 3
+    kind: str, model: str, recipe: str | None, folder: str = "", deferred: bool = False, num: int = 2
 ) -> Trained:
     """Some steps, a save by us and by DCP, and one step more."""
     module, at = made(kind, model, recipe, deferred=deferred)
@@ -188,16 +272,16 @@ def trained(
         for name, one in module.named_modules()
         if isinstance(one, ParallelModule)
     ]
-    steps = [step(module, at, 0, optimizer)]
+    steps = [step(module, model, at, 0, optimizer)]
     for hook in hooks:
         hook.remove()
-    steps += [step(module, at, number, optimizer) for number in range(1, num)]
+    steps += [step(module, model, at, number, optimizer) for number in range(1, num)]
     if folder:
         save(f"{folder}/ours", module, optimizer, step=num)
         if at.mesh is not None:
             weights, state = get_state_dict(module, optimizer)
             save_by_dcp({"model": weights, "optim": state}, checkpoint_id=f"{folder}/dcp")
-    steps.append(step(module, at, num, optimizer))
+    steps.append(step(module, model, at, num, optimizer))
     return Trained(
         first=first,
         codes=codes,
@@ -219,12 +303,12 @@ def _recording(codes: dict[str, Codes], name: str) -> Callable[..., None]:
     return record
 
 
-def resumed(kind: str, model: str, recipe: str | None, folder: str, num: int = 3) -> tuple[Step, Step | None]:
+def resumed(kind: str, model: str, recipe: str | None, folder: str, num: int = 2) -> tuple[Step, Step | None]:
     """The step after a load, by us and by DCP."""
     module, at = made(kind, model, recipe, deferred=True)
     optimizer = adamw(module)
     assert load(f"{folder}/ours", module, optimizer).step == num
-    ours = step(module, at, num, optimizer)
+    ours = step(module, model, at, num, optimizer)
     if at.mesh is None:
         return ours, None
     module, at = made(kind, model, recipe, deferred=True)
@@ -232,7 +316,7 @@ def resumed(kind: str, model: str, recipe: str | None, folder: str, num: int = 3
     weights, state = get_state_dict(module, optimizer)
     load_by_dcp({"model": weights, "optim": state}, checkpoint_id=f"{folder}/dcp")
     set_state_dict(module, optimizer, model_state_dict=weights, optim_state_dict=state)
-    return ours, step(module, at, num, optimizer)
+    return ours, step(module, model, at, num, optimizer)
 
 
 def refusal(do: Callable[[], object]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,39 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shardwright.engine_torch.modules import Linear
-from tests.engine_torch.own_modules import MESHES, MODELS, Step, Trained, refusal, refusals, resumed, trained
+from shardwright.engine_torch.modules import (
+    DotProductAttention,
+    Embedding,
+    GroupedLinear,
+    LayerNorm,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    RMSNorm,
+)
+from shardwright.engine_torch.modules.parallel import ParallelModule
+from tests.engine_torch.own_modules import (
+    MESHES,
+    MODELS,
+    POWER_OF_TWO,
+    Step,
+    Trained,
+    refusal,
+    refusals,
+    resumed,
+    trained,
+)
 from tests.engine_torch.ranks import Ranks
 from tests.matrix import some
 
 FOUR = [kind for kind in MESHES if kind != "one"]
 RECIPES = (None, "fp8-current", "fp8-row", "fp8-block", "mxfp8")
-CASES = [(model, recipe, kind) for model, recipe, kind in product(MODELS, RECIPES, FOUR)]
+ON_MESHES = (*RECIPES, POWER_OF_TWO)
+CASES = [(model, recipe, kind) for model, recipe, kind in product(MODELS, ON_MESHES, FOUR)]
+COVERING = {("decoder", POWER_OF_TWO, "tp-sp"): "fsdp", ("grouped", None, "hsdp"): "hsdp"}
+"""Each module, and the mesh that loads what was saved."""
+STEPS = 2
+"""Before a save; one more after it."""
 
 Alone = Callable[[str, str | None], Trained]
 
@@ -28,7 +54,7 @@ Alone = Callable[[str, str | None], Trained]
 @pytest.fixture(scope="module")
 def alone(one: Ranks) -> Alone:
     """The model in one process."""
-    return cache(lambda model, recipe: one.run(trained, "one", model, recipe)[0])
+    return cache(lambda model, recipe: one.run(trained, "one", model, recipe, "", False, STEPS)[0])
 
 
 def close(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> None:
@@ -37,10 +63,19 @@ def close(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> 
     np.testing.assert_allclose(found, needed, rtol=0, atol=bound * largest, err_msg=str(what))
 
 
-def own_part(entire: np.ndarray, rank: Trained, kind: str) -> np.ndarray:
+def near(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> None:
+    """Within a share of the norm: a few codes may be their neighbours, where rounding differs before they are quantized."""
+    error = np.linalg.norm(found - needed) / np.linalg.norm(needed)
+    assert error <= bound, (what, error)
+
+
+def own_part(entire: np.ndarray, rank: Trained, model: str, kind: str) -> np.ndarray:
+    """A rank's part of an output: its rows, and of a sharded vocabulary its columns."""
     for index, size in zip(rank.data, [size for axis, size in MESHES[kind].items() if axis != "tp"], strict=True):
         entire = np.split(entire, size)[index]
-    return np.split(entire, rank.tp[1])[rank.tp[0]] if kind == "tp-sp" else entire
+    if model == "decoder" or (model == "pair" and kind == "tp-sp"):
+        entire = np.split(entire, rank.tp[1], axis=-1 if model == "decoder" else 0)[rank.tp[0]]
+    return entire
 
 
 def own_codes(entire: np.ndarray, like: np.ndarray, rank: Trained) -> np.ndarray:
@@ -51,20 +86,20 @@ def own_codes(entire: np.ndarray, like: np.ndarray, rank: Trained) -> np.ndarray
     return entire
 
 
-def compare(found: Step, needed: Step, bound: float, what: object) -> None:
+def compare(found: Step, needed: Step, bound: float, what: object, by: Callable[..., None]) -> None:
     assert found.gradients.keys() == needed.gradients.keys()
     for name, gradient in needed.gradients.items():
-        close(found.gradients[name], gradient, bound, (what, name))
+        by(found.gradients[name], gradient, bound, (what, name))
     assert found.norm == pytest.approx(needed.norm, rel=bound), what
 
 
-@pytest.mark.parametrize("case", some(CASES, [3, 6, 9, 12]), ids=str)
+@pytest.mark.parametrize("case", some(CASES, [CASES.index(case) for case in COVERING]), ids=str)
 def test_a_mesh_computes_what_one_process_does(
     four: Ranks, alone: Alone, case: tuple[str, str | None, str], tmp_path: Path
 ) -> None:
     model, recipe, kind = case
     right = alone(model, recipe)
-    ranks = four.run(trained, kind, model, recipe, str(tmp_path), True)
+    ranks = four.run(trained, kind, model, recipe, str(tmp_path), True, STEPS)
     assert bool(right.codes) == (recipe is not None)
     for rank in ranks:
         for name, values in right.first.items():
@@ -72,19 +107,26 @@ def test_a_mesh_computes_what_one_process_does(
         for name, codes in right.codes.items():
             for found, needed in zip(rank.codes[name], codes, strict=True):
                 np.testing.assert_array_equal(found, own_codes(needed, found, rank), err_msg=name)
-        # A last bit that differs can move a value to the next code later, and AdamW divides small gradients by themselves.
         for number, (found, needed) in enumerate(zip(rank.steps, right.steps, strict=True)):
-            bound = 1e-5 if number == 0 else 1e-3 if recipe is None else 2**-4
-            close(found.output, own_part(needed.output, rank, kind), bound, (case, number))
-            compare(found, needed, bound, (case, number))
-    loaded_by(four, [kind, FOUR[FOUR.index(kind) - 1]], case, ranks, tmp_path)
+            bound, by = bound_of(recipe, number)
+            by(found.output, own_part(needed.output, rank, model, kind), bound, (case, number))
+            compare(found, needed, bound, (case, number), by)
+    loaded_by(four, [COVERING.get(case, kind)], case, ranks, tmp_path)
+
+
+def bound_of(recipe: str | None, number: int) -> tuple[float, Callable[..., None]]:
+    """Of the first step, and of later ones: AdamW divides small gradients by themselves. With an exact scale per tensor, codes
+    depend on the last bit of the amax."""
+    if recipe is None:
+        return (1e-5 if number == 0 else 1e-3), close
+    return (2**-8 if number == 0 and recipe != "fp8-current" else 2**-4), near
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_mesh_loads_what_another_saved(four: Ranks, case: tuple[str, str | None, str], tmp_path: Path) -> None:
     model, recipe, kind = case
-    ranks = four.run(trained, kind, model, recipe, str(tmp_path))
+    ranks = four.run(trained, kind, model, recipe, str(tmp_path), False, STEPS)
     loaded_by(four, [*FOUR, "one"], case, ranks, tmp_path)
 
 
@@ -95,12 +137,120 @@ def loaded_by(
     model, recipe, kind = case
     for other in onto:
         ranks = four if other in FOUR else four.first(1)
-        for rank, (ours, theirs) in enumerate(ranks.run(resumed, other, model, recipe, str(folder))):
+        for rank, (ours, theirs) in enumerate(ranks.run(resumed, other, model, recipe, str(folder), STEPS)):
             needed = before[rank].steps[-1]
             for found in (ours, theirs) if theirs is not None else (ours,):
                 if other == kind:
                     np.testing.assert_array_equal(found.output, needed.output)
-                compare(found, needed, 0 if other == kind else 1e-5 if recipe is None else 2**-6, (case, other))
+                bound, by = (0, close) if other == kind else bound_of(recipe, 0)
+                compare(found, needed, bound, (case, other), by)
+
+
+NORMS: Sequence[tuple[ParallelModule, nn.Module]] = (
+    (RMSNorm(24), nn.RMSNorm(24, eps=1e-5)),
+    (LayerNorm(24), nn.LayerNorm(24)),
+    (LayerNorm(24, eps=1e-3), nn.LayerNorm(24, eps=1e-3)),
+)
+
+
+@pytest.mark.parametrize(("module", "oracle"), NORMS, ids=str)
+def test_a_norm_is_that_of_pytorch(module: ParallelModule, oracle: nn.Module) -> None:
+    for one in module.parameters():
+        nn.init.normal_(one)
+    oracle.load_state_dict(module.state_dict())
+    same(module, oracle, torch.randn(3, 5, 24))
+
+
+class Gated(nn.Module):
+    """With the weights of a ``LayerNormMLP``."""
+
+    def __init__(self, of: nn.Module) -> None:
+        super().__init__()
+        for name, one in of.state_dict().items():
+            self.register_parameter(name, nn.Parameter(one.clone()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        norm, gate, up, down = (
+            self.get_parameter(f"{name}_weight") for name in ("layer_norm", "fc1_gate", "fc1", "fc2")
+        )
+        x = functional.rms_norm(x, (16,), 1 + norm, 1e-5)
+        return (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def test_a_norm_and_an_mlp_are_those_of_pytorch() -> None:
+    torch.manual_seed(6)
+    options: dict[str, Any] = {"normalization": "RMSNorm", "zero_centered_gamma": True, "bias": False}
+    module = LayerNormMLP(16, 24, activation="swiglu", **options)
+    nn.init.normal_(module.layer_norm_weight)
+
+    oracle = Gated(module)
+    same(module, oracle, torch.randn(2, 5, 16))
+    first = LayerNormLinear(16, 8, **options)
+    needed = functional.rms_norm(torch.ones(3, 16).cumsum(1), (16,), eps=1e-5) @ first.weight.T
+    close(first(torch.ones(3, 16).cumsum(1)).detach().numpy(), needed.detach().numpy(), 1e-6, "")
+
+
+def same(module: nn.Module, oracle: nn.Module, x: torch.Tensor) -> None:
+    found, needed = x.clone().requires_grad_(), x.clone().requires_grad_()
+    ours, theirs = module(found), oracle(needed)
+    cotangent = torch.randn_like(ours)
+    ours.backward(cotangent)
+    theirs.backward(cotangent)
+    close(ours.detach().numpy(), theirs.detach().numpy(), 1e-6, "output")
+    pairs = [("input", found, needed)] + [
+        (name, one, module.get_parameter(name)) for name, one in oracle.named_parameters()
+    ]
+    for name, one, other in pairs:
+        assert one.grad is not None
+        assert other.grad is not None
+        close(one.grad.numpy(), other.grad.numpy(), 2e-6, name)
+
+
+def test_attention_is_that_of_one_head_after_another() -> None:
+    torch.manual_seed(7)
+    q, k, v = torch.randn(6, 2, 4, 8), torch.randn(6, 2, 2, 8), torch.randn(6, 2, 2, 5)
+    found = DotProductAttention(4, (8, 5), 2)(q, k, v).unflatten(2, (4, 5))
+    for row, head in product(range(2), range(4)):
+        scores = q[:, row, head] @ k[:, row, head // 2].T / 8**0.5
+        scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+        close(found[:, row, head].numpy(), (scores.softmax(-1) @ v[:, row, head // 2]).numpy(), 1e-6, (row, head))
+    other = DotProductAttention(4, (8, 5), 2, qkv_format="bshd")(*(one.transpose(0, 1) for one in (q, k, v)))
+    close(other.transpose(0, 1).numpy(), found.flatten(2).numpy(), 1e-6, "bshd")
+
+
+def test_grouped_layers_are_one_linear_layer_after_another() -> None:
+    torch.manual_seed(8)
+    for recipe in RECIPES:
+        grouped, x = GroupedLinear(3, 16, 8, recipe=recipe), torch.randn(10, 16)
+        made = grouped(x, [4, 0, 6])
+        made.sum().backward()
+        for number, part in ((0, slice(0, 4)), (2, slice(4, 10))):
+            layer = Linear(16, 8, recipe=recipe)
+            layer.load_state_dict({name: grouped.state_dict()[f"{name}{number}"] for name in ("weight", "bias")})
+            np.testing.assert_array_equal(made[part].detach().numpy(), layer(x[part]).detach().numpy())
+        assert not grouped.get_parameter("weight1").grad.any()  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_a_shared_weight_has_the_values_of_its_first_module() -> None:
+    torch.manual_seed(9)
+    for device in ("cpu", "meta"):
+        tokens, head = Embedding(8, 4, device=device), Linear(4, 8, bias=False, device=device)
+        head.weight = tokens.weight
+        for one in (tokens, head):
+            one.reset_parameters()
+        assert head.weight is tokens.weight
+        alone = Embedding(8, 4, device="meta")
+        alone.seed = tokens.seed
+        alone.reset_parameters()
+        assert torch.equal(alone.weight, tokens.weight)
+
+
+def test_any_function_gives_initial_values() -> None:
+    torch.manual_seed(10)
+    made = [Linear(4, 4, init_method=nn.init.orthogonal_) for _ in range(2)]
+    for one in made:
+        np.testing.assert_allclose((one.weight @ one.weight.T).detach().numpy(), np.eye(4), atol=1e-6)
+    assert not torch.equal(made[0].weight, made[1].weight)
 
 
 def with_values(layer: Linear) -> nn.Linear:

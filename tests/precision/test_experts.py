@@ -16,7 +16,6 @@ from shardwright.engine_jax.experts.grouped_low import quantized_grouped_product
 from shardwright.engine_jax.io.layer_io import LowPrecision as JaxLow
 from shardwright.engine_torch.io.layer_io import LowPrecision as TorchLow
 from shardwright.engine_torch.precision.products import quantized_grouped_product as on_torch
-from tests.matrix import some
 from tests.precision.made import ordinary
 
 SIZES = (37, 0, 70, 5)
@@ -38,7 +37,7 @@ def of_jax(low: JaxLow, rows: np.ndarray, matrices: np.ndarray, cotangent: np.nd
     return out, *pull(cotangent)
 
 
-@pytest.mark.parametrize("name", some(["fp8-current", "fp8-row", "fp8-block", "mxfp8"], [2]))
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8"])
 def test_both_engines_are_alike(name: str) -> None:
     """Rows of no expert come last on JAX, and are not a number."""
     num = sum(SIZES)
@@ -95,7 +94,7 @@ def test_devices_with_other_rows_of_an_expert_agree() -> None:
         check_vma=False,
     )
     ours = jax.jit(sharded)(rows[places], matrices, cotangent[places], of_device)
-    theirs = jax.jit(partial(of_jax, JaxLow(quantizers=quantizers)))(rows, matrices, cotangent, jnp.asarray(SIZES))
+    theirs = of_jax(JaxLow(quantizers=quantizers), rows, matrices, cotangent, jnp.asarray(SIZES))
     has = places >= 0
     for our, their in zip((*(np.asarray(one)[has] for one in ours[:2]), ours[2]), theirs, strict=True):
         their = np.asarray(their)

@@ -15,7 +15,6 @@ from shardwright.engine_jax.io.layer_io import LowPrecision as JaxLow
 from shardwright.engine_jax.layers.product import weight_product as jax_product
 from shardwright.engine_torch.io.layer_io import LowPrecision as TorchLow
 from shardwright.engine_torch.layers.product import weight_product as torch_product
-from tests.matrix import some
 from tests.precision import oracle
 from tests.precision.made import ordinary
 
@@ -92,7 +91,7 @@ def on_torch(quantizers: Quantizers) -> list[np.ndarray]:
     return [y.detach().numpy(), x.grad.numpy(), weight_OI.grad.numpy().T]
 
 
-@pytest.mark.parametrize("name", some([name for name in PRESETS if name != "nvfp4"], [1, 3, 4]))
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "nvfp4"])
 def test_products_are_those_of_the_values_of_the_codes(name: str) -> None:
     quantizers: Quantizers = dict(PRESETS[name]().quantizers)
     for engine, ours in (("JAX", on_jax(quantizers)), ("PyTorch", on_torch(quantizers))):

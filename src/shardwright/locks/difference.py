@@ -83,8 +83,7 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What was planned on one side. ``slow``: the axes over slow links. ``errors``: number of findings of severity error.
-    ``precision``: the recipe, and whether the layout can move what is quantized; None without one."""
+    """What was planned on one side. ``slow``: the axes over slow links. ``errors``: number of findings of severity error."""
 
     model: str
     layout: str
@@ -94,7 +93,6 @@ class Side:
     batch: int
     length: int
     errors: int
-    precision: str | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -105,7 +103,6 @@ class Side:
             "batch": self.batch,
             "length": self.length,
             "errors": self.errors,
-            **({} if self.precision is None else {"precision": self.precision}),
         }
 
 
@@ -342,12 +339,7 @@ def _side(plan: Row) -> Side:
         batch=plan["batch"],
         length=plan["length"],
         errors=sum(1 for finding in plan["findings"] if finding["severity"] == "error"),
-        precision=None if plan.get("precision") is None else _recipe(plan["precision"]),
     )
-
-
-def _recipe(precision: Row) -> str:
-    return f"{precision['recipe']}, {'' if precision.get('free', True) else 'not '}free of the layout"
 
 
 def _pair(values: Iterable[object]) -> dict[str, object]:

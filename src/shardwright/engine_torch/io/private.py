@@ -68,6 +68,12 @@ def group_of(arguments: Iterable[object]) -> dist.ProcessGroup:
     return dist.ProcessGroup.unbox(boxed)
 
 
+def no_view(x: torch.Tensor) -> torch.Tensor:
+    """The same elements as a tensor that PyTorch takes for no view: `fully_shard` warns of a module that returns one. The public way
+    is a copy."""
+    return torch.ops.aten._unsafe_view(x, x.shape)
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """A key that is the same for all views of one storage: the Python objects for it do not last."""
     return storage._cdata

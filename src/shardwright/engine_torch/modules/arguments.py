@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwright.core.findings.errors import InputError
@@ -31,8 +31,6 @@ UNUSED: Mapping[str, tuple[Any, str]] = {
     "ub_overlap_ag_dgrad": (False, _OVERLAP),
     "ub_bulk_dgrad": (False, _OVERLAP),
     "ub_bulk_wgrad": (False, _OVERLAP),
-    "zero_centered": (False, "The argument is zero_centered_gamma"),
-    "set_parallel_mode": (None, "Give parallel=True: fc1 is column-parallel and fc2 row-parallel"),
     "seq_length": (None, "Leave it out: any number of tokens is accepted"),
     "micro_batch_size": (None, "Leave it out: any number of tokens is accepted"),
     "gated": (None, "Give activation='swiglu', 'geglu' or 'reglu'"),
@@ -52,7 +50,7 @@ UNUSED: Mapping[str, tuple[Any, str]] = {
 """By name: Transformer Engine's default, and what to do instead."""
 
 
-def refuse(module: str, others: Mapping[str, Any], known: tuple[str, ...] = ()) -> None:
+def refuse(module: str, others: Mapping[str, Any], known: Sequence[str] = ()) -> None:
     """Raises InputError for an argument that a module does not have, or has only by its default."""
     for name, value in others.items():
         if name not in UNUSED:

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
-from shardwright.engine_torch.modules.arguments import refuse
 from shardwright.engine_torch.modules.initial import ZEROS, InitMethod, Parameter, weight_initial
 from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.tensor_parallel import Mode
@@ -59,7 +58,6 @@ class Linear(ParallelModule):
         name: str | None = None,
         **others: Any,
     ) -> None:
-        refuse("Linear", others, ("in_features", "out_features", "parallel_mode", "recipe"))
         require_mode(parallel_mode)
         self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
         self.parallel_mode: Mode | None = parallel_mode
@@ -75,6 +73,7 @@ class Linear(ParallelModule):
             params_dtype=params_dtype,
             device=device,
             name=name,
+            **others,
         )
         if not bias:
             self.register_parameter("bias", None)

@@ -6,6 +6,7 @@ The order of calls: construct, ``set_device_mesh``, ``fully_shard``, ``reset_par
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from math import prod
 from typing import Any
 
@@ -20,7 +21,9 @@ from shardwright.core.recipes.formula import Quantized
 from shardwright.core.recipes.recipe import Dim
 from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.private import no_view
 from shardwright.engine_torch.layers.product import weight_product
+from shardwright.engine_torch.modules.arguments import refuse
 from shardwright.engine_torch.modules.initial import Parameter, fill, local_box, new_seed
 from shardwright.engine_torch.modules.precision import low_precision, recipe_of, require_units
 from shardwright.engine_torch.modules.tensor_parallel import (
@@ -28,15 +31,22 @@ from shardwright.engine_torch.modules.tensor_parallel import (
     entered,
     in_use,
     left,
+    lies_on,
+    mesh_of,
+    mesh_text,
     peers_in,
     peers_of,
     ranks_of,
+    require_equal,
     require_one_dim,
+    require_within,
 )
 from shardwright.engine_torch.precision.operands import quantized
 
 PLACED_AS = "_shardwright_placed_as"
 """The attribute of a parameter that was replaced: where two modules share it, both get the same DTensor."""
+FILLED_BY = "_shardwright_filled_by"
+"""The attribute of a parameter with the seed of its values: a second module that shares it leaves them."""
 
 
 class ParallelModule(nn.Module):
@@ -60,7 +70,10 @@ class ParallelModule(nn.Module):
         params_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         name: str | None = None,
+        **others: Any,
     ) -> None:
+        known = [*signature(type(self).__init__).parameters, *signature(ParallelModule.__init__).parameters]
+        refuse(type(self).__name__, others, known)
         super().__init__()
         self.label = f"{type(self).__name__}" + (f" '{name}'" if name else "")
         self.recipe = recipe_of(recipe)
@@ -73,7 +86,7 @@ class ParallelModule(nn.Module):
         dtype = params_dtype or torch.get_default_dtype()
         self.device = torch.get_default_device() if device is None else torch.device(device)
         if tp_group is not None and tp_mesh is None:
-            tp_mesh = _mesh_of(tp_group, self.tp_size, self.device, self.label)
+            tp_mesh = mesh_of(tp_group, self.tp_size, self.device, self.label)
         of_all = self.tp_size == 1
         for one in parameters:
             self._require_divided(one, self.tp_size)
@@ -123,9 +136,9 @@ class ParallelModule(nn.Module):
             self._place(require_one_dim(tp_mesh, f"{self.label}: tp_mesh"))
         if self.tp_mesh is not None:
             tp = ranks_of(self.tp_mesh)
-            _require_within(tp, self.weight_mesh and ranks_of(self.weight_mesh), f"{self.label}: weight_mesh")
+            require_within(tp, self.weight_mesh and ranks_of(self.weight_mesh), f"{self.label}: weight_mesh")
             group = self.amax_group
-            _require_within(tp, group and dist.get_process_group_ranks(group), f"{self.label}: amax_group")
+            require_within(tp, group and dist.get_process_group_ranks(group), f"{self.label}: amax_group")
 
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Give all parameters their initial values, each rank those of its boxes; parameters on ``meta`` get memory first.
@@ -145,7 +158,7 @@ class ParallelModule(nn.Module):
         if isinstance(first, DTensor):
             self._require_equal(first.device_mesh)
         if any(one is not None and one.is_meta for one in self._parameters.values()):
-            self.to_empty(device=self._memory(first))
+            self._take_memory(self._memory(first))
         self._fill()
 
     def extra_repr(self) -> str:
@@ -166,7 +179,7 @@ class ParallelModule(nn.Module):
         mesh = self.tp_mesh or self._mesh_of_tied()
         if isinstance(parameter, DTensor) and parameter.device_mesh != mesh:
             raise InputError(
-                f"{self.label}: '{name}' is a DTensor on {_text(parameter.device_mesh)}, sharded at rest. Call the module through "
+                f"{self.label}: '{name}' is a DTensor on {mesh_text(parameter.device_mesh)}, sharded at rest. Call the module through "
                 f"the one that was given to fully_shard, which gathers it."
             )
         partial = self.specs[name].tp_dim is None and self.sequence_parallel
@@ -174,21 +187,27 @@ class ParallelModule(nn.Module):
 
     def product(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
         """A linear layer: tokens ``[..., inputs]`` times a weight, with the exchanges of its mode, plus its bias."""
+        return self.product_of_entered(self.entered(x, names[0], mode), names, mode)
+
+    def entered(self, x: torch.Tensor, name: str, mode: Mode | None) -> torch.Tensor:
+        """The input of a linear layer, as the local weight ``name`` needs it."""
+        peers = self.peers
+        self.require_width(x, name, mode, peers)
+        return entered(x, mode, sequence_parallel=self.sequence_parallel, peers=peers)
+
+    def product_of_entered(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
+        """As ``product``, of an input after ``entered``, which several weights may share."""
         peers, (weight_name, bias_name) = self.peers, names
-        weight = self.weight_in_use(weight_name, x.dtype)
-        self._require_width(x, weight_name, mode, peers)
-        y = self.multiplied(entered(x, mode, sequence_parallel=self.sequence_parallel, peers=peers), weight, mode)
-        if mode == "row" and self.sequence_parallel and len(y) % peers.size:
-            raise InputError(
-                f"{self.label}: dim 0 of its input is {len(y)}, and tp {peers.size} does not divide it, as sequence_parallel "
-                f"needs. Pad it to a multiple of {peers.size}."
-            )
+        y = self.multiplied(x, self.weight_in_use(weight_name, x.dtype), mode)
+        if mode == "row":
+            self.require_shards(y, peers)
         y = left(y, mode, sequence_parallel=self.sequence_parallel, peers=peers)
         return y if bias_name is None else y + self.weight_in_use(bias_name, x.dtype)
 
     def multiplied(self, x: torch.Tensor, weight: torch.Tensor, mode: Mode | None) -> torch.Tensor:
         """Local tokens times a local weight, as the recipe has it."""
-        return weight_product(x, weight, low=self._low(mode))
+        y = weight_product(x, weight, low=self._low(mode))
+        return y if self.recipe is None else no_view(y)
 
     def _low(self, mode: Mode | None) -> LowPrecision | None:
         if self.recipe is None:
@@ -239,9 +258,9 @@ class ParallelModule(nn.Module):
         for name in self.specs:
             parameter = getattr(self, name)
             parameter = getattr(parameter, PLACED_AS, parameter)
-            if isinstance(parameter, DTensor) and not _lies(parameter, mesh, placed[name]):
+            if isinstance(parameter, DTensor) and not lies_on(parameter, mesh, placed[name]):
                 raise InputError(
-                    f"{self.label}: '{name}' is a DTensor on {_text(parameter.device_mesh)} already. Call set_device_mesh "
+                    f"{self.label}: '{name}' is a DTensor on {mesh_text(parameter.device_mesh)} already. Call set_device_mesh "
                     f"before fully_shard, which reads the placement on tp."
                 )
             current[name] = parameter
@@ -267,6 +286,8 @@ class ParallelModule(nn.Module):
         )
         made = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         setattr(parameter, PLACED_AS, made)
+        if hasattr(parameter, FILLED_BY):
+            setattr(made, FILLED_BY, getattr(parameter, FILLED_BY))
         return made
 
     def _placement(self, one: Parameter) -> Placement:
@@ -274,7 +295,22 @@ class ParallelModule(nn.Module):
 
     def _fill(self) -> None:
         for name, one in self.specs.items():
-            fill(getattr(self, name), one, self.seed)
+            parameter = getattr(self, name)
+            if getattr(parameter, FILLED_BY, self.seed) == self.seed:
+                fill(parameter, one, self.seed)
+                setattr(parameter, FILLED_BY, self.seed)
+
+    def _take_memory(self, device: torch.device) -> None:
+        """As ``to_empty``, which would part the parameters that two modules share."""
+        for name in self.specs:
+            old = getattr(self, name)
+            if not old.is_meta:
+                continue
+            made = getattr(old, PLACED_AS, None)
+            if made is None:
+                made = nn.Parameter(torch.empty_like(old, device=device), requires_grad=old.requires_grad)
+                setattr(old, PLACED_AS, made)
+            self.register_parameter(name, made)
 
     def _memory(self, first: torch.Tensor) -> torch.device:
         if self.device.type != "meta":
@@ -297,11 +333,19 @@ class ParallelModule(nn.Module):
             outputs, inputs = self.specs[name].shape
             require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
 
-    def _require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
+    def require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
         need = self.specs[name].shape[-1] // (peers.size if mode == "row" else 1)
         if x.dim() < 2 or x.shape[-1] != need:
             of = f", the {need} of a rank of tp {peers.size}" if mode == "row" and peers.size > 1 else ""
             raise InputError(f"{self.label}: its input is {tuple(x.shape)}; it must be [..., {need}]{of}.")
+
+    def require_shards(self, x: torch.Tensor, peers: Peers) -> None:
+        """Raises InputError where sequence parallelism cannot shard dim 0 of an activation."""
+        if self.sequence_parallel and len(x) % peers.size:
+            raise InputError(
+                f"{self.label}: dim 0 of its input is {len(x)}, and tp {peers.size} does not divide it, as sequence_parallel "
+                f"needs. Pad it to a multiple of {peers.size}."
+            )
 
     def _require_equal(self, mesh: DeviceMesh) -> None:
         """All ranks of a mesh have the same recipe, seed and shapes."""
@@ -312,49 +356,7 @@ class ParallelModule(nn.Module):
             "shapes": ", ".join(f"{one.name} {one.shape}" for one in self.specs.values()),
             "seed": str(self.seed),
         }
-        for dim in range(mesh.ndim):
-            group = mesh.get_group(dim)
-            if mesh.size(dim) == 1 or dist.get_backend(group) == "fake":
-                continue
-            of_all: list[Any] = [None] * mesh.size(dim)
-            dist.all_gather_object(of_all, mine, group=group)
-            ranks = dist.get_process_group_ranks(group)
-            for what, first in of_all[0].items():
-                other = next((rank for rank, each in enumerate(of_all) if each[what] != first), None)
-                if other is not None:
-                    fix = "Call torch.manual_seed with one number on all ranks, and construct the same modules in the same order"
-                    raise InputError(
-                        f"{self.label}: the ranks differ in its {what}: {first} on rank {ranks[0]}, {of_all[other][what]} on "
-                        f"rank {ranks[other]}. " + (f"{fix}." if what == "seed" else "Give all ranks the same.")
-                    )
-
-
-def _mesh_of(group: dist.ProcessGroup, tp_size: int, device: torch.device, label: str) -> DeviceMesh:
-    num = dist.get_world_size(group)
-    if tp_size not in (1, num):
-        raise InputError(
-            f"{label}: tp_size={tp_size}, and tp_group has {num} ranks. Give the group of {tp_size} ranks."
-        )
-    kind = "cpu" if dist.get_backend(group) == "gloo" else "cuda"
-    return DeviceMesh.from_group(group, device.type if device.type != "meta" else kind, mesh_dim_names=("tp",))
-
-
-def _require_within(tp: Sequence[int], ranks: Sequence[int] | None, what: str) -> None:
-    lacking = [rank for rank in tp if ranks is not None and rank not in ranks]
-    if lacking:
-        raise InputError(
-            f"{what} has the ranks {sorted(ranks or ())}, and tp_mesh {sorted(tp)}: it must have all of these too. {lacking} are "
-            f"missing."
-        )
-
-
-def _lies(parameter: DTensor, mesh: DeviceMesh, placement: Placement) -> bool:
-    return ranks_of(parameter.device_mesh) == ranks_of(mesh) and parameter.placements == (placement,)
-
-
-def _text(mesh: DeviceMesh) -> str:
-    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
-    return "the mesh " + " x ".join(f"{name} {size}" for name, size in zip(names, mesh.shape, strict=True))
+        require_equal(mesh, mine, self.label)
 
 
 def _positive(label: str, name: str, number: object) -> int:

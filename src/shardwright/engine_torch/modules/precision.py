@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.recipes.presets import PRESETS, preset
-from shardwright.core.recipes.recipe import DIMS, ENTIRE, Dim, Operand, Product, Quantizer, Recipe
+from shardwright.core.recipes.recipe import DIMS, ENTIRE, PER_TENSOR, Dim, Operand, Product, Quantizer, Recipe
 from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.modules.tensor_parallel import Mode
@@ -84,7 +84,9 @@ def low_precision(
             found[product, operand] = by_tokens
         elif entire & sharded_dims(mode):
             found[product, operand] = tp
-    return LowPrecision(quantizers=recipe.quantizers, amax_peers=found)
+    # The same elements, whatever is contracted: reduced once for both products.
+    same = {place: ("", place[1]) for place in found if recipe.quantizers[place].block == PER_TENSOR}
+    return LowPrecision(quantizers=recipe.quantizers, amax_peers=found, same_amax=same)
 
 
 def require_units(

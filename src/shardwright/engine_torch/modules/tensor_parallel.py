@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io import redistribute
@@ -145,3 +145,50 @@ def require_one_dim(mesh: object, what: str) -> DeviceMesh:
 
 def ranks_of(mesh: DeviceMesh) -> list[int]:
     return mesh.mesh.flatten().tolist()
+
+
+def require_equal(mesh: DeviceMesh, mine: Mapping[str, str], label: str) -> None:
+    """Raises InputError, on every rank of a mesh, where they differ in one of these."""
+    for dim in range(mesh.ndim):
+        group = mesh.get_group(dim)
+        if mesh.size(dim) == 1 or dist.get_backend(group) == "fake":
+            continue
+        of_all: list[Any] = [None] * mesh.size(dim)
+        dist.all_gather_object(of_all, mine, group=group)
+        ranks = dist.get_process_group_ranks(group)
+        for what, first in of_all[0].items():
+            other = next((rank for rank, each in enumerate(of_all) if each[what] != first), None)
+            if other is not None:
+                fix = "Call torch.manual_seed with one number on all ranks, and construct the same modules in the same order"
+                raise InputError(
+                    f"{label}: the ranks differ in its {what}: {first} on rank {ranks[0]}, {of_all[other][what]} on "
+                    f"rank {ranks[other]}. " + (f"{fix}." if what == "seed" else "Give all ranks the same.")
+                )
+
+
+def mesh_of(group: dist.ProcessGroup, tp_size: int, device: torch.device, label: str) -> DeviceMesh:
+    num = dist.get_world_size(group)
+    if tp_size not in (1, num):
+        raise InputError(
+            f"{label}: tp_size={tp_size}, and tp_group has {num} ranks. Give the group of {tp_size} ranks."
+        )
+    kind = "cpu" if dist.get_backend(group) == "gloo" else "cuda"
+    return DeviceMesh.from_group(group, device.type if device.type != "meta" else kind, mesh_dim_names=("tp",))
+
+
+def require_within(tp: Sequence[int], ranks: Sequence[int] | None, what: str) -> None:
+    lacking = [rank for rank in tp if ranks is not None and rank not in ranks]
+    if lacking:
+        raise InputError(
+            f"{what} has the ranks {sorted(ranks or ())}, and tp_mesh {sorted(tp)}: it must have all of these too. {lacking} are "
+            f"missing."
+        )
+
+
+def lies_on(parameter: DTensor, mesh: DeviceMesh, placement: Placement) -> bool:
+    return ranks_of(parameter.device_mesh) == ranks_of(mesh) and parameter.placements == (placement,)
+
+
+def mesh_text(mesh: DeviceMesh) -> str:
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    return "the mesh " + " x ".join(f"{name} {size}" for name, size in zip(names, mesh.shape, strict=True))

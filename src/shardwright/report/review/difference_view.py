@@ -110,7 +110,6 @@ def _side(name: str, side: Side, colors: AxisColors, style: str) -> Text:
     mesh = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in side.mesh.items()])
     what = Text.assemble((side.model, "bold"), " under ", (side.layout, "bold"))
     step = f"{several(side.batch, 'row')} of {several(side.length, 'token')}, {side.engine}"
-    step += "" if side.precision is None else f"; {side.precision}"
     return Text.assemble((name, style), what, "\n", " " * len(name), mesh, f"; {step}")
 
 

@@ -1,0 +1,108 @@
+"""Norms over the last dim, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_torch.io.dtypes import computed, kept
+from shardwright.engine_torch.layers.norm import rms_norm
+from shardwright.engine_torch.modules.initial import ONES, ZEROS, Parameter
+from shardwright.engine_torch.modules.parallel import ParallelModule
+
+Normalization = Literal["LayerNorm", "RMSNorm"]
+
+
+class RMSNorm(ParallelModule):
+    """``x / sqrt(mean(x^2) + eps) * weight``; with ``zero_centered_gamma``, times ``1 + weight``, which begins at 0.
+
+    ``sequence_parallel``: a rank of tp has its own shard of the tokens.
+
+    >>> RMSNorm(4)(torch.full((1, 4), 2.0))
+    tensor([[1.0000, 1.0000, 1.0000, 1.0000]], grad_fn=<MulBackward0>)
+    """
+
+    weight: torch.nn.Parameter
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        *,
+        zero_centered_gamma: bool = False,
+        **options: Any,
+    ) -> None:
+        self.hidden_size = one_dim(normalized_shape)
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        parameters = norm_parameters("", self.hidden_size, "RMSNorm", zero_centered=zero_centered_gamma)
+        super().__init__(parameters, sequence_parallel=bool(sequence_parallel), **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return normalized(self, x, "", "RMSNorm", self.eps, zero_centered=self.zero_centered_gamma)
+
+
+class LayerNorm(ParallelModule):
+    """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``; ``zero_centered_gamma`` and the rest as in ``RMSNorm``.
+
+    >>> LayerNorm(2)(torch.tensor([[1.0, 3.0]])).round().tolist()
+    [[-1.0, 1.0]]
+    """
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        *,
+        zero_centered_gamma: bool = False,
+        **options: Any,
+    ) -> None:
+        self.hidden_size = one_dim(normalized_shape)
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        parameters = norm_parameters("", self.hidden_size, "LayerNorm", zero_centered=zero_centered_gamma)
+        super().__init__(parameters, sequence_parallel=bool(sequence_parallel), **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return normalized(self, x, "", "LayerNorm", self.eps, zero_centered=self.zero_centered_gamma)
+
+
+def norm_parameters(prefix: str, size: int, kind: Normalization, *, zero_centered: bool) -> list[Parameter]:
+    """The parameters of a norm, which tp replicates. Raises InputError for another kind."""
+    if kind not in ("LayerNorm", "RMSNorm"):
+        raise InputError(f"normalization is {kind!r}; it must be 'LayerNorm' or 'RMSNorm'.")
+    initial = ZEROS if zero_centered else ONES
+    found = [Parameter(name=f"{prefix}weight", shape=(size,), tp_dim=None, initial=initial)]
+    if kind == "LayerNorm":
+        found.append(Parameter(name=f"{prefix}bias", shape=(size,), tp_dim=None, initial=ZEROS))
+    return found
+
+
+def normalized(
+    module: ParallelModule, x: torch.Tensor, prefix: str, kind: Normalization, eps: float, *, zero_centered: bool
+) -> torch.Tensor:
+    """``x`` normalized with the parameters of a module whose names begin with ``prefix``; in the dtype of ``x``."""
+    wide = computed("norm", x.dtype)
+    weight = module.weight_in_use(f"{prefix}weight", wide)
+    if x.shape[-1] != len(weight):
+        raise InputError(f"{module.label}: its input is {tuple(x.shape)}; it must be [..., {len(weight)}].")
+    if zero_centered:
+        weight = weight + 1
+    if kind == "RMSNorm":
+        return rms_norm(x, weight, eps)
+    bias = module.weight_in_use(f"{prefix}bias", wide)
+    return functional.layer_norm(x.to(wide), weight.shape, weight, bias, eps).to(kept("norm", x.dtype))
+
+
+def one_dim(shape: int | Sequence[int]) -> int:
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    if len(sizes) != 1:
+        raise InputError(f"normalized_shape is {tuple(sizes)}; only the last dim is normalized. Give one number.")
+    return sizes[0]

@@ -1,0 +1,148 @@
+"""A norm followed by a linear layer, or by a feed-forward layer of two or three."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.recipes.recipe import Dim
+from shardwright.engine_torch.modules.initial import InitMethod
+from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
+from shardwright.engine_torch.modules.norm import Normalization, norm_parameters, normalized
+from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.modules.tensor_parallel import Mode
+
+NORM = "layer_norm_"
+"""What the names of a norm's parameters begin with."""
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "gelu": (_gelu, False),
+    "relu": (functional.relu, False),
+    "silu": (functional.silu, False),
+    "srelu": (lambda x: functional.relu(x).square(), False),
+    "qgelu": (lambda x: x * torch.sigmoid(1.702 * x), False),
+    "geglu": (_gelu, True),
+    "reglu": (functional.relu, True),
+    "swiglu": (functional.silu, True),
+}
+"""By Transformer Engine's name: the function, and whether the hidden units are gated by it."""
+
+
+class LayerNormLinear(ParallelModule):
+    """A norm, then a linear layer: replicated, or column-parallel.
+
+    >>> LayerNormLinear(4, 2, normalization="RMSNorm")(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    layer_norm_weight: torch.nn.Parameter
+    weight: torch.nn.Parameter
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        eps: float = 1e-5,
+        *,
+        bias: bool = True,
+        parallel_mode: Mode | None = None,
+        normalization: Normalization = "LayerNorm",
+        zero_centered_gamma: bool = False,
+        init_method: InitMethod | None = None,
+        **options: Any,
+    ) -> None:
+        require_mode(parallel_mode)
+        if parallel_mode == "row":
+            raise InputError(
+                "LayerNormLinear: parallel_mode='row' gives a rank a part of the features, and a norm needs all of them. Use an "
+                "RMSNorm or LayerNorm before a column-parallel layer."
+            )
+        self.in_features, self.out_features, self.use_bias, self.eps = in_features, out_features, bias, eps
+        self.parallel_mode: Mode | None = parallel_mode
+        self.normalization: Normalization = normalization
+        self.zero_centered_gamma = zero_centered_gamma
+        parameters = norm_parameters(NORM, in_features, normalization, zero_centered=zero_centered_gamma)
+        parameters += linear_parameters("", in_features, out_features, parallel_mode, init_method, bias=bias)
+        super().__init__(parameters, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = normalized(self, x, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
+        return self.product(x, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
+
+    def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
+        return {"weight": (self.parallel_mode, DIM_NAMES)}
+
+
+class LayerNormMLP(ParallelModule):
+    """A norm, then ``fc2(activation(fc1(x)))``; gated: ``fc2(activation(fc1_gate(x)) * fc1(x))``.
+
+    ``set_parallel_mode``: fc1 is column-parallel and fc2 row-parallel; otherwise both are replicated. A gated layer has two
+    weights, where Transformer Engine has one of both: a shard of that one would have other rows on another tp mesh.
+
+    >>> LayerNormMLP(4, 8, activation="swiglu")(torch.ones(3, 4)).shape
+    torch.Size([3, 4])
+    """
+
+    layer_norm_weight: torch.nn.Parameter
+    fc1_weight: torch.nn.Parameter
+    fc2_weight: torch.nn.Parameter
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        eps: float = 1e-5,
+        *,
+        bias: bool = True,
+        normalization: Normalization = "LayerNorm",
+        activation: str = "gelu",
+        zero_centered_gamma: bool = False,
+        set_parallel_mode: bool = False,
+        init_method: InitMethod | None = None,
+        output_layer_init_method: InitMethod | None = None,
+        **options: Any,
+    ) -> None:
+        if activation not in ACTIVATIONS:
+            raise InputError(f"activation is {activation!r}; it must be one of {', '.join(ACTIVATIONS)}.")
+        self.hidden_size, self.ffn_hidden_size, self.use_bias, self.eps = hidden_size, ffn_hidden_size, bias, eps
+        self.normalization: Normalization = normalization
+        self.zero_centered_gamma, self.activation = zero_centered_gamma, activation
+        self.modes: tuple[Mode | None, Mode | None] = ("column", "row") if set_parallel_mode else (None, None)
+        into, out = self.modes
+        parameters = norm_parameters(NORM, hidden_size, normalization, zero_centered=zero_centered_gamma)
+        for prefix in self.inner():
+            parameters += linear_parameters(prefix, hidden_size, ffn_hidden_size, into, init_method, bias=bias)
+        last = output_layer_init_method or init_method
+        parameters += linear_parameters("fc2_", ffn_hidden_size, hidden_size, out, last, bias=bias)
+        super().__init__(parameters, **options)
+
+    def inner(self) -> tuple[str, ...]:
+        """What the names of the first layers' parameters begin with; that of the gate last."""
+        return ("fc1_", "fc1_gate_") if ACTIVATIONS[self.activation][1] else ("fc1_",)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = normalized(self, x, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
+        into, out = self.modes
+        activation = ACTIVATIONS[self.activation][0]
+        x = self.entered(x, "fc1_weight", into)
+        hidden = [self.product_of_entered(x, self._names(prefix), into) for prefix in self.inner()]
+        made = activation(hidden[-1]) * hidden[0] if len(hidden) == 2 else activation(hidden[0])
+        return self.product(made, self._names("fc2_"), out)
+
+    def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
+        into, out = self.modes
+        before: Mapping[Dim, str] = {"inputs": "hidden_size", "outputs": "ffn_hidden_size"}
+        after: Mapping[Dim, str] = {"inputs": "ffn_hidden_size", "outputs": "hidden_size"}
+        return {**{f"{prefix}weight": (into, before) for prefix in self.inner()}, "fc2_weight": (out, after)}
+
+    def _names(self, prefix: str) -> tuple[str, str | None]:
+        return f"{prefix}weight", f"{prefix}bias" if self.use_bias else None
