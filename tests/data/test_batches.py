@@ -216,3 +216,19 @@ def test_jax_is_not_imported_to_read_rows_and_can_be_afterwards() -> None:
     )
     ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_threads_that_begin_at_once_all_find_grain() -> None:
+    program = """
+import threading
+from shardwright.data.batches import _grain
+at_once = threading.Barrier(4)
+def work():
+    at_once.wait()
+    _grain().MapDataset.range(3)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for one in threads: one.start()
+for one in threads: one.join()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")

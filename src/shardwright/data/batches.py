@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from shardwright.data.packing import ROW_FIELDS, Row, Rows, reordered
 
 if TYPE_CHECKING:
     import grain
+
+
+_IMPORTING = threading.Lock()
+"""One thread imports grain: what it hides and disables meanwhile is the process's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +112,14 @@ def _grain() -> ModuleType:
     It imports JAX where that is installed, in a second of each rank of PyTorch, to treat JAX's trees; rows are none. So JAX is
     hidden from it, where nobody has imported it yet. Without JAX, grain logs an irrelevant warning about a profiler.
     """
-    if "grain" in sys.modules:
-        return sys.modules["grain"]
-    disabled, hidden = logging.root.manager.disable, "jax" not in sys.modules
-    logging.disable(logging.WARNING)
-    try:
-        if hidden:
-            sys.modules["jax"] = None  # pyright: ignore[reportArgumentType]  # as Python's documentation has it
-        return importlib.import_module("grain")
-    finally:
-        logging.disable(disabled)
-        if hidden:
-            del sys.modules["jax"]
+    with _IMPORTING:
+        disabled, hidden = logging.root.manager.disable, "jax" not in sys.modules
+        logging.disable(logging.WARNING)
+        try:
+            if hidden:
+                sys.modules["jax"] = None  # pyright: ignore[reportArgumentType]  # as Python's documentation has it
+            return importlib.import_module("grain")
+        finally:
+            logging.disable(disabled)
+            if hidden:
+                del sys.modules["jax"]
