@@ -65,8 +65,8 @@ def close(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> 
 
 def near(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> None:
     """Within a share of the norm: a few codes may be their neighbours, where rounding differs before they are quantized."""
-    error = np.linalg.norm(found - needed) / np.linalg.norm(needed)
-    assert error <= bound, (what, error)
+    error, size = np.linalg.norm(found - needed), np.linalg.norm(needed)
+    assert error <= bound * size, (what, error, size)
 
 
 def own_part(entire: np.ndarray, rank: Trained, model: str, kind: str) -> np.ndarray:
@@ -108,18 +108,19 @@ def test_a_mesh_computes_what_one_process_does(
             for found, needed in zip(rank.codes[name], codes, strict=True):
                 np.testing.assert_array_equal(found, own_codes(needed, found, rank), err_msg=name)
         for number, (found, needed) in enumerate(zip(rank.steps, right.steps, strict=True)):
-            bound, by = bound_of(recipe, number)
+            bound, by = bound_of(model, recipe, number)
             by(found.output, own_part(needed.output, rank, model, kind), bound, (case, number))
             compare(found, needed, bound, (case, number), by)
     loaded_by(four, [COVERING.get(case, kind)], case, ranks, tmp_path)
 
 
-def bound_of(recipe: str | None, number: int) -> tuple[float, Callable[..., None]]:
+def bound_of(model: str, recipe: str | None, number: int) -> tuple[float, Callable[..., None]]:
     """Of the first step, and of later ones: AdamW divides small gradients by themselves. With an exact scale per tensor, codes
-    depend on the last bit of the amax."""
+    depend on the last bit of the amax; blocks along the tokens of a grouped layer depend on which of them a rank has."""
     if recipe is None:
         return (1e-5 if number == 0 else 1e-3), close
-    return (2**-8 if number == 0 and recipe != "fp8-current" else 2**-4), near
+    depends = recipe == "fp8-current" or (model == "grouped" and recipe in ("fp8-block", "mxfp8"))
+    return (2**-8 if number == 0 and not depends else 2**-4), near
 
 
 @pytest.mark.matrix
@@ -142,7 +143,7 @@ def loaded_by(
             for found in (ours, theirs) if theirs is not None else (ours,):
                 if other == kind:
                     np.testing.assert_array_equal(found.output, needed.output)
-                bound, by = (0, close) if other == kind else bound_of(recipe, 0)
+                bound, by = (0, close) if other == kind else bound_of(model, recipe, 0)
                 compare(found, needed, bound, (case, other), by)
 
 
