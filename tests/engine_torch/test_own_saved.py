@@ -47,7 +47,7 @@ def test_a_save_has_every_element_once(eight: Ranks, sharding: Sharding, tmp_pat
     )
 
 
-@pytest.mark.parametrize("pair", some(PAIRS, [6, 25, 33, 47, 58, 64, 71, 73]), ids=str)
+@pytest.mark.parametrize("pair", some(PAIRS, [6, 25, 33, 58, 71]), ids=str)
 def test_another_sharding_loads_what_was_saved(eight: Ranks, pair: tuple[Sharding, Sharding], tmp_path: Path) -> None:
     before, after = pair
     of(eight, before[1]).run(save_small, *before, str(tmp_path))
