@@ -2,8 +2,8 @@
 
 # A Python to build .venv with, where the first one found is not the one wanted.
 PYTHON ?=
-# Test processes at a time: two more than the two cores, because some wait for the ranks that they started.
-JOBS ?= 4
+# Test processes at a time: one more than the two cores, because some wait for the ranks that they started.
+JOBS ?= 3
 
 BIN := .venv/bin
 SOURCES := src tests benchmarks
