@@ -18,6 +18,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch, read_corpus, read_tokenizer
 from shardwright.data.batches import stream
 from shardwright.data.packing import Rows
+from shardwright.layouts import load_recipe
 from shardwright.runs import StepMetrics, run
 from shardwright.runs.run import _run
 from shardwright.training.options import RunOptions, RunOutcome, Silent
@@ -192,6 +193,20 @@ def test_what_may_not_change_has_no_such_offer(stopped: RunOptions) -> None:
         + "  weights_dtype: was 'float32', is 'bfloat16'"
         + SAME
     )
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "mxfp8"), ("mxfp8", None), ("mxfp8", "fp8-row")])
+def test_the_recipe_of_low_precision_may_not_change(tmp_path: Path, before: str | None, after: str | None) -> None:
+    """Nor be left out: the run would go on in another precision."""
+
+    def plan_by(recipe: str | None) -> Plan:
+        return make_plan(replace(plan_of().request, precision=None if recipe is None else load_recipe(recipe)))
+
+    run_options = options(tmp_path)
+    went(run_options, Reading(), plan_by(before), stop_after=2)
+    with pytest.raises(InputError) as caught:
+        went(run_options, Reading(), plan_by(after), resume=True)
+    assert f"precision: was {before!r}, is {after!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str
         "average": request.average,
         "tokenizer": source.corpus.tokenizer,
         "corpus": source.digest,
-        **({} if request.precision is None else {"precision": recipe_text(request.precision)}),
+        "precision": None if request.precision is None else recipe_text(request.precision),
         **({} if options.weights is None else {"weights": str(options.weights)}),
         **architecture_values(request.table),
     }
