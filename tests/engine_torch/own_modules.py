@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -370,6 +370,9 @@ def refusals() -> Mapping[str, str]:
         "weights": lambda: Linear(8, 8, tp_mesh=mesh["tp"], weight_mesh=mesh["fsdp"]),
         "amax": lambda: Linear(8, 8, tp_mesh=mesh["tp"], amax_group=mesh.get_group("fsdp")),
         "recipes": lambda: Linear(64, 64, recipe="mxfp8" if rank % 2 else "fp8-row", tp_mesh=mesh["tp"]),
+        "recipes of one name": lambda: Linear(
+            64, 64, recipe=replace(preset("fp8-current"), reduce_amax=rank % 2 == 0), tp_mesh=mesh["tp"]
+        ),
         "recipes at rest": other_recipes_at_rest,
         "seeds": other_seeds,
         "tokens": lambda: Linear(8, 8, True, parallel_mode="row", tp_mesh=mesh["tp"])(torch.ones(3, 4)),

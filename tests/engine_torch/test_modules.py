@@ -313,6 +313,8 @@ REFUSED: Mapping[str, str] = {
     "weights": "Linear: weight_mesh has the ranks [0, 2], and tp_mesh [0, 1]: it must have all of these too. [1] are missing.",
     "amax": "Linear: amax_group has the ranks [0, 2], and tp_mesh [0, 1]: it must have all of these too. [1] are missing.",
     "recipes": "Linear: the ranks differ in its recipe: fp8-row on rank 0, mxfp8 on rank 1. Give all ranks the same.",
+    "recipes of one name": "Linear: the ranks differ in its recipe: fp8-current on rank 0, fp8-current reduce_amax=False on "
+    "rank 1. Give all ranks the same.",
     "recipes at rest": "Linear: the ranks differ in its recipe: mxfp8 on rank 0, fp8-row on rank 2. Give all ranks the same.",
     "seeds": "Linear: the ranks differ in its seed: 900450186894289455 on rank 0, 3081012064131973355 on rank 1. Call "
     "torch.manual_seed with one number on all ranks, and construct the same modules in the same order.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.nn import functional
@@ -17,7 +17,31 @@ from shardwright.engine_torch.modules.parallel import ParallelModule
 Normalization = Literal["LayerNorm", "RMSNorm"]
 
 
-class RMSNorm(ParallelModule):
+class _Norm(ParallelModule):
+    """``kind``: what is computed, and which parameters it has."""
+
+    kind: ClassVar[Normalization]
+    weight: torch.nn.Parameter
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        *,
+        zero_centered_gamma: bool = False,
+        **options: Any,
+    ) -> None:
+        self.hidden_size = one_dim(normalized_shape)
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        parameters = norm_parameters("", self.hidden_size, self.kind, zero_centered=zero_centered_gamma)
+        super().__init__(parameters, sequence_parallel=bool(sequence_parallel), **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return normalized(self, x, "", self.kind, self.eps, zero_centered=self.zero_centered_gamma)
+
+
+class RMSNorm(_Norm):
     """``x / sqrt(mean(x^2) + eps) * weight``; with ``zero_centered_gamma``, times ``1 + weight``, which begins at 0.
 
     ``sequence_parallel``: a rank of tp has its own shard of the tokens.
@@ -26,52 +50,18 @@ class RMSNorm(ParallelModule):
     tensor([[1.0000, 1.0000, 1.0000, 1.0000]], grad_fn=<MulBackward0>)
     """
 
-    weight: torch.nn.Parameter
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
-        *,
-        zero_centered_gamma: bool = False,
-        **options: Any,
-    ) -> None:
-        self.hidden_size = one_dim(normalized_shape)
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        parameters = norm_parameters("", self.hidden_size, "RMSNorm", zero_centered=zero_centered_gamma)
-        super().__init__(parameters, sequence_parallel=bool(sequence_parallel), **options)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return normalized(self, x, "", "RMSNorm", self.eps, zero_centered=self.zero_centered_gamma)
+    kind = "RMSNorm"
 
 
-class LayerNorm(ParallelModule):
+class LayerNorm(_Norm):
     """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``; ``zero_centered_gamma`` and the rest as in ``RMSNorm``.
 
     >>> LayerNorm(2)(torch.tensor([[1.0, 3.0]])).round().tolist()
     [[-1.0, 1.0]]
     """
 
-    weight: torch.nn.Parameter
+    kind = "LayerNorm"
     bias: torch.nn.Parameter
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
-        *,
-        zero_centered_gamma: bool = False,
-        **options: Any,
-    ) -> None:
-        self.hidden_size = one_dim(normalized_shape)
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        parameters = norm_parameters("", self.hidden_size, "LayerNorm", zero_centered=zero_centered_gamma)
-        super().__init__(parameters, sequence_parallel=bool(sequence_parallel), **options)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return normalized(self, x, "", "LayerNorm", self.eps, zero_centered=self.zero_centered_gamma)
 
 
 def norm_parameters(prefix: str, size: int, kind: Normalization, *, zero_centered: bool) -> list[Parameter]:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.formula import Quantized
 from shardwright.core.recipes.recipe import Dim
+from shardwright.core.recipes.shown import recipe_text
 from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.io.private import no_view
@@ -350,8 +351,7 @@ class ParallelModule(nn.Module):
     def _require_equal(self, mesh: DeviceMesh) -> None:
         """All ranks of a mesh have the same recipe, seed and shapes."""
         mine = {
-            "recipe": self.recipe.name if self.recipe else "none",
-            "options of the recipe": str(dict(self.recipe.options)) if self.recipe else "",
+            "recipe": recipe_text(self.recipe) if self.recipe else "none",
             "sequence_parallel": str(self.sequence_parallel),
             "shapes": ", ".join(f"{one.name} {one.shape}" for one in self.specs.values()),
             "seed": str(self.seed),
