@@ -20,7 +20,8 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.layout.layout import Layout
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.recipes.presets import preset
+from shardwright.core.recipes.presets import options_of, preset
+from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
@@ -63,12 +64,22 @@ With these seeds the margin of every token is at least 1.5e-6, on one device, in
 Gradients = Mapping[str, np.ndarray]
 
 
+def recipe_of(text: str) -> Recipe:
+    """The preset of that name, with the options and settings that follow it, as ``nvfp4 high_layers=1``."""
+    name, *given = text.split()
+    values = {key: int(value) for key, value in (one.split("=") for one in given)}
+    options = {key: value for key, value in values.items() if key in options_of(name)}
+    settings: dict[str, Any] = {key: value for key, value in values.items() if key not in options}
+    return replace(preset(name, **options), **settings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A model under a layout, for which a step is compiled.
 
     ``mesh``, ``move`` and ``settings`` as on the command line. ``layout``: a preset's name, or one of ``own_layouts``.
-    ``balanced``: rows are in head-tail order over the devices that shard them. ``precision``: the preset of a recipe, or none.
+    ``balanced``: rows are in head-tail order over the devices that shard them. ``precision``: a recipe as ``recipe_text`` has it,
+    or none.
     """
 
     model: str
@@ -167,7 +178,7 @@ def plan_of(case: Case) -> Plan:
             mesh_sizes=mesh_sizes(case.mesh),
             microbatches=case.microbatches,
             load_balanced=case.balanced,
-            precision=preset(case.precision) if case.precision else None,
+            precision=recipe_of(case.precision) if case.precision else None,
         )
     )
     assert not plan.errors, plan.errors

@@ -21,6 +21,7 @@ from shardwright.compiled.agreement.widths import is_integer, planned_dtype, wid
 from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan, PlannedCollective
+from shardwright.core.quantization.products import layer_runs
 from shardwright.core.resolution.resolve import traffic_of
 from shardwright.cost.chips import CPU, chips
 
@@ -98,22 +99,29 @@ def _read_once(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
-    """The share of a row's executions that are of weights outside a stack, or in a stack of one layer."""
-    single = [name for name in one.tensors if plan.by_name[name].kind == "weight" and plan.by_name[name].num == 1]
-    return min(1.0, len(single) * plan.request.microbatches / one.count_per_step)
+    """The share of a row's executions that are of weights outside a stack, or in a loop over one layer."""
+    rows = [plan.by_name[name] for name in one.tensors]
+    single = sum(_loops_of_one(plan, row.stack, row.num) for row in rows if row.kind == "weight")
+    return min(1.0, single * plan.request.microbatches / one.count_per_step)
 
 
 def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
-    """The share of a row of activations that is of layers in a stack of one layer."""
+    """The share of a row of activations that is of layers in a loop over one layer."""
     rows = [plan.by_name[name] for name in one.tensors]
     if any(row.kind == "weight" for row in rows):
         return 0.0
     layers = {weight.stack: weight.num for weight in plan.weights if weight.stack is not None}
-    return list(layers.values()).count(1) / max(1, sum(layers.values()))
+    return sum(_loops_of_one(plan, stack, num) for stack, num in layers.items()) / max(1, sum(layers.values()))
+
+
+def _loops_of_one(plan: Plan, stack: str | None, num: int) -> int:
+    """The loops over one layer of a stack, of which the last layers may stay in high precision; 1 outside the stacks."""
+    quantized = [one.num for one in plan.quantized if one.stack == stack]
+    return sum(len(run) == 1 for run in layer_runs(num, quantized))
 
 
 def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
-    """The gathers of a stack of one layer: without a loop, the gather of the recomputation equals the forward one."""
+    """The gathers of a loop over one layer: without a loop, the gather of the recomputation equals the forward one."""
     if one.phase != "recompute":
         return AS_PLANNED
     return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
@@ -241,7 +249,7 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=FAMILIES,
             planned=("all-gather",),
             compiled=(),
-            rule="for a stack of one layer, the gathers of the recomputation or none of them",
+            rule="for a loop over one layer, the gathers of the recomputation or none of them",
             reason="a loop of one iteration is unrolled, and its gather for backward is the same as that of forward",
             ratio=_kept_from_forward,
         ),

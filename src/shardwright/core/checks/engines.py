@@ -54,7 +54,6 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
         "delayed amaxes": recipe.history is not None,
         "stochastic rounding": any(one.rounding == "stochastic" for one in quantizers),
         "the Hadamard transform": any(one.hadamard is not None for one in quantizers),
-        "layers that stay high": recipe.high_layers > 0,
         "gathers of codes": recipe.gather_quantized,
         "the router's products": any(weight.component == "router" for weight in plan.quantized),
         "products of your own program": plan.request.table.program != "ours",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 from shardwright.core.findings.patterns import matches
 from shardwright.core.layout.layout import Engine, Layout
@@ -32,6 +33,16 @@ def quantized_layers(weight: Weight, recipe: Recipe, table: ModelTable) -> int:
     if weight.stack is None:
         return weight.num
     return max(0, min(weight.num, table.num_layers - recipe.high_layers - weight.first_layer))
+
+
+def layer_runs(num: int, quantized: Iterable[int]) -> tuple[range, ...]:
+    """The runs of consecutive layers of a stack of ``num`` in which the same weights are quantized; ``quantized``: in how many first
+    layers each of its weights is. JAX scans over each run.
+
+    >>> layer_runs(32, [28, 28]), layer_runs(32, [32]), layer_runs(2, [])
+    ((range(0, 28), range(28, 32)), (range(0, 32),), (range(0, 2),))
+    """
+    return tuple(range(start, stop) for start, stop in pairwise(sorted({0, num, *quantized})))
 
 
 def inputs_and_outputs(weight: Weight, engine: Engine) -> tuple[tuple[str, ...], tuple[str, ...]]:

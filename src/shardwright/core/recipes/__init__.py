@@ -4,6 +4,7 @@ formats.py    the narrow number formats
 recipe.py     a recipe: a quantizer for each operand of the three products
 presets.py    the recipes by name
 formula.py    how a quantizer makes codes and scales of an operand, and values of these
+hadamard.py   the random Hadamard transform of an operand
 arrays.py     the functions of an engine's arrays that the formula needs
 reading.py    a recipe from the values of a file
 shown.py      a recipe as JSON values, and as a text

@@ -11,7 +11,8 @@ from typing import Any
 class Arrays:
     """These functions of an engine. None of them changes a bit that the other engine's does not.
 
-    ``float32(x)``: exact, of a narrower float, of codes or of an integer below 2**24. ``int32(x)``: of a byte or a bool.
+    ``float32(x)``: exact, of a narrower float, of codes or of an integer below 2**24. ``int32(x)``: of a byte or a bool, and of a float from 0
+    to 2**31, towards 0.
     ``bits(x)``: those of float32 as int32, and ``of_bits`` the inverse. ``quotient(x, y)``: rounded once, as IEEE 754
     does; one may be a number.
     ``least`` and ``most`` of two, of which one may be a number: NaN if one is NaN. ``largest(x, dims)``: of int32 over dims,

@@ -15,7 +15,8 @@ Scales that are powers of two are found in the bits of float32, so that no engin
 | NaN | NaN, all codes NaN | NaN | NaN |
 
 Subnormal elements are 0, as they are on TPUs and in XLA's programs for CPUs. Values are clipped to the format's range before the
-cast: beyond it one engine's cast gives NaN, another's infinity or the largest value.
+cast: beyond it one engine's cast gives NaN, another's infinity or the largest value. Rounded stochastically, a value becomes one
+of its two neighbours before the cast, which is exact then.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _MAGNITUDE, _LEAST_NORMAL, _INFINITE = 0x7FFFFFFF, 0x00800000, 0x7F800000
 _FRACTION, _FRACTION_BITS, _BIAS = 0x007FFFFF, 23, 127
 _NAN_OF_SCALE, _LARGEST_OF_SCALE = 255, 254
 _NAN_BYTE = {E4M3: 0x7F, E5M2: 0x7E}
+_RANDOM_BITS = 24
 _LEAST_SCALE = 2.0**-126
 _LEAST_BLOCK_SCALE = 2.0**-6
 _E2M1_MIDPOINTS = ((0.25, True), (0.75, False), (1.25, True), (1.75, False), (2.5, True), (3.5, False), (5.0, True))
@@ -123,8 +125,14 @@ def shared_by(quantizer: Quantizer) -> Shares:
     return "tensor" if quantizer.scale.of_tensor else "block"
 
 
-def quantize(x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int = 1, agree: Agree = alone) -> Quantized:
-    """Codes and scales of an operand, any float dtype, whose last ``contracted_dims`` dims the product contracts."""
+def quantize(
+    x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int = 1, agree: Agree = alone, random: Any = None
+) -> Quantized:
+    """Codes and scales of an operand, any float dtype, whose last ``contracted_dims`` dims the product contracts.
+
+    ``random``: where rounding is stochastic, int32 of the operand's shape, uniform from 0 to 2^24 - 1.
+    """
+    assert (random is not None) == (quantizer.rounding == "stochastic"), quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     x = on.float32(x)
     magnitude = on.bits(x) & _MAGNITUDE
@@ -140,9 +148,11 @@ def quantize(x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int =
         scaled = _power_of_two(amax, element, on, up=scale.rule == "power of two up", e8m0=scale.dtype == E8M0)
     for factor in scaled.factors:
         x = x * factor
-    x = on.most(on.least(x, element.largest), -element.largest)
+    x = blocks.joined(on.most(on.least(x, element.largest), -element.largest), on)
+    if random is not None:
+        x = _neighbour(x, element, random, on)
     return Quantized(
-        codes=_codes(blocks.joined(x, on), quantizer.dtype, on),
+        codes=_codes(x, quantizer.dtype, on),
         scales=on.reshape(scaled.scales, blocks.num),
         of_tensor=None if scaled.of_tensor is None else on.reshape(scaled.of_tensor, blocks.leading),
     )
@@ -232,6 +242,19 @@ def _halves(exponent: Any, on: Arrays) -> tuple[Any, Any]:
 
 def _power(exponent: Any, on: Arrays) -> Any:
     return on.of_bits((exponent + _BIAS) << _FRACTION_BITS)
+
+
+def _neighbour(x: Any, element: NumberFormat, random: Any, on: Arrays) -> Any:
+    """The upper or the lower neighbour of each value in the format, as often as its distance from the other one, in units of
+    2^-24 of the distance of the two. All values from the smallest normal one of the format on have such a distance exactly."""
+    bits = on.bits(x)
+    magnitude, not_a_number = bits & _MAGNITUDE, x != x
+    magnitude = on.where(not_a_number, 0, magnitude)
+    # That of the distance between two neighbours.
+    exponent = on.most((magnitude >> _FRACTION_BITS) - _BIAS, element.least_exponent) - element.mantissa
+    distances = on.int32(on.of_bits(magnitude) * _power(_RANDOM_BITS - exponent, on))
+    value = on.float32((distances + random) >> _RANDOM_BITS) * _power(exponent, on)
+    return on.where(not_a_number, x, on.of_bits(on.bits(value) | (bits & ~_MAGNITUDE)))
 
 
 def _codes(x: Any, dtype: str, on: Arrays) -> Any:

@@ -106,10 +106,12 @@ class LowPrecision:
 
     ``name``: of the weight. ``amax_axes``: the axes over which devices hold parts of what shares a scale of an operand.
     ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
+    ``num_layers``: the weight is quantized in so many first layers of its stack.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
     name: str = ""
+    num_layers: int = 1
     amax_axes: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
     same_amax: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
 

@@ -222,6 +222,7 @@ def _low(plan: Plan) -> dict[str, LowPrecision]:
         weight.name: LowPrecision(
             quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
             name=weight.name,
+            num_layers=weight.num,
             amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
         )

@@ -1,4 +1,4 @@
-"""The forward pass of any model, from its table: the embedding, a scan over each stack of layers, and the logits.
+"""The forward pass of any model, from its table: the embedding, scans over each stack of layers, and the logits.
 
 B rows, L tokens, M embed, V vocabulary, N layers of a stack. All are sizes on one device.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
 
 from shardwright.core.model.table import ModelTable
+from shardwright.core.quantization.products import layer_runs
 from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
@@ -20,8 +22,8 @@ from shardwright.engine_jax.io.scopes import of_component
 from shardwright.engine_jax.layers.embedding import embed, logits
 from shardwright.engine_jax.layers.mlp import feed_forward
 from shardwright.engine_jax.layers.norm import rms_norm
-from shardwright.engine_jax.layers.product import PRODUCT
 from shardwright.engine_jax.layers.rotary import Angles
+from shardwright.engine_jax.model.scan import Layer, scanned
 from shardwright.models.parts.architecture import Architecture, Stack
 
 
@@ -54,22 +56,22 @@ def forward(
     counts: dict[str, MoeCounts] = {}
     with_experts = any(stack.experts for stack in architecture.stacks)
     valid_BL = valid_tokens(batch["segments"], links) if with_experts else None
+
+    def layer_of(stack: Stack, names: Mapping[str, str], run: range) -> Layer[MoeCounts | None]:
+        low = {names[name]: links.low[name] for name in names if name in links.low}
+        own = replace(links, low={name: one for name, one in low.items() if one.num_layers > run.start})
+
+        def one_layer(x_BLM: jax.Array, layer: Params) -> tuple[jax.Array, MoeCounts | None]:
+            weights = {names[name]: own.use(name, array) for name, array in layer.items()}
+            return _layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, own)
+
+        return one_layer
+
     for stack in architecture.stacks:
         names = table.names_in(stack.name)
         layers = {name: params[name] for name in names}
-        of_stack_links = replace(links, low={names[name]: links.low[name] for name in names if name in links.low})
-
-        def one_layer(
-            x_BLM: jax.Array,
-            layer: Params,
-            stack: Stack = stack,
-            names: Mapping[str, str] = names,
-            links: Links = of_stack_links,
-        ) -> tuple[jax.Array, MoeCounts | None]:
-            weights = {names[name]: links.use(name, array) for name, array in layer.items()}
-            return _layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, links)
-
-        x_BLM, of_stack = jax.lax.scan(_recomputed(one_layer, remat), x_BLM, layers)
+        runs = layer_runs(stack.num, (links.low[name].num_layers for name in names if name in links.low))
+        x_BLM, of_stack = scanned(partial(layer_of, stack, names), x_BLM, layers, runs, remat)
         if of_stack is not None:
             counts[stack.name] = of_stack
     final_norm = links.use("residual.final_norm", params["residual.final_norm"])
@@ -107,17 +109,3 @@ def _layer(
         with of_component("mlp"):
             added_BLM = added_BLM + feed_forward(normed_BLM, weights, "shared", links)
     return x_BLM + added_BLM, counts
-
-
-def _recomputed(layer, remat: str):
-    if remat == "none":
-        return layer
-    policies = {
-        "full": jax.checkpoint_policies.nothing_saveable,
-        "dots": jax.checkpoint_policies.save_from_both_policies(
-            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-            jax.checkpoint_policies.save_only_these_names(PRODUCT),
-        ),
-    }
-    # The scan already prevents XLA from merging the recomputation with the forward pass.
-    return jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)

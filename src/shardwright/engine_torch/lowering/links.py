@@ -188,6 +188,7 @@ def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
         weight.name: LowPrecision(
             quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
             name=weight.name,
+            num_layers=weight.num,
             component=weight.component,
             amax_peers={(one.product, one.operand): ranks.peers(one.reduced) for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},

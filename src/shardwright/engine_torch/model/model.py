@@ -6,6 +6,7 @@ B rows, L tokens, M embed, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -141,10 +142,12 @@ class Model:
         weights = {one.weight: params[one.key] for one in self._of_layer(stack, number)}
         names = self.plan.request.table.names_in(stack.name)
         frozen = {name: of_all[number] for name, of_all in self.frozen.items() if name in names}
+        low = {name: one for name, one in self.links.low.items() if number < one.num_layers}
+        links = replace(self.links, low=low)
 
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
             return layer(
-                x_BLM, valid_BL, {**weights, **frozen}, names, stack, self._architecture, rotation, mask, self.links
+                x_BLM, valid_BL, {**weights, **frozen}, names, stack, self._architecture, rotation, mask, links
             )
 
         match self.plan.request.remat:

@@ -1,6 +1,7 @@
 """Low precision: how operands of products are quantized, and what is multiplied then.
 
-arrays.py    PyTorch's functions for the core's formula of quantizers
-operands.py  an operand of a product, quantized
-products.py  the three products with a weight
+arrays.py       PyTorch's functions for the core's formula of quantizers
+operands.py     an operand of a product, quantized
+random_bits.py  random bits of a key and a counter
+products.py     the three products with a weight
 """
