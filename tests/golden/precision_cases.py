@@ -65,7 +65,7 @@ ON_PRECISION: tuple[Case, ...] = (
     Case(
         name="SW415-recipe",
         layout=FSDP,
-        options={"devices": 4, "precision": replace(preset("fp8-delayed"), gather_quantized=True)},
-        neighbour={"options": {"devices": 4, "precision": "mxfp8"}},
+        options={"devices": 4, "precision": replace(preset("fp8-delayed"), reduce_amax=False)},
+        neighbour={"options": {"devices": 4, "precision": "fp8-delayed"}},
     ),
 )

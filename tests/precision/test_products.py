@@ -91,7 +91,7 @@ def on_torch(quantizers: Quantizers) -> list[np.ndarray]:
     return [y.detach().numpy(), x.grad.numpy(), weight_OI.grad.numpy().T]
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "nvfp4"])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("nvfp4", "fp8-delayed")])
 def test_products_are_those_of_the_values_of_the_codes(name: str) -> None:
     quantizers: Quantizers = dict(PRESETS[name]().quantizers)
     for engine, ours in (("JAX", on_jax(quantizers)), ("PyTorch", on_torch(quantizers))):

@@ -12,8 +12,8 @@ from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.memory import bytes_on_device, estimate_memory
 from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.quantization.delayed import history_bytes
 from shardwright.core.quantization.derivation import quantized_weights
-from shardwright.core.quantization.reductions import history_bytes
 from shardwright.core.resolution.gradients import gradient_reductions
 from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
 from shardwright.core.plan.plan import Plan
+from shardwright.core.quantization.delayed import DELAYED
 from shardwright.training.arithmetic import PLAIN, Arithmetic
 from shardwright.training.optimizers import OPTIMIZER
 from shardwright.training.options import RunOptions
@@ -19,8 +20,8 @@ FINAL_LR_SHARE = 0.1
 BIAS_RATE = 1e-3
 """The change of a routing bias in a step (DeepSeek-V3, arXiv:2412.19437, section 4.2)."""
 
-STATE = (FIRST, SECOND, OPTIMIZER, AVERAGE.prefix)
-"""How the names of a checkpoint begin that are no weights, and that a run keeps for its weights."""
+STATE = (FIRST, SECOND, OPTIMIZER, AVERAGE.prefix, DELAYED)
+"""How the names of a checkpoint begin that are no weights, and that a run keeps for its weights and their products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +98,16 @@ def kept_tensors(plan: Plan) -> tuple[KeptTensor, ...]:
 
 
 def owner_of(name: str) -> str:
-    """The weight that a tensor of a checkpoint belongs to, by its name: what follows the last '/'.
+    """What a tensor of a checkpoint is sharded as, by its name: the weight that follows the last '/'; a tensor of delayed amaxes is
+    sharded in its own way.
 
     >>> owner_of("moments.first/layers.attention.q"), owner_of("layers.attention.q")
     ('layers.attention.q', 'layers.attention.q')
+    >>> owner_of("delayed.factor/layers.attention.q.input")
+    'delayed.factor/layers.attention.q.input'
     """
+    if name.startswith(DELAYED):
+        return name
     return name.rpartition("/")[2]
 
 

@@ -110,7 +110,7 @@ def _load(checkpoint: Checkpoint, plan: Plan) -> Load:
 
 def _sharded_as(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Sequence[str]]:
     """The tensors of a checkpoint that are sharded as a weight is, by weight: itself, and what a run keeps for it."""
-    found: dict[str, list[str]] = {row.name: [] for row in plan.weights}
+    found: dict[str, list[str]] = {row.name: [] for row in (*plan.weights, *plan.delayed_tensors)}
     for name, info in checkpoint.tensors.items():
         weight = owner_of(name)
         if weight in found and info.shape == checkpoint.tensors[weight].shape:

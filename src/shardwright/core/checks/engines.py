@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from shardwright.core.checks.edits import entry, named_roles, option, other_recipe, resized, rule, without_rule
+from shardwright.core.checks.edits import (
+    entry,
+    named_roles,
+    of_recipe,
+    option,
+    other_recipe,
+    resized,
+    rule,
+    without_rule,
+)
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
@@ -19,13 +28,14 @@ from shardwright.core.mesh.notation import place_in
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained, weight_of_layer
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import WeightResharding, weight_reshardings
+from shardwright.core.recipes.delayed import is_computed
 
 ON_JAX = option("engine", "jax")
 WITHOUT_RECIPE = Candidate(text="leave --precision out", edit=lambda request: replace(request, precision=None))
 
 ENGINES: Mapping[Engine, str] = {"jax": "the JAX engine", "torch": "the PyTorch engine"}
 
-QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-current")
+QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-delayed", "fp8-current")
 """Recipes by which both engines quantize: the fixes of one by which they do not."""
 
 
@@ -51,7 +61,13 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
         return
     quantizers = recipe.quantizers.values()
     missing = {
-        "delayed amaxes": recipe.history is not None,
+        "delayed amaxes of blocks, or with scales in powers of two": any(
+            one.amax == "delayed" and not is_computed(one) for one in quantizers
+        ),
+        "delayed amaxes of one tensor in two formats": _in_two_formats(plan),
+        "histories that differ from device to device": (
+            recipe.history is not None and not recipe.reduce_amax and plan.mesh.num_devices > 1
+        ),
         "stochastic rounding": any(one.rounding == "stochastic" for one in quantizers),
         "the Hadamard transform": any(one.hadamard is not None for one in quantizers),
         "gathers of codes": recipe.gather_quantized,
@@ -68,7 +84,18 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
         found=f"recipe '{recipe.name}' has {every(found)}, which {ENGINES[engine]} does not run yet",
         needed="a recipe without that, or none",
     )
-    yield Draft(finding=finding, candidates=(*map(other_recipe, QUANTIZES), WITHOUT_RECIPE))
+    reducing = () if recipe.reduce_amax else (of_recipe(plan, reduce_amax=True),)
+    yield Draft(finding=finding, candidates=(*reducing, *map(other_recipe, QUANTIZES), WITHOUT_RECIPE))
+
+
+def _in_two_formats(plan: Plan) -> bool:
+    """Whether operands that share an amax have different formats: they have one factor."""
+    formats: dict[tuple[str, ...], set[str]] = {}
+    for weight in plan.quantized:
+        for one in weight.operands:
+            if one.quantizer.amax == "delayed":
+                formats.setdefault(one.same_amax, set()).add(one.quantizer.dtype)
+    return any(len(found) > 1 for found in formats.values())
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:

@@ -13,6 +13,7 @@ from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.optimizer import ADAMW
+from shardwright.core.quantization.delayed import DelayedScale, DelayedTensor, delayed_scales, delayed_tensors
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.recipes.shown import recipe_json
 from shardwright.core.resolution.gradients import Reduction
@@ -267,6 +268,17 @@ class Plan:
     @property
     def by_name(self) -> Mapping[str, TensorPlan]:
         return {tensor.name: tensor for tensor in self.tensors}
+
+    @property
+    def delayed(self) -> tuple[DelayedScale, ...]:
+        """The tensors with delayed amaxes; none without such a recipe."""
+        return delayed_scales(self.request, self.quantized)
+
+    @property
+    def delayed_tensors(self) -> tuple[DelayedTensor, ...]:
+        """What a run keeps for them."""
+        recipe = self.request.precision
+        return tuple(delayed_tensors(None if recipe is None else recipe.history, self.delayed))
 
     @property
     def dp(self) -> tuple[str, ...]:

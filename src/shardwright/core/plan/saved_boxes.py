@@ -1,4 +1,5 @@
-"""The boxes of every weight that a device has at rest, as a checkpoint holds them: in the table's dims, layers stacked."""
+"""The boxes of every weight that a device has at rest, as a checkpoint holds them: in the table's dims, layers stacked. So too of
+what a run keeps for delayed amaxes, which is sharded in its own way."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from shardwright.core.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBox:
-    """One box of a weight. ``saves``: whether this device saves it; of its replicas the first one does."""
+    """One box of a tensor. ``saves``: whether this device saves it; of its replicas the first one does."""
 
     weight: str
     box: Box
@@ -23,15 +24,21 @@ class SavedBox:
 
 
 def saved_boxes(plan: Plan, device: int) -> Iterator[SavedBox]:
-    """The boxes that ``device`` has of every weight, on the engine of the plan: JAX without one."""
-    return _on_torch(plan, device) if plan.request.engine == "torch" else _on_jax(plan, device)
+    """The boxes that ``device`` has of every weight, on the engine of the plan: JAX without one; and of delayed amaxes."""
+    yield from _on_torch(plan, device) if plan.request.engine == "torch" else _on_jax(plan, device)
+    for one in plan.delayed_tensors:
+        box = shard_box(one.spec, plan.mesh, one.shape, device)
+        if box is not None:
+            yield SavedBox(weight=one.name, box=box, saves=saves(one.spec, plan.mesh, device))
 
 
 def owned_at_rest(plan: Plan) -> Iterator[tuple[str, Owned]]:
-    """Every weight with the boxes of each device: those of ``saved_boxes``, of all devices at once.
+    """Every tensor with the boxes of each device: those of ``saved_boxes``, of all devices at once.
 
     Layers that are stacked one after the other are one box.
     """
+    for one in plan.delayed_tensors:
+        yield one.name, owned_boxes(one.spec, plan.mesh, one.shape)
     if plan.request.engine == "torch":
         yield from _owned_on_torch(plan)
         return

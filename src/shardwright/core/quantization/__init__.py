@@ -7,5 +7,6 @@ freedom.py    whether the layout can move what is quantized
 units.py      shards that end inside a block
 links.py      what the all-gathers of a weight send
 reductions.py the reductions of amaxes in a step
+delayed.py    what a run keeps for delayed amaxes, tensor by tensor
 derivation.py from a request to the quantized weights
 """

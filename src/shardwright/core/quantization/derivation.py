@@ -8,7 +8,7 @@ from math import ceil
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import Weight, as_torch_stores
-from shardwright.core.quantization.amax import amax_key, num_amaxes, sharing_axes
+from shardwright.core.quantization.amax import Extents, amax_key, num_amaxes, sharing_axes
 from shardwright.core.quantization.freedom import Place, Step, freedom
 from shardwright.core.quantization.products import (
     inputs_and_outputs,
@@ -96,11 +96,16 @@ class _Derivation:
             ),
             codes_bytes=codes,
             scales_bytes=scales,
+            experts=weight.size("experts") if "experts" in weight.logical_axes else None,
+            expert_axes=mesh.larger_than_one(operand.axes_of("experts")),
         )
 
     def _operand(self, weight: Weight, quantizer: Quantizer, place: Place, experts: int) -> QuantizedOperand:
         extents = quantizer.block.extents(place.product, place.operand)
         sharing = sharing_axes(quantizer, extents, place.dims, self.mesh)
+        if quantizer.amax == "delayed":
+            # What a run keeps is the same on all devices that hold the tensor, though each has a summand of it.
+            sharing = self.mesh.in_mesh_order((*sharing, *place.partial))
         reduced = sharing if self.recipe.reduce_amax else ()
         identity = (weight.name, place.operand)
         if place.operand == "input":
@@ -114,10 +119,15 @@ class _Derivation:
             dims=place.dims,
             experts=experts,
             reduced=reduced,
-            values=experts * num_amaxes(quantizer, extents, place.dims, self.mesh) if reduced else 0,
+            values=self._values(quantizer, extents, place, experts) if reduced else 0,
             same_amax=amax_key(identity, quantizer, extents),
             freedom=freedom(self.recipe, quantizer, place, sharing, self.step),
         )
+
+    def _values(self, quantizer: Quantizer, extents: Extents, place: Place, experts: int) -> int:
+        found = experts * num_amaxes(quantizer, extents, place.dims, self.mesh)
+        # No axis shards a partial operand, and its amax is reduced all the same.
+        return max(found, experts) if quantizer.amax == "delayed" else found
 
     def _partial(self, partial: tuple[str, ...], sharding: tuple[str, ...]) -> tuple[str, ...]:
         """The axes over which an output gradient is partial: over them the weight's gradient is, and they shard no dim of it."""

@@ -127,7 +127,8 @@ class QuantizedOperand:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
     """A weight whose products are quantized, in ``num`` of its layers. ``agrees``: the axes whose devices have one scale of
-    the weight: its shard group at rest and in use, without replicas. ``codes_bytes``: of one layer in use on a device."""
+    the weight: its shard group at rest and in use, without replicas. ``codes_bytes``: of one layer in use on a device.
+    ``experts``: how many there are, or None; ``expert_axes`` shard them in use."""
 
     name: str
     component: str
@@ -139,6 +140,8 @@ class QuantizedWeight:
     operands: tuple[QuantizedOperand, ...]
     codes_bytes: int
     scales_bytes: int
+    experts: int | None = None
+    expert_axes: tuple[str, ...] = ()
 
     @property
     def free(self) -> bool:

@@ -40,7 +40,7 @@ class AmaxReduction:
 def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWeight]) -> Iterator[AmaxReduction]:
     """Every reduction of amaxes in a step, tensor by tensor; of delayed amaxes one for each set of axes."""
     delayed: dict[tuple[str, ...], list[tuple[QuantizedWeight, int]]] = {}
-    for weight, operand in _distinct(weights):
+    for weight, operand in distinct(weights):
         layers = layers_on_device(request, mesh, weight)
         if operand.values and operand.quantizer.amax == "delayed":
             delayed.setdefault(operand.reduced, []).append((weight, operand.values * layers))
@@ -94,20 +94,7 @@ def layers_on_device(request: Request, mesh: Mesh, weight: QuantizedWeight) -> i
     return ceil(weight.num / mesh.size(request.layout.axes_with("stage", weight.component)))
 
 
-def history_bytes(request: Request, mesh: Mesh, weights: Iterable[QuantizedWeight]) -> int:
-    """Bytes on a device of scales and histories of delayed amaxes: for each amax a scale and ``amax_history_len`` values."""
-    history = None if request.precision is None else request.precision.history
-    if history is None:
-        return 0
-    scales = sum(
-        operand.num_scales(mesh) * layers_on_device(request, mesh, weight)
-        for weight, operand in _distinct(weights)
-        if operand.quantizer.amax == "delayed"
-    )
-    return scales * (1 + history.amax_history_len) * AMAX_BYTES
-
-
-def _distinct(weights: Iterable[QuantizedWeight]) -> Iterator[tuple[QuantizedWeight, QuantizedOperand]]:
+def distinct(weights: Iterable[QuantizedWeight]) -> Iterator[tuple[QuantizedWeight, QuantizedOperand]]:
     """The operands of all weights, without those whose amaxes an earlier one has. Products come in the order of a step."""
     seen: set[tuple[str, ...]] = set()
     for weight in weights:

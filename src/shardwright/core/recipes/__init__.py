@@ -5,6 +5,7 @@ recipe.py     a recipe: a quantizer for each operand of the three products
 presets.py    the recipes by name
 formula.py    how a quantizer makes codes and scales of an operand, and values of these
 hadamard.py   the random Hadamard transform of an operand
+delayed.py    the factor of a tensor that follows from its amaxes in earlier steps
 arrays.py     the functions of an engine's arrays that the formula needs
 reading.py    a recipe from the values of a file
 shown.py      a recipe as JSON values, and as a text

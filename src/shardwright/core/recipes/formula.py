@@ -14,6 +14,8 @@ Scales that are powers of two are found in the bits of float32, so that no engin
 | infinite | 2^127 up, 2^120 down: infinite values stay infinite | NaN | NaN |
 | NaN | NaN, all codes NaN | NaN | NaN |
 
+With a delayed amax the factor is given (``delayed.py``): an element beyond the range becomes its largest code, and an infinite one NaN.
+
 Subnormal elements are 0, as they are on TPUs and in XLA's programs for CPUs. Values are clipped to the format's range before the
 cast: beyond it one engine's cast gives NaN, another's infinity or the largest value. Rounded stochastically, a value becomes one
 of its two neighbours before the cast, which is exact then.
@@ -34,12 +36,15 @@ Agree = Callable[[Any, Shares], Any]
 """``agree(amax, of)``: for the amax of each block or tensor, the largest over all that shares its scale, on any device. It is
 given as int32: bits of absolute values are ordered as these are, and NaN is above infinity."""
 
-_MAGNITUDE, _LEAST_NORMAL, _INFINITE = 0x7FFFFFFF, 0x00800000, 0x7F800000
+INFINITE = 0x7F800000
+"""The bits of infinity; those of NaN are above, without their sign."""
+LEAST_SCALE = 2.0**-126
+
+_MAGNITUDE, _LEAST_NORMAL = 0x7FFFFFFF, 0x00800000
 _FRACTION, _FRACTION_BITS, _BIAS = 0x007FFFFF, 23, 127
 _NAN_OF_SCALE, _LARGEST_OF_SCALE = 255, 254
 _NAN_BYTE = {E4M3: 0x7F, E5M2: 0x7E}
 _RANDOM_BITS = 24
-_LEAST_SCALE = 2.0**-126
 _LEAST_BLOCK_SCALE = 2.0**-6
 _E2M1_MIDPOINTS = ((0.25, True), (0.75, False), (1.25, True), (1.75, False), (2.5, True), (3.5, False), (5.0, True))
 """Between two neighbours of 0, 0.5, 1, 1.5, 2, 3, 4, 6; True: the tie goes to the lower one, whose code is even."""
@@ -126,25 +131,41 @@ def shared_by(quantizer: Quantizer) -> Shares:
 
 
 def quantize(
-    x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int = 1, agree: Agree = alone, random: Any = None
+    x: Any,
+    quantizer: Quantizer,
+    on: Arrays,
+    *,
+    contracted_dims: int = 1,
+    agree: Agree = alone,
+    factor: Any = None,
+    random: Any = None,
 ) -> Quantized:
     """Codes and scales of an operand, any float dtype, whose last ``contracted_dims`` dims the product contracts.
 
+    ``factor``: what the elements are multiplied by where the amax is delayed, one number for each tensor among the leading dims.
     ``random``: where rounding is stochastic, int32 of the operand's shape, uniform from 0 to 2^24 - 1.
     """
+    assert (factor is not None) == (quantizer.amax == "delayed"), quantizer
     assert (random is not None) == (quantizer.rounding == "stochastic"), quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     x = on.float32(x)
     magnitude = on.bits(x) & _MAGNITUDE
-    amax = agree(_of_blocks(magnitude, blocks, on), "block")
+    amax = _of_blocks(magnitude, blocks, on)
     x = blocks.divided(on.where(magnitude < _LEAST_NORMAL, x * 0, x), on)
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
-    if scale.of_tensor:
+    if quantizer.amax == "delayed":
+        # Values above the range are clipped, and infinite ones must not become finite.
+        x = on.where(blocks.divided(magnitude, on) < INFINITE, x, nan)
+        factor = on.reshape(factor, amax.shape)
+        scaled = _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
+    elif scale.of_tensor:
+        amax = agree(amax, "block")
         of_tensor = agree(_of_tensor(amax, blocks, on), "tensor")
         scaled = _two_levels(amax, of_tensor, element, on)
     elif scale.rule == "exact":
-        scaled = _exact(amax, element, on)
+        scaled = _exact(agree(amax, "block"), element, on)
     else:
+        amax = agree(amax, "block")
         scaled = _power_of_two(amax, element, on, up=scale.rule == "power of two up", e8m0=scale.dtype == E8M0)
     for factor in scaled.factors:
         x = x * factor
@@ -202,22 +223,22 @@ def _power_of_two(amax: Any, element: NumberFormat, on: Arrays, *, up: bool, e8m
         exponent = exponent + on.int32((amax & _FRACTION) > fraction_of_largest)
     if e8m0:
         byte = on.least(on.most(exponent + _BIAS, 0), _LARGEST_OF_SCALE)
-        byte = on.where(amax == _INFINITE, _LARGEST_OF_SCALE, byte) if up else byte
-        byte = on.where(amax > _INFINITE, _NAN_OF_SCALE, byte)
+        byte = on.where(amax == INFINITE, _LARGEST_OF_SCALE, byte) if up else byte
+        byte = on.where(amax > INFINITE, _NAN_OF_SCALE, byte)
         # With the smallest scale nothing is scaled: all elements are far below the smallest code.
         halves = _halves(on.where(byte == 0, 0, _BIAS - byte), on)
-        factors = tuple(on.where(amax > _INFINITE, nan, half) for half in halves)
+        factors = tuple(on.where(amax > INFINITE, nan, half) for half in halves)
         return _Scaled(factors=factors, scales=on.as_codes(byte, E8M0))
     exponent = on.where(amax == 0, 0, on.least(on.most(exponent, 1 - _BIAS), _BIAS))
     first, second = _halves(-exponent, on)
-    finite = amax < _INFINITE
+    finite = amax < INFINITE
     scales = on.where(finite, on.of_bits((exponent + _BIAS) << _FRACTION_BITS), nan)
     return _Scaled(factors=(on.where(finite, first, nan), second), scales=scales)
 
 
 def _exact(amax: Any, element: NumberFormat, on: Arrays) -> _Scaled:
-    factor = on.quotient(element.largest, on.most(on.of_bits(amax), element.largest * _LEAST_SCALE))
-    factor = on.where(amax == 0, 1.0, on.where(amax < _INFINITE, factor, nan))
+    factor = on.quotient(element.largest, on.most(on.of_bits(amax), element.largest * LEAST_SCALE))
+    factor = on.where(amax == 0, 1.0, on.where(amax < INFINITE, factor, nan))
     return _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
 
 
@@ -225,8 +246,8 @@ def _two_levels(amax: Any, amax_of_tensor: Any, element: NumberFormat, on: Array
     """A float32 scale of the tensor, by which those of blocks fit E4M3 (arXiv:2509.25149, appendix C.1)."""
     of_scale = FORMATS[E4M3]
     largest = element.largest * of_scale.largest
-    of_tensor = on.quotient(on.most(on.of_bits(amax_of_tensor), largest * _LEAST_SCALE), largest)
-    of_tensor = on.where(amax_of_tensor == 0, 1.0, on.where(amax_of_tensor < _INFINITE, of_tensor, nan))
+    of_tensor = on.quotient(on.most(on.of_bits(amax_of_tensor), largest * LEAST_SCALE), largest)
+    of_tensor = on.where(amax_of_tensor == 0, 1.0, on.where(amax_of_tensor < INFINITE, of_tensor, nan))
     relative = on.quotient(on.quotient(on.of_bits(amax), element.largest), of_tensor)
     relative = on.most(on.least(relative, of_scale.largest), _LEAST_BLOCK_SCALE)
     scales = _codes(relative, E4M3, on)

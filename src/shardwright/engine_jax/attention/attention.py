@@ -6,7 +6,7 @@ E value dim, M embed, R latent (N compressed elements and P of the rotary key), 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
@@ -22,6 +22,7 @@ from shardwright.engine_jax.io.layer_io import AttentionLinks, Links, LowPrecisi
 from shardwright.engine_jax.layers.norm import rms_norm
 from shardwright.engine_jax.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_jax.layers.rotary import Angles, angles, rotate
+from shardwright.engine_jax.precision.delayed import several
 from shardwright.engine_jax.precision.operands import Amaxes, input_amaxes
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
 
@@ -89,7 +90,7 @@ def _grouped(
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
-    def own_kv(held: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def own_kv(held: tuple[jax.Array, jax.Array], _: int = 0) -> tuple[jax.Array, jax.Array]:
         k_BSKD, v_BSKD = held
         return _own_kv_heads(k_BSKD, num_heads, links.attention), _own_kv_heads(v_BSKD, num_heads, links.attention)
 
@@ -128,13 +129,14 @@ def _latent(
 
     scale = form.head_dim**-0.5 * rope.score_factor
     kv_up_NHD = _own_heads(weights["attention.kv_up"], q_BTHD.shape[2], links.attention)
-    keys_and_values = _keys_and_values(kv_up_NHD, form, links.low.get("attention.kv_up"))
+    shards = len(links.attention.ring.numbers) if links.attention.ring else 1
+    keys_and_values = _keys_and_values(kv_up_NHD, form, several(links.low.get("attention.kv_up"), shards))
     if links.attention.ring:
         return _ring(q_BTHD, latent_BLR, keys_and_values, mask, scale, links.attention)
     latent_BSR = _in_kernel_order(
         links.move("attention.latent", "attention.latent_attended", latent_BLR), links.attention
     )
-    return _attend(q_BTHD, *keys_and_values(latent_BSR), mask, scale, links.attention)
+    return _attend(q_BTHD, *keys_and_values(latent_BSR, 0), mask, scale, links.attention)
 
 
 def _attend(
@@ -175,14 +177,12 @@ def _in_kernel_order(array_BS: jax.Array, links: AttentionLinks) -> jax.Array:
     return jnp.concatenate([chunks[links.chunks.index(number)] for number in range(len(chunks))], axis=1)
 
 
-def _keys_and_values(
-    kv_up_NHD: jax.Array, form: LatentAttention, low: LowPrecision | None
-) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """A function from a latent of any tokens to the keys and values of this device's heads."""
+def _keys_and_values(kv_up_NHD: jax.Array, form: LatentAttention, low: Sequence[LowPrecision | None]) -> KeysAndValues:
+    """A function from a latent of any tokens to the keys and values of this device's heads. ``low``: of each shard of a ring."""
 
-    def keys_and_values(latent_BSR: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def keys_and_values(latent_BSR: jax.Array, shard: int) -> tuple[jax.Array, jax.Array]:
         compressed_BSN, key_BSP = jnp.split(latent_BSR, [form.kv_lora], axis=-1)
-        kv_BSHD = weight_product("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD, low=low)
+        kv_BSHD = weight_product("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD, low=low[shard])
         nope_BSHD, v_BSHE = jnp.split(kv_BSHD, [form.nope_dim], axis=-1)
         shared_BSHP = jnp.broadcast_to(key_BSP[:, :, None, :], (*nope_BSHD.shape[:3], form.rope_dim))
         return jnp.concatenate([nope_BSHD, shared_BSHP], axis=-1), v_BSHE

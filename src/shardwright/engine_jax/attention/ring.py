@@ -18,7 +18,8 @@ from shardwright.engine_jax.attention.scores import AttentionMask, accumulate_at
 from shardwright.engine_jax.io.layer_io import Ring, index_of
 from shardwright.engine_jax.io.redistribute import passed_on
 
-KeysAndValues = Callable[[Any], tuple[jax.Array, jax.Array]]
+KeysAndValues = Callable[[Any, int], tuple[jax.Array, jax.Array]]
+"""From a shard of what devices send, and the number of shards that this device had before."""
 
 
 def ring_attention(
@@ -44,7 +45,7 @@ def ring_attention(
     for step in range(num):
         if step:
             held = jax.tree.map(lambda shard: passed_on(shard, ring), held)
-        k_BSKD, v_BSKE = keys_and_values(held)
+        k_BSKD, v_BSKE = keys_and_values(held, step)
         visible = _mask_of_shard(mask, (own - step) % num, num)
         if block is None:
             softmax = accumulate_attention(softmax, q_BTHD, k_BSKD, v_BSKE, visible, scale)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,9 +21,10 @@ from shardwright.core.recipes.formula import Shares, amax_of, dequantize, quanti
 from shardwright.core.recipes.recipe import OPERANDS, PER_TENSOR, Operand, Product, Quantizer
 from shardwright.engine_jax.experts.grouped_blocks import Blocks, Matrices, activated
 from shardwright.engine_jax.io.dtypes import computed
-from shardwright.engine_jax.io.layer_io import LowPrecision
+from shardwright.engine_jax.io.layer_io import LowPrecision, Site
 from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
+from shardwright.engine_jax.precision.delayed import amaxes_of_step
 from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, values
 
 HIGH = LowPrecision(quantizers={})
@@ -52,30 +54,39 @@ def quantized_grouped_product(
     """Each row times the matrix of its own expert, RO, and the two products of the backward pass."""
 
     def forward(
-        x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes
+        x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site
     ) -> tuple[jax.Array, Amaxes]:
         rows = _Rows.of(x_RI, sizes_E)
-        x, matrices, amaxes = _operands("output", low, x_RI, matrices_EIO.swapaxes(1, 2), rows, amaxes)
+        x, matrices, amaxes = _operands("output", low, x_RI, matrices_EIO.swapaxes(1, 2), rows, amaxes, site)
         return _by_own_matrix(x, matrices, sizes_E, block_rows).astype(x_RI.dtype), amaxes
 
     @jax.custom_vjp
-    def product(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes) -> jax.Array:
-        return forward(x_RI, matrices_EIO, sizes_E, amaxes)[0]
+    def product(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site) -> jax.Array:
+        return forward(x_RI, matrices_EIO, sizes_E, amaxes, site)[0]
 
-    def saving(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes):
-        y_RO, amaxes = forward(x_RI, matrices_EIO, sizes_E, amaxes)
-        return y_RO, (x_RI, matrices_EIO, sizes_E, amaxes)
+    def saving(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site):
+        y_RO, amaxes = forward(x_RI, matrices_EIO, sizes_E, amaxes, site)
+        return y_RO, (x_RI, matrices_EIO, sizes_E, amaxes, site)
 
-    def backward(saved: tuple[jax.Array, jax.Array, jax.Array, Amaxes], d_RO: jax.Array):
-        x_RI, matrices_EIO, sizes_E, amaxes = saved
+    def backward(saved: tuple[jax.Array, jax.Array, jax.Array, Amaxes, Site], d_RO: jax.Array):
+        x_RI, matrices_EIO, sizes_E, amaxes, site = saved
         rows, d_RO = _Rows.of(x_RI, sizes_E), d_RO.astype(x_RI.dtype)
-        d, matrices, amaxes = _operands("input_gradient", low, d_RO, matrices_EIO, rows, amaxes)
+        d, matrices, amaxes = _operands("input_gradient", low, d_RO, matrices_EIO, rows, amaxes, site)
         d_x_RI = _by_own_matrix(d, matrices, sizes_E, block_rows).astype(x_RI.dtype)
-        x, d, _ = _operands("weight_gradient", low, x_RI, d_RO, rows, amaxes)
-        return d_x_RI, _over_own_rows(x, d, sizes_E, block_rows).astype(matrices_EIO.dtype), None, None
+        x, d, _ = _operands("weight_gradient", low, x_RI, d_RO, rows, amaxes, site)
+        d_site = amaxes_of_step(
+            low,
+            site,
+            {
+                "input": partial(rows.amax_of_experts, x_RI),
+                "weight": lambda quantizer: amax_of(matrices_EIO, quantizer, ARRAYS),
+                "output_gradient": partial(rows.amax_of_experts, d_RO),
+            },
+        )
+        return d_x_RI, _over_own_rows(x, d, sizes_E, block_rows).astype(matrices_EIO.dtype), None, None, d_site
 
     product.defvjp(saving, backward)
-    return product(x_RI, matrices_EIO, sizes_E, amaxes)
+    return product(x_RI, matrices_EIO, sizes_E, amaxes, low.own_site)
 
 
 class _Rows(NamedTuple):
@@ -98,6 +109,15 @@ class _Rows(NamedTuple):
         amax_R = jnp.max(amax_RX.reshape(amax_RX.shape[0], -1), axis=1)
         return jax.ops.segment_max(amax_R, self.expert_R, self.experts + 1)
 
+    def amax_of_experts(self, x_RX: jax.Array, quantizer: Quantizer) -> jax.Array:
+        """The amax of each expert's rows, E; 0 of an expert without rows."""
+        amax_R = amax_of(x_RX.reshape(x_RX.shape[0], 1, x_RX.shape[1]), quantizer, ARRAYS)
+        return jnp.maximum(self.of_expert(amax_R)[: self.experts], 0)
+
+    def of_rows(self, factor_E: jax.Array) -> jax.Array:
+        """The factor of each row; 1 for rows of no expert."""
+        return jnp.append(factor_E, jnp.ones(1, factor_E.dtype))[self.expert_R]
+
     def of_block(self, amax_RX: jax.Array, rows: int) -> jax.Array:
         """For each row, the largest amax of the rows of its block of so many rows."""
         blocks = -(-amax_RX.shape[0] // rows)
@@ -106,7 +126,7 @@ class _Rows(NamedTuple):
 
 
 def _operands(
-    name: Product, low: LowPrecision, x: jax.Array, y: jax.Array, rows: _Rows, amaxes: Amaxes
+    name: Product, low: LowPrecision, x: jax.Array, y: jax.Array, rows: _Rows, amaxes: Amaxes, site: Site
 ) -> tuple[jax.Array, jax.Array, Amaxes]:
     """Both operands of a product as they are multiplied, and all amaxes that are agreed on now.
 
@@ -119,11 +139,15 @@ def _operands(
             found.append(array)
             continue
         place = (name, operand)
+        factor = site.factors[low.delayed[place]] if place in low.delayed else None
         if array.ndim == 3:
             key = low.same_amax.get(place, place)
             agreed = amaxes[key] if key in amaxes else agreed_amax(array, low, place)
             amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
-            narrow = values(array, quantizer, agreed)
+            narrow = values(array, quantizer, agreed, factor=factor)
+        elif factor is not None:
+            as_operands = array.reshape(array.shape[0], 1, array.shape[1])
+            narrow = values(as_operands, quantizer, factor=rows.of_rows(factor)).reshape(array.shape)
         else:
             agreed, amaxes = _of_expert(place, array, low, amaxes, rows)
             if name == "weight_gradient":
@@ -139,7 +163,7 @@ def _of_expert(
 ) -> tuple[jax.Array | None, Amaxes]:
     """For each row, the amax of all of its expert's, where a scale is of these: agreed on once; and all amaxes known now."""
     quantizer = low.quantizers.get(place)
-    if quantizer is None or not quantizer.of_tensor:
+    if quantizer is None or not quantizer.of_tensor or quantizer.amax == "delayed":
         return None, amaxes
     key = low.same_amax.get(place, place)
     if key not in amaxes:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -100,6 +101,24 @@ class ExpertLinks:
     tiles: tuple[int, ...] = (0,)
 
 
+class Site(NamedTuple):
+    """Where in a run a product is: what changes from step to step, from microbatch to microbatch and from layer to layer.
+
+    Numbers are from 0, int32 scalars, and those of products outside the layers are of ``layer`` -1; ``seed``: of the run.
+    ``factors``: by the names of the plan's delayed scales, that of the layer, or those of its experts on this device, float32. The
+    cotangent of a factor is no derivative: it is the amax of the tensor in the step (``precision/delayed.py``).
+    """
+
+    seed: jax.Array | int = 0
+    step: jax.Array | int = 0
+    microbatch: jax.Array | int = 0
+    layer: jax.Array | int = -1
+    factors: Mapping[str, jax.Array] = MappingProxyType({})
+
+
+NO_SITE = Site()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowPrecision:
     """How the operands of the three products with a weight are quantized; an operand without a quantizer is not.
@@ -107,6 +126,7 @@ class LowPrecision:
     ``name``: of the weight. ``amax_axes``: the axes over which devices hold parts of what shares a scale of an operand.
     ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
     ``num_layers``: the weight is quantized in so many first layers of its stack.
+    ``delayed``: for operands with a delayed amax, the names of their factors. ``site``: where the product is.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
@@ -114,6 +134,13 @@ class LowPrecision:
     num_layers: int = 1
     amax_axes: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
     same_amax: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
+    delayed: Mapping[tuple[Product, Operand], str] = field(default_factory=dict)
+    site: Site = NO_SITE
+
+    @property
+    def own_site(self) -> Site:
+        """The site with the factors of this weight's operands only."""
+        return self.site._replace(factors={name: self.site.factors[name] for name in set(self.delayed.values())})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

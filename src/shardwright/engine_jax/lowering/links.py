@@ -22,6 +22,7 @@ from shardwright.core.plan.expert_kernels import choose_expert_kernel
 from shardwright.core.plan.movement import ReshardStep, hopped, reshard_steps
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
+from shardwright.core.quantization.delayed import names_by_place
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_jax.io.layer_io import (
@@ -218,6 +219,7 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, planned: WeightResharding)
 
 
 def _low(plan: Plan) -> dict[str, LowPrecision]:
+    scales = plan.delayed
     return {
         weight.name: LowPrecision(
             quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
@@ -225,6 +227,7 @@ def _low(plan: Plan) -> dict[str, LowPrecision]:
             num_layers=weight.num,
             amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
+            delayed=names_by_place(weight, scales),
         )
         for weight in plan.quantized
     }

@@ -11,13 +11,14 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from shardwright.core.model.table import ModelTable
 from shardwright.core.quantization.products import layer_runs
 from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
-from shardwright.engine_jax.io.layer_io import Links, Params
+from shardwright.engine_jax.io.layer_io import Links, LowPrecision, Params, Site
 from shardwright.engine_jax.io.scopes import of_component
 from shardwright.engine_jax.layers.embedding import embed, logits
 from shardwright.engine_jax.layers.mlp import feed_forward
@@ -35,14 +36,20 @@ class Forward(NamedTuple):
 
 
 def forward(
-    params: Params, batch: Mapping[str, jax.Array], table: ModelTable, links: Links, *, remat: str = "full"
+    params: Params,
+    batch: Mapping[str, jax.Array],
+    table: ModelTable,
+    links: Links,
+    *,
+    remat: str = "full",
+    site: Site | None = None,
 ) -> Forward:
     """Logits of every token.
 
     ``params``: arrays by the names of the table, weights of a stack with its layers along dim 0. ``batch``:
     ``tokens``, ``positions`` within a document and ``segments`` (0 is padding), all int32 BL. ``links``: see
     ``layer_io``. ``remat``: what the backward pass recomputes, ``full``, ``dots`` (all but products with weights)
-    or ``none``.
+    or ``none``. ``site``: of the step and the microbatch, with the factors of all layers, which are stacked; None: no product is quantized.
     """
     architecture: Architecture = table.architecture
     rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
@@ -58,27 +65,53 @@ def forward(
     valid_BL = valid_tokens(batch["segments"], links) if with_experts else None
 
     def layer_of(stack: Stack, names: Mapping[str, str], run: range) -> Layer[MoeCounts | None]:
-        low = {names[name]: links.low[name] for name in names if name in links.low}
-        own = replace(links, low={name: one for name, one in low.items() if one.num_layers > run.start})
+        low = _low_of(links, names, run)
 
-        def one_layer(x_BLM: jax.Array, layer: Params) -> tuple[jax.Array, MoeCounts | None]:
+        def one_layer(x_BLM: jax.Array, layer: Params, site: Site | None) -> tuple[jax.Array, MoeCounts | None]:
+            at_site = {names[name]: one if site is None else replace(one, site=site) for name, one in low.items()}
+            own = replace(links, low=at_site)
             weights = {names[name]: own.use(name, array) for name, array in layer.items()}
             return _layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, own)
 
         return one_layer
 
+    def sites_of(first: int, names: Mapping[str, str], run: range) -> Site | None:
+        low = _low_of(links, names, run)
+        return None if site is None or not low else _of_layers(site, low, first, run)
+
+    first = 0
     for stack in architecture.stacks:
         names = table.names_in(stack.name)
         layers = {name: params[name] for name in names}
         runs = layer_runs(stack.num, (links.low[name].num_layers for name in names if name in links.low))
-        x_BLM, of_stack = scanned(partial(layer_of, stack, names), x_BLM, layers, runs, remat)
+        x_BLM, of_stack = scanned(
+            partial(layer_of, stack, names), x_BLM, layers, partial(sites_of, first, names), runs, remat
+        )
         if of_stack is not None:
             counts[stack.name] = of_stack
+        first += stack.num
+    if site is not None:
+        links = replace(links, low={name: replace(low, site=site) for name, low in links.low.items()})
     final_norm = links.use("residual.final_norm", params["residual.final_norm"])
     with of_component("residual"):
         x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
     with of_component("logits"):
         return Forward(logits(x_BLM, params, tied_VM, links), counts)
+
+
+def _low_of(links: Links, names: Mapping[str, str], run: range) -> Mapping[str, LowPrecision]:
+    """The weights that are quantized in a run of layers of a stack, by their names in the table."""
+    return {name: links.low[name] for name in names if name in links.low and links.low[name].num_layers > run.start}
+
+
+def _of_layers(site: Site, low: Mapping[str, LowPrecision], first: int, run: range) -> Site:
+    """The sites of a run of layers of a stack, stacked. ``first``: the number of the stack's first layer."""
+    names = {name for one in low.values() for name in one.delayed.values()}
+    alike = jax.tree.map(lambda number: jnp.full(len(run), number, jnp.int32), site._replace(layer=0, factors={}))
+    return alike._replace(
+        layer=jnp.arange(first + run.start, first + run.stop, dtype=jnp.int32),
+        factors={name: site.factors[name][run.start : run.stop] for name in sorted(names)},
+    )
 
 
 def _layer(

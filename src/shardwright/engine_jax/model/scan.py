@@ -8,39 +8,51 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from shardwright.engine_jax.io.layer_io import Params
+from shardwright.engine_jax.io.layer_io import Params, Site
 from shardwright.engine_jax.layers.product import PRODUCT
 
 Out = TypeVar("Out")
-Layer = Callable[[jax.Array, Params], tuple[jax.Array, Out]]
-"""``layer(x, weights)``: the layer's output, and what is kept of each layer."""
+Layer = Callable[[jax.Array, Params, Site | None], tuple[jax.Array, Out]]
+"""``layer(x, weights, site)``: the layer's output, and what is kept of each layer."""
 
 
 def scanned(
-    layer_of: Callable[[range], Layer[Out]], x: jax.Array, stacked: Params, runs: Sequence[range], remat: str
+    layer_of: Callable[[range], Layer[Out]],
+    x: jax.Array,
+    stacked: Params,
+    sites_of: Callable[[range], Site | None],
+    runs: Sequence[range],
+    remat: str,
 ) -> tuple[jax.Array, Out]:
     """All layers of a stack, and what is kept of them along a leading dim. ``layer_of``: that of a run. ``stacked``: their weights.
+    ``sites_of``: the sites of a run's layers, stacked.
 
     Slices of the weights and of their gradients would be copies. So several runs read the stack at the number of each layer, and the
     backward pass of each writes the gradients of its layers into the same arrays.
     """
     if len(runs) == 1:
         # The scan already prevents XLA from merging the recomputation with the forward pass.
-        return jax.lax.scan(_recomputed(layer_of(runs[0]), remat), x, stacked)
+        only = layer_of(runs[0])
+
+        def layer(x: jax.Array, of_layer: tuple[Params, Site | None]) -> tuple[jax.Array, Out]:
+            return only(x, *of_layer)
+
+        return jax.lax.scan(_recomputed(layer, remat), x, (stacked, sites_of(runs[0])))
     values, gradients, kept = jax.lax.stop_gradient(stacked), stacked, []
     for run in runs:
 
         def one_layer(
             carry: tuple[jax.Array, Params],
-            number: jax.Array,
+            place: tuple[jax.Array, Site | None],
             layer: Layer[Out] = layer_of(run),  # noqa: B008
         ) -> tuple[tuple[jax.Array, Params], Out]:
-            x, gradients = carry
+            (x, gradients), (number, site) = carry, place
             read = {name: _layer_of(values[name], number, one) for name, one in gradients.items()}
-            x, out = layer(x, {name: one for name, (one, _) in read.items()})
+            x, out = layer(x, {name: one for name, (one, _) in read.items()}, site)
             return (x, {name: one for name, (_, one) in read.items()}), out
 
-        (x, gradients), of_run = jax.lax.scan(_recomputed(one_layer, remat), (x, gradients), jnp.asarray(run))
+        places = (jnp.asarray(run), sites_of(run))
+        (x, gradients), of_run = jax.lax.scan(_recomputed(one_layer, remat), (x, gradients), places)
         kept.append(of_run)
     return x, jax.tree.map(lambda *of_runs: jnp.concatenate(of_runs), *kept)
 

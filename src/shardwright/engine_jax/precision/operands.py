@@ -32,16 +32,23 @@ def quantized(x: jax.Array, quantizer: Quantizer, axes: tuple[str, ...] = (), co
     return quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
 
 
-def values(x: jax.Array, quantizer: Quantizer, agreed: jax.Array | None = None, contracted_dims: int = 1) -> jax.Array:
+def values(
+    x: jax.Array,
+    quantizer: Quantizer,
+    agreed: jax.Array | None = None,
+    contracted_dims: int = 1,
+    factor: jax.Array | None = None,
+) -> jax.Array:
     """The values of the operand's codes, float32: what a product of narrow operands multiplies.
 
-    ``agreed``: the amaxes of all devices that hold parts of what shares a scale; None: this one has all.
+    ``agreed``: the amaxes of all devices that hold parts of what shares a scale; None: this one has all. ``factor``: of each tensor
+    with a delayed amax.
     """
 
     def agree(amax: jax.Array, of: Shares) -> jax.Array:
         return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
 
-    codes = quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
+    codes = quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
     result = dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
     return jnp.asarray(result, jnp.float32)
 
@@ -51,7 +58,7 @@ def agreed_amax(
 ) -> jax.Array | None:
     """The amaxes of an operand on which devices agree; None where none has to."""
     axes, quantizer = low.amax_axes.get(place, ()), low.quantizers.get(place)
-    if quantizer is None or not axes:
+    if quantizer is None or not axes or quantizer.amax == "delayed":
         return None
     with of_tensor(low.name):
         return lax.pmax(amax_of(x, quantizer, ARRAYS, contracted_dims=contracted_dims), axes)

@@ -7,7 +7,8 @@ sum of their absolute values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from jax import lax
 
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_jax.io.dtypes import kept
-from shardwright.engine_jax.io.layer_io import LowPrecision
+from shardwright.engine_jax.io.layer_io import LowPrecision, Site
+from shardwright.engine_jax.precision.delayed import amax_of_all, amaxes_of_step
 from shardwright.engine_jax.precision.operands import Amaxes, agreed_amax, values
 
 
@@ -31,33 +33,35 @@ def quantized_product(
     """
     form = _Form.of(dims)
 
-    def forward(x: jax.Array, weight: jax.Array, amaxes: Amaxes) -> tuple[jax.Array, Amaxes]:
-        y, amaxes = _multiplied("output", form.tokens_first(x), form.outputs_first(weight), low, amaxes)
+    def forward(x: jax.Array, weight: jax.Array, amaxes: Amaxes, site: Site) -> tuple[jax.Array, Amaxes]:
+        y, amaxes = _multiplied("output", form.tokens_first(x), form.outputs_first(weight), low, amaxes, site)
         y = y.reshape(*x.shape[: form.num_tokens], *form.sizes(weight, form.outputs)).astype(kept(what, x.dtype))
         return y, amaxes
 
     @jax.custom_vjp
-    def product(x: jax.Array, weight: jax.Array, amaxes: Amaxes) -> jax.Array:
-        return forward(x, weight, amaxes)[0]
+    def product(x: jax.Array, weight: jax.Array, amaxes: Amaxes, site: Site) -> jax.Array:
+        return forward(x, weight, amaxes, site)[0]
 
-    def saving(x: jax.Array, weight: jax.Array, amaxes: Amaxes):
-        y, amaxes = forward(x, weight, amaxes)
-        return y, (x, weight, amaxes)
+    def saving(x: jax.Array, weight: jax.Array, amaxes: Amaxes, site: Site):
+        y, amaxes = forward(x, weight, amaxes, site)
+        return y, (x, weight, amaxes, site)
 
-    def backward(saved: tuple[jax.Array, jax.Array, Amaxes], cotangent: jax.Array):
-        x, weight, amaxes = saved
+    def backward(saved: tuple[jax.Array, jax.Array, Amaxes, Site], cotangent: jax.Array):
+        x, weight, amaxes, site = saved
         cotangent = cotangent.astype(kept("cotangent", x.dtype))
         by_outputs = form.tokens_first(cotangent)
-        d_x, amaxes = _multiplied("input_gradient", by_outputs, form.inputs_first(weight), low, amaxes)
+        d_x, amaxes = _multiplied("input_gradient", by_outputs, form.inputs_first(weight), low, amaxes, site)
         tokens_last = (form.tokens_last(x), form.tokens_last(cotangent))
-        d_weight, _ = _multiplied("weight_gradient", *tokens_last, low, amaxes, contracted_dims=form.num_tokens)
+        d_weight, _ = _multiplied("weight_gradient", *tokens_last, low, amaxes, site, contracted_dims=form.num_tokens)
         sizes = (*form.sizes(weight, form.inputs), *form.sizes(weight, form.outputs))
         in_order = [(form.inputs + form.outputs).index(dim) for dim in form.weight]
         d_weight = d_weight.reshape(sizes).transpose(in_order).astype(weight.dtype)
-        return d_x.reshape(x.shape).astype(x.dtype), d_weight, None
+        own: Mapping[Operand, jax.Array] = {"input": x, "weight": weight, "output_gradient": cotangent}
+        d_site = amaxes_of_step(low, site, {of: partial(amax_of_all, array) for of, array in own.items()})
+        return d_x.reshape(x.shape).astype(x.dtype), d_weight, None, d_site
 
     product.defvjp(saving, backward)
-    return product(x, weight, amaxes)
+    return product(x, weight, amaxes, low.own_site)
 
 
 class _Form(NamedTuple):
@@ -104,7 +108,14 @@ class _Form(NamedTuple):
 
 
 def _multiplied(
-    name: Product, x: jax.Array, y: jax.Array, low: LowPrecision, amaxes: Amaxes, *, contracted_dims: int = 1
+    name: Product,
+    x: jax.Array,
+    y: jax.Array,
+    low: LowPrecision,
+    amaxes: Amaxes,
+    site: Site,
+    *,
+    contracted_dims: int = 1,
 ) -> tuple[jax.Array, Amaxes]:
     """The sums over the last ``contracted_dims`` dims of two operands, in float32; and all amaxes that are agreed on now."""
     places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
@@ -118,7 +129,8 @@ def _multiplied(
         key = low.same_amax.get(place, place)
         agreed = amaxes[key] if key in amaxes else agreed_amax(operand, low, place, contracted_dims)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
-        narrow = values(operand, quantizer, agreed, contracted_dims)
+        factor = site.factors[low.delayed[place]] if place in low.delayed else None
+        narrow = values(operand, quantizer, agreed, contracted_dims, factor)
         operands.append(narrow if all_narrow else narrow.astype(operand.dtype))
     x, y = (operand.reshape(operand.shape[0], -1) for operand in operands)
     # All bits of float32: some devices round its operands otherwise.

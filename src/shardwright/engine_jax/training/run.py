@@ -67,7 +67,7 @@ class JaxEngine:
         self._step = self._compiled()
 
     def _compiled(self) -> TrainStep:
-        step = train_step(self.plan, self._mesh, optimizer_options(self.options))
+        step = train_step(self.plan, self._mesh, optimizer_options(self.options), self.options.seed)
         return step.lower(abstract_state(self.plan, self._mesh), abstract_batch(self.plan, self._mesh)).compile()
 
     def step(self, batch: Batch) -> StepMetrics:

@@ -24,9 +24,8 @@ from shardwright.training.published import KEPT
 
 def infos_of(plan: Plan, mesh: Mesh) -> list[TensorInfo]:
     """Every tensor of a plan's state as a checkpoint stores it."""
-    specs = {row.name: str(row.stacked_at_rest) for row in plan.weights}
     tensors = (
-        TensorInfo(name=row.name, shape=row.saved, dtype=str(row.dtype), spec=specs[row.weight])
+        TensorInfo(name=row.name, shape=row.saved, dtype=str(row.dtype), spec=str(row.spec))
         for row in tensors_of(plan, mesh)
     )
     return [*tensors, *_shared(plan)]
@@ -39,10 +38,10 @@ def _shared(plan: Plan) -> list[TensorInfo]:
 
 def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[OwnedBox]:
     """This process's boxes of a state: over all processes, each distinct box once. Its array is copied from the device on call."""
-    rows, arrays = plan.by_name, arrays_of(state)
+    arrays = arrays_of(state)
     numbers = {device: number for number, device in enumerate(mesh.devices.flat)}
     for tensor in tensors_of(plan, mesh):
-        spec, array = rows[tensor.weight].stacked_at_rest, arrays[tensor.name]
+        spec, array = tensor.spec, arrays[tensor.name]
         for shard in array.addressable_shards:
             if saves(spec, plan.mesh, numbers[shard.device]):
                 box = box_of(shard.index, array.shape)
@@ -82,7 +81,7 @@ def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: boo
 
     def read(tensor: Tensor, boxes: Sequence[Box]) -> Sequence[np.ndarray]:
         if weights_only and tensor.name != tensor.weight:
-            return [np.zeros(box.shape, tensor.dtype) for box in boxes]
+            return [np.full(box.shape, tensor.first, tensor.dtype) for box in boxes]
         return source.read_boxes(tensor.name, boxes)
 
     if weights_only:

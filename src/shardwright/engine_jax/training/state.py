@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.boxes.box import Box
+from shardwright.core.mesh.spec import Spec
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.lowering.shardings import weight_shardings
+from shardwright.engine_jax.lowering.shardings import named_sharding, weight_shardings
 from shardwright.engine_jax.training.named_optimizer import initial
 from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND, frozen_names, kept_tensors
@@ -23,7 +24,8 @@ Leaf = TypeVar("Leaf")
 
 class State(NamedTuple, Generic[Leaf]):
     """``weights`` are trained; ``buffers`` are weights without a gradient; ``kept``: what the optimizer keeps for ``weights``, and
-    their average, by prefix; ``shared``: its other state, by the name in a checkpoint.
+    their average, by prefix; ``shared``: its other state, and ``delayed``: factors and histories of delayed amaxes, by the names in a
+    checkpoint.
 
     Each is a mapping from the table's names to arrays, layers stacked along the leading dim. ``step``: int32 scalar,
     the number of steps done.
@@ -34,6 +36,7 @@ class State(NamedTuple, Generic[Leaf]):
     kept: Mapping[str, Mapping[str, Leaf]]
     shared: Mapping[str, Leaf]
     step: Leaf
+    delayed: Mapping[str, Leaf] = {}
 
     @property
     def first(self) -> Mapping[str, Leaf]:
@@ -49,25 +52,41 @@ class State(NamedTuple, Generic[Leaf]):
 class Tensor(NamedTuple):
     """One array of the state: its name in a checkpoint, the weight it belongs to, its shape, dtype and sharding.
 
-    ``saved``: its shape in a checkpoint, without the padding of a vocabulary."""
+    ``spec``: in the plan's terms. ``saved``: its shape in a checkpoint, without the padding of a vocabulary. ``first``: its elements before
+    the first step, where it is no weight."""
 
     name: str
     weight: str
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: NamedSharding
+    spec: Spec
     saved: tuple[int, ...]
+    first: float = 0.0
 
 
 def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
-    """Every array of a plan's state except the step, weights first, by their names in a checkpoint."""
+    """Every array of a plan's state except the step and what is shared, weights first, by their names in a checkpoint."""
     shardings = weight_shardings(plan, mesh)
     rows = {
-        w.name: Tensor(w.name, w.name, w.stacked_shape, jnp.dtype(w.dtype), shardings[w.name], w.stacked_saved_shape)
+        w.name: Tensor(
+            w.name,
+            w.name,
+            w.stacked_shape,
+            jnp.dtype(w.dtype),
+            shardings[w.name],
+            w.stacked_at_rest,
+            w.stacked_saved_shape,
+        )
         for w in plan.weights
     }
     kept = [rows[one.weight]._replace(name=one.name, dtype=jnp.dtype(one.dtype)) for one in kept_tensors(plan)]
-    return (*rows.values(), *kept)
+    wide = jnp.dtype(jnp.float32)
+    delayed = [
+        Tensor(one.name, "", one.shape, wide, named_sharding(one.spec, mesh), one.spec, one.shape, one.first)
+        for one in plan.delayed_tensors
+    ]
+    return (*rows.values(), *kept, *delayed)
 
 
 Read = Callable[[Tensor, Sequence[Box]], Sequence[np.ndarray]]
@@ -140,7 +159,7 @@ def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State[jax.Array]:
 
     def read(tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
         if tensor.name != tensor.weight:
-            return [np.zeros(box.shape, tensor.dtype) for box in boxes]
+            return [np.full(box.shape, tensor.first, tensor.dtype) for box in boxes]
         return [box_values(table.weight(tensor.name), seed, box) for box in boxes]
 
     return make_state(plan, mesh, read, 0)
@@ -173,6 +192,7 @@ def assemble(plan: Plan, rows: Mapping[str, Leaf], shared: Mapping[str, Leaf], s
         kept=kept,
         shared=dict(shared),
         step=step,
+        delayed={one.name: rows[one.name] for one in plan.delayed_tensors},
     )
 
 
@@ -182,6 +202,7 @@ def arrays_of(state: State[Leaf]) -> Mapping[str, Leaf]:
         **state.weights,
         **state.buffers,
         **{prefix + name: array for prefix, kept in state.kept.items() for name, array in kept.items()},
+        **state.delayed,
     }
 
 

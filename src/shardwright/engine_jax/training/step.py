@@ -22,12 +22,13 @@ from shardwright.engine_jax.attention.kernels import backend_of
 from shardwright.engine_jax.experts.moe import MoeCounts
 from shardwright.engine_jax.experts.routing import updated_bias
 from shardwright.engine_jax.io.dtypes import computed
-from shardwright.engine_jax.io.layer_io import Links
+from shardwright.engine_jax.io.layer_io import Links, Site
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 from shardwright.engine_jax.layers.loss import summed_cross_entropy
 from shardwright.engine_jax.lowering.links import late_sums, links_of
-from shardwright.engine_jax.lowering.shardings import named_sharding, weight_shardings
+from shardwright.engine_jax.lowering.shardings import named_sharding, partition_spec, weight_shardings
 from shardwright.engine_jax.model.forward import forward
+from shardwright.engine_jax.precision.delayed import factors_of, reduced_amaxes, updated
 from shardwright.engine_jax.training.optimizer import apply_gradients
 from shardwright.engine_jax.training.state import Leaf, State, abstract_state
 from shardwright.models.parts.ends import BATCH_FIELDS
@@ -51,12 +52,22 @@ class Metrics(NamedTuple, Generic[Leaf]):
 
 
 class Gradients(NamedTuple, Generic[Leaf]):
-    """The mean loss, its gradient by weight, the valid tokens, and the counts of the experts by stack and layer."""
+    """The mean loss, its gradient by weight, the valid tokens, and the counts of the experts by stack and layer.
+
+    ``amaxes``: by the names of the plan's delayed scales, those of the step, int32 bits."""
 
     loss: Leaf
     by_weight: Mapping[str, Leaf]
     tokens: Leaf
     counts: Any
+    amaxes: Mapping[str, Leaf]
+
+
+class Moment(NamedTuple, Generic[Leaf]):
+    """What products of low precision have of the run: the steps done, and the factors of delayed scales."""
+
+    step: Leaf
+    factors: Mapping[str, Leaf]
 
 
 def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
@@ -64,8 +75,10 @@ def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
     return named_sharding(plan.by_name["input.tokens"].in_use, mesh)
 
 
-def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Arrays], Gradients[jax.Array]]:
-    """``f(weights, buffers, batch)``: the gradient of the mean loss over the valid tokens of the global step.
+def gradient_function(plan: Plan, mesh: Mesh, seed: int = 0) -> Callable[..., Gradients[jax.Array]]:
+    """``f(weights, buffers, batch, moment)``: the gradient of the mean loss over the valid tokens of the global step.
+
+    ``moment``: left out where no product is quantized. ``seed``: of the run, for random numbers.
 
     Gradients are summed over microbatches and divided once, by the count of the entire step, so the number of microbatches
     changes no result. Gradients that are partial over replicas are summed once, after the last microbatch.
@@ -75,22 +88,27 @@ def gradient_function(plan: Plan, mesh: Mesh) -> Callable[[Arrays, Arrays, Array
     weights = {name: sharding.spec for name, sharding in shardings.items() if name not in frozen}
     buffers = {name: shardings[name].spec for name in frozen}
     replicated = PartitionSpec()
+    amaxes = {one.name: partition_spec(one.spec) for one in plan.delayed}
+    moment = () if plan.request.precision is None else (Moment(replicated, amaxes),)
     return jax.shard_map(
-        _local_gradients(plan, links_of(plan, backend_of(mesh))),
+        _local_gradients(plan, links_of(plan, backend_of(mesh)), seed),
         mesh=mesh,
-        in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec)),
-        out_specs=Gradients(loss=replicated, by_weight=weights, tokens=replicated, counts=replicated),
+        in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec), *moment),
+        out_specs=Gradients(loss=replicated, by_weight=weights, tokens=replicated, counts=replicated, amaxes=amaxes),
         # The plan says what is summed over which axes, so JAX need not infer it.
         check_vma=False,
     )
 
 
-def _local_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arrays], Gradients[jax.Array]]:
+def _local_gradients(plan: Plan, links: Links, seed: int) -> Callable[..., Gradients[jax.Array]]:
     """The gradients on one device: of its local shards of the weights, summed as the plan says."""
     request = plan.request
 
-    def summed_loss(weights: Arrays, buffers: Arrays, batch: Arrays) -> tuple[jax.Array, Mapping[str, MoeCounts]]:
-        result = forward({**weights, **buffers}, batch, request.table, links, remat=request.remat)
+    def summed_loss(
+        weights: Arrays, factors: Arrays, buffers: Arrays, batch: Arrays, site: Site | None
+    ) -> tuple[jax.Array, Mapping[str, MoeCounts]]:
+        site = None if site is None else site._replace(factors=factors)
+        result = forward({**weights, **buffers}, batch, request.table, links, remat=request.remat, site=site)
         targets = links.move("input.targets", "logits.targets", batch["targets"])
         valid = links.move("input.valid", "logits.valid", batch["valid"])
         with of_component("logits"):
@@ -98,40 +116,57 @@ def _local_gradients(plan: Plan, links: Links) -> Callable[[Arrays, Arrays, Arra
         return loss, result.counts
 
     # Traced once, though it is called twice with microbatches. Inlined, so that it does not change the program.
-    loss_and_gradient = jax.jit(jax.value_and_grad(summed_loss, has_aux=True), inline=True)
+    loss_and_gradient = jax.jit(jax.value_and_grad(summed_loss, argnums=(0, 1), has_aux=True), inline=True)
 
-    def gradients(weights: Arrays, buffers: Arrays, batch: Arrays) -> Gradients[jax.Array]:
+    def gradients(
+        weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None = None
+    ) -> Gradients[jax.Array]:
+        factors = {} if moment is None else moment.factors
+        site = (
+            None
+            if moment is None
+            else Site(seed=jnp.int32(seed), step=moment.step, microbatch=jnp.int32(0), factors={})
+        )
         tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _token_axes(plan, "input.valid"))
         if request.microbatches == 1:
-            (loss, counts), by_weight = loss_and_gradient(weights, buffers, batch)
+            (loss, counts), (by_weight, amaxes) = loss_and_gradient(weights, factors, buffers, batch, site)
         else:
             microbatches = {name: _microbatches(array, request.microbatches) for name, array in batch.items()}
-            first = jax.tree.map(lambda array: array[0], microbatches)
-            shapes = jax.eval_shape(loss_and_gradient, weights, buffers, first)
+            sites = None if site is None else _of_microbatches(site, request.microbatches)
+            first = jax.tree.map(lambda array: array[0], (microbatches, sites))
+            shapes = jax.eval_shape(loss_and_gradient, weights, factors, buffers, *first)
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-            def add(total: Any, microbatch: Arrays) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, loss_and_gradient(weights, buffers, microbatch)), None
+            def add(total: Any, microbatch: tuple[Arrays, Site | None]) -> tuple[Any, None]:
+                sums, (by_weight, amaxes) = total
+                more, (by_weight_more, more_amaxes) = loss_and_gradient(weights, factors, buffers, *microbatch)
+                added = jax.tree.map(jnp.add, (sums, by_weight), (more, by_weight_more))
+                return (added[0], (added[1], jax.tree.map(jnp.maximum, amaxes, more_amaxes))), None
 
-            ((loss, counts), by_weight), _ = jax.lax.scan(add, zeros, microbatches)
+            ((loss, counts), (by_weight, amaxes)), _ = jax.lax.scan(add, zeros, (microbatches, sites))
         count = jnp.maximum(tokens, 1).astype(jnp.float32)
         return Gradients(
             loss=_summed(loss, _token_axes(plan, "logits.targets")) / count,
             by_weight={name: mean_of(_summed_over_replicas(plan, name, g), count) for name, g in by_weight.items()},
             tokens=tokens,
             counts=_summed(counts, _token_axes(plan, "router.grouped")) if counts else counts,
+            amaxes=reduced_amaxes(plan.delayed, amaxes),
         )
 
     return gradients
 
 
-def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> jax.stages.Wrapped:
-    """``step(state, batch) -> (state, metrics)``, under ``jit``. The given state is donated; its shardings are the plan's."""
-    gradients_of = gradient_function(plan, mesh)
+def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions, seed: int = 0) -> jax.stages.Wrapped:
+    """``step(state, batch) -> (state, metrics)``, under ``jit``. The given state is donated; its shardings are the plan's.
+
+    ``seed``: of the run, for random numbers of products."""
+    gradients_of = gradient_function(plan, mesh, seed)
     decayed = decayed_names(plan)
+    has_site = plan.request.precision is not None
 
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
-        gradients = gradients_of(state.weights, state.buffers, batch)
+        moment = (Moment(state.step, factors_of(state.delayed)),) if has_site else ()
+        gradients = gradients_of(state.weights, state.buffers, batch, *moment)
         after, norm = apply_gradients(
             state, gradients.by_weight, options, decayed, optimizer=plan.request.optimizer, average=plan.request.average
         )
@@ -140,7 +175,8 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions) -> jax.stages.
             name: sum((jnp.sum(getattr(counts, name)) for counts in gradients.counts.values()), jnp.int32(0))
             for name in ("dropped", "overflow")
         }
-        return after._replace(buffers=buffers), Metrics(gradients.loss, norm, gradients.tokens, **lost)
+        delayed = updated(plan, state.delayed, gradients.amaxes, after.step)
+        return after._replace(buffers=buffers, delayed=delayed), Metrics(gradients.loss, norm, gradients.tokens, **lost)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan, mesh))
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -164,6 +200,12 @@ def abstract_batch(plan: Plan, mesh: Mesh) -> Mapping[str, jax.ShapeDtypeStruct]
 def _microbatches(array_BL: jax.Array, num: int) -> jax.Array:
     """A device's rows as ``num`` microbatches along a new leading dim: microbatch i has every ``num``-th row from row i."""
     return array_BL.reshape(array_BL.shape[0] // num, num, array_BL.shape[1]).swapaxes(0, 1)
+
+
+def _of_microbatches(site: Site, num: int) -> Site:
+    """The site of each microbatch, along a new leading dim."""
+    alike = jax.tree.map(lambda number: jnp.broadcast_to(number, num), site)
+    return alike._replace(microbatch=jnp.arange(num, dtype=jnp.int32))
 
 
 def _token_axes(plan: Plan, tensor: str) -> tuple[str, ...]:

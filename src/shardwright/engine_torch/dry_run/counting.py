@@ -42,6 +42,9 @@ OWN = Path(__file__).parents[1]
 BELOW = frozenset({"private", "redistribute", "counting", "held", "dry_run", "scopes"})
 """Files of the engine that run collectives for others: they are not the source of one."""
 
+LATE = frozenset({"_sum_late", "reduce_amaxes"})
+"""Functions whose collectives are after the last microbatch."""
+
 COMPONENTS = {"exchange": "moe", "moe": "moe", "ring": "attention", "loss": "logits"}
 """The component of the collectives that a file of the engine makes itself."""
 
@@ -178,7 +181,7 @@ class _Where:
             backward=backward,
             again=backward and any(path.name == "checkpoint.py" for path, _, _ in calls),
             sharded=any("_fully_shard" in path.parts for path, _, _ in before),
-            late=any(name == "_sum_late" for _, name, _ in calls),
+            late=any(name in LATE for _, name, _ in calls),
         )
 
     @property

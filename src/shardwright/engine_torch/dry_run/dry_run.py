@@ -16,6 +16,7 @@ from shardwright.core.model.optimizer import AVERAGE
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.quantization.delayed import FACTOR, HISTORY
 from shardwright.engine_torch.dry_run.counting import CountedCollective, Counting, of_weights
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.mesh import ranks_of
@@ -23,6 +24,7 @@ from shardwright.engine_torch.io.private import imagined_ranks, without_values
 from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.engine_torch.training.state import State
 from shardwright.engine_torch.training.step import changed
 from shardwright.models.parts.architecture import LatentAttention
@@ -121,6 +123,11 @@ def _state(model: Model) -> State:
         if model.plan.request.table.weight(row.name).frozen:
             shape = row.shape if row.stack is None else (row.num, *row.shape)
             model.frozen[row.name] = torch.zeros(shape, dtype=torch_dtype(row.dtype))
+    boxes = {one.name: shard_box(one.spec, model.plan.mesh, one.shape, 0) for one in model.plan.delayed_tensors}
+    arrays = {name: torch.zeros(box.shape) for name, box in boxes.items() if box is not None}
+    model.delayed = {
+        one.name: Kept.of(arrays[FACTOR + one.name], arrays[HISTORY + one.name]) for one in model.plan.delayed
+    }
     return state
 
 

@@ -81,12 +81,33 @@ class ExpertLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where in a run a product is: what changes from step to step, from microbatch to microbatch and from layer to layer.
+
+    Numbers are from 0, and those of products outside the layers are of ``layer`` -1; ``seed``: of the run. ``factors``: by the names
+    of the plan's delayed scales, that of the layer, or those of its experts on this rank, float32. ``amaxes``: those of the tensors
+    in this step, int32 bits, of the same shapes; the products raise them in place.
+    """
+
+    seed: int = 0
+    step: int = 0
+    microbatch: int = 0
+    layer: int = -1
+    factors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    amaxes: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+NO_SITE = Site()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LowPrecision:
     """How the operands of the three products with a weight are quantized; an operand without a quantizer is not.
 
     ``name`` and ``component``: of the weight. ``amax_peers``: the ranks that hold parts of what shares a scale of an operand.
     ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
     ``num_layers``: the weight is quantized in so many first layers of its stack.
+    ``delayed``: for operands with a delayed amax, the names of their factors. ``site``: where the product is.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
@@ -95,6 +116,8 @@ class LowPrecision:
     component: str = ""
     amax_peers: Mapping[tuple[Product, Operand], Peers] = field(default_factory=dict)
     same_amax: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
+    delayed: Mapping[tuple[Product, Operand], str] = field(default_factory=dict)
+    site: Site = NO_SITE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from shardwright.core.model.table import Move
 from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import resharding, weight_reshardings
+from shardwright.core.quantization.delayed import names_by_place
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_torch.io.dtypes import torch_dtype
@@ -184,6 +185,7 @@ class _WithBackward(torch.autograd.Function):
 
 
 def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
+    scales = plan.delayed
     return {
         weight.name: LowPrecision(
             quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
@@ -192,6 +194,7 @@ def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
             component=weight.component,
             amax_peers={(one.product, one.operand): ranks.peers(one.reduced) for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
+            delayed=names_by_place(weight, scales),
         )
         for weight in plan.quantized
     }

@@ -13,7 +13,7 @@ import torch
 from shardwright.engine_torch.attention.attention import attention
 from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, experts_layer
-from shardwright.engine_torch.io.layer_io import Links, Params
+from shardwright.engine_torch.io.layer_io import Links, Params, Site
 from shardwright.engine_torch.layers.mlp import feed_forward
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.rotary import Angles
@@ -30,11 +30,14 @@ def layer(
     rotation: Angles,
     mask: AttentionMask,
     links: Links,
+    site: Site,
 ) -> tuple[torch.Tensor, MoeCounts | None]:
     """One layer's output, BLM, and its counts. ``params``: its weights by the table's names, gathered; ``names``: from these to
-    the names within a layer; ``valid_BL``: tokens that are not padding, for a layer with experts."""
+    the names within a layer; ``valid_BL``: tokens that are not padding, for a layer with experts; ``site``: of its products."""
     weights = {names[name]: links.use(name, weight) for name, weight in params.items()}
-    links = replace(links, low={names[name]: links.low[name] for name in names if name in links.low})
+    links = replace(
+        links, low={names[name]: replace(links.low[name], site=site) for name in names if name in links.low}
+    )
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
     x_BLM = x_BLM + attention(normed_BLM, weights, architecture, rotation, mask, links)

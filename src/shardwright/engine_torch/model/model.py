@@ -5,7 +5,7 @@ B rows, L tokens, M embed, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.attention.attention import mask_of
 from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, valid_tokens
-from shardwright.engine_torch.io.layer_io import Links, Params
+from shardwright.engine_torch.io.layer_io import NO_SITE, Links, LowPrecision, Params, Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.layers.embedding import embed, logits
 from shardwright.engine_torch.layers.loss import summed_cross_entropy
@@ -29,6 +29,7 @@ from shardwright.engine_torch.layers.rotary import Angles
 from shardwright.engine_torch.lowering.gathering import Gathered, build
 from shardwright.engine_torch.lowering.parameters import empty_parameter
 from shardwright.engine_torch.model.forward import layer
+from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.models.parts.architecture import Architecture, Stack
 
 Batch = Mapping[str, torch.Tensor]
@@ -50,7 +51,8 @@ class Model:
 
     ``root``: the module of the embedding and the logits, which contains those of the layers. ``groups``: the FSDP parameter
     groups. ``weights_on``: the device on which weights are allocated, if not the rank's.
-    ``frozen``: by name, what no gradient trains (routing biases, NE), replicated on every rank; the caller fills it.
+    ``frozen``: by name, what no gradient trains (routing biases, NE), replicated on every rank; ``delayed``: by name, what a run keeps
+    for delayed amaxes; the caller fills both. ``moment``: the site of the step and the microbatch, which the caller sets.
     """
 
     def __init__(self, plan: Plan, links: Links, ranks: Ranks, weights_on: torch.device | None = None) -> None:
@@ -58,6 +60,8 @@ class Model:
         self.weights = weights_of(plan)
         self.groups: list[FsdpGroup] = []
         self.frozen: dict[str, torch.Tensor] = {}
+        self.delayed: dict[str, Kept] = {}
+        self.moment = NO_SITE
         self._architecture: Architecture = plan.request.table.architecture
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
         reshard_after_forward = plan.request.remat != "none"
@@ -123,7 +127,11 @@ class Model:
                 if of_layer is not None:
                     counts.setdefault(name, []).append(of_layer)
         final_norm = links.use("residual.final_norm", params["residual.final_norm"])
-        logits_BLV = logits(rms_norm(x_BLM, final_norm, architecture.norm_eps), params, links)
+        site = self._site(params, links.low, None)
+        at_site = replace(
+            links, low={name: replace(links.low[name], site=site) for name in params if name in links.low}
+        )
+        logits_BLV = logits(rms_norm(x_BLM, final_norm, architecture.norm_eps), params, at_site)
         targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
         valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
         loss = summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab["logits"])
@@ -145,9 +153,20 @@ class Model:
         low = {name: one for name, one in self.links.low.items() if number < one.num_layers}
         links = replace(self.links, low=low)
 
+        site = self._site(names, low, number)
+
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
             return layer(
-                x_BLM, valid_BL, {**weights, **frozen}, names, stack, self._architecture, rotation, mask, links
+                x_BLM,
+                valid_BL,
+                {**weights, **frozen},
+                names,
+                stack,
+                self._architecture,
+                rotation,
+                mask,
+                links,
+                site,
             )
 
         match self.plan.request.remat:
@@ -158,6 +177,18 @@ class Model:
                 return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False, context_fn=kept)
             case _:
                 return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
+
+    def _site(self, weights: Iterable[str], low: Mapping[str, LowPrecision], layer: int | None) -> Site:
+        """The site of the products with some weights: in a layer of a stack by its number, or outside of layers."""
+        names = {name for weight in weights if weight in low for name in low[weight].delayed.values()}
+        kept = {name: self.delayed[name] for name in sorted(names)}
+        first = 0 if layer is None else self.plan.request.table.weight(next(iter(weights))).first_layer
+        return replace(
+            self.moment,
+            layer=-1 if layer is None else first + layer,
+            factors={name: one.factor if layer is None else one.factor[layer] for name, one in kept.items()},
+            amaxes={name: one.amax if layer is None else one.amax[layer] for name, one in kept.items()},
+        )
 
 
 def _saves_products(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

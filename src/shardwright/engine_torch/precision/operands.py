@@ -36,17 +36,22 @@ def quantized(x: torch.Tensor, quantizer: Quantizer, peers: Peers = ALONE, contr
 
 
 def values(
-    x: torch.Tensor, quantizer: Quantizer, agreed: torch.Tensor | None = None, contracted_dims: int = 1
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    agreed: torch.Tensor | None = None,
+    contracted_dims: int = 1,
+    factor: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The values of the operand's codes, float32: what a product of narrow operands multiplies.
 
-    ``agreed``: the amaxes of all ranks that hold parts of what shares a scale; None: this one has all.
+    ``agreed``: the amaxes of all ranks that hold parts of what shares a scale; None: this one has all. ``factor``: of a tensor with a
+    delayed amax.
     """
 
     def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
         return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
 
-    codes = quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
+    codes = quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
     return dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
 
 
@@ -55,7 +60,7 @@ def agreed_amax(
 ) -> Agreed | None:
     """The amaxes of an operand, group by group, on which ranks agree in one collective; None where none has to."""
     peers, quantizer = low.amax_peers.get(place, ALONE), low.quantizers.get(place)
-    if quantizer is None or peers.group is None:
+    if quantizer is None or peers.group is None or quantizer.amax == "delayed":
         return None
     own = [amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).flatten() for x in groups]
     with moving(low.component, low.name):

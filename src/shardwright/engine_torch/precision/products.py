@@ -16,6 +16,7 @@ import torch
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.precision.delayed import factors_at
 from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, values
 
 
@@ -100,8 +101,11 @@ def _multiplied(
         key = low.same_amax.get(place, place)
         agreed = amaxes[key] if key in amaxes else agreed_amax(groups, low, place, contracted_dims)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
+        factors = factors_at(low, place, groups, contracted_dims)
         narrow = [
-            values(one, quantizer, None if agreed is None else agreed[number], contracted_dims).flatten(1)
+            values(
+                one, quantizer, None if agreed is None else agreed[number], contracted_dims, factors[number]
+            ).flatten(1)
             for number, one in enumerate(groups)
         ]
         operands.append(narrow if all_narrow else [one.to(groups[0].dtype) for one in narrow])

@@ -66,7 +66,7 @@ class TorchEngine:
         self._feed = feed_of(plan, dist.get_rank(), self._device)
         self._model: Model | None = None
         self._state: State | None = None
-        self._step: TrainStep = train_step(plan, optimizer_options(options))
+        self._step: TrainStep = train_step(plan, optimizer_options(options), options.seed)
 
     @property
     def versions(self) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ Everything is made, read and saved in boxes of the table's dims, however PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -16,16 +16,18 @@ from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.checkpoint.exchange.passing import Together
 from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of_plan
 from shardwright.core.boxes.box import Box
-from shardwright.core.boxes.boxes import saves
+from shardwright.core.boxes.boxes import saves, shard_box
 from shardwright.core.boxes.stored import TableBox, table_boxes
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.fsdp_groups import WeightOfLayer
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.quantization.delayed import FACTOR, HISTORY, DelayedTensor
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.exchange import RankCarrier
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.init import box_values
 from shardwright.runs import Reads, Weights
 from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, owner_of
@@ -91,16 +93,22 @@ def make_state(model: Model, read: Read, step: int) -> State:
     for row in _frozen(plan):
         [values] = read(row.name, [Box.whole(_shape_at_rest(plan, row.name))])
         model.frozen[row.name] = values.to(ranks.device)
+    arrays: dict[str, torch.Tensor] = {}
+    for one, box in _delayed_boxes(plan, ranks):
+        [values] = read(one.name, [box])
+        # A copy: what is read may be the memory of others.
+        arrays[one.name] = values.to(ranks.device, torch.float32, copy=True).view(box.shape)
+    model.delayed = {one.name: Kept.of(arrays[FACTOR + one.name], arrays[HISTORY + one.name]) for one in plan.delayed}
     return state
 
 
 def initial_state(model: Model, seed: int) -> State:
     """The state before the first step: initial values made box by box, moments zero."""
-    table = model.plan.request.table
+    table, first = model.plan.request.table, _first(model.plan)
 
     def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
         if name.startswith(STATE):
-            return [torch.zeros(box.shape) for box in boxes]
+            return [torch.full(box.shape, first.get(name, 0.0)) for box in boxes]
         weight, dtype = table.weight(name), torch_dtype(model.plan.by_name[name].dtype)
         return [torch.from_numpy(box_values(weight, seed, box)).to(dtype) for box in boxes]
 
@@ -123,9 +131,11 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
     checkpoint.expect(wanted, unread=unread)
     source = _by_all(checkpoint, model)
 
+    first = _first(model.plan)
+
     def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
         if name not in wanted:
-            return [torch.zeros(box.shape) for box in boxes]
+            return [torch.full(box.shape, first.get(name, 0.0)) for box in boxes]
         dtype = torch_dtype(infos[name].dtype)
         bits = np.dtype(f"<i{dtype.itemsize}") if dtype.itemsize > 1 else np.dtype(np.uint8)
         found = source.read_boxes(name, boxes, raw=True)
@@ -160,7 +170,10 @@ def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
     kept = (replace(rows[one.weight], name=one.name, dtype=one.dtype) for one in kept_tensors(plan))
     own = plan.request.optimizer.shared
     shared = (TensorInfo(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in own.items())
-    return (*rows.values(), *kept, *shared)
+    delayed = (
+        TensorInfo(name=one.name, shape=one.shape, dtype="float32", spec=str(one.spec)) for one in plan.delayed_tensors
+    )
+    return (*rows.values(), *kept, *shared, *delayed)
 
 
 def boxes_of(state: State) -> Iterator[OwnedBox]:
@@ -190,6 +203,11 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
         if saves(row.at_rest, plan.mesh, ranks.rank):
             array = model.frozen[row.name]
             yield OwnedBox(name=row.name, box=Box.whole(tuple(array.shape)), array=partial(_bits, array))
+    kept_of = {FACTOR + name: one.factor for name, one in model.delayed.items()}
+    kept_of |= {HISTORY + name: one.history for name, one in model.delayed.items()}
+    for one, box in _delayed_boxes(plan, ranks):
+        if saves(one.spec, plan.mesh, ranks.rank):
+            yield OwnedBox(name=one.name, box=box, array=partial(_bits, kept_of[one.name]))
 
 
 def _fill(
@@ -232,6 +250,19 @@ def _of_layer(box: Box, one: WeightOfLayer) -> Box:
 def _each(model: Model) -> Iterator[tuple[WeightOfLayer, torch.Tensor]]:
     parameters = model.parameters()
     return ((one, parameters[one.key]) for one in model.weights)
+
+
+def _delayed_boxes(plan: Plan, ranks: Ranks) -> Iterator[tuple[DelayedTensor, Box]]:
+    """What a run keeps for delayed amaxes, with this rank's box."""
+    for one in plan.delayed_tensors:
+        box = shard_box(one.spec, plan.mesh, one.shape, ranks.rank)
+        assert box is not None, one.name
+        yield one, box
+
+
+def _first(plan: Plan) -> Mapping[str, float]:
+    """The elements of what a run keeps for delayed amaxes, before the first step."""
+    return {one.name: one.first for one in plan.delayed_tensors}
 
 
 def _frozen(plan: Plan) -> tuple[TensorPlan, ...]:

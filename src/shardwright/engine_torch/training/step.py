@@ -10,6 +10,7 @@ Z layers of a stack with experts, E experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -19,9 +20,11 @@ from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.experts.moe import MoeCounts
 from shardwright.engine_torch.experts.routing import updated_bias
 from shardwright.engine_torch.io.dtypes import computed
+from shardwright.engine_torch.io.layer_io import Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Batch, Model
+from shardwright.engine_torch.precision.delayed import reduce_amaxes
 from shardwright.engine_torch.training.optimizer import apply_gradients, global_norm
 from shardwright.engine_torch.training.state import State
 from shardwright.runs.metrics.records import StepMetrics
@@ -49,6 +52,7 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
     counted: dict[str, list[MoeCounts]] = {}
     for number in range(num):
         _sum_replicas(model, last=number == num - 1)
+        model.moment = replace(model.moment, microbatch=number)
         result = model({name: array[number::num] for name, array in batch.items()})
         result.loss.backward()
         loss += result.loss.detach()
@@ -82,11 +86,12 @@ def mean_of(gradient: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return (gradient.to(computed("mean", gradient.dtype)) / count).to(gradient.dtype)
 
 
-def train_step(plan: Plan, options: OptimizerOptions) -> Callable[[State, Batch], StepMetrics]:
-    """``step(state, batch)``: the state is changed in place."""
+def train_step(plan: Plan, options: OptimizerOptions, seed: int = 0) -> Callable[[State, Batch], StepMetrics]:
+    """``step(state, batch)``: the state is changed in place. ``seed``: of the run, for random numbers of products."""
     decayed = decayed_names(plan)
 
     def step(state: State, batch: Batch) -> StepMetrics:
+        state.model.moment = Site(seed=seed)
         gradients, norm = changed(state, batch, options, decayed)
         lost = {
             what: sum(int(getattr(counts, what).sum()) for counts in gradients.counts.values())
@@ -102,6 +107,7 @@ def changed(
 ) -> tuple[Gradients, torch.Tensor]:
     """Change the state in place; return the gradients and their norm. ``decayed``: weights by name. No value is read to the host."""
     model = state.model
+    model.moment = replace(model.moment, step=state.step)
     gradients = gradients_of(model, batch)
     sharded_by = {one.key: one.at_rest.axes for one in model.weights}
     norm = global_norm(gradients.by_key, sharded_by, model.plan.mesh, model.ranks)
@@ -122,7 +128,19 @@ def changed(
         assert stack is not None, name
         model.frozen[name] = updated_bias(bias_ZE, gradients.counts[stack].by_expert, BIAS_RATE)
     state.step += 1
+    update_delayed(model, state.step)
     return gradients, norm
+
+
+def update_delayed(model: Model, step: int) -> None:
+    """Reduce the amaxes of a step, and go on to the factors after it. ``step``: its number, from 1."""
+    recipe = model.plan.request.precision
+    if recipe is None or recipe.history is None:
+        return
+    kept = [(one, model.delayed[one.name]) for one in model.plan.delayed]
+    reduce_amaxes(kept, model.ranks.peers)
+    for scale, one in kept:
+        one.follow(scale.operand.quantizer, recipe.history, step)
 
 
 def _sum_replicas(model: Model, *, last: bool) -> None:

@@ -1,0 +1,82 @@
+"""Delayed scaling in a step: products raise the amaxes of their operands in place, and the state follows from them.
+
+The forward pass raises those of inputs and weights, the backward pass those of output gradients. A layer that is recomputed
+raises its amaxes again, to the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from shardwright.core.quantization.delayed import DelayedScale
+from shardwright.core.recipes.delayed import Delayed, after_step
+from shardwright.core.recipes.formula import amax_of
+from shardwright.core.recipes.recipe import History, Operand, Product, Quantizer
+from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.scopes import moving
+from shardwright.engine_torch.precision.arrays import ARRAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a rank keeps of tensors with one quantizer: their ``factor`` and ``history``, float32, between steps; and during a step
+    their ``amax``, int32 bits of the factor's shape. All change in place."""
+
+    factor: torch.Tensor
+    history: torch.Tensor
+    amax: torch.Tensor
+
+    @classmethod
+    def of(cls, factor: torch.Tensor, history: torch.Tensor) -> Kept:
+        return cls(factor=factor, history=history, amax=torch.zeros_like(factor, dtype=torch.int32))
+
+    def follow(self, quantizer: Quantizer, rule: History, step: int) -> None:
+        """Go on to after step ``step``, counted from 1, whose amaxes are reduced."""
+        before = Delayed(factor=self.factor, history=self.history)
+        after = after_step(before, self.amax, quantizer, rule, step, ARRAYS)
+        self.factor.copy_(after.factor)
+        self.history.copy_(after.history)
+        self.amax.zero_()
+
+
+def factors_at(
+    low: LowPrecision, place: tuple[Product, Operand], groups: Sequence[torch.Tensor], contracted_dims: int
+) -> Sequence[torch.Tensor | None]:
+    """The factor of each group of an operand, as of each expert's rows; None where its amax is current. The first product with the
+    operand raises the amax."""
+    name = low.delayed.get(place)
+    if name is None:
+        return [None] * len(groups)
+    first = next(each for each, its_name in low.delayed.items() if its_name == name)
+    if place == first and name == f"{low.name}.{place[1]}":
+        quantizer, amax = low.quantizers[place], low.site.amaxes[name]
+        found = [amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).view(()) for x in groups]
+        amax.copy_(torch.maximum(amax, torch.stack(found).view(amax.shape)))
+    return low.site.factors[name].reshape(-1).unbind()
+
+
+def reduce_amaxes(kept: Iterable[tuple[DelayedScale, Kept]], peers_over: Callable[[tuple[str, ...]], Peers]) -> None:
+    """Every reduction of the plan: one for each set of axes. ``peers_over``: the ranks over axes."""
+    by_axes: dict[tuple[str, ...], list[tuple[DelayedScale, Kept]]] = {}
+    for scale, one in kept:
+        if scale.operand.reduced:
+            by_axes.setdefault(scale.operand.reduced, []).append((scale, one))
+    for axes, found in by_axes.items():
+        weight = found[0][0].weight
+        with moving(weight.component, weight.name):
+            reduce_together([one.amax for _, one in found], peers_over(axes))
+
+
+def reduce_together(amaxes: Sequence[torch.Tensor], peers: Peers) -> None:
+    """The largest over ranks of each of several amaxes, in place, by one collective."""
+    if peers.group is None or not amaxes:
+        return
+    flat = torch.cat([one.reshape(-1) for one in amaxes])
+    dist.all_reduce(flat, dist.ReduceOp.MAX, group=peers.group)
+    for one, largest in zip(amaxes, flat.split([one.numel() for one in amaxes]), strict=True):
+        one.copy_(largest.view(one.shape))
