@@ -14,6 +14,8 @@ from shardwright.compiled.text.hlo import parse
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan
+from shardwright.cost.flops import step_flops
+from shardwright.engine_jax.lowering.links import links_of
 
 FLOAT = "float32"
 
@@ -73,6 +75,20 @@ def assert_program_is_the_plan(text: str, plan: Plan) -> None:
     differences = {key: ours[key] - theirs[key] for key in {*ours, *theirs} if ours[key] != theirs[key]}
     differences = {key: found for key, found in differences.items() if found != -once[key]}
     assert not differences, (differences, ours, theirs)
+
+
+def assert_steps_are_planned(text: str, plan: Plan) -> None:
+    """The program has the collectives of the plan, and each device its own FLOPs."""
+    assert_program_is_the_plan(text, plan)
+    assert_flops_are_the_model_s(text, plan)
+
+
+def assert_flops_are_the_model_s(text: str, plan: Plan) -> None:
+    """A device multiplies what the model does, and no axis repeats it. Experts have equal loads."""
+    experts = links_of(plan).experts
+    # Without the padding of the last blocks.
+    blocks = None if experts is None else Fraction(experts.traffic.assignments, experts.products.rows)
+    assert Program(text).flops(blocks) == sum(step_flops(plan).values())
 
 
 def _assert_exchanged(moved: tuple[CompiledCollective, ...], plan: Plan, axes: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import jax
@@ -18,14 +18,16 @@ import numpy as np
 from shardwright.cli.typed.values import mesh_sizes, moves, settings
 from shardwright.core.boxes.box import Box
 from shardwright.core.layout.layout import Layout
+from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.recipes.presets import options_of, preset
 from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.training.state import State, abstract_state, initial_state
+from shardwright.engine_jax.training.state import State, Tensor, abstract_state, make_state
 from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
+from shardwright.init import box_values
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
 from shardwright.training.optimizer import OptimizerOptions
@@ -242,7 +244,7 @@ def run_plan(
     """A compiled step of a plan on each of the batches, from the initial values."""
     mesh = device_mesh(plan.mesh)
     sharding = batch_sharding(plan, mesh)
-    state: State = initial_state(plan, mesh, seed)
+    state: State = make_state(plan, mesh, partial(_initial_boxes, plan, seed), 0)
     metrics_of_steps: list[list[float]] = []
     moments: list[Gradients] = []
     for number, batch in enumerate(batches):
@@ -263,23 +265,38 @@ def run_plan(
     return Run(losses=losses, norms=norms, tokens=tokens, gradients=_gradients(moments, norms))
 
 
+def _initial_boxes(plan: Plan, seed: int, tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
+    """What ``initial_state`` reads, made once for all layouts of a model: `test_initial_state.py` shows that boxes have its bits."""
+    if tensor.name != tensor.weight:
+        return [np.zeros(box.shape, tensor.dtype) for box in boxes]
+    whole = _initial_values(plan.request.table.weight(tensor.name), seed, tensor.saved)
+    return [whole[box.slices] for box in boxes]
+
+
+@lru_cache(maxsize=200)
+def _initial_values(weight: Weight, seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    return box_values(weight, seed, Box.whole(shape))
+
+
 def without_padding(plan: Plan, name: str, array: np.ndarray) -> np.ndarray:
     """An array of the state without the padding of its vocabulary, which must be zero."""
-    inside = Box.whole(plan.by_name[name].stacked_saved_shape).slices
-    rest = array.copy()
-    rest[inside] = 0
-    assert not rest.any(), name
+    shape = plan.by_name[name].stacked_saved_shape
+    inside = Box.whole(shape).slices
+    if array.shape != shape:
+        rest = array.copy()
+        rest[inside] = 0
+        assert not rest.any(), name
     return array[inside].astype(np.float64)
 
 
 def _gradients(moments: Sequence[Gradients], norms: np.ndarray) -> tuple[Gradients, ...]:
     """The gradients from AdamW's first moments: g = (m - b m_before) / (1 - b), divided by the clipping factor."""
-    before = {name: np.zeros_like(array) for name, array in moments[0].items()}
+    before: Gradients | None = None
     gradients: list[Gradients] = []
     for after, norm in zip(moments, norms, strict=False):
         factor = OPTIONS.clip / max(norm, OPTIONS.clip) * (1 - BETA_1)
-        found = {name: (array - BETA_1 * before[name]) / factor for name, array in after.items()}
-        gradients.append({name: array.astype(np.float32) for name, array in found.items()})
+        new = after if before is None else {name: array - BETA_1 * before[name] for name, array in after.items()}
+        gradients.append({name: (array / factor).astype(np.float32) for name, array in new.items()})
         before = after
     return tuple(gradients)
 

@@ -1,4 +1,4 @@
-"""Llama 3 under every layout: trained as on one device, its arrays sharded as planned.
+"""Llama 3 under every layout: trained as on one device, its arrays sharded and its collectives and FLOPs as planned.
 
 The comparison itself is tested with the faults that it must detect.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardwright.cost.flops import step_flops
 from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.places import assert_shardings_of_the_plan
+from tests.engine_jax.program import Program, assert_steps_are_planned
 from tests.engine_jax.steps import (
     Case,
     Gradients,
@@ -41,6 +43,29 @@ ALONE = Case(model=LLAMA3, layout="fsdp", mesh="fsdp=1")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_trains_as_one_device(case: Case) -> None:
     assert_trains_as(case, case.alone)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_has_the_collectives_and_the_flops_of_the_plan(case: Case) -> None:
+    assert_steps_are_planned(compiled_step(case).as_text(), plan_of(case))
+
+
+def test_the_flops_of_fsdp_are_those_by_hand() -> None:
+    """Three products for each weight that multiplies tokens, and those that a layer recomputes."""
+    plan = plan_of(FSDP_8)
+    table, tokens = plan.request.table, FSDP_8.rows * plan.request.length
+    twice = sum(w.num_parameters for w in table.weights if len(w.shape) > 1 and w.name != "embedding.tokens")
+    again = sum(w.num_parameters for w in table.weights if len(w.shape) > 1 and w.stack and not w.ends_layer)
+    scores = 2 * tokens * plan.request.length * 2 * 16 * 16 * 4
+    assert sum(step_flops(plan).values()) == (2 * tokens * (3 * twice + again) + 2 * scores) / 8
+
+
+def test_replicas_are_all_reduced_once_for_all_microbatches() -> None:
+    plan = plan_of(HSDP_4_2)
+    moved = Program(compiled_step(HSDP_4_2).as_text()).collectives(plan.mesh)
+    replicas = [one for one in moved if (one.kind, one.axes) == ("all-reduce", ("data",))]
+    weights = sum(w.bytes_per_device * w.num for w in plan.weights if w.gradient.get("fsdp") == "reduce-scatter")
+    assert sum(one.bytes_per_device * one.count_per_step for one in replicas) == weights
 
 
 @pytest.mark.parametrize("hybrid", [HSDP_4_2, rest(HSDP_2_4)], ids=str)

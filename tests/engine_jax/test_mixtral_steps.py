@@ -1,10 +1,11 @@
-"""Mixtral under every layout: trained as on one device, its arrays sharded as planned."""
+"""Mixtral under every layout: trained as on one device, its arrays sharded and its collectives and FLOPs as planned."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.engine_jax.places import assert_shardings_of_the_plan
+from tests.engine_jax.program import assert_steps_are_planned
 from tests.engine_jax.steps import STEPS, Case, assert_trains_as, compiled_step, plan_of
 from tests.matrix import rest, some
 from tests.sameness.cases import FEW_ROWS, MIXTRAL, case, covering
@@ -21,6 +22,11 @@ PLACED = [
 @pytest.mark.parametrize("case", TRAINED, ids=str)
 def test_trains_as_one_device(case: Case) -> None:
     assert_trains_as(case, case.alone)
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=str)
+def test_a_step_has_the_collectives_and_the_flops_of_the_plan(case: Case) -> None:
+    assert_steps_are_planned(compiled_step(case).as_text(), plan_of(case))
 
 
 @pytest.mark.matrix
@@ -42,6 +48,6 @@ def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
 
 
 def test_other_shardings_are_detected() -> None:
-    ep, ep_as_cp = (Case(model=MIXTRAL, layout=layout, mesh="fsdp=2,expert=4") for layout in ("ep", "ep-as-cp"))
+    ep, ep_as_cp = (case(MIXTRAL, layout, "fsdp=2,expert=2") for layout in ("ep", "ep-as-cp"))
     with pytest.raises(AssertionError, match="length/expert"):
         assert_shardings_of_the_plan(compiled_step(ep), plan_of(ep_as_cp))
