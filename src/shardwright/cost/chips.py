@@ -72,15 +72,19 @@ class ChipNumbers:
 
     @property
     def chip(self) -> Chip:
-        """What the core needs: the memory that a program may use."""
+        """What the core needs: the memory that a program may use, and which products the chip has."""
         name = "usable_bytes" if "usable_bytes" in self.numbers else "usable_gib"
         usable = self.numbers[name].used
+        major, _, minor = str(
+            self.read("compute_capability") if "compute_capability" in self.numbers else 0.0
+        ).partition(".")
         size = usable.value if name == "usable_bytes" else usable.value * GIB
         return Chip(
             name=self.name,
             usable_bytes=int(size),
             source=f"{usable.source} {usable.date}",
             accelerator="TPU" if self.network == "torus" else "GPU",
+            capability=(int(major), int(minor)),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 
 from shardwright.core.mesh.mesh import Mesh
@@ -83,7 +84,7 @@ class _Derivation:
         ours = [n for n in at_rest.logical_axes if n != "experts"]
         agrees = mesh.in_mesh_order(axis for spec in (at_rest, operand) for n in ours for axis in spec.axes_of(n))
         codes, scales = self._bytes(dims_of(operand), experts)
-        return QuantizedWeight(
+        found = QuantizedWeight(
             name=weight.name,
             component=weight.component,
             stack=weight.stack,
@@ -99,6 +100,8 @@ class _Derivation:
             experts=weight.size("experts") if "experts" in weight.logical_axes else None,
             expert_axes=mesh.larger_than_one(operand.axes_of("experts")),
         )
+        chip = self.request.chip
+        return found if chip is None else replace(found, kernels=found.kernels_on(chip.device, self.request.engine))
 
     def _operand(self, weight: Weight, quantizer: Quantizer, place: Place, experts: int) -> QuantizedOperand:
         extents = quantizer.block.extents(place.product, place.operand)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, gcd, prod
+from typing import Literal
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.recipes.kernels import ChosenKernel, Device, Quantizers, product_kernels
 from shardwright.core.recipes.recipe import Dim, Operand, Product, Quantizer
 
 
@@ -128,7 +130,8 @@ class QuantizedOperand:
 class QuantizedWeight:
     """A weight whose products are quantized, in ``num`` of its layers. ``agrees``: the axes whose devices have one scale of
     the weight: its shard group at rest and in use, without replicas. ``codes_bytes``: of one layer in use on a device.
-    ``experts``: how many there are, or None; ``expert_axes`` shard them in use."""
+    ``experts``: how many there are, or None; ``expert_axes`` shard them in use. ``kernels``: of its products of two quantized
+    operands on the chip of the plan; none without chips, where the device decides."""
 
     name: str
     component: str
@@ -142,10 +145,16 @@ class QuantizedWeight:
     scales_bytes: int
     experts: int | None = None
     expert_axes: tuple[str, ...] = ()
+    kernels: Mapping[Product, ChosenKernel] = field(default_factory=dict)
 
     @property
     def free(self) -> bool:
         return all(operand.freedom.free for operand in self.operands)
+
+    def kernels_on(self, device: Device, engine: Literal["jax", "torch"]) -> Mapping[Product, ChosenKernel]:
+        """The kernel of each product of two quantized operands on a device."""
+        quantizers: Quantizers = {(one.product, one.operand): one.quantizer for one in self.operands}
+        return product_kernels(quantizers, device, engine, experts=self.experts is not None)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -157,5 +166,6 @@ class QuantizedWeight:
             "codes_bytes": self.codes_bytes,
             "scales_bytes": self.scales_bytes,
             "free": self.free,
+            **({"kernels": {product: one.name for product, one in self.kernels.items()}} if self.kernels else {}),
             "operands": [operand.to_json() for operand in self.operands],
         }

@@ -15,6 +15,7 @@ from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.model.optimizer import ADAMW, AVERAGE, Kept, Optimizer
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.model.table import ModelTable
+from shardwright.core.recipes.kernels import Device
 from shardwright.core.recipes.recipe import Recipe
 
 REMAT_POLICIES = ("full", "dots", "none")
@@ -27,7 +28,8 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program use.
+    """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program use. ``capability``:
+    the compute capability of a GPU.
 
     ``whole_slice``: how its compiler splits collectives over an entire slice, where all devices form one slice.
     """
@@ -36,7 +38,13 @@ class Chip:
     usable_bytes: int
     source: str
     accelerator: Literal["TPU", "GPU"] = "GPU"
+    capability: tuple[int, int] = (0, 0)
     whole_slice: WholeSlice | None = None
+
+    @property
+    def device(self) -> Device:
+        """What multiplies on it."""
+        return Device(kind=self.accelerator, capability=self.capability)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,16 +18,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.core.recipes.formula import Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import OPERANDS, PER_TENSOR, Operand, Product, Quantizer
-from shardwright.engine_jax.experts.grouped_blocks import Blocks, Matrices, activated
+from shardwright.engine_jax.experts.grouped_blocks import Block, Blocks, Matrices, activated
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import LowPrecision, Site
 from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
 from shardwright.engine_jax.precision.delayed import amaxes_of_step
-from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, values
+from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, codes_of, values
+from shardwright.engine_jax.precision.rows import Rows, multiplied, product_of, rows_of
 
 HIGH = LowPrecision(quantizers={})
+
+_Operand = jax.Array | Rows
+"""Values, or what a kernel takes that multiplies codes."""
 
 
 def quantized_swiglu(
@@ -53,12 +58,17 @@ def quantized_grouped_product(
 ) -> jax.Array:
     """Each row times the matrix of its own expert, RO, and the two products of the backward pass."""
 
+    def by_own_matrix(name: Product, x: _Operand, matrices: _Operand, like: jax.Array, sizes_E: jax.Array) -> jax.Array:
+        with of_tensor(low.name):
+            blocks = Blocks.over(sizes_E, like.shape[0], block_rows)
+            return _by_own_matrix(_kernel(low, name), x, matrices, blocks, like.dtype)
+
     def forward(
         x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site
     ) -> tuple[jax.Array, Amaxes]:
         rows = _Rows.of(x_RI, sizes_E)
         x, matrices, amaxes = _operands("output", low, x_RI, matrices_EIO.swapaxes(1, 2), rows, amaxes, site)
-        return _by_own_matrix(x, matrices, sizes_E, block_rows).astype(x_RI.dtype), amaxes
+        return by_own_matrix("output", x, matrices, x_RI, sizes_E), amaxes
 
     @jax.custom_vjp
     def product(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site) -> jax.Array:
@@ -72,8 +82,13 @@ def quantized_grouped_product(
         x_RI, matrices_EIO, sizes_E, amaxes, site = saved
         rows, d_RO = _Rows.of(x_RI, sizes_E), d_RO.astype(x_RI.dtype)
         d, matrices, amaxes = _operands("input_gradient", low, d_RO, matrices_EIO, rows, amaxes, site)
-        d_x_RI = _by_own_matrix(d, matrices, sizes_E, block_rows).astype(x_RI.dtype)
+        d_x_RI = by_own_matrix("input_gradient", d, matrices, x_RI, sizes_E)
         x, d, _ = _operands("weight_gradient", low, x_RI, d_RO, rows, amaxes, site)
+        with of_tensor(low.name):
+            blocks = Blocks.over(sizes_E, x_RI.shape[0], block_rows)
+            d_matrices_EIO = _over_own_rows(
+                _kernel(low, "weight_gradient"), x, d, blocks, computed("gradient", x_RI.dtype)
+            )
         d_site = amaxes_of_step(
             low,
             site,
@@ -83,7 +98,7 @@ def quantized_grouped_product(
                 "output_gradient": partial(rows.amax_of_experts, d_RO),
             },
         )
-        return d_x_RI, _over_own_rows(x, d, sizes_E, block_rows).astype(matrices_EIO.dtype), None, None, d_site
+        return d_x_RI, d_matrices_EIO.astype(matrices_EIO.dtype), None, None, d_site
 
     product.defvjp(saving, backward)
     return product(x_RI, matrices_EIO, sizes_E, amaxes, low.own_site)
@@ -125,15 +140,20 @@ class _Rows(NamedTuple):
         return jax.ops.segment_max(amax_RX, block_R, (self.experts + 1) * blocks)[block_R]
 
 
+def _kernel(low: LowPrecision, name: Product) -> KernelName:
+    return low.kernels.get(name, "float32")
+
+
 def _operands(
     name: Product, low: LowPrecision, x: jax.Array, y: jax.Array, rows: _Rows, amaxes: Amaxes, site: Site
-) -> tuple[jax.Array, jax.Array, Amaxes]:
+) -> tuple[_Operand, _Operand, Amaxes]:
     """Both operands of a product as they are multiplied, and all amaxes that are agreed on now.
 
     ``x`` has rows, ``y`` rows or matrices, whose contracted dim is last.
     """
     quantizers = [low.quantizers.get((name, operand)) for operand in OPERANDS[name]]
-    found = []
+    kernel = _kernel(low, name)
+    found: list[_Operand] = []
     for operand, array, quantizer in zip(OPERANDS[name], (x, y), quantizers, strict=True):
         if quantizer is None:
             found.append(array)
@@ -144,17 +164,19 @@ def _operands(
             key = low.same_amax.get(place, place)
             agreed = amaxes[key] if key in amaxes else agreed_amax(array, low, place)
             amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
-            narrow = values(array, quantizer, agreed, factor=factor)
+            narrow = _matrices(kernel, array, quantizer, agreed, factor)
         elif factor is not None:
-            as_operands = array.reshape(array.shape[0], 1, array.shape[1])
-            narrow = values(as_operands, quantizer, factor=rows.of_rows(factor)).reshape(array.shape)
+            narrow = _delayed(kernel, array, quantizer, rows.of_rows(factor))
         else:
             agreed, amaxes = _of_expert(place, array, low, amaxes, rows)
             if name == "weight_gradient":
-                narrow = _along_rows(array, quantizer, agreed, rows)
+                narrow = _along_rows(kernel, array, quantizer, agreed, rows)
             else:
-                narrow = _of_rows(array, quantizer, agreed, low.amax_axes.get(place, ()))
-        found.append(narrow if None not in quantizers else narrow.astype(array.dtype))
+                narrow = _of_rows(kernel, array, quantizer, agreed, low.amax_axes.get(place, ()))
+        # A product with an operand in high precision multiplies in the dtype of the computation.
+        if None in quantizers and isinstance(narrow, jax.Array):
+            narrow = narrow.astype(array.dtype)
+        found.append(narrow)
     return found[0], found[1], amaxes
 
 
@@ -176,7 +198,34 @@ def _of_expert(
     return amaxes[key][rows.expert_R], amaxes
 
 
-def _of_rows(x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | None, axes: tuple[str, ...]) -> jax.Array:
+def _matrices(
+    kernel: KernelName,
+    matrices_EOI: jax.Array,
+    quantizer: Quantizer,
+    agreed: jax.Array | None,
+    factor: jax.Array | None,
+) -> _Operand:
+    if kernel == "float32":
+        return values(matrices_EOI, quantizer, agreed, factor=factor)
+    return rows_of(kernel, codes_of(matrices_EOI, quantizer, agreed, factor=factor), matrices_EOI.shape, quantizer)
+
+
+def _delayed(kernel: KernelName, x_RX: jax.Array, quantizer: Quantizer, factor_R: jax.Array) -> _Operand:
+    """Rows with the factor of their expert, whatever is contracted."""
+    as_operands = x_RX.reshape(x_RX.shape[0], 1, x_RX.shape[1])
+    if kernel == "float32":
+        return values(as_operands, quantizer, factor=factor_R).reshape(x_RX.shape)
+    found = rows_of(kernel, codes_of(as_operands, quantizer, factor=factor_R), as_operands.shape, quantizer)
+    return jax.tree.map(lambda one: one[:, 0], found)
+
+
+def _of_rows(
+    kernel: KernelName,
+    x_RX: jax.Array,
+    quantizer: Quantizer,
+    of_expert_R: jax.Array | None,
+    axes: tuple[str, ...],
+) -> _Operand:
     """Rows whose last dim is contracted. Each is an operand of its own, but for scales of all rows of an expert."""
 
     def agree(amax: jax.Array, of: Shares) -> jax.Array:
@@ -188,10 +237,15 @@ def _of_rows(x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | Non
 
     shape = (x_RX.shape[0], 1, x_RX.shape[1])
     codes = quantize(x_RX.reshape(shape), quantizer, ARRAYS, agree=agree)
-    return dequantize(codes, shape, quantizer, ARRAYS).reshape(x_RX.shape)
+    if kernel == "float32":
+        return dequantize(codes, shape, quantizer, ARRAYS).reshape(x_RX.shape)
+    found = rows_of(kernel, codes, shape, quantizer)
+    return jax.tree.map(lambda one: one[:, 0], found)
 
 
-def _along_rows(x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | None, rows: _Rows) -> jax.Array:
+def _along_rows(
+    kernel: KernelName, x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | None, rows: _Rows
+) -> _Operand:
     """Rows that are themselves contracted. Each element is an operand of its own, which agrees with the others of its block."""
     assert quantizer.hadamard is None, quantizer
     block = quantizer.block
@@ -204,35 +258,52 @@ def _along_rows(x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | 
 
     shape, alone = (*x_RX.shape, 1, 1), replace(quantizer, block=PER_TENSOR)
     codes = quantize(x_RX.reshape(shape), alone, ARRAYS, agree=agree)
-    return dequantize(codes, shape, alone, ARRAYS).reshape(x_RX.shape)
+    if kernel == "float32":
+        return dequantize(codes, shape, alone, ARRAYS).reshape(x_RX.shape)
+    after = codes.scales if block == PER_TENSOR else codes.of_tensor
+    if kernel == "fp8":
+        narrow = jnp.asarray(codes.codes)
+    else:
+        ones = jnp.ones_like(codes.scales) if block == PER_TENSOR else codes.scales
+        narrow = dequantize(codes._replace(scales=ones, of_tensor=None), shape, alone, ARRAYS).astype(jnp.bfloat16)
+    # The same of all elements of a row, which are of one expert.
+    after_R1 = None if after is None else after.reshape(*x_RX.shape, -1)[:, :1, 0]
+    return Rows(narrow.reshape(x_RX.shape), None, after_R1)
 
 
-def _by_own_matrix(x_RI: jax.Array, matrices_EOI: jax.Array, sizes_E: jax.Array, block_rows: int) -> jax.Array:
-    """Rows times the transposed matrices of their experts, RO in float32. Rows of no expert are 0."""
-    blocks = Blocks.over(sizes_E, x_RI.shape[0], block_rows)
+def _by_own_matrix(kernel: KernelName, x: _Operand, matrices: _Operand, blocks: Blocks, dtype: jnp.dtype) -> jax.Array:
+    """Rows times the transposed matrices of their experts, RO. Rows of no expert are 0."""
+    outputs = jax.tree.leaves(matrices)[0].shape[1]
 
     def one_block(number: jax.Array, done_RO: jax.Array) -> jax.Array:
         block = blocks.at(number)
-        out_PO = lax.dot_general(
-            block.of(x_RI),
-            block.matrix(matrices_EOI),
-            (((1,), (1,)), ((), ())),
-            precision=lax.Precision.HIGHEST,
-            preferred_element_type=done_RO.dtype,
-        )
-        return block.put(out_PO, done_RO)
+        of_block, of_expert = jax.tree.map(block.of, x), jax.tree.map(block.matrix, matrices)
+        if isinstance(x, Rows):
+            return block.put(multiplied(kernel, of_block, of_expert), done_RO)
+        return block.put(product_of(of_block, of_expert, kernel, dim=1), done_RO)
 
-    zeros_RO = jnp.zeros((x_RI.shape[0], matrices_EOI.shape[1]), jnp.float32)
-    return lax.fori_loop(0, blocks.number, one_block, zeros_RO)
+    return lax.fori_loop(0, blocks.number, one_block, jnp.zeros((blocks.rows, outputs), dtype))
 
 
-def _over_own_rows(x_RI: jax.Array, d_RO: jax.Array, sizes_E: jax.Array, block_rows: int) -> jax.Array:
+def _over_own_rows(kernel: KernelName, x: _Operand, d: _Operand, blocks: Blocks, dtype: jnp.dtype) -> jax.Array:
     """The product of both over the rows of each expert, EIO."""
-    blocks = Blocks.over(sizes_E, x_RI.shape[0], block_rows)
+
+    def own(block: Block, operand: _Operand) -> tuple[jax.Array, jax.Array | None]:
+        """The rows of a block's expert, others 0; and the scale of all of them."""
+        if not isinstance(operand, Rows):
+            return block.own(block.of(operand)), None
+        after = None if operand.after is None else jnp.max(block.own(block.of(operand.after)))
+        return block.own(block.of(operand.codes)), after
 
     def one_block(number: jax.Array, sums_EIO: jax.Array) -> jax.Array:
         block = blocks.at(number)
-        return block.add(block.own(block.of(x_RI)), block.own(block.of(d_RO)), sums_EIO)
+        (left, left_after), (right, right_after) = own(block, x), own(block, d)
+        product = product_of(left, right, kernel, dim=0)
+        for after in (left_after, right_after):
+            product = product if after is None else product * after
+        sums = block.matrix(sums_EIO) + product.astype(sums_EIO.dtype)
+        return lax.dynamic_update_index_in_dim(sums_EIO, sums, block.expert, 0)
 
-    shape = (sizes_E.shape[0], x_RI.shape[1], d_RO.shape[1])
-    return lax.fori_loop(0, blocks.number, one_block, jnp.zeros(shape, computed("gradient", d_RO.dtype)))
+    widths = (jax.tree.leaves(one)[0].shape[1] for one in (x, d))
+    zeros_EIO = jnp.zeros((blocks.sizes_E.shape[0], *widths), dtype)
+    return lax.fori_loop(0, blocks.number, one_block, zeros_EIO)

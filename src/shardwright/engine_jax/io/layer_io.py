@@ -20,6 +20,7 @@ from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.attention_kernels import UNPLANNED, ChosenKernel
 from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.core.plan.movement import ReshardStep
+from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
 
@@ -127,6 +128,7 @@ class LowPrecision:
     ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
     ``num_layers``: the weight is quantized in so many first layers of its stack.
     ``delayed``: for operands with a delayed amax, the names of their factors. ``site``: where the product is.
+    ``kernels``: of the products of two quantized operands on this device; one that is missing is ``float32``.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
@@ -135,6 +137,7 @@ class LowPrecision:
     amax_axes: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
     same_amax: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
     delayed: Mapping[tuple[Product, Operand], str] = field(default_factory=dict)
+    kernels: Mapping[Product, KernelName] = field(default_factory=dict)
     site: Site = NO_SITE
 
     @property

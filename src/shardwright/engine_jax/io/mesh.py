@@ -7,6 +7,7 @@ import numpy as np
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.recipes.kernels import CPU, Device
 
 
 def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
@@ -32,3 +33,14 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
         )
     grid = np.array(present[:needed]).reshape([axis.size for axis in mesh.axes])
     return jax.sharding.Mesh(grid, mesh.names)
+
+
+def product_device(mesh: jax.sharding.Mesh) -> Device:
+    """What multiplies on the devices of a mesh, which may exist or only be compiled for."""
+    first = mesh.devices.flat[0]
+    if first.platform == "tpu":
+        return Device(kind="TPU")
+    if first.platform in ("gpu", "cuda") and "." in (capability := str(getattr(first, "compute_capability", ""))):
+        major, _, minor = capability.partition(".")
+        return Device(kind="GPU", capability=(int(major), int(minor)))
+    return CPU

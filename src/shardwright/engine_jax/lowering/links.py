@@ -23,6 +23,7 @@ from shardwright.core.plan.movement import ReshardStep, hopped, reshard_steps
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
 from shardwright.core.quantization.delayed import names_by_place
+from shardwright.core.recipes.kernels import CPU, Device
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_jax.io.layer_io import (
@@ -39,8 +40,9 @@ from shardwright.engine_jax.io.redistribute import redistribute
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 
 
-def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
-    """What the mathematics needs of a plan, on each device of its mesh; ``backend``: the kind of these devices."""
+def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Links:
+    """What the mathematics needs of a plan, on each device of its mesh; ``backend``: the kind of these devices, ``device``: which
+    products they have."""
     # The experts move dispatched tokens themselves.
     moves = {
         (move.source, move.target): _Resharding.of(plan, move)
@@ -77,7 +79,7 @@ def links_of(plan: Plan, backend: Backend = "cpu") -> Links:
         tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan, backend),
         experts=_experts(plan, backend),
-        low=_low(plan),
+        low=_low(plan, device),
     )
 
 
@@ -218,7 +220,7 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, planned: WeightResharding)
     )
 
 
-def _low(plan: Plan) -> dict[str, LowPrecision]:
+def _low(plan: Plan, device: Device) -> dict[str, LowPrecision]:
     scales = plan.delayed
     return {
         weight.name: LowPrecision(
@@ -228,6 +230,7 @@ def _low(plan: Plan) -> dict[str, LowPrecision]:
             amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
             delayed=names_by_place(weight, scales),
+            kernels={product: one.name for product, one in weight.kernels_on(device, "jax").items()},
         )
         for weight in plan.quantized
     }

@@ -32,14 +32,14 @@ def quantized(x: jax.Array, quantizer: Quantizer, axes: tuple[str, ...] = (), co
     return quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
 
 
-def values(
+def codes_of(
     x: jax.Array,
     quantizer: Quantizer,
     agreed: jax.Array | None = None,
     contracted_dims: int = 1,
     factor: jax.Array | None = None,
-) -> jax.Array:
-    """The values of the operand's codes, float32: what a product of narrow operands multiplies.
+) -> Quantized:
+    """Codes and scales of an operand.
 
     ``agreed``: the amaxes of all devices that hold parts of what shares a scale; None: this one has all. ``factor``: of each tensor
     with a delayed amax.
@@ -48,7 +48,18 @@ def values(
     def agree(amax: jax.Array, of: Shares) -> jax.Array:
         return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
 
-    codes = quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
+    return quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
+
+
+def values(
+    x: jax.Array,
+    quantizer: Quantizer,
+    agreed: jax.Array | None = None,
+    contracted_dims: int = 1,
+    factor: jax.Array | None = None,
+) -> jax.Array:
+    """The values of the operand's codes, float32."""
+    codes = codes_of(x, quantizer, agreed, contracted_dims, factor)
     result = dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
     return jnp.asarray(result, jnp.float32)
 

@@ -1,8 +1,8 @@
 """The three products with a weight of which operands are quantized.
 
-A product of two quantized operands is computed in float32 from the values of their codes, on every device: the numbers of a
-device with narrow products, whose sums are float32 or wider. It differs from the exact sum of K terms by at most K * 2^-24 of the
-sum of their absolute values.
+A product of two quantized operands is computed by the kernel that the core chooses for the device (``core/recipes/kernels.py``).
+``float32`` multiplies the values of the codes: it differs from the exact sum of K terms by at most K * 2^-24 of the sum of their
+absolute values.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_jax.io.dtypes import kept
 from shardwright.engine_jax.io.layer_io import LowPrecision, Site
+from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.delayed import amax_of_all, amaxes_of_step
-from shardwright.engine_jax.precision.operands import Amaxes, agreed_amax, values
+from shardwright.engine_jax.precision.operands import Amaxes, agreed_amax, codes_of, values
+from shardwright.engine_jax.precision.rows import multiplied, product_of, rows_of
 
 
 def quantized_product(
@@ -120,7 +121,8 @@ def _multiplied(
     """The sums over the last ``contracted_dims`` dims of two operands, in float32; and all amaxes that are agreed on now."""
     places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
     all_narrow = all(place in low.quantizers for place in places)
-    operands = []
+    kernel = low.kernels.get(name, "float32")
+    operands, rows = [], []
     for place, operand in zip(places, (x, y), strict=True):
         quantizer = low.quantizers.get(place)
         if quantizer is None:
@@ -130,11 +132,14 @@ def _multiplied(
         agreed = amaxes[key] if key in amaxes else agreed_amax(operand, low, place, contracted_dims)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
         factor = site.factors[low.delayed[place]] if place in low.delayed else None
+        if kernel != "float32":
+            codes = codes_of(operand, quantizer, agreed, contracted_dims, factor)
+            rows.append(rows_of(kernel, codes, operand.shape, quantizer, contracted_dims))
+            continue
         narrow = values(operand, quantizer, agreed, contracted_dims, factor)
         operands.append(narrow if all_narrow else narrow.astype(operand.dtype))
-    x, y = (operand.reshape(operand.shape[0], -1) for operand in operands)
-    # All bits of float32: some devices round its operands otherwise.
-    precision = lax.Precision.HIGHEST if all_narrow else None
-    return lax.dot_general(
-        x, y, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.dtype(jnp.float32)
-    ), amaxes
+    with of_tensor(low.name):
+        if rows:
+            return multiplied(kernel, *rows), amaxes
+        x, y = (operand.reshape(operand.shape[0], -1) for operand in operands)
+        return product_of(x, y, kernel if all_narrow else None, dim=1), amaxes

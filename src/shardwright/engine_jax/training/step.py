@@ -23,6 +23,7 @@ from shardwright.engine_jax.experts.moe import MoeCounts
 from shardwright.engine_jax.experts.routing import updated_bias
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import Links, Site
+from shardwright.engine_jax.io.mesh import product_device
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 from shardwright.engine_jax.layers.loss import summed_cross_entropy
 from shardwright.engine_jax.lowering.links import late_sums, links_of
@@ -91,7 +92,7 @@ def gradient_function(plan: Plan, mesh: Mesh, seed: int = 0) -> Callable[..., Gr
     amaxes = {one.name: partition_spec(one.spec) for one in plan.delayed}
     moment = () if plan.request.precision is None else (Moment(replicated, amaxes),)
     return jax.shard_map(
-        _local_gradients(plan, links_of(plan, backend_of(mesh)), seed),
+        _local_gradients(plan, links_of(plan, backend_of(mesh), product_device(mesh)), seed),
         mesh=mesh,
         in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec), *moment),
         out_specs=Gradients(loss=replicated, by_weight=weights, tokens=replicated, counts=replicated, amaxes=amaxes),
