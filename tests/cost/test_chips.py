@@ -10,7 +10,7 @@ import pytest
 from shardwright.core.findings.errors import InputError
 from shardwright.cost.chips import GIB, Number, chip_of, chips
 
-UNITS = ("_bytes", "_gib", "_per_s", "_s", "_devices", "_chips", "_dims", "_per_chip", "_share_of_bf16")
+UNITS = ("_bytes", "_gib", "_per_s", "_s", "_devices", "_chips", "_dims", "_per_chip", "_share_of_bf16", "_capability")
 COMMON = {"devices_per_chip", "bf16_flops_per_s", "float32_share_of_bf16", "hbm_bytes_per_s"}
 OF_NETWORK = {
     "torus": {
@@ -21,7 +21,7 @@ OF_NETWORK = {
         "link_bytes_per_s",
         "hop_latency_s",
     },
-    "switch": {"domain_devices", "scale_up_bytes_per_s", "base_latency_s"},
+    "switch": {"compute_capability", "domain_devices", "scale_up_bytes_per_s", "base_latency_s"},
 }
 
 
@@ -49,6 +49,8 @@ def test_every_chip_has_the_numbers_of_its_network_and_one_limit(kind):
     rest = set(chip.numbers) - limits - {"scale_out_bytes_per_s"}
     if chip.network == "torus":
         rest -= {"whole_slice_gather_devices", "whole_slice_scatter_devices"}
+    else:
+        rest -= {"fp8_flops_per_s", "fp4_flops_per_s", "fp32_flops_per_s"}
     assert rest == COMMON | OF_NETWORK[chip.network]
 
 

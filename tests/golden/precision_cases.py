@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.core.recipes.presets import preset
+from shardwright.cost.chips import chip_of
 from tests.golden.findings_case import Case, mine
 
 FSDP = mine("fsdp: fsdp", "{fsdp: auto}")
 TENSOR = mine("tensor: tensor", "{tensor: auto}")
+A100, H100, B200 = (chip_of(kind).chip for kind in ("a100", "h100", "b200"))
 ROW, CURRENT = preset("fp8-row"), preset("fp8-current")
 
 ON_PRECISION: tuple[Case, ...] = (
@@ -61,6 +63,25 @@ ON_PRECISION: tuple[Case, ...] = (
         layout=FSDP,
         options={"devices": 16, "precision": replace(preset("mxfp8"), gather_quantized=True)},
         neighbour={"options": {"devices": 16, "precision": "mxfp8"}},
+    ),
+    Case(
+        name="SW417-blocks-on-h100",
+        layout=FSDP,
+        options={"devices": 4, "precision": "mxfp8", "chip": H100},
+        neighbour={"options": {"devices": 4, "precision": "mxfp8", "chip": B200}},
+    ),
+    Case(
+        name="SW417-tokens-of-experts",
+        model="mixtral-test",
+        layout="ep",
+        options={"devices": 4, "precision": "mxfp8", "chip": B200},
+        neighbour={"options": {"devices": 4, "precision": "fp8-current", "chip": B200}},
+    ),
+    Case(
+        name="SW417-a-chip-without",
+        layout=FSDP,
+        options={"devices": 4, "precision": "fp8-current", "chip": A100},
+        neighbour={"options": {"devices": 4, "precision": "fp8-current", "chip": H100}},
     ),
     Case(
         name="SW415-recipe",

@@ -5,6 +5,7 @@ machine.py      the machine that --chips gives: a kind of chip and a shape
 links.py        which links the axes of a mesh use
 collectives.py  seconds of one collective, in closed form
 flops.py        what one device computes in a step
+precision.py    seconds of products under a recipe, and bytes of quantization
 step.py         the time of a step: compute, exposed communication, pipeline bubble
 moe.py          moving tokens or expert weights, by time
 topology.py     SW201, SW202, SW204

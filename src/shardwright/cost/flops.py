@@ -17,26 +17,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from typing import NamedTuple
 
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan
+from shardwright.core.recipes.recipe import Product
 from shardwright.core.resolution.resolve import operand_spec
 
 Work = Mapping[tuple[str, Phase], float]
 """Flops of one device in a step, by component and phase."""
 
-BACKWARD = 2
 KEYS_OF_A_LATENT = {"kv_lora", "heads"}
+
+
+class CountedProduct(NamedTuple):
+    """A product of a device in a step. ``weight``: the one that is multiplied; None for attention scores."""
+
+    component: str
+    phase: Phase
+    flops: float
+    product: Product
+    weight: str | None
 
 
 def step_flops(plan: Plan) -> Work:
     """Flops of one device in a step. Exact for the products above; nothing else is counted."""
     work: dict[tuple[str, Phase], float] = {}
-    for component, forward, again in _products(plan):
-        passes: Mapping[Phase, int] = {"forward": 1, "recompute": int(again), "backward": BACKWARD}
-        for phase, times in passes.items():
-            work[component, phase] = work.get((component, phase), 0.0) + times * forward
+    for one in step_products(plan):
+        work[one.component, one.phase] = work.get((one.component, one.phase), 0.0) + one.flops
     return work
+
+
+def step_products(plan: Plan) -> Iterator[CountedProduct]:
+    """Every product of a step: of the forward pass, recomputed (none of its flops, if it is not), and the two of the backward pass."""
+    for component, forward, again, weight in _products(plan):
+        yield CountedProduct(component, "forward", forward, "output", weight)
+        yield CountedProduct(component, "recompute", forward * again, "output", weight)
+        yield CountedProduct(component, "backward", forward, "input_gradient", weight)
+        yield CountedProduct(component, "backward", forward, "weight_gradient", weight)
 
 
 def update_bytes(plan: Plan) -> int:
@@ -45,18 +63,18 @@ def update_bytes(plan: Plan) -> int:
     return 2 * memory.state_bytes + memory.gradients_bytes
 
 
-def _products(plan: Plan) -> Iterator[tuple[str, float, bool]]:
-    """Component, forward flops on one device, and whether they are recomputed for the backward pass."""
+def _products(plan: Plan) -> Iterator[tuple[str, float, bool, str | None]]:
+    """Component, forward flops on one device, whether they are recomputed for the backward pass, and the weight."""
     request = plan.request
     for weight, tensor in zip(request.table.weights, plan.weights, strict=True):
         batched = "experts" in weight.logical_axes
         in_layer = weight.stack is not None and not weight.ends_layer
         again = in_layer and (request.remat == "full" or (request.remat == "dots" and batched))
         for component in _components(weight):
-            yield component, _of_weight(plan, weight, tensor, component), again
+            yield component, _of_weight(plan, weight, tensor, component), again, weight.name
     scores = _of_scores(plan)
     if scores:
-        yield "attention", scores, request.remat != "none"
+        yield "attention", scores, request.remat != "none", None
 
 
 def _components(weight: Weight) -> Iterable[str]:

@@ -7,7 +7,7 @@
 | reductions over replicas, once a step | nothing: they run after the last product |
 | any other collective of activations | nothing: the next product waits for it |
 
-The time of a step is the sum of the compute at the chip's full rate, the optimizer's pass through memory, the exposed
+The time of a step is the sum of the compute at the chip's full rate, the passes of optimizer and quantizers through memory, the exposed
 communication, and the pipeline bubble: (stages - 1) / microbatches of the others (book, Training). Nothing here is
 calibrated.
 """
@@ -22,6 +22,7 @@ from shardwright.cost.chips import ChipNumbers, Reading
 from shardwright.cost.collectives import Rates, Time, time_of
 from shardwright.cost.flops import Work, step_flops, update_bytes
 from shardwright.cost.links import MeshMapping
+from shardwright.cost.precision import RATES, computing_seconds, quantization_bytes
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""
@@ -52,15 +53,18 @@ def seconds_of(one: PlannedCollective, time: Time | None) -> float | None:
     return None if time is None else time.seconds * one.count_per_step
 
 
-def flops_per_s(chip: ChipNumbers, dtype: str, reading: Reading) -> float:
-    """The rate of matrix products in a dtype."""
-    share = chip.read("float32_share_of_bf16", reading) if dtype == "float32" else 1.0
-    return chip.read("bf16_flops_per_s", reading) * share
-
-
-def constants_of(chip: ChipNumbers, dtype: str) -> tuple[Constant, ...]:
+def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
     """The numbers of a chip that the time of a step depends on, each with those of other sources."""
-    names = [name for name in chip.numbers if name.endswith(("_per_s", "_latency_s"))]
+    dtype, kernels = (
+        plan.request.dtype,
+        (weight.kernels_on(chip.chip.device, plan.request.engine) for weight in plan.quantized),
+    )
+    needed = {RATES[one.kernel.rate] for of_weight in kernels for one in of_weight.values()} | {RATES["bfloat16"]}
+    names = [
+        name
+        for name in chip.numbers
+        if name.endswith(("_per_s", "_latency_s")) and (name in needed or name not in RATES.values())
+    ]
     if dtype == "float32":
         names.append("float32_share_of_bf16")
     return tuple(
@@ -77,12 +81,11 @@ def constants_of(chip: ChipNumbers, dtype: str) -> tuple[Constant, ...]:
 def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> StepCost | None:
     seconds = [seconds_of(one, time) for one, time in zip(plan.collectives, times, strict=True)]
     known = [second for second in seconds if second is not None]
-    if len(known) < len(seconds):
+    computing = computing_seconds(plan, chip, reading)
+    if len(known) < len(seconds) or computing is None:
         return None
-    work = step_flops(plan)
-    rate = flops_per_s(chip, plan.request.dtype, reading)
-    computing = {where: flops / rate for where, flops in work.items()}
-    compute = sum(computing.values()) + update_bytes(plan) / chip.read("hbm_bytes_per_s", reading)
+    moved = update_bytes(plan) + quantization_bytes(plan, chip)
+    compute = sum(computing.values()) + moved / chip.read("hbm_bytes_per_s", reading)
     exposed = _exposed(plan, known, computing)
     idle = _bubble_ratio(plan) * (compute + exposed)
     return StepCost(
@@ -91,8 +94,8 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
         communication_seconds=sum(known),
         exposed_seconds=exposed,
         idle_seconds=idle,
-        flops_per_device=sum(work.values()),
-        constants=constants_of(chip, plan.request.dtype),
+        flops_per_device=sum(step_flops(plan).values()),
+        constants=constants_of(chip, plan),
     )
 
 

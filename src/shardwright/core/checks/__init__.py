@@ -15,7 +15,7 @@ strides.py        SW117: a mesh order that separates neighbours
 pays.py           SW121: whether a layout pays
 balance.py        SW122: load balancing without effect
 memory.py         SW312: the memory of a device
-low_precision.py  SW404, SW416: a recipe of low precision under the layout
+low_precision.py  SW404, SW416, SW417: a recipe of low precision under the layout, and on the chip
 expert_buffer.py  SW405: dropped tokens and the expert buffer
 engines.py        SW415: what an engine does not run
 
@@ -33,7 +33,7 @@ from shardwright.core.checks.choices import choices
 from shardwright.core.checks.engines import not_run
 from shardwright.core.checks.expert_buffer import expert_buffer
 from shardwright.core.checks.idle import idle_axes
-from shardwright.core.checks.low_precision import blocks_split, moved_by_the_layout
+from shardwright.core.checks.low_precision import blocks_split, dequantized, moved_by_the_layout
 from shardwright.core.checks.memory import memory
 from shardwright.core.checks.pays import pays
 from shardwright.core.checks.replicas import replicated_activations, replicated_weights
@@ -71,6 +71,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     memory,
     moved_by_the_layout,
     blocks_split,
+    dequantized,
     not_run,
 )
 

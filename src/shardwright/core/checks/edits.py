@@ -26,6 +26,9 @@ def other_recipe(name: str) -> Candidate:
     return Candidate(text=f"--precision {name}", edit=lambda request: replace(request, precision=preset(name)))
 
 
+WITHOUT_RECIPE = Candidate(text="leave --precision out", edit=lambda request: replace(request, precision=None))
+
+
 def of_recipe(plan: Plan, **changes: Any) -> Candidate:
     """Another value for an entry of the recipe: ``reduce_amax: true in the recipe's file``."""
     assert plan.request.precision is not None

@@ -6,9 +6,9 @@ This is the only such list. An engine refuses what is listed here, and otherwise
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from shardwright.core.checks.edits import (
+    WITHOUT_RECIPE,
     entry,
     named_roles,
     of_recipe,
@@ -31,7 +31,6 @@ from shardwright.core.plan.resharding import WeightResharding, weight_resharding
 from shardwright.core.recipes.delayed import is_computed
 
 ON_JAX = option("engine", "jax")
-WITHOUT_RECIPE = Candidate(text="leave --precision out", edit=lambda request: replace(request, precision=None))
 
 ENGINES: Mapping[Engine, str] = {"jax": "the JAX engine", "torch": "the PyTorch engine"}
 

@@ -1,10 +1,11 @@
-"""SW404: a layout that moves what is quantized. SW416: shards that end inside a block of a recipe."""
+"""SW404: a layout that moves what is quantized. SW416: shards that end inside a block of a recipe. SW417: codes that a chip does
+not multiply."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.checks.edits import of_recipe, option, other_recipe, resized
+from shardwright.core.checks.edits import WITHOUT_RECIPE, of_recipe, option, other_recipe, resized
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import either, every, others, product
@@ -123,3 +124,33 @@ def _entire(plan: Plan, one: SplitBlock, legal: list[int]) -> Iterator[Candidate
     for name in (*FREER, "nvfp4"):
         yield other_recipe(name)
     yield of_recipe(plan, high=(*recipe.high, one.weight))
+
+
+def dequantized(plan: Plan) -> Iterator[Draft]:
+    """SW417: each reason for which the chip multiplies values of codes, once, with the weights and products that it is about."""
+    chip, recipe = plan.request.chip, plan.request.precision
+    groups: dict[tuple[str, str], list[tuple[QuantizedWeight, str]]] = {}
+    for weight in plan.quantized:
+        for of, kernel in weight.kernels.items():
+            if not kernel.kernel.of_codes:
+                groups.setdefault((kernel.name, kernel.why), []).append((weight, of.replace("_", " ")))
+    for (kernel, why), found in groups.items():
+        assert chip is not None
+        assert recipe is not None
+        weights = {weight.name: weight for weight, _ in found}
+        products = list(dict.fromkeys(product for _, product in found))
+        # A weight of which the chip multiplies other products' codes gains from the recipe.
+        partly = all(any(one.kernel.of_codes for one in weight.kernels.values()) for weight in weights.values())
+        finding = Finding(
+            code="SW417",
+            severity="info" if partly else "warning",
+            tensor=found[0][0].name,
+            where=f"{found[0][0].name} on {chip.name}",
+            found=f"{every(products)}: values of the codes of '{recipe.name}' are multiplied in {kernel}: {why}"
+            f"{_so_are(list(weights))}",
+            needed="a product of codes: a recipe of which the chip has one, or a chip that has one for this recipe",
+            cost=f"the products take as long as in {kernel}, and operands are quantized in addition",
+        )
+        yield Draft(
+            finding=finding, candidates=(*(other_recipe(name) for name in FREER if name != recipe.name), WITHOUT_RECIPE)
+        )

@@ -273,6 +273,12 @@ CODES: dict[str, Code] = {
             law="The elements that share a scale of a recipe are on one device: shards end between two blocks.",
         ),
         Code(
+            code="SW417",
+            severity="warning",
+            title="codes that the chip does not multiply",
+            law="A chip multiplies the codes that a recipe makes, or the plan reports what it multiplies in their place.",
+        ),
+        Code(
             code=TOO_LARGE,
             severity="error",
             title="more memory than the chip has",

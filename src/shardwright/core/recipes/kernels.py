@@ -168,7 +168,7 @@ def choose_product_kernel(device: Device, product: NarrowProduct) -> ChosenKerne
 def _why(device: Device, product: NarrowProduct, lacking: list[str]) -> str:
     """Why no kernel multiplies the codes of a product. ``lacking``: those that would, and that the device does not have."""
     if device.kind != "GPU":
-        return "it multiplies no codes"
+        return "the chip multiplies no codes"
     if lacking:
         one = next(kernel for kernel in KERNELS if kernel.name == lacking[0])
         return f"'{one.name}' needs compute capability {one.least[0]}.{one.least[1]}"
