@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.laws.documents import ExampleError, blocks, matches, run_document
-from tests.laws.torchrun import install
+from tests.laws.forked import started
 
 # Examples may import JAX, and start commands.
 pytestmark = [pytest.mark.devices, pytest.mark.processes]
@@ -36,10 +37,12 @@ def test_document_exists_and_its_links_are_valid(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reader_environment(user_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A user's, with a torchrun whose ranks start together."""
-    folder = install(tmp_path_factory.mktemp("bin"))
-    return {**user_environment, "PATH": os.pathsep.join([str(folder), user_environment["PATH"]])}
+def reader_environment(
+    user_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """A user's, with commands that start at once."""
+    with started(tmp_path_factory.mktemp("bin"), user_environment) as folder:
+        yield {**user_environment, "PATH": os.pathsep.join([str(folder), user_environment["PATH"]])}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
@@ -47,24 +50,26 @@ def test_examples(path: Path, tmp_path: Path, reader_environment: dict[str, str]
     run_document(path, tmp_path, reader_environment)
 
 
-WITH_RANKS = [path for path in DOCUMENTS if "$ OMP_NUM_THREADS=1 torchrun" in path.read_text(encoding="utf-8")]
+WITH_COMMANDS = [
+    path for path in DOCUMENTS if re.search(r"\$ .*(shardwright|torchrun)", path.read_text(encoding="utf-8"))
+]
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("path", WITH_RANKS, ids=name_of)
-def test_examples_with_torchrun_itself(path: Path, tmp_path: Path, user_environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=name_of)
+def test_examples_with_the_commands_themselves(path: Path, tmp_path: Path, user_environment: dict[str, str]) -> None:
     run_document(path, tmp_path, user_environment)
 
 
-def test_a_rank_that_fails_ends_torchrun(tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_torchrun(tmp_path: Path, reader_environment: dict[str, str]) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, sys\n"
         "print(os.environ['RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)\n"
         "sys.exit('bad') if os.environ['RANK'] == '1' else signal.pause()\n"
     )
-    command = [str(install(tmp_path) / "torchrun"), "--nproc-per-node", "2", str(script), "more"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = ["torchrun", "--nproc-per-node", "2", str(script), "more"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=reader_environment)
     assert (ran.returncode, sorted(ran.stdout.splitlines())) == (1, ["0 2 more", "1 2 more"]), ran.stderr
 
 

@@ -1,7 +1,6 @@
-"""torchrun for examples: the ranks of one machine, each a fork of one process that has imported PyTorch.
+"""torchrun for examples: the ranks of one machine, each a fork of this process, which has imported PyTorch (``forked.py``).
 
-Eleven ranks and agents import it for three seconds each in one document. What a rank sees of torchrun is the same: its
-variables of the environment and a port for its store. ``make test-all`` runs the same examples with torchrun itself.
+What a rank sees of torchrun is the same: its variables of the environment and a port for its store.
 """
 
 from __future__ import annotations
@@ -16,16 +15,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-SCRIPT = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path(__file__).parents[2])!r})\nfrom tests.laws.torchrun import main\nmain()\n"
-
-
-def install(folder: Path) -> Path:
-    """Write an executable ``torchrun`` into a folder, which goes first in PATH."""
-    path = folder / "torchrun"
-    path.write_text(SCRIPT)
-    path.chmod(0o755)
-    return folder
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="torchrun")
@@ -33,9 +22,6 @@ def main() -> None:
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    import torch.distributed.fsdp  # before the fork, for all ranks
-    import torch.distributed.tensor.parallel  # noqa: F401
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     ranks = [_started(rank, options.nproc_per_node, port, options) for rank in range(options.nproc_per_node)]
