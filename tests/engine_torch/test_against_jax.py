@@ -32,10 +32,11 @@ CASES.append(
     case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=2", "attention=ring,moe=ring", "capacity_factor=1.0", balanced=True)
 )
 EACH_LAYOUT = [*CASES[::2], CASES[-1]]
-"""Each layout with one family or two; ``whole.py`` trains all steps of every case."""
+"""Each layout with one family or two; ``whole.py`` trains all steps of every case. `make test` compares each family, and dense layers,
+experts and a ring; other layouts it compares with one device of this engine, in ``test_layouts_agree.py``."""
 
 
-@pytest.mark.parametrize("case", some(EACH_LAYOUT, (0, 1, 3, 4, 5, 6, 7)), ids=in_words)
+@pytest.mark.parametrize("case", some(EACH_LAYOUT, (0, 3, 6, 7)), ids=in_words)
 def test_trains_as_the_other_engine(case: Case, four: Ranks) -> None:
     """From bitwise equal weights: the gradients of steps 1 and 2, every loss, and the gradient norms for clipping."""
     ours, theirs = trained(four, case, FEW_STEPS), run_of(case.alone)

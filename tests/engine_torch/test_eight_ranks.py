@@ -13,6 +13,7 @@ from tests.engine_jax.steps import Case
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.redistributing import by_hand, each_collective, wrong_after_steps
 from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words
+from tests.matrix import some
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 
 SEEDS = range(100)
@@ -47,6 +48,6 @@ ON_EIGHT = [
 ]
 
 
-@pytest.mark.parametrize("case", ON_EIGHT, ids=in_words)
+@pytest.mark.parametrize("case", some(ON_EIGHT, (1, 2, 3)), ids=in_words)
 def test_eight_ranks_train_as_one_device(case: Case, eight: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), eight, case)

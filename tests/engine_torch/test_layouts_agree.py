@@ -64,7 +64,7 @@ ON_FOUR = [
 ]
 
 
-@pytest.mark.parametrize("case", some(ON_FOUR, set(range(25)) - {2, 3, 9, 12, 14, 18, 20, 21, 22, 23}), ids=in_words)
+@pytest.mark.parametrize("case", some(ON_FOUR, {1, 4, 5, 7, 8, 10, 11, 13, 16, 17, 19, 24}), ids=in_words)
 def test_trains_as_one_device(case: Case, four: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), four, case)
 

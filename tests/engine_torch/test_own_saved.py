@@ -30,7 +30,8 @@ def of(eight: Ranks, sizes: tuple[int, ...]) -> Ranks:
     return eight.first(int(np.prod(sizes)))
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS, ids=str)
+# The pairs below save under the others.
+@pytest.mark.parametrize("sharding", some(SHARDINGS, (1, 2, 3, 4, 8)), ids=str)
 def test_a_save_has_every_element_once(eight: Ranks, sharding: Sharding, tmp_path: Path) -> None:
     of(eight, sharding[1]).run(save_small, *sharding, str(tmp_path))
     checkpoint = open_newest(tmp_path)
@@ -47,7 +48,7 @@ def test_a_save_has_every_element_once(eight: Ranks, sharding: Sharding, tmp_pat
     )
 
 
-@pytest.mark.parametrize("pair", some(PAIRS, [6, 25, 33, 58, 71]), ids=str)
+@pytest.mark.parametrize("pair", some(PAIRS, [6, 25, 58, 71]), ids=str)
 def test_another_sharding_loads_what_was_saved(eight: Ranks, pair: tuple[Sharding, Sharding], tmp_path: Path) -> None:
     before, after = pair
     of(eight, before[1]).run(save_small, *before, str(tmp_path))

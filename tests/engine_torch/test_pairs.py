@@ -15,7 +15,7 @@ from tests.pairs.cases import ENGINES, MODELS, Place, places, plan_of, values_of
 from tests.pairs.exchanging import STEP, exchange, load_at, save_at
 
 SEED = 13
-DRAWN = {"deepseek3-test": (1, 1), "llama3-test": (5, 2), "mixtral-test": (1, 1)}
+DRAWN = {"deepseek3-test": (1, 1), "llama3-test": (3, 1), "mixtral-test": (1, 1)}
 """How many places of JAX and of PyTorch save, and how many others or the same load. A load of the largest model takes half a second."""
 
 
