@@ -286,6 +286,7 @@ def test_a_copy_does_not_change_and_its_memory_is_used_again(dtype: str) -> None
         [owned] = copies.of([OwnedBox(name="w", box=Box.whole(live.shape), array=lambda: live)])
         array: Any = owned.array
         assert array.tobytes() == live.tobytes()
+        assert array.strides == live.strides, "the step does not wait for transposed dims"
         before = array.tobytes()
         live[...] = np.zeros(1, dtype)[0]
         assert array.tobytes() == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -57,6 +58,11 @@ DTYPES: Mapping[str, Dtype] = {
 }
 
 
+WIDTHS = (1, 2, 4, 8)
+TILE = (64, 256)
+"""Indices of the dim whose elements follow each other in memory, and of the last dim: a tile is in the cache of a core."""
+
+
 def as_bytes(array: np.ndarray) -> np.ndarray:
     """The array's elements as they are stored: a flat ``uint8`` array, row-major and little-endian.
 
@@ -64,7 +70,23 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
     """
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return _row_major(array).reshape(-1).view(np.uint8)
+
+
+def _row_major(array: np.ndarray) -> np.ndarray:
+    """The same array, or a copy of it in tiles: NumPy copies transposed dims element by element through the cache."""
+    if array.flags.c_contiguous or array.ndim < 2 or array.itemsize not in WIDTHS:
+        return np.ascontiguousarray(array)
+    bits = array.view(f"u{array.itemsize}")
+    copy = np.empty(array.shape, bits.dtype)
+    last = array.ndim - 1
+    fastest = min(range(array.ndim), key=lambda dim: (array.shape[dim] == 1, abs(array.strides[dim])))
+    sizes: dict[int, int] = {fastest: TILE[0], last: TILE[1]} if fastest != last else {}
+    ranges = [range(0, size, sizes[dim] if dim in sizes else max(size, 1)) for dim, size in enumerate(array.shape)]
+    for start in product(*ranges):
+        tile = tuple(slice(at, at + each.step) for at, each in zip(start, ranges, strict=True))
+        copy[tile] = bits[tile]
+    return copy
 
 
 def numpy_dtype(dtype: Dtype, tensor: str) -> np.dtype:

@@ -36,9 +36,15 @@ class HostCopies:
         array = np.asarray(owned.array() if callable(owned.array) else owned.array)
         key = (owned.name, owned.box)
         buffer = self._buffers.get(key)
-        if buffer is None or buffer.dtype != array.dtype or buffer.shape != array.shape:
+        if (
+            buffer is None
+            or buffer.dtype != array.dtype
+            or buffer.shape != array.shape
+            or _order(buffer) != _order(array)
+        ):
             try:
-                buffer = self._buffers[key] = np.empty(array.shape, array.dtype)
+                # In the order that the elements have in memory: the thread that writes them may transpose, the step does not wait for it.
+                buffer = self._buffers[key] = np.empty_like(array)
             except MemoryError as error:
                 raise CheckpointError(
                     f"'{owned.name}', box [{owned.box}]: host memory has no {array.nbytes:,} bytes for a copy of it. "
@@ -48,3 +54,8 @@ class HostCopies:
         bits = np.dtype(f"u{array.dtype.itemsize}")
         np.copyto(buffer.view(bits), array.view(bits))
         return buffer
+
+
+def _order(array: np.ndarray) -> list[int]:
+    """The dims from the outermost to the innermost in memory, without those of one index."""
+    return sorted((dim for dim in range(array.ndim) if array.shape[dim] > 1), key=lambda dim: -abs(array.strides[dim]))
