@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +25,17 @@ from shardwright.checkpoint import (
     join_save,
     latest,
     open_checkpoint,
+    save_checkpoint,
     saving,
     verify,
     write_part,
 )
 from shardwright.checkpoint.folder.directory import committed, leftovers, step_directory
+from shardwright.checkpoint.writing import data_file
+from shardwright.checkpoint.writing import save as writing
 from shardwright.core.boxes.box import Box
 from shardwright.storage import objects
+from shardwright.storage.files import PARALLEL
 from shardwright.storage.url import Url
 from tests.checkpoint.states import State, point, random_state, same_bits, save
 from tests.checkpoint.stores import OUT, RUN, STATE, contents, grow_old, last_request, save_there, whole
@@ -51,6 +60,34 @@ def test_files_are_in_a_folder_of_the_attempt_and_the_manifest_is_beside() -> No
         "manifest.json",
     ]
     assert (committed(OUT), leftovers(OUT)) == ((step,), ())
+
+
+def test_several_files_are_uploaded_at_a_time_and_boxes_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "LEAST_UPLOAD_BYTES", 1)
+    state = random_state(1, tensors=12)
+    begun, opened_before = threading.Barrier(PARALLEL, timeout=20), count()
+    reading, most, new_file = list[str](), list[int](), data_file.new_file
+
+    def read(owned: OwnedBox) -> np.ndarray:
+        reading.append(owned.name)
+        most.append(len(reading))
+        reading.pop()
+        return np.asarray(owned.array)
+
+    def opened(*arguments: Any) -> Any:
+        # The first ones have all begun before one of them ends.
+        if next(opened_before) < PARALLEL:
+            begun.wait()
+        return new_file(*arguments)
+
+    monkeypatch.setattr(data_file, "new_file", opened)
+    owned = [replace(one, array=partial(read, one)) for one in state.owned]
+    found = save_checkpoint(OUT, point(1), state.infos, owned, run=RUN)
+    assert isinstance(found, Url)
+    assert whole(found, state)
+    assert max(most) == 1
+    files = [key for key in keys() if key.endswith(".safetensors")]
+    assert PARALLEL <= len(files) <= 2 * PARALLEL
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -20,6 +20,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
+
+import numpy as np
 
 from shardwright.checkpoint.folder import in_store
 from shardwright.checkpoint.folder.directory import (
@@ -38,6 +41,7 @@ from shardwright.checkpoint.format.part import (
     MAX_BOX_BYTES,
     StoredBox,
     StoredFile,
+    box_bytes,
     data_name,
     declared_name,
     part_bytes,
@@ -46,14 +50,23 @@ from shardwright.checkpoint.format.part import (
 from shardwright.checkpoint.format.pieces import PIECE_BYTES
 from shardwright.checkpoint.format.read_manifest import ATTEMPT, read_manifest
 from shardwright.checkpoint.retention.rules import Keep, rules_of
-from shardwright.checkpoint.writing.data_file import MAX_FILE_BYTES, OwnedBox, grouped, joined, write_data_file
+from shardwright.checkpoint.writing.data_file import (
+    MAX_FILE_BYTES,
+    JoinedBox,
+    OwnedBox,
+    grouped,
+    joined,
+    write_data_file,
+)
 from shardwright.checkpoint.writing.merging import declared_bytes, merged
 from shardwright.checkpoint.writing.retention import delete_old
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.storage.files import exists, remove_files, write_durable, write_small
+from shardwright.storage.files import PARALLEL, each, exists, remove_files, write_durable, write_small
 from shardwright.storage.url import Place, Url, parsed_place
 
+LEAST_UPLOAD_BYTES = 64 << 20
+"""Less than this is not divided into several uploads."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -195,14 +208,37 @@ def write_part(
     with _explained(step_directory(save.out, save.step)):
         write_small(save.directory / declared_name(process), declared_bytes(tensors))
         numbers = {info.name: number for number, info in enumerate(tensors)}
-        files: list[StoredFile] = []
-        rows: list[tuple[int, int, StoredBox]] = []
-        parts = joined([pair for pair in owned if pair[1].box.size], max_file_bytes)
-        for number, group in enumerate(grouped(parts, max_file_bytes)):
-            file, stored = write_data_file(save.directory / data_name(process, number), group, save.step, piece_bytes)
-            files.append(file)
-            rows += [(numbers[box.info.name], number, box) for box in stored]
-        write_durable(save.directory / part_name(process), part_bytes(files, rows, piece_bytes))
+        # In a store several files are written at a time. What reads a box need not know of threads.
+        reading = Lock()
+        own = [(info, _one_at_a_time(one, reading)) for info, one in owned if one.box.size]
+        most = _most_file_bytes(save, sum(box_bytes(info, one.box) for info, one in own), max_file_bytes)
+
+        def write(numbered: tuple[int, Sequence[JoinedBox]]) -> tuple[StoredFile, list[StoredBox]]:
+            number, group = numbered
+            return write_data_file(save.directory / data_name(process, number), group, save.step, piece_bytes)
+
+        written = list(each(save.directory, write, enumerate(grouped(joined(own, most), most))))
+        rows = [(numbers[box.info.name], number, box) for number, (_, stored) in enumerate(written) for box in stored]
+        write_durable(save.directory / part_name(process), part_bytes([file for file, _ in written], rows, piece_bytes))
+
+
+def _one_at_a_time(owned: OwnedBox, reading: Lock) -> OwnedBox:
+    array = owned.array
+    if not callable(array):
+        return owned
+
+    def read() -> np.ndarray:
+        with reading:
+            return np.asarray(array())
+
+    return replace(owned, array=read)
+
+
+def _most_file_bytes(save: Save, num_bytes: int, most: int) -> int:
+    """The bytes of a data file: in a store as many files as it gets at a time, since each is one upload."""
+    if not isinstance(save.directory, Url):
+        return most
+    return min(most, max(LEAST_UPLOAD_BYTES, -(-num_bytes // PARALLEL)))
 
 
 def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: Keep = None) -> Place:
