@@ -79,7 +79,8 @@ def rank_of(rank: int, store: str, directory: str, load: str, together: bool, an
     wants = wants_of((other, box) for other in range(RANKS) for box in boxes_of(load, columns, other))
     carrier = RankCarrier(device=torch.device("cpu"))
     # Before the measurement: connections, and the code of the first collective.
-    carrier.exchange(np.zeros(RANKS, np.uint8), [1] * RANKS, [1] * RANKS)
+    dist.all_to_all_single(torch.zeros(RANKS), torch.zeros(RANKS))
+    carrier.largest(0)
     source = Together(source=checkpoint, wants=lambda _: wants, carrier=carrier) if together else checkpoint
     dist.barrier()
     before, read, started = status("VmRSS"), bytes_read(), time.perf_counter()

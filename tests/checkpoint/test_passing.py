@@ -14,8 +14,8 @@ import pytest
 from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError, open_checkpoint
 from shardwright.checkpoint.exchange import rings, units
 from shardwright.checkpoint.exchange.loads import load_of
-from shardwright.checkpoint.exchange.passing import read_together
-from shardwright.checkpoint.exchange.schedule import schedule_of, seed_of
+from shardwright.checkpoint.exchange.passing import Together, read_together, together_or_alone
+from shardwright.checkpoint.exchange.schedule import Round, schedule_of, seed_of
 from shardwright.checkpoint.exchange.wants import wants_of
 from shardwright.checkpoint.reading import streams
 from shardwright.core.boxes.box import Box
@@ -59,13 +59,14 @@ class ThreadCarrier:
     def texts(self, text: str) -> Sequence[str]:
         return self.meeting.gather(self.index, text)
 
-    def exchange(self, sent: np.ndarray, to: Sequence[int], sent_here: Sequence[int]) -> np.ndarray:
+    def exchange(self, now: Round, sent: np.ndarray) -> np.ndarray:
+        to, sent_here = now.bytes_to(self.count), now.bytes_from(self.count)
         assert len(sent) == sum(to)
         parts = [
             data[sum(sizes[: self.index]) :][: sizes[self.index]]
             for data, sizes in self.meeting.gather(self.index, (sent, to))
         ]
-        assert [len(part) for part in parts] == list(sent_here)
+        assert [len(part) for part in parts] == sent_here
         return np.concatenate(parts)
 
 
@@ -211,3 +212,31 @@ def test_damage_that_one_process_finds_is_damage_to_all(tmp_path: Path) -> None:
     found = together(saved, {process: [whole] for process in range(3)}, {1: source})
     assert [type(one) for one in found] == [DamagedError] * 3
     assert {str(one) for one in found} == {str(error)}
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_all_end_where_one_fails_between_two_reads(after: int, tmp_path: Path) -> None:
+    """``after``: so many reads. The others wait in the next one, or are done."""
+    saved = random_saved(np.random.default_rng(3), tmp_path)
+    whole = Box.whole(saved.array.shape)
+    wants = wants_of((process, whole) for process in range(3))
+    error = MemoryError("no room")
+
+    def do(carrier: ThreadCarrier) -> None:
+        source = Together(open_checkpoint(saved.directory), lambda _: wants, carrier)
+
+        def read() -> None:
+            for number in range(2):
+                if carrier.index == 1 and number == after:
+                    raise error
+                source.read_boxes("w", [whole])
+            if carrier.index == 1 and after == 2:
+                raise error
+
+        together_or_alone(source, read)
+
+    found = by_all(3, do)
+    assert found[1] is error
+    others = f"{saved.directory}: process 1 of 3 ended its load. Its error: MemoryError: no room"
+    assert [str(one) for one in (found[0], found[2])] == [others] * 2
+    assert [type(one) for one in (found[0], found[2])] == [CheckpointError] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch import load, parallelize, save
+from shardwright.engine_torch.own_program import store
 from shardwright.runs import saving
 from tests.engine_torch.own_block import dense
 from tests.engine_torch.own_saved import local, message, numbered, run_of, sharded, stepped
@@ -90,6 +92,24 @@ def full_disk(folder: str) -> str:
         return message(save, folder, sharded("fsdp", (4,)), step=2)
     finally:
         saving.write_part = write
+
+
+def fails_between(folder: str) -> tuple[str, float]:
+    """Rank 2 fails when it has read the second tensor of a load: the message of each rank, and how long it took."""
+    fill, filled = store.fill, list[str]()
+
+    def filled_once(one: Any, *arguments: Any) -> None:
+        fill(one, *arguments)
+        filled.append(one.name)
+        if dist.get_rank() == 2 and len(filled) == 2:
+            raise saving.CheckpointError("no room on this device")
+
+    module, started = sharded("fsdp", (4,)), time.monotonic()
+    store.fill = filled_once
+    try:
+        return message(load, folder, module), time.monotonic() - started
+    finally:
+        store.fill = fill
 
 
 def strided(folder: str) -> tuple[list[float], list[float]]:

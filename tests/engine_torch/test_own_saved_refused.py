@@ -71,6 +71,18 @@ def test_a_rank_that_cannot_write_leaves_nothing(four: Ranks, tmp_path: Path) ->
     assert four.run(load_small, "fsdp", (4,), str(tmp_path)) == [[]] * 4
 
 
+def test_a_rank_that_fails_between_two_reads_ends_the_load_of_all(four: Ranks, tmp_path: Path) -> None:
+    """The others wait for it in the next read."""
+    four.run(save_small, "fsdp", (4,), str(tmp_path))
+    answers = four.run(own_refused.fails_between, str(tmp_path))
+    step = tmp_path / "checkpoints" / "step-00000001"
+    others = f"{step}: rank 2 of 4 ended its load. Its error: no room on this device"
+    assert [said for said, _ in answers] == [others, others, "no room on this device", others]
+    assert max(took for _, took in answers) < 20
+    # The group of the ranks is as good as before.
+    assert four.run(load_small, "fsdp", (4,), str(tmp_path)) == [[]] * 4
+
+
 def test_rows_with_gaps_are_several_boxes(four: Ranks, tmp_path: Path) -> None:
     answers = four.run(own_refused.strided, str(tmp_path))
     assert all(held == loaded for held, loaded in answers)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -28,7 +28,10 @@ from shardwright.storage.url import Place
 Result = TypeVar("Result")
 
 DONE, MORE, FAILED = range(3)
-"""What a process says before each round: all its elements are there, it has another round, or it cannot read."""
+"""What a process says before each round: all its elements are there, it has another round, or it cannot go on."""
+
+DAMAGED, FAILS, BETWEEN = "damaged", "failed", "between"
+"""What failed in a process: it found damage, it could not read, or something else went wrong between two reads."""
 
 
 class Carrier(Protocol):
@@ -51,10 +54,10 @@ class Carrier(Protocol):
         """The texts of all processes, by process."""
         ...
 
-    def exchange(self, sent: np.ndarray, to: Sequence[int], sent_here: Sequence[int]) -> np.ndarray:
-        """The bytes that all processes send to this one, those of the first process first. uint8, one dim.
+    def exchange(self, now: Round, sent: np.ndarray) -> np.ndarray:
+        """The bytes that all processes send to this one in a round, those of the first process first. uint8, one dim.
 
-        ``sent``: the bytes to every process, one after the other; ``to``: how many to each. ``sent_here``: how many from each.
+        ``sent``: the bytes to every process, one after the other; to and from each the parcels of the round in their order.
         """
         ...
 
@@ -99,7 +102,7 @@ def read_together(
         assert sent is not None
         if state == DONE:
             return work.results(raw=raw)
-        attempt.of(work.take, number, carrier.exchange(sent, *work.sizes(number)))
+        attempt.of(work.take, number, carrier.exchange(work.round(number), sent))
         number += 1
 
 
@@ -118,24 +121,33 @@ class _Attempt:
         return None
 
 
-def _error_of_all(carrier: Carrier, source: Source, name: str, own: Exception | None) -> Exception:
-    """The error that this process ends with, when one process has failed."""
-    damaged = "damaged\n" if isinstance(own, DamagedError) else "failed\n"
+def _error_of_all(
+    carrier: Carrier, source: Source, name: str, own: Exception | None, *, between: bool = False
+) -> Exception:
+    """The error that this process ends with, when one process has failed. ``between``: ``own`` is not of a read."""
+    kind = DAMAGED if isinstance(own, DamagedError) else BETWEEN if between else FAILS
     text = str(own) if isinstance(own, ShardwrightError) else f"{type(own).__name__}: {own}"
-    answers = [answer.partition("\n") for answer in carrier.texts("" if own is None else damaged + text)]
+    answers = [answer.partition("\n") for answer in carrier.texts("" if own is None else f"{kind}\n{text}")]
     for kind, _, found in answers:
-        if kind == "damaged":
+        if kind == DAMAGED:
             first, *lines = found.split("\n")
             return DamagedError(first, lines=lines)
     if own is not None:
         return own
-    process, found = next((process, found) for process, (kind, _, found) in enumerate(answers) if kind)
+    process, kind, found = next((process, kind, found) for process, (kind, _, found) in enumerate(answers) if kind)
     first, *lines = found.split("\n")
-    return CheckpointError(
-        f"{source.directory}: tensor '{name}': {carrier.noun} {process} of {carrier.count} could not read its part, which others "
-        f"need too. Its error: {first}",
-        lines=lines,
+    who = f"{carrier.noun} {process} of {carrier.count}"
+    failed = (
+        f"{who} ended its load"
+        if kind == BETWEEN
+        else f"tensor '{name}': {who} could not read its part, which others need too"
     )
+    return CheckpointError(f"{source.directory}: {failed}. Its error: {first}", lines=lines)
+
+
+def starts(sizes: Sequence[int]) -> list[int]:
+    """Where each begins, if they follow each other."""
+    return [0, *accumulate(sizes)][:-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,20 +191,10 @@ class _Work:
         dtype = DTYPES[self.source.tensors[self.name].dtype]
         return [array.view(dtype.raw if raw else numpy_dtype(dtype, self.name)) for _, array in self.targets]
 
-    def sizes(self, number: int) -> tuple[list[int], list[int]]:
-        """The bytes of a round to each process, and from each."""
-        to, here = [0] * self.count, [0] * self.count
-        for one in self.round(number).sends:
-            for parcel in one.parcels:
-                to[parcel.process] += parcel.num_bytes
-        for parcel in self.round(number).arrivals:
-            here[parcel.process] += parcel.num_bytes
-        return to, here
-
     def sent(self, number: int) -> np.ndarray:
         """Reads the units of a round, fills what this process needs of them, and returns the bytes to the others."""
-        to, _ = self.sizes(number)
-        places = [0, *accumulate(to)][:-1]
+        to = self.round(number).bytes_to(self.count)
+        places = starts(to)
         data = empty((sum(to),), np.dtype(np.uint8), f"{self.source.directory}: tensor '{self.name}'")
         for one in self.round(number).sends:
             if one.relayed:
@@ -210,8 +212,7 @@ class _Work:
 
     def take(self, number: int, arrived: np.ndarray) -> None:
         """Fills what has arrived in a round."""
-        _, here = self.sizes(number)
-        places, bits = [0, *accumulate(here)][:-1], self._bits
+        places, bits = starts(self.round(number).bytes_from(self.count)), self._bits
         for parcel in self.round(number).arrivals:
             for part in parcel.parts:
                 start = places[parcel.process]
@@ -246,17 +247,39 @@ class _Work:
         return DTYPES[self.source.tensors[self.name].dtype].bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
     """A source that all processes of a load read together: as the source itself, to the code of one process.
 
     Every process calls ``read_boxes`` for the same tensors in the same order. ``wants``: of each tensor what each process needs.
     """
 
-    source: Source
-    wants: Callable[[str], Sequence[Want]]
-    carrier: Carrier
+    def __init__(self, source: Source, wants: Callable[[str], Sequence[Want]], carrier: Carrier) -> None:
+        self._source, self._wants, self._carrier = source, wants, carrier
+        self._broken = False
 
     def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
         """As ``read_together``."""
-        return read_together(self.source, name, boxes, self.wants(name), self.carrier, raw=raw)
+        try:
+            return read_together(self._source, name, boxes, self._wants(name), self._carrier, raw=raw)
+        except Exception:
+            # All processes know of it, or can no longer be reached.
+            self._broken = True
+            raise
+
+    def all_do(self, do: Callable[[], Result]) -> Result:
+        """The result of ``do``, which reads tensors, once it is done in all processes. It raises in all where it raises in one.
+
+        What raises between two reads would leave the others waiting in the next one.
+        """
+        attempt = _Attempt()
+        result = attempt.of(do)
+        if not self._broken and self._carrier.largest(FAILED if attempt.error else DONE) == FAILED:
+            raise _error_of_all(self._carrier, self._source, "", attempt.error, between=True)
+        if attempt.error:
+            raise attempt.error
+        return cast(Result, result)
+
+
+def together_or_alone(source: object, do: Callable[[], Result]) -> Result:
+    """The result of ``do``, which reads a source: where all processes read it together, as ``Together.all_do``."""
+    return source.all_do(do) if isinstance(source, Together) else do()

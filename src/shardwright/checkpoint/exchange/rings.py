@@ -30,11 +30,20 @@ ROUND_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps ``first`` to ``last`` of a turn, without ``last``."""
+    """Steps ``first`` to ``last`` of a turn, without ``last``. ``num_bytes``: of the longest parcel of the turn."""
 
     turn: int
     first: int
     last: int
+    num_bytes: int
+
+    @property
+    def num_hops(self) -> int:
+        return self.last - self.first
+
+    def takers(self, count: int) -> np.ndarray:
+        """The place to which each place of a ring of ``count`` sends in each step: int64 (steps, places)."""
+        return (np.arange(count) + np.arange(self.first, self.last)[:, None] + 1) % count
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +51,23 @@ class Relay:
     """A round of one unit, number ``unit`` in the order of the turns. Places are counted from its reader on, round the ring.
 
     The first ``holders`` places have the unit. Each of them sends it to ``each`` others: the first one to those that follow the
-    holders, the second one to the next, until the end of the ring.
+    holders, the second one to the next, until the end of the ring. ``num_bytes``: of a parcel.
     """
 
     unit: int
     holders: int
     each: int
+    num_bytes: int
+
+    @property
+    def num_hops(self) -> int:
+        return self.each
+
+    def takers(self, count: int) -> np.ndarray:
+        """The place to which each place of a ring of ``count`` sends each of its parcels: int64 (each, places); -1: to none."""
+        places = (np.arange(count) - self.unit) % count
+        takers = self.holders + places * self.each + np.arange(self.each)[:, None]
+        return np.where((places < self.holders) & (takers < count), (takers + self.unit) % count, -1)
 
 
 Moves = Sequence[Steps | Relay]
@@ -116,7 +136,7 @@ def _stepped(ring: Ring, width: int) -> tuple[Sequence[Moves], Sequence[int]]:
                 filled.append(0)
                 room = max(1, ROUND_BYTES // size)
             last = min(step + room, count - 1)
-            rounds[-1].append(Steps(turn, step, last))
+            rounds[-1].append(Steps(turn, step, last, size))
             filled[-1] += (last - step) * size
             step = last
     return rounds, filled
@@ -131,7 +151,7 @@ def _relayed(ring: Ring, width: int) -> tuple[Sequence[Moves], Sequence[int]]:
         holders = 1
         while holders < count:
             each = min(max(1, ROUND_BYTES // size), -(-(count - holders) // holders))
-            rounds.append([Relay(unit, holders, each)])
+            rounds.append([Relay(unit, holders, each, size)])
             filled.append(each * size)
             holders = min(count, holders + holders * each)
     return rounds, filled

@@ -11,8 +11,8 @@ All of it follows from the stored boxes and from what each process needs, so tha
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from shardwright.checkpoint.exchange.groups import Group, needs_of, want_of
 from shardwright.checkpoint.exchange.rings import Calendar, Relay, Ring, Steps, rings, rounds_of
@@ -24,11 +24,15 @@ from shardwright.core.boxes.box import Box
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Parts of one unit that one process sends to another: ``process``, the other end. They follow each other in its bytes."""
+    """Parts of one unit that one process sends to another: ``process``, the other end. They follow each other in its bytes.
+
+    ``hop``: in which hop of its move.
+    """
 
     process: int
     parts: tuple[Box, ...]
     num_bytes: int
+    hop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,73 +51,119 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """What one process does in a round: read and send, then take what arrives; each in this order."""
+class Move:
+    """What the processes of one ring send to each other in a round: in each hop, a process sends one parcel or none, and gets one or none.
 
-    sends: list[Send] = field(default_factory=list)
-    arrivals: list[Parcel] = field(default_factory=list)
+    ``processes``: of the ring in its order; ``steps``: who sends to whom, by their places. ``send`` and ``arrivals``: of one process.
+    """
+
+    processes: tuple[int, ...]
+    steps: Steps | Relay
+    send: Send | None
+    arrivals: tuple[Parcel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one process does in a round, by ring: read and send, then take what arrives; each in this order."""
+
+    moves: tuple[Move, ...] = ()
+
+    @property
+    def sends(self) -> list[Send]:
+        return [move.send for move in self.moves if move.send is not None]
+
+    @property
+    def arrivals(self) -> list[Parcel]:
+        return [parcel for move in self.moves for parcel in move.arrivals]
+
+    def bytes_to(self, count: int) -> list[int]:
+        """How many bytes this process sends to each of ``count``."""
+        return _by_process((parcel for send in self.sends for parcel in send.parcels), count)
+
+    def bytes_from(self, count: int) -> list[int]:
+        """How many bytes each of ``count`` sends to this process."""
+        return _by_process(self.arrivals, count)
+
+
+def _by_process(parcels: Iterable[Parcel], count: int) -> list[int]:
+    found = [0] * count
+    for parcel in parcels:
+        found[parcel.process] += parcel.num_bytes
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seat:
-    """The place of a process in a ring: ``here``. ``own``: the number of its want; ``parts``: of a unit and a want."""
+    """The place of a process in a ring: ``here``. ``own``: the number of its want; ``parts``: of a unit and a want.
+
+    ``processes``: of the ring in its order.
+    """
 
     ring: Ring
+    processes: tuple[int, ...]
     units: Units
     width: int
     parts: Callable[[int, int], tuple[Box, ...]]
     here: int
     own: int
 
-    def sends(self, steps: Steps | Relay) -> list[Send]:
-        """What this process sends in some steps of a turn, in which it may have no unit, or of a unit that is relayed."""
+    def move(self, steps: Steps | Relay) -> Move:
+        """What this process sends and gets in some steps of a turn, in which it may have no unit, or of a unit that is relayed."""
         if isinstance(steps, Relay):
-            return self._relays(steps)
+            send, arrivals = self._relays(steps), self._relayed(steps)
+        else:
+            send, arrivals = self._sends(steps), self._arrivals(steps)
+        return Move(self.processes, steps, send, arrivals)
+
+    def _sends(self, steps: Steps) -> Send | None:
         unit = self._unit(steps.turn, self.here)
         if unit is None:
-            return []
+            return None
         ring, count = self.ring, len(self.ring.processes)
         # A want of this process alone is nobody's parcel.
         others = dict.fromkeys(sorted([*ring.column[: self.here].tolist(), *ring.column[self.here + 1 :].tolist()]))
         parts = {column: self.parts(unit, int(ring.group.wants[column])) for column in others}
         places = [(self.here + step + 1) % count for step in range(steps.first, steps.last)]
         parcels = [
-            Parcel(process, parts[column], self._num_bytes(parts[column]))
-            for process, column in zip(ring.processes[places].tolist(), ring.column[places].tolist(), strict=True)
+            Parcel(process, parts[column], self._num_bytes(parts[column]), hop)
+            for hop, (process, column) in enumerate(
+                zip(ring.processes[places].tolist(), ring.column[places].tolist(), strict=True)
+            )
         ]
         found = dict.fromkeys(part for each in parts.values() for part in each)
         own, ends = self.parts(unit, self.own), steps.last == count - 1
-        return [Send(self.units.box(unit), tuple(found), own, tuple(parcels), ends)]
+        return Send(self.units.box(unit), tuple(found), own, tuple(parcels), ends)
 
-    def arrivals(self, steps: Steps | Relay) -> list[Parcel]:
-        """What this process gets in some steps of a turn, or of a unit that is relayed."""
+    def _arrivals(self, steps: Steps) -> tuple[Parcel, ...]:
         parcels: list[Parcel] = []
-        if isinstance(steps, Relay):
-            place = self._place(steps) - steps.holders
-            if 0 <= place < steps.holders * steps.each:
-                parts = self.parts(self._number(steps.unit), self.own)
-                giver = self._process(steps, place // steps.each)
-                parcels.append(Parcel(giver, parts, self._num_bytes(parts)))
-            return parcels
-        for step in range(steps.first, steps.last):
+        for hop, step in enumerate(range(steps.first, steps.last)):
             giver = (self.here - step - 1) % len(self.ring.processes)
             unit = self._unit(steps.turn, giver)
             if unit is not None:
                 parts = self.parts(unit, self.own)
-                parcels.append(Parcel(int(self.ring.processes[giver]), parts, self._num_bytes(parts)))
-        return parcels
+                parcels.append(Parcel(int(self.ring.processes[giver]), parts, self._num_bytes(parts), hop))
+        return tuple(parcels)
 
-    def _relays(self, relay: Relay) -> list[Send]:
+    def _relays(self, relay: Relay) -> Send | None:
         place, count = self._place(relay), len(self.ring.processes)
         first = relay.holders + place * relay.each
         if place >= relay.holders or first >= count:
-            return []
+            return None
         unit = self._number(relay.unit)
         parts = self.parts(unit, self.own)
         to = [self._process(relay, other) for other in range(first, min(first + relay.each, count))]
-        parcels = tuple(Parcel(process, parts, self._num_bytes(parts)) for process in to)
+        parcels = tuple(Parcel(process, parts, self._num_bytes(parts), hop) for hop, process in enumerate(to))
         # From the second round on the reader too has the unit in its place.
-        return [Send(self.units.box(unit), parts, parts, parcels, ends=True, relayed=relay.holders > 1)]
+        return Send(self.units.box(unit), parts, parts, parcels, ends=True, relayed=relay.holders > 1)
+
+    def _relayed(self, relay: Relay) -> tuple[Parcel, ...]:
+        place = self._place(relay) - relay.holders
+        if not 0 <= place < relay.holders * relay.each:
+            return ()
+        parts = self.parts(self._number(relay.unit), self.own)
+        giver, hop = divmod(place, relay.each)
+        return (Parcel(self._process(relay, giver), parts, self._num_bytes(parts), hop),)
 
     def _place(self, relay: Relay) -> int:
         """The place of this process, counted from the reader of a unit that is relayed."""
@@ -152,11 +202,11 @@ class Schedule:
 
     def round(self, number: int) -> Round:
         """A round, by its number; one in which this process does nothing after the last of its own."""
-        found = Round()
-        for seat, steps in self.steps[number] if number < len(self.steps) else ():
-            found.sends.extend(seat.sends(steps))
-            found.arrivals.extend(seat.arrivals(steps))
-        return found
+        return (
+            Round(tuple(seat.move(steps) for seat, steps in self.steps[number]))
+            if number < len(self.steps)
+            else Round()
+        )
 
 
 def seed_of(name: str) -> int:
@@ -182,7 +232,8 @@ def schedule_of(stored: Stored, wants: Sequence[Want], process: int, seed: int) 
         first = calendar.place(group.wants.tolist(), filled)
         if own not in group.wants:
             continue
-        seat = Seat(ring, needs.units, stored.width, parts, ring.processes.tolist().index(process), own)
+        processes = tuple(ring.processes.tolist())
+        seat = Seat(ring, processes, needs.units, stored.width, parts, processes.index(process), own)
         rounds += [[] for _ in range(first + len(steps) - len(rounds))]
         for number, some in enumerate(steps, first):
             rounds[number] += [(seat, one) for one in some]

@@ -1,4 +1,4 @@
-"""Bytes from every process to every other, for loads that processes do together; a ``Carrier`` of the checkpoint store."""
+"""Bytes from process to process, for loads that processes do together; a ``Carrier`` of the checkpoint store."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-AXIS = "process"
-MOST_BYTES = 16 << 20
-"""So many bytes a process sends in one all-to-all, in which it sends as many to each: they are padded."""
+from shardwright.checkpoint.exchange.collectives import AllToAlls, carried_by
+from shardwright.checkpoint.exchange.passing import starts
+from shardwright.checkpoint.exchange.schedule import Move, Round
 
-SMALLEST, FACTOR = 1 << 12, 16
-"""The bytes to one process are padded to ``SMALLEST`` times a power of ``FACTOR``: each length is a program to compile."""
+AXIS = "process"
+
+Hops = tuple[tuple[int, ...], ...]
+"""Of each hop the place to which each device of a mesh sends; -1: to none."""
 
 
 class ProcessCarrier:
@@ -29,42 +32,84 @@ class ProcessCarrier:
         first: dict[int, Any] = {}
         for device in jax.devices():
             first.setdefault(device.process_index, device)
-        self._mesh = Mesh(np.array([first[process] for process in range(self.count)]), (AXIS,))
-        self._device = first[self.index]
+        self._devices = first
 
     def largest(self, number: int) -> int:
-        return int(self._local(_largest(self._mesh)(self._global(np.array([number], np.int32))))[0])
+        mesh = self._mesh_of(tuple(range(self.count)))
+        return int(self._run(_largest(mesh), mesh, np.array([number], np.int32))[0])
 
     def texts(self, text: str) -> Sequence[str]:
         return [data.decode() for data in gathered(text.encode())]
 
-    def exchange(self, sent: np.ndarray, to: Sequence[int], sent_here: Sequence[int]) -> np.ndarray:
-        longest = self.largest(max(to))
-        length = SMALLEST
-        while length < longest:
-            length *= FACTOR
-        length = min(length, max(SMALLEST, MOST_BYTES // self.count))
-        places, arriving = _ends(to), _ends(sent_here)
-        arrived = np.empty(sum(sent_here), np.uint8)
-        for start in range(0, longest, length):
-            rows = np.zeros((1, self.count, length), np.uint8)
-            for process, (place, size) in enumerate(zip(places, to, strict=True)):
-                part = sent[place + start : place + min(size, start + length)] if start < size else sent[:0]
-                rows[0, process, : len(part)] = part
-            found = self._local(_exchanged(self._mesh)(self._global(rows)))
-            for process, (place, size) in enumerate(zip(arriving, sent_here, strict=True)):
-                if start < size:
-                    part = found[0, process, : min(size - start, length)]
-                    arrived[place + start : place + start + len(part)] = part
+    def exchange(self, now: Round, sent: np.ndarray) -> np.ndarray:
+        to, here = now.bytes_to(self.count), now.bytes_from(self.count)
+        going, coming = starts(to), starts(here)
+        arrived = np.empty(sum(here), np.uint8)
+        # The processes of a ring have the same moves in the same order, and no others take part in its collectives.
+        for move in now.moves:
+            outgoing: list[tuple[int, int, np.ndarray]] = []
+            for parcel in move.send.parcels if move.send else ():
+                start = going[parcel.process]
+                going[parcel.process] = stop = start + parcel.num_bytes
+                outgoing.append((parcel.process, parcel.hop, sent[start:stop]))
+            incoming: list[tuple[int, int, np.ndarray]] = []
+            for parcel in move.arrivals:
+                start = coming[parcel.process]
+                coming[parcel.process] = stop = start + parcel.num_bytes
+                incoming.append((parcel.process, parcel.hop, arrived[start:stop]))
+            self._carry(move, outgoing, incoming)
         return arrived
 
-    def _global(self, local: np.ndarray) -> jax.Array:
-        shape = (self.count * local.shape[0], *local.shape[1:])
-        sharding = NamedSharding(self._mesh, PartitionSpec(AXIS))
-        return jax.make_array_from_single_device_arrays(shape, sharding, [jax.device_put(local, self._device)])
+    def _carry(
+        self,
+        move: Move,
+        outgoing: Sequence[tuple[int, int, np.ndarray]],
+        incoming: Sequence[tuple[int, int, np.ndarray]],
+    ) -> None:
+        """Sends the parcels of one ring, and fills those that arrive. Each with the other process, and its hop."""
+        count = len(move.processes)
+        ring = tuple(sorted(move.processes))
+        mesh, how = self._mesh_of(ring), carried_by(move.steps, count)
+        if isinstance(how, AllToAlls):
+            place = {process: number for number, process in enumerate(ring)}
+            for start in range(0, how.num_collectives * how.length, how.length):
+                part = slice(start, start + how.length)
+                rows = np.zeros((1, count, how.length), np.uint8)
+                for process, _, data in outgoing:
+                    _fill(rows[0, place[process]], data[part])
+                found = self._run(_exchanged(mesh), mesh, rows)
+                for process, _, data in incoming:
+                    _fill(data[part], found[0, place[process]])
+            return
+        rows = np.zeros((1, how.num_hops, how.length), np.uint8)
+        for _, hop, data in outgoing:
+            _fill(rows[0, hop], data)
+        found = self._run(_permuted(mesh, hops_of(move)), mesh, rows)
+        for _, hop, data in incoming:
+            _fill(data, found[0, hop])
 
-    def _local(self, array: jax.Array) -> np.ndarray:
-        return np.asarray(array.addressable_shards[0].data)
+    def _mesh_of(self, processes: tuple[int, ...]) -> Mesh:
+        return Mesh(np.array([self._devices[process] for process in processes]), (AXIS,))
+
+    def _run(self, program: Callable[[jax.Array], jax.Array], mesh: Mesh, local: np.ndarray) -> np.ndarray:
+        """This process's part of the result. ``local``: its part of the array, along the first dim."""
+        shape = (mesh.size * local.shape[0], *local.shape[1:])
+        sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+        [device] = [one for one in mesh.devices.flat if one.process_index == self.index]
+        given = jax.make_array_from_single_device_arrays(shape, sharding, [jax.device_put(local, device)])
+        return np.asarray(program(given).addressable_shards[0].data)
+
+
+def hops_of(move: Move) -> Hops:
+    """The hops of a move on a mesh whose devices have the ring's processes in ascending order.
+
+    So rings that begin at other places have one program.
+    """
+    processes = np.array(move.processes)
+    order = np.argsort(processes)
+    place = np.argsort(order)
+    takers = move.steps.takers(len(processes))
+    return tuple(map(tuple, np.where(takers < 0, -1, place[takers])[:, order].tolist()))
 
 
 def gathered(data: bytes) -> list[bytes]:
@@ -78,10 +123,10 @@ def gathered(data: bytes) -> list[bytes]:
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def _ends(sizes: Sequence[int]) -> list[int]:
-    """Where each begins, if they follow each other."""
-    ends = np.cumsum([0, *sizes])
-    return ends[:-1].tolist()
+def _fill(target: np.ndarray, data: np.ndarray) -> None:
+    """As many bytes as both have, from the first on: one of them is padded."""
+    size = min(len(target), len(data))
+    target[:size] = data[:size]
 
 
 @cache
@@ -101,3 +146,15 @@ def _exchanged(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
         return jax.lax.all_to_all(rows, AXIS, split_axis=1, concat_axis=1, tiled=True)
 
     return jax.jit(jax.shard_map(exchanged, mesh=mesh, in_specs=spec, out_specs=spec))
+
+
+@cache
+def _permuted(mesh: Mesh, hops: Hops) -> Callable[[jax.Array], jax.Array]:
+    """Of an array (devices, hops, bytes), row ``hop`` of each device goes to the device that the hop names."""
+    spec = PartitionSpec(AXIS)
+
+    def permuted(rows: jax.Array) -> jax.Array:
+        pairs = [[(giver, taker) for giver, taker in enumerate(hop) if taker >= 0] for hop in hops]
+        return jnp.stack([jax.lax.ppermute(rows[:, hop], AXIS, each) for hop, each in enumerate(pairs)], axis=1)
+
+    return jax.jit(jax.shard_map(permuted, mesh=mesh, in_specs=spec, out_specs=spec))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, Keep
-from shardwright.checkpoint.exchange.passing import Together
+from shardwright.checkpoint.exchange.passing import Together, together_or_alone
 from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
@@ -117,7 +117,9 @@ def load(
     checkpoint = open_program(folder, step, members)
     names = members.here("comparing the checkpoint with the tree", lambda: _compared(checkpoint, like, only, cast=cast))
     source = _by_all(checkpoint, like, names, members)
-    leaves = members.here("reading the checkpoint", lambda: _read(checkpoint, source, like, names))
+    leaves = members.here(
+        "reading the checkpoint", lambda: together_or_alone(source, lambda: _read(checkpoint, source, like, names))
+    )
     structure = jax.tree_util.tree_structure(like)
     return Loaded(
         tree=jax.tree_util.tree_unflatten(structure, leaves),

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from shardwright.checkpoint.exchange.schedule import Round
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCarrier:
@@ -36,9 +38,10 @@ class RankCarrier:
         dist.all_gather_object(found, text, group=self.group)
         return found
 
-    def exchange(self, sent: np.ndarray, to: Sequence[int], sent_here: Sequence[int]) -> np.ndarray:
-        out = torch.empty(sum(sent_here), dtype=torch.uint8, device=self.device)
-        dist.all_to_all_single(out, torch.from_numpy(sent).to(self.device), list(sent_here), list(to), group=self.group)
+    def exchange(self, now: Round, sent: np.ndarray) -> np.ndarray:
+        to, here = now.bytes_to(self.count), now.bytes_from(self.count)
+        out = torch.empty(sum(here), dtype=torch.uint8, device=self.device)
+        dist.all_to_all_single(out, torch.from_numpy(sent).to(self.device), here, to, group=self.group)
         return out.cpu().numpy()
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError, Keep
-from shardwright.checkpoint.exchange.passing import Together
+from shardwright.checkpoint.exchange.passing import Together, together_or_alone
 from shardwright.checkpoint.exchange.wants import Want, wants_of
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.held import Reading
@@ -175,7 +175,10 @@ def load(
     )
     read_as = readings(job.tensors, members)
     source = _by_all(checkpoint, job.tensors, read_as, members, group)
-    members.here("reading the checkpoint", lambda: _read(checkpoint, source, job.tensors, read_as))
+    members.here(
+        "reading the checkpoint",
+        lambda: together_or_alone(source, lambda: _read(checkpoint, source, job.tensors, read_as)),
+    )
     if job.moments is not None:
         job.moments.take()
     if job.extra:
