@@ -14,6 +14,7 @@ from shardwright.compiled.agreement.rewrites import FAMILIES, REWRITES, TORCH, f
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
+from shardwright.core.recipes.presets import preset
 from shardwright.cost.chips import chips
 from tests.compiled.programs import as_planned, changed, where, with_more
 from tests.cost.plans import plan_of
@@ -181,6 +182,14 @@ CASES = (
         explained=counted(lambda _: 0, phase="recompute"),
         # The forward gather remains.
         not_explained=counted(lambda _: 0, **WIDE),
+    ),
+    Case(
+        rewrite="kept from forward",
+        model="llama3-test num_layers=1",
+        options={"precision": preset("fp8-row"), "mesh_sizes": {"fsdp": 2, "tensor": 4}},
+        layout="fsdp-tp",
+        explained=counted(lambda _: 0, phase="recompute", kind="all-reduce"),
+        not_explained=counted(lambda _: 0, kind="all-reduce", component="attention"),
     ),
     Case(rewrite="read once", layout=ULYSSES, explained=unread, not_explained=unread_keys),
     Case(rewrite="padded", explained=padded(98304, 98304), not_explained=padded(98304, 64)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
@@ -130,14 +132,30 @@ def test_each_stack_of_layers_has_groups_of_its_own() -> None:
         assert row.count_per_step == layers[stack]
 
 
-def test_pytorch_moves_everything_again_where_it_saves_products() -> None:
-    again = {
-        engine: sum(
-            row.count_per_step
-            for row in plan_of("llama3-test", "tp", {"tensor": 8}, engine=engine, remat="dots").collectives
-            if row.phase == "recompute"
-        )
-        for engine in ("jax", "torch")
-    }
+def moved_again(model: str, layout: str, sizes: dict[str, int], **options: Any) -> dict[str, int]:
+    """Collectives of activations in the recomputation, by engine."""
+    found: dict[str, int] = {}
+    for engine in ("jax", "torch"):
+        plan = plan_of(model, layout, sizes, engine=engine, **options)
+        again = (row for row in plan.collectives if row.phase == "recompute")
+        found[engine] = sum(row.count_per_step for row in again if plan.by_name[row.tensors[0]].kind == "activation")
+    return found
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_saved_products_spare_no_move(remat: str) -> None:
     # Two gathers of the stream in a layer, and the scatter after attention; the one after the layer is not needed.
-    assert again == {"jax": 0, "torch": 3 * LAYERS}
+    again = moved_again("llama3-test", "tp", {"tensor": 8}, remat=remat)
+    assert again == {"jax": 3 * LAYERS, "torch": 3 * LAYERS}
+
+
+def test_pytorch_repeats_what_leaves_the_experts_where_shared_experts_follow() -> None:
+    """It recomputes a layer in its order, and JAX only what the backward pass needs."""
+    again = moved_again("deepseek3-test", "tp", {"tensor": 2})
+    with_experts = plan_of("deepseek3-test", "tp", {"tensor": 2}).by_name["router.output"].num
+    assert again["torch"] - again["jax"] == with_experts > 1
+    ring = "name: ring\nmesh: {x: 2}\nroles: {x: {elsewhere: fsdp, moe: expert}}\nmove: {moe: ring}\n"
+    again = moved_again("deepseek3-test", ring, {"x": 2})
+    assert again["torch"] - again["jax"] == with_experts
+    again = moved_again("mixtral-test", "tp", {"tensor": 2})
+    assert again["torch"] == again["jax"]

@@ -62,11 +62,13 @@ CASES = (
     case("llama3-test", "cp", fsdp=4, context=4),
     case("llama3-test", "cp", {"move_attention": "ring"}, fsdp=4, context=4),
     case("mixtral-test", "ep", fsdp=4, expert=4, microbatches=4),
-    case("mixtral-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
+    case("deepseek3-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
     case("mixtral-test", "ep-as-cp", fsdp=4, expert=4, precision="fp8-current"),
     case("mixtral-test", "ep", {"move_moe": "weights"}, fsdp=4, expert=4),
     case("deepseek3-test", "ep", fsdp=4, expert=4, microbatches=4),
     case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4),
+    case("deepseek3-test", "fsdp-tp", fsdp=4, tensor=2),
+    case("mixtral-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
 )
 
 

@@ -22,6 +22,7 @@ from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.core.quantization.products import layer_runs
+from shardwright.core.quantization.reductions import AMAX_BYTES, amax_reductions
 from shardwright.core.resolution.resolve import traffic_of
 from shardwright.cost.chips import CPU, chips
 
@@ -120,10 +121,24 @@ def _loops_of_one(plan: Plan, stack: str | None, num: int) -> int:
     return sum(len(run) == 1 for run in layer_runs(num, quantized))
 
 
+def _share_of_lone_amaxes(plan: Plan, one: PlannedCollective) -> float:
+    """The share of a row of amaxes that is of loops over one layer; 0 for a row of anything else."""
+    lone = every = 0.0
+    for amax in amax_reductions(plan.request, plan.mesh, plan.quantized):
+        size = amax.values * AMAX_BYTES
+        if (amax.component, amax.phase, amax.axes, size) == (one.component, one.phase, one.axes, one.bytes_per_device):
+            weight = next(weight for weight in plan.quantized if weight.name == amax.weights[0])
+            every += amax.times
+            lone += amax.times * _loops_of_one(plan, weight.stack, weight.num) / weight.num
+    return lone / max(1.0, every)
+
+
 def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
-    """The gathers of a loop over one layer: without a loop, the gather of the recomputation equals the forward one."""
+    """The gathers and amaxes of a loop over one layer: without a loop, those of the recomputation equal the forward ones."""
     if one.phase != "recompute":
         return AS_PLANNED
+    if one.kind == "all-reduce":
+        return 1.0 - _share_of_lone_amaxes(plan, one), 1.0
     return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
 
 
@@ -247,9 +262,9 @@ REWRITES: Mapping[str, Rewrite] = {
         Rewrite(
             name="kept from forward",
             targets=FAMILIES,
-            planned=("all-gather",),
+            planned=("all-gather", "all-reduce"),
             compiled=(),
-            rule="for a loop over one layer, the gathers of the recomputation or none of them",
+            rule="for a loop over one layer, the gathers and the amaxes of the recomputation or none of them",
             reason="a loop of one iteration is unrolled, and its gather for backward is the same as that of forward",
             ratio=_kept_from_forward,
         ),

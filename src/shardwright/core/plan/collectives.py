@@ -213,11 +213,7 @@ def _of_move(
     for collective in forward:
         rounds = times * _rounds(collective, mesh)
         yield _planned(moved.component, "forward", collective, width, rounds, move.target)
-        if (
-            in_layer
-            and not move.ends_layer
-            and (request.remat == "full" or (request.remat == "dots" and _again_with_dots(request, move)))
-        ):
+        if in_layer and _again(request, move):
             yield _planned(moved.component, "recompute", collective, width, rounds, move.target)
     # Integers have no gradient.
     for collective in backward if source.dtype in FLOATS else ():
@@ -225,10 +221,23 @@ def _of_move(
         yield _planned(moved.component, "backward", collective, width, rounds, move.source)
 
 
-def _again_with_dots(request: Request, move: Move) -> bool:
-    """Whether a move is recomputed under ``--remat dots``, which saves products. JAX does not recompute what only the
-    products need. PyTorch runs the entire layer again and reuses the saved products."""
-    return request.engine == "torch" or move.kind in ("queries", "keys")
+def _again(request: Request, move: Move) -> bool:
+    """Whether the backward pass repeats a move of a layer. It needs no result that only leaves the layer. But PyTorch repeats a
+    layer in its order, up to the last that it needs: also such a move, if another part of the layer (shared experts) follows.
+
+    Saved products spare no move: gradients of weights need the inputs of products, and later norms their sums over devices.
+    """
+    if request.remat == "none":
+        return False
+    return not move.ends_layer or (request.engine == "torch" and _part_follows(request.table, move))
+
+
+def _part_follows(table: ModelTable, move: Move) -> bool:
+    """Whether another part of the same layers reads the residual stream after a move."""
+    layers = {*table.activation(move.source).stacks, *table.activation(move.target).stacks}
+    number = next(n for n, one in enumerate(table.moves) if (one.source, one.target) == (move.source, move.target))
+    later = table.moves[number + 1 :]
+    return any(one.source == "residual.stream" and layers & {*table.activation(one.target).stacks} for one in later)
 
 
 def _once(table: ModelTable, name: str) -> bool:
@@ -274,7 +283,7 @@ def _of_experts(
         forward, backward = _each("reduce-scatter", combined), _each("all-gather", combined)
     # The gradients of the routing weights need the experts' outputs, so an all-to-all's combine is recomputed. The sums of
     # a ring only leave the layer.
-    again = request.remat != "none" and (dispatch or not ring)
+    again = _again(request, replace(move, ends_layer=ring and not dispatch))
     phases: Mapping[Phase, Sequence[tuple[ReshardKind, str]]]
     phases = {"forward": forward, "recompute": forward if again else (), "backward": backward}
     for phase, found in phases.items():

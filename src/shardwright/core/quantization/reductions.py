@@ -46,16 +46,15 @@ def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWei
             delayed.setdefault(operand.reduced, []).append((weight, operand.values * layers))
         if not operand.values or operand.quantizer.amax == "delayed":
             continue
-        # PyTorch multiplies with one expert after the other. JAX has the amax of a buffer's rows of no expert too.
-        in_turn = operand.experts if request.engine == "torch" else 1
+        # Those of all experts of a device together. JAX has the amax of a buffer's rows of no expert too.
         of_none = operand.values // operand.experts if request.engine == "jax" and _of_experts(operand) else 0
         for phase in ("backward",) if operand.product != "output" else _forward(request, weight, operand):
             yield AmaxReduction(
                 component=weight.component,
                 phase=phase,
                 axes=operand.reduced,
-                values=operand.values // in_turn + of_none,
-                times=layers * request.microbatches * in_turn,
+                values=operand.values + of_none,
+                times=layers * request.microbatches,
                 weights=(weight.name,),
             )
     for axes, values in delayed.items():
