@@ -5,6 +5,9 @@ of the computation, and these are summed in that dtype. Where tokens are sharded
 weight once, and these are summed in the dtype at rest. In a ring, queries attend to one shard of the keys after the other. Here one
 device does the same: every product of a step, forward and backward, is divided into random parts of its contracted dim, and
 attention takes chunks of the keys.
+
+Products of float32 keep their order in bfloat16, whose rounding is far above their last bits. Under a recipe of low precision they
+are divided too: the products of quantized operands are summed in float32, and a last bit may decide between two codes.
 """
 
 from __future__ import annotations
@@ -67,30 +70,31 @@ def runs(request: Request, batches: Sequence[Batch], seed: int, orders: int) -> 
     assert not plan.errors, plan.errors
     found = [trained_on(Here(), plan, batches, seed).run]
     for number in range(orders):
-        with in_another_order(number, tokens=request.batch * request.length):
+        with in_another_order(number, request.batch * request.length, wide=request.precision is not None):
             found.append(trained_on(Here(), plan, batches, seed).run)
     return found
 
 
 @contextmanager
-def in_another_order(seed: int, tokens: int) -> Iterator[None]:
-    """A context for one order. ``tokens``: of the batch. A product that sums over so many elements is the gradient of a weight."""
+def in_another_order(seed: int, tokens: int, *, wide: bool = False) -> Iterator[None]:
+    """A context for one order. ``tokens``: of the batch. A product that sums over so many elements is the gradient of a weight.
+    ``wide``: products of float32 are divided too."""
     attend = attention.attend
     attention.attend = _attend_in_chunks
     try:
-        with _Parts(seed, tokens):
+        with _Parts(seed, tokens, wide=wide):
             yield
     finally:
         attention.attend = attend
 
 
 class _Parts(TorchDispatchMode):
-    def __init__(self, seed: int, tokens: int) -> None:
+    def __init__(self, seed: int, tokens: int, *, wide: bool) -> None:
         super().__init__()
-        self._dice, self._tokens = random.Random(seed), tokens
+        self._dice, self._tokens, self._wide = random.Random(seed), tokens, wide
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func not in PRODUCTS or args[0].dtype == torch.float32:
+        if func not in PRODUCTS or (args[0].dtype == torch.float32 and not self._wide):
             return func(*args, **(kwargs or {}))
         x, y = args
         over = x.shape[-1]

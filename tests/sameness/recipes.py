@@ -1,68 +1,162 @@
-"""How much layouts and engines differ from one device under each recipe of low precision: ``python -m tests.sameness.recipes``
-measures it again and writes docs/sameness-fp8.md.
+"""What layouts move under each recipe of low precision, and how much losses differ then: ``python -m tests.sameness.recipes``
+measures it again and writes docs/sameness-fp8.md; fails where a layout moves what is free, or is beyond a bound.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable, Iterator
-from functools import cache
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
 
+# The simulated devices of the tests, and their environment.
+import tests.conftest  # noqa: F401
+from shardwright.core.plan.plan import Plan
 from tests.conftest import ROOT
+from tests.engine_jax.steps import OPTIONS, STEPS, Run, compile_plan, run_plan
+from tests.engine_torch.meeting import in_group
+from tests.engine_torch.quantizing import quantized_by
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import trained_on
+from tests.sameness.codes import Place, Recorded, marked, moved, valid_rows
+from tests.sameness.recipe_bounds import SEED, Share, batches, bounded, share
+from tests.sameness.recipe_cases import LENGTH, ROWS, VOCAB, RecipeCase, every_case, plan_of
 
 PAGE = ROOT / "docs" / "sameness-fp8.md"
+RECORDED_STEPS = 2
+OF = {"output": "", "input_gradient": " for dX", "weight_gradient": " for dW"}
 
 INTRODUCTION = """\
-# How much layouts differ under a recipe
+# What a layout moves under a recipe
 
-Under every recipe that both engines run ([fp8.md](fp8.md)), two steps of the test models under a layout, compared with one device of
-PyTorch: the relative difference of each loss, and the largest of a weight's gradient in step 1 relative to its norm, with the
-weight. The computation is in float32. In `mixtral-test` every token is assigned to all experts.
+Every recipe that both engines run ([fp8.md](fp8.md)) under six layouts, compared with one device of PyTorch, in float32. In
+`mixtral-test` every token is assigned to all experts. `renamed` is `fsdp-tp` on axes of other names, with replicas.
 
-Codes are equal where their amaxes and their elements are. Elements are results of other products, which another layout or engine
-sums in another order, so now and then a last bit decides between two codes, which are up to a quarter apart. Where no sum has
-another order, as on PyTorch under `fsdp`, nothing else differs. The largest differences are of keys and queries in the first step,
-whose gradients are small differences of large numbers. `free`: what the plan says of all operands.
+**Codes.** In two steps of a model of one layer, what all devices quantize is put together to entire operands, of all three products
+of each weight. `moved` is the largest share of their elements whose code or scale is not the one that a single device makes of the
+same elements; 0 means equal bytes, so one scale on every device that shares it. `free` is what the plan says; what is not free
+has the finding [SW404](findings/SW404.md), and then `moved` says of which operand.
 
-`python -m tests.sameness.recipes` measures again and writes this page; `tests/engine_torch/test_low_precision.py` compares the
-same cases.
+**Losses.** {steps} steps of a model of two layers. Elements are results of other products, which another layout or engine sums in another order;
+now and then a last bit decides between two codes, up to a quarter apart. Law 3 allows what another order of summation does on one
+device: the loss of a step may differ by {of_loss:g} times the root mean square over {orders} orders of all sums, of the largest step so far. A gradient in step
+1 may differ by twice the recipe's own error, which is how far the recipe moves it on one device. Both are shares of these bounds.
 
-| recipe | model | layout | free | engine | loss 1 | loss 2 | gradient | of |
-|---|---|---|---|---|---:|---:|---:|---|
+`python -m tests.sameness.recipes` measures again and writes this page, as part of `make test-all`.
+
+| recipe | model | layout | free | engine | moved | loss | share of its bound | share of a gradient's | of |
+|---|---|---|---|---|---|---:|---:|---:|---|
 """
 
 
-def rows() -> Iterator[str]:
-    from tests.engine_jax.steps import Case, Run, run_of
-    from tests.engine_torch.meeting import in_group
-    from tests.engine_torch.ranks import Ranks
-    from tests.engine_torch.runs import torch_plan, trained
-    from tests.engine_torch.test_low_precision import CASES
-    from tests.engine_torch.training import COMPARED_STEPS
-    from tests.sameness.bounds import gradients_apart, losses_apart
+class Measured(NamedTuple):
+    """A line of the page. ``wrong``: what must not be, in words."""
 
-    four = Ranks(4, in_group)
-    alone: Callable[[Case], Run] = cache(lambda case: trained(four.first(1), case).run)
+    line: str
+    wrong: str
+
+
+def recorded(engine: str, plan: Plan, ranks: Ranks, steps: int = RECORDED_STEPS) -> list[Recorded]:
+    """What each device quantizes, step by step."""
+    rows = [valid_rows(ROWS, LENGTH, VOCAB, step) for step in range(steps)]
+    if engine == "jax":
+        from tests.engine_jax.quantizing import quantized_by_devices
+
+        return quantized_by_devices(marked(plan), SEED, rows)
+    found = ranks.first(plan.mesh.num_devices).run(quantized_by, marked(plan), SEED, OPTIONS, rows)
+    return [[of_rank[step] for of_rank in found] for step in range(steps)]
+
+
+def most_moved(engine: str, one: RecipeCase, ranks: Ranks) -> dict[Place, float]:
+    """The largest share of each operand that is moved, in all steps."""
+    plan = plan_of(one, "jax" if engine == "jax" else "torch")
+    found: dict[Place, float] = {}
+    for step in recorded(engine, plan, ranks):
+        for place, by in moved(plan, step).items():
+            found[place] = max(by, found.get(place, 0.0))
+    return found
+
+
+def free_of(plan: Plan) -> dict[Place, bool]:
+    return {
+        Place(weight.name, one.product, one.operand): one.freedom.free
+        for weight in plan.quantized
+        for one in weight.operands
+    }
+
+
+def run_of(engine: str, one: RecipeCase, ranks: Ranks, steps: int) -> Run:
+    if engine == "jax":
+        plan = plan_of(one, "jax")
+        return run_plan(plan, compile_plan(plan), batches(steps), SEED)
+    plan = plan_of(one, "torch")
+    return trained_on(ranks.first(one.devices), plan, batches(steps), SEED).run
+
+
+def measured(engine: str, one: RecipeCase, ranks: Ranks, steps: int) -> Measured:
+    plan = plan_of(one, "jax" if engine == "jax" else "torch")
+    free, by = free_of(plan), most_moved(engine, one, ranks)
+    where = max(by, key=by.__getitem__)
+    deep = RecipeCase(recipe=one.recipe, model=one.model, layout=one.layout, sizes=one.sizes, layers=2)
+    found = share(run_of(engine, deep, ranks, steps), *bounded(deep.alone, steps))
+    return Measured(_line(engine, one, all(free.values()), where, by[where], found), _wrong(plan, free, by, found))
+
+
+def _wrong(plan: Plan, free: dict[Place, bool], by: dict[Place, float], found: Share) -> str:
+    if places := [place for place in by if free[place] and by[place]]:
+        return f"what is free was moved: {places[:3]}"
+    if ("SW404" in {finding.code for finding in plan.findings}) == all(free.values()):
+        return "SW404 does not say what is free"
+    return "" if max(found.of_loss, found.of_gradient) <= 1 else f"beyond a bound: {found}"
+
+
+def _line(engine: str, one: RecipeCase, free: bool, where: Place, most: float, found: Share) -> str:
+    sizes = ",".join(f"{axis}={size}" for axis, size in one.sizes)
+    weight = where.weight.removeprefix("layers.")
+    what = "0" if not most else f"{most:.0%}: {where.operand.replace('_', ' ')} of {weight}{OF[where.product]}"
+    return (
+        f"| `{one.recipe}` | {one.model} | {one.layout}, {sizes} | {'yes' if free else 'no'} | "
+        f"{'JAX' if engine == 'jax' else 'PyTorch'} | {what} | {found.loss:.1e} | {found.of_loss:.2f} | "
+        f"{found.of_gradient:.2f} | {found.weight.removeprefix('layers.')} |\n"
+    )
+
+
+def every_line(engines: tuple[str, ...], steps: int, only: str) -> Iterator[Measured]:
+    ranks = Ranks(8, in_group)
     try:
-        for case in CASES:
-            free = "yes" if all(weight.free for weight in torch_plan(case).quantized) else "no"
-            expected = alone(case.alone)
-            for engine, run in (("PyTorch", trained(four, case).run), ("JAX", run_of(case, COMPARED_STEPS))):
-                first, second = losses_apart(run, expected)
-                gradients = gradients_apart(run, expected)[0]
-                weight = max(gradients, key=gradients.__getitem__)
-                yield (
-                    f"| `{case.precision}` | {case.model} | {case.layout}, {case.mesh} | {free} | {engine} | {first:.1e} | "
-                    f"{second:.1e} | {gradients[weight]:.1e} | {weight} |\n"
-                )
+        for one in every_case():
+            for engine in engines:
+                if only in str(one):
+                    yield measured(engine, one, ranks, steps)
     finally:
-        four.end()
+        ranks.end()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--engine", choices=("torch", "jax"), action="append")
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    lines, wrong = [], []
+    for one in every_line(tuple(given.engine or ("torch", "jax")), given.steps, given.only):
+        print(one.line, end="", flush=True)
+        lines.append(one.line)
+        if one.wrong:
+            wrong.append(one.line)
+            print(f"    {one.wrong}", file=sys.stderr, flush=True)
+    if not (given.only or given.engine):
+        PAGE.write_text(introduction(given.steps) + "".join(lines), encoding="utf-8")
+    return 1 if wrong else 0
+
+
+def introduction(steps: int) -> str:
+    from tests.sameness.bounds import OF_LOSS, ORDERS
+
+    return INTRODUCTION.format(steps=steps, of_loss=OF_LOSS, orders=ORDERS)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    lines = []
-    for line in rows():
-        print(line, end="", flush=True)
-        lines.append(line)
-    PAGE.write_text(INTRODUCTION + "".join(lines), encoding="utf-8")
+    sys.exit(main())
