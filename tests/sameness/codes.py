@@ -85,8 +85,8 @@ def recording(on: Arrays, record: Record) -> Iterator[None]:
     def quantize(x: Any, quantizer: Quantizer, arrays: Arrays, *, contracted_dims: int = 1, **options: Any) -> Any:
         made = right(x, quantizer, arrays, contracted_dims=contracted_dims, **options)
         if isinstance(quantizer, Marked):
-            ones = on.float32(x) * 0 + 1
-            values, scales = values_of(made, ones, quantizer, on, contracted_dims)
+            ones, factor = on.float32(x) * 0 + 1, options.get("factor")
+            values, scales = values_of(made, ones, quantizer, on, contracted_dims, factor)
             record(quantizer.place, contracted_dims, on.float32(x), values, scales)
         return made
 
@@ -105,12 +105,13 @@ def recording(on: Arrays, record: Record) -> Iterator[None]:
 
 
 def values_of(
-    made: formula.Quantized, ones: Any, quantizer: Quantizer, on: Arrays, contracted_dims: int
+    made: formula.Quantized, ones: Any, quantizer: Quantizer, on: Arrays, contracted_dims: int, factor: Any = None
 ) -> tuple[Any, Any]:
-    """The values of codes, and for each element its scale: the value of a code of 1."""
+    """The values of codes, and for each element its scale: the value of a code of 1. Of a delayed amax it is the factor."""
     values = formula.dequantize(made, ones.shape, quantizer, on, contracted_dims=contracted_dims)
     codes = made.codes * 0 + TWO_ONES if quantizer.dtype == E2M1 else on.cast(ones, quantizer.dtype)
-    of_one = made._replace(codes=codes)
+    scales = made.scales if factor is None else on.reshape(factor, made.scales.shape)
+    of_one = made._replace(codes=codes, scales=scales)
     return values, formula.dequantize(of_one, ones.shape, quantizer, on, contracted_dims=contracted_dims)
 
 
@@ -214,25 +215,26 @@ def _share(plan: Plan, place: Place, operand: QuantizedOperand, entire: Sequence
     differ = total = 0
     for piece in entire:
         assert not any(np.isnan(array).any() for array in piece), operand
-        values, scales = _at_once(plan, place, operand.quantizer, piece.elements)
+        values, scales = _at_once(plan, place, operand.quantizer, piece)
         differ += int(((values != piece.values) | (scales != piece.scales)).sum())
         total += values.size
     return differ / total
 
 
-def _at_once(plan: Plan, place: Place, quantizer: Quantizer, elements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The values and scales of an entire operand on one device."""
+def _at_once(plan: Plan, place: Place, quantizer: Quantizer, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+    """The values and scales of an entire operand on one device. With a delayed amax its factor is that of the first element."""
     import torch
 
     from shardwright.engine_torch.precision.arrays import ARRAYS
 
-    array, contracted_dims = _by_dims(place, elements), 1
+    array, contracted_dims = _by_dims(place, piece.elements), 1
+    factor = torch.from_numpy(piece.scales[:1, 0].copy()) if quantizer.amax == "delayed" else None
     if place.product == "weight_gradient" and "experts" not in _axes(plan, place):
         # Blocks of tokens begin with each row.
         array, contracted_dims = array.reshape(array.shape[0], plan.request.batch, plan.request.length), 2
     x = torch.from_numpy(np.ascontiguousarray(array))
-    made = formula.quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims)
-    found = values_of(made, torch.ones_like(x), quantizer, ARRAYS, contracted_dims)
+    made = formula.quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, factor=factor)
+    found = values_of(made, torch.ones_like(x), quantizer, ARRAYS, contracted_dims, factor)
     values, scales = (matrices(place, one.numpy(), contracted_dims)[0] for one in found)
     return values, scales
 
