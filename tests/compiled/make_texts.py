@@ -1,4 +1,4 @@
-"""Compile small programs for several targets and keep their texts: `python -m tests.compiled.make_texts [TARGET ...]`.
+"""Compile small programs for several targets and keep their texts: `python -m tests.compiled.make_texts [TARGET|PROGRAM ...]`.
 
 Needs the extras `tpu` and `gpu-compile`. The texts are shortened: of what a compiler configures stays what is read, and
 constants of kernels go. What each program moves is worked out by hand in the tests.
@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent / "texts"
 _KEPT = re.compile(
     r'"(?:known_trip_count|known_init_step|known_induction_variable|async_collective_fusion_config)":\{[^{}]*(?:\{[^{}]*\})?[^{}]*\}'
     r'|"collective_backend_config":\{"is_sync":\w+'
+    r'|"lhs_contracting_dimensions":\[[^\]]*\]'
 )
 
 
@@ -195,6 +196,41 @@ def slices(mesh: Any) -> Any:
     return step.lower(array(mesh, spec, 1024, 1024), array(mesh, P(("data", "fsdp")), 4096, 1024))
 
 
+def codes(mesh: Any) -> Any:
+    """Products of 4,096 rows of 1,024 codes a device with those of two matrices of 2,048 outputs: of the first with scales of rows,
+    of the second with scales of blocks of 32, and of the values of the first's."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from shardwright.engine_jax.precision.rows import Rows, multiplied
+
+    def local(x_RK, scales_RN, w_OK, scales_ON):
+        with jax.named_scope("component=mlp"):
+            after_R1, after_O1 = (jnp.sum(one.astype(jnp.float32), 1, keepdims=True) for one in (scales_RN, scales_ON))
+            rows, blocks = (
+                (Rows(x_RK, None, after_R1), Rows(w_OK, None, after_O1)),
+                (Rows(x_RK, scales_RN, None), Rows(w_OK, scales_ON, None)),
+            )
+            with jax.named_scope("tensor=layers.mlp.gate"):
+                gate = multiplied("fp8", *rows)
+            with jax.named_scope("tensor=layers.mlp.up"):
+                up = multiplied("mx", *blocks)
+            with jax.named_scope("tensor=layers.mlp.down"):
+                down = multiplied("bfloat16", *(one._replace(codes=one.codes.astype(jnp.bfloat16)) for one in rows))
+            return gate + up + down
+
+    def argument(spec: P, dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec))
+
+    specs = (P("fsdp"), P("fsdp"), P(), P())
+    step = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("fsdp"), check_vma=False)
+    e4m3, e8m0 = "float8_e4m3fn", "float8_e8m0fnu"
+    shapes = ((e4m3, 32768, 1024), (e8m0, 32768, 32), (e4m3, 2048, 1024), (e8m0, 2048, 32))
+    return jax.jit(step).lower(*(argument(spec, *shape) for spec, shape in zip(specs, shapes, strict=True)))
+
+
 def array(mesh: Any, spec: Any, *shape: int) -> Any:
     import jax
     import jax.numpy as jnp
@@ -210,6 +246,7 @@ PROGRAMS: Mapping[str, tuple[Callable[[Any], Any], Mapping[str, int], tuple[str,
     "ragged": (ragged, EXPERTS, ("v5p:2x2x2", "h100:1x8")),
     "windowed": (windowed, {"fsdp": 8}, ("v5e:2x4",)),
     "partitioned": (partitioned, TENSOR, ("h100:1x8",)),
+    "codes": (codes, {"fsdp": 8}, ("h100:1x8", "b200:1x8")),
     "kernel": (kernel, {"fsdp": 8}, ("v5p:2x2x2",)),
     "slices": (slices, {"data": 2, "fsdp": 8}, ("v5p:2x2x2*2", "v5e:2x4*2")),
 }
@@ -231,7 +268,7 @@ def main(targets: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, (program, sizes, its_targets) in PROGRAMS.items():
         for target in its_targets:
-            if not targets or target in targets:
+            if not targets or target in targets or name in targets:
                 mesh = target_mesh(Mesh.of(**sizes), read_machine(target))
                 path = FOLDER / f"{name}.{target.split(':')[0]}.txt"
                 path.write_text(trimmed(program(mesh).compile().as_text()), encoding="utf-8")

@@ -5,6 +5,7 @@
 | every_kind | 4,096 rows of 1,024 in bfloat16 a device, 8 MiB; the matrix 4 MiB; products of 4,096 x 2,048, 16 MiB |
 | layers | three layers; a matrix is 512 x 512 on a device once gathered, 512 KiB; 1,024 tokens of 512, 1 MiB |
 | windowed | an eighth of a matrix of 8 MiB |
+| codes | three products of 4,096 x 1,024 codes with 2,048 x 1,024 |
 | kernel | 8 rows of 4 heads, 1,024 x 128, 8 MiB |
 | slices | a matrix of 1,024 x 1,024, 2 MiB, and an eighth of it |
 """
@@ -41,6 +42,20 @@ def test_one_of_each_kind(target: str) -> None:
     assert (gather.tensors, gather.operation, gather.shape) == (("layers.moe.up",), "all_gather", (1024, 2048))
     assert (gather.group_size, gather.dtypes) == (8, ("bfloat16",))
     assert program.flops_per_device == 2 * 4096 * 1024 * 2048
+
+
+@pytest.mark.parametrize(("target", "of_blocks"), [("h100", "float32"), ("b200", "float8_e4m3fn")])
+def test_products_of_codes_and_of_values(target: str, of_blocks: str) -> None:
+    """Of block scales XLA multiplies codes on B200 only, and silently values in float32 on H100."""
+    program = program_of(kept(f"codes.{target}"), Mesh.of(fsdp=8), target)
+    found = {one.tensors: {*one.dtypes} for one in program.products}
+    assert found == {
+        ("layers.mlp.gate",): {"float8_e4m3fn"},
+        ("layers.mlp.up",): {of_blocks},
+        ("layers.mlp.down",): {"bfloat16"},
+    }
+    assert {(one.component, one.num_ops) for one in program.products} == {("mlp", 1)}
+    assert program.flops_per_device == 3 * 2 * 4096 * 1024 * 2048
 
 
 def test_a_reduce_scatter_that_is_padded_and_corrected() -> None:

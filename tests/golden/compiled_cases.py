@@ -180,6 +180,15 @@ COMPILED_CASES: tuple[CompiledCase, ...] = (
         neighbour=planned,
     ),
     CompiledCase(
+        name="SW314-dequantized",
+        model="llama3-8b",
+        layout=FSDP,
+        options={**LLAMA, "precision": "fp8-current"},
+        chips="h100:1x8",
+        program=programs.dequantized,
+        neighbour=programs.of_codes,
+    ),
+    CompiledCase(
         name="SW313-newer",
         model="llama3-8b",
         layout=FSDP,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.compiled.agreement.widths import width
-from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram, Temporary, Tool
-from shardwright.core.plan.plan import Plan
+from shardwright.compiled.reading.program import CompiledCollective, CompiledProduct, CompiledProgram, Temporary, Tool
+from shardwright.core.plan.plan import Phase, Plan
 from shardwright.cost.flops import step_flops
 from tests.compiled.programs import as_planned, changed, remembered, where, with_more
 
@@ -150,6 +150,33 @@ def repeated_products(plan: Plan) -> CompiledProgram:
         work[component] = work.get(component, 0) + int(flops)
     work["attention"] *= 8
     return replace(planned(plan), flops_per_device=sum(work.values()), component_flops=work)
+
+
+def with_products(plan: Plan, dtype: str) -> CompiledProgram:
+    """The products with the feed-forward weights multiply this dtype; all others codes."""
+    phases: tuple[Phase, ...] = ("forward", "recompute", "backward")
+    found = [
+        CompiledProduct(
+            component=weight.component,
+            phase=phase,
+            tensors=(weight.name,),
+            dtypes=(dtype, dtype) if weight.component == "mlp" else ("float8_e4m3fn", "float8_e4m3fn"),
+            source="shardwright/engine_jax/precision/rows.py:88",
+            num_ops=2 if phase == "backward" else 1,
+        )
+        for weight in plan.quantized
+        for phase in phases
+    ]
+    return replace(planned(plan), target="h100:1x8", products=tuple(found))
+
+
+def dequantized(plan: Plan) -> CompiledProgram:
+    """A compiler multiplies codes and scales before the product, as XLA does of block scales for an H100."""
+    return with_products(plan, "float32")
+
+
+def of_codes(plan: Plan) -> CompiledProgram:
+    return with_products(plan, "float8_e4m3fn")
 
 
 def as_many_products(plan: Plan) -> CompiledProgram:

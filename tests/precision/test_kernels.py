@@ -17,7 +17,7 @@ from shardwright.engine_jax.experts.grouped_low import quantized_grouped_product
 from shardwright.engine_jax.io.layer_io import LowPrecision
 from shardwright.engine_jax.precision import rows
 from shardwright.engine_jax.precision.operands import codes_of, values
-from tests.matrix import rest, some
+from tests.matrix import rest
 from tests.precision.made import ordinary
 
 H100, B200 = Device(kind="GPU", capability=(9, 0)), Device(kind="GPU", capability=(10, 0))
@@ -70,7 +70,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "device", "kernel"), some(CASES, (0, 2, 5)))
+@pytest.mark.parametrize(
+    ("recipe", "device", "kernel"), [case if number in (0, 2, 5) else rest(*case) for number, case in enumerate(CASES)]
+)
 def test_a_product_is_that_of_the_values_of_the_codes(
     recipe: str, device: Device, kernel: KernelName, on_a_cpu: None
 ) -> None:

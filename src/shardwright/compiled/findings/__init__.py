@@ -9,6 +9,7 @@ dtypes.py     SW308: a wider dtype than the plan's
 exposed.py    SW309: collectives without overlap
 memory.py     SW310, SW311, SW312: state held twice, logits as largest temporary, more memory than the chip has
 tools.py      SW313: a compiler version that JAX does not require
+narrow.py     SW314: products of values where the plan multiplies codes
 fixes.py      which edit is printed as a fix
 wording.py    texts of places, bytes and times
 """
@@ -23,6 +24,7 @@ from shardwright.compiled.findings.experts import experts
 from shardwright.compiled.findings.exposed import exposed
 from shardwright.compiled.findings.loops import loops
 from shardwright.compiled.findings.memory import chip_memory, donation, scores
+from shardwright.compiled.findings.narrow import narrow
 from shardwright.compiled.findings.products import products
 from shardwright.compiled.findings.sizes import expanded, gathered_in_full, summed_and_sliced
 from shardwright.compiled.findings.tools import tools
@@ -39,6 +41,7 @@ CHECKS: tuple[Callable[[Plan, CompiledProgram, Agreement], Iterator[Finding]], .
     expanded,
     summed_and_sliced,
     products,
+    narrow,
     dtypes,
     exposed,
     donation,

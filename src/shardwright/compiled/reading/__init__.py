@@ -9,5 +9,6 @@ overlap.py      collectives with compute between start and done
 stands_for.py   recognises in the text an operation that stands in for a collective of another kind
 temporaries.py  the largest temporaries
 flops.py        flops of matrix products
+products.py     products with weights whose operands are quantized, and what they multiply
 tool_chain.py   which compilers are installed
 """

@@ -5,6 +5,7 @@
 | `dot` | elements of the result x elements of the contracted dims |
 | `convolution`, the form of products on TPU | elements of the result x kernel input features x, along each spatial dim, the positions where the kernel meets the input and not its padding or dilation |
 | a library call, the form of some products on GPU | as a `dot` |
+| cuDNN's product of codes with the scales of blocks | elements of the result x elements of the last dim of an operand |
 
 The products of custom kernels are not in the text.
 """
@@ -25,6 +26,7 @@ from shardwright.compiled.text.origins import merged, origins_of
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _LIBRARY_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _LIBRARY = re.compile(r'custom_call_target="__(?:cublas|triton_gemm|onednn)[^"]*"')
+_BLOCK_SCALED = 'custom_call_target="__cudnn$blockScaledDot"'
 _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 
@@ -57,6 +59,8 @@ def flops_of(where: Computation, one: Instruction) -> int:
         contracted = _CONTRACTED.search(one.rest)
     elif one.op == "custom-call" and _LIBRARY.search(one.rest):
         contracted = _LIBRARY_CONTRACTED.search(one.rest)
+    elif one.op == "custom-call" and _BLOCK_SCALED in one.rest:
+        return 2 * prod(one.arrays[0].dims) * where.by_name[one.operands[0]].arrays[0].dims[-1]
     elif one.op == "convolution":
         return 2 * _of_convolution(where, one)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.core.plan.plan import Phase
 
@@ -119,6 +119,31 @@ class Temporary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledProduct:
+    """``num_ops`` instructions that multiply with a weight; ``dtypes``: of both operands. Other fields as in ``CompiledCollective``."""
+
+    component: str | None
+    phase: Phase | None
+    tensors: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    source: str | None = None
+    num_ops: int = 1
+
+    def times(self, number: int) -> CompiledProduct:
+        return replace(self, num_ops=number)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "component": self.component,
+            "phase": self.phase,
+            "tensors": list(self.tensors),
+            "dtypes": list(self.dtypes),
+            "source": self.source,
+            "num_ops": self.num_ops,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledMemory:
     """Bytes of a program on one device as its compiler reports them, and its largest temporaries from the text.
 
@@ -162,7 +187,7 @@ class Tool:
 class CompiledProgram:
     """``target``: as requested (``v5p:4x4x4``). ``flops_per_device``: of the matrix products in the text, with the trip
     counts of loops; None if a trip count is unknown. ``component_flops``: the same by component, of the products with a
-    name. ``notes``: log lines of the compiler about tensors that it replicated involuntarily (full
+    name. ``products``: those with a weight whose operands a recipe quantizes. ``notes``: log lines of the compiler about tensors that it replicated involuntarily (full
     rematerialization); for PyTorch, the assumptions of the dry run. ``tools``: see
     ``compiled/reading/tool_chain.py``."""
 
@@ -172,6 +197,7 @@ class CompiledProgram:
     compile_seconds: float
     flops_per_device: int | None = None
     component_flops: Mapping[str, int] = field(default_factory=dict)
+    products: tuple[CompiledProduct, ...] = ()
     notes: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
 
@@ -182,6 +208,7 @@ class CompiledProgram:
             "compile_seconds": self.compile_seconds,
             "flops_per_device": self.flops_per_device,
             "component_flops": dict(self.component_flops),
+            **({"products": [product.to_json() for product in self.products]} if self.products else {}),
             "said": list(self.notes),
             "tools": [tool.to_json() for tool in self.tools],
         }

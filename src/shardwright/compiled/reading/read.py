@@ -6,6 +6,7 @@ from typing import Protocol
 
 from shardwright.compiled.reading.collectives import read_collectives
 from shardwright.compiled.reading.flops import read_flops
+from shardwright.compiled.reading.products import read_products
 from shardwright.compiled.reading.program import CompiledMemory, CompiledProgram
 from shardwright.compiled.reading.temporaries import largest_temporaries
 from shardwright.compiled.text.calls import callers_of, executions
@@ -59,5 +60,6 @@ def read(text: str, mesh: Mesh, *, target: str, stats: Stats, compile_seconds: f
         ),
         compile_seconds=compile_seconds,
         flops_per_device=None if flops is None else int(sum(flops.values())),
+        products=read_products(program, runs, sources),
         component_flops={name: int(number) for name, number in (flops or {}).items() if name is not None},
     )

@@ -249,6 +249,12 @@ CODES: dict[str, Code] = {
             law="A program is compiled by the version that JAX requires.",
         ),
         Code(
+            code="SW314",
+            severity="warning",
+            title="values multiplied in place of codes",
+            law="A program multiplies the codes that its plan multiplies, and no values of them.",
+        ),
+        Code(
             code="SW404",
             severity="warning",
             title="a layout that moves what is quantized",
