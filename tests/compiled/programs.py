@@ -46,6 +46,7 @@ def compiled(plan: Plan, one: PlannedCollective) -> CompiledCollective:
         source="src/mine.py:7",
         ragged=one.ragged,
         in_loop=one.count_per_step > 1,
+        maximum=one.dtype == "int32",
     )
 
 

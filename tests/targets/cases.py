@@ -23,6 +23,7 @@ class Case:
     set: str | None = None
     microbatches: int | None = None
     expert_buffer: float | None = None
+    precision: str | None = None
     why: str = ""
 
     @property
@@ -31,6 +32,7 @@ class Case:
         extra = [part.replace("=", "-").replace(",", " ") for part in (self.move, self.set) if part]
         extra += [f"{self.microbatches} microbatches"] if self.microbatches else []
         extra += [f"buffer {self.expert_buffer:g}"] if self.expert_buffer else []
+        extra += [self.precision] if self.precision else []
         return " ".join([self.model, self.layout, self.mesh.replace("=", ""), self.chips, *extra])
 
     @property
@@ -44,6 +46,7 @@ class Case:
             set=((self.set,),) if self.set else (),
             microbatches=self.microbatches,
             expert_buffer=self.expert_buffer,
+            precision=self.precision,
             **TRAINED_IN_BF16,
         )
 
@@ -52,7 +55,7 @@ def _on(targets: tuple[str, ...], **case) -> tuple[Case, ...]:
     return tuple(Case(chips=target, **case) for target in targets)
 
 
-GPU, V5P, V6E, CPU = "h100:1x8", "v5p:2x2x2", "v6e:2x4", "cpu:8"
+GPU, B200, V5P, V6E, CPU = "h100:1x8", "b200:1x8", "v5p:2x2x2", "v6e:2x4", "cpu:8"
 MIXTRAL = {"model": "mixtral-8x7b", "batch": 8, "length": 2048, "set": "capacity_factor=1.25"}
 LLAMA = {"model": "llama3-8b", "batch": 8, "length": 4096}
 DEEPSEEK = {"model": "deepseek3-16b", "batch": 8, "length": 4096}
@@ -81,7 +84,7 @@ CASES: tuple[Case, ...] = (
         microbatches=2,
         why="replicas are summed once",
     ),
-    *_on((GPU, V5P, "b200:1x8"), **LLAMA, layout="fsdp-tp", mesh="fsdp=2,tensor=4", why="two axes that shard a weight"),
+    *_on((GPU, V5P, B200), **LLAMA, layout="fsdp-tp", mesh="fsdp=2,tensor=4", why="two axes that shard a weight"),
     *_on((GPU, V5P), **LLAMA, layout="cp", mesh="fsdp=2,context=4", why="keys are gathered"),
     *_on((GPU, V5P), **LLAMA, layout="cp", mesh="fsdp=2,context=4", move="attention=ring", why="ring attention"),
     *_on((GPU,), **LLAMA, layout="cp", mesh="fsdp=2,context=4", move="attention=ulysses", why="heads for tokens"),
@@ -94,6 +97,11 @@ CASES: tuple[Case, ...] = (
         move="attention=ring",
         why="ring attention of a latent",
     ),
+    *_on((GPU, V6E), **LLAMA, layout="fsdp", mesh="fsdp=8", precision="fp8-current", why="a scale of each tensor"),
+    *_on((GPU, B200), **LLAMA, layout="fsdp-tp", mesh="fsdp=2,tensor=4", precision="mxfp8", why="scales of blocks"),
+    *_on((V5P,), **LLAMA, layout="fsdp", mesh="fsdp=8", precision="fp8-block", why="larger blocks"),
+    *_on((GPU,), **DEEPSEEK, layout="ep", mesh="fsdp=2,expert=4", precision="fp8-current", why="experts' scales"),
+    *_on((B200,), **DEEPSEEK, layout="ep", mesh="fsdp=2,expert=4", precision="mxfp8", why="experts' blocks"),
 )
 
 SIXTEENTH = {"model": "deepseek3-671b", "chips": "v5p:4x4x8", "batch": 128, "length": 4096}

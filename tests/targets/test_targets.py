@@ -37,6 +37,7 @@ def compiled(case: Case) -> dict:
     arguments += ["--move", case.move] if case.move else []
     arguments += ["--set", case.set] if case.set else []
     arguments += ["--microbatches", str(case.microbatches)] if options.microbatches else []
+    arguments += ["--precision", case.precision] if case.precision else []
     command = [sys.executable, "-c", "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"]
     output = subprocess.run(
         [*command, "compile", *arguments, "--json"],
@@ -81,6 +82,8 @@ def test_tokens_are_sent_or_weights_gathered(target: str) -> None:
         "llama3-8b cp fsdp2,context4 h100:1x8 attention-ring",
         "mixtral-8x7b ep fsdp2,expert4 h100:1x8 moe-ring capacity_factor-1.25",
         "llama3-8b fsdp fsdp8 v6e:2x4",
+        "llama3-8b fsdp fsdp8 h100:1x8 fp8-current",
+        "llama3-8b fsdp-tp fsdp2,tensor4 b200:1x8 mxfp8",
     ],
 )
 def test_a_program_agrees_with_its_prediction(name: str) -> None:

@@ -17,6 +17,7 @@ from shardwright.compiled.agreement.rewrites import PADDED, REWRITES, Rewrite, a
 from shardwright.compiled.agreement.widths import is_integer, planned_dtype
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
 from shardwright.core.plan.plan import Plan, PlannedCollective
+from shardwright.core.quantization.reductions import AMAX_DTYPE
 
 State = Literal["matched", "explained", "unmatched"]
 
@@ -116,17 +117,29 @@ def per_tensor(one: CompiledCollective) -> tuple[CompiledCollective, ...]:
 def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]:
     """Every row of a comparison, in no order."""
     known = [rewrite for rewrite in REWRITES.values() if rewrite.holds_for(program.target)]
-    search = _Search(plan, known, [each for one in program.collectives for each in per_tensor(one)])
-    yield from search.by_name()
-    yield from search.merged()
-    yield from search.replaced()
-    yield from search.remaining()
+    found = [each for one in program.collectives for each in per_tensor(one)]
+    # Amaxes are compared with each other only: sums of numbers as small are left out of the plan.
+    maxima = [one for one in found if one.maximum and all(map(is_integer, one.dtypes))]
+    amaxes = [one for one in plan.collectives if maxima and one.dtype == AMAX_DTYPE]
+    others = [one for one in plan.collectives if one not in amaxes]
+    for planned, compiled in ((amaxes, maxima), (others, [one for one in found if one not in maxima])):
+        search = _Search(plan, known, planned, compiled)
+        yield from search.by_name()
+        yield from search.merged()
+        yield from search.replaced()
+        yield from search.remaining()
 
 
 class _Search:
     """The collectives that are not matched yet: ``planned`` and ``compiled``."""
 
-    def __init__(self, plan: Plan, known: Sequence[Rewrite], found: Iterable[CompiledCollective]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        known: Sequence[Rewrite],
+        planned: Iterable[PlannedCollective],
+        found: Iterable[CompiledCollective],
+    ) -> None:
         self.plan = plan
         scaling = [rewrite for rewrite in known if rewrite.ratio is not None and not rewrite.compiled]
         self.always = [rewrite for rewrite in scaling if rewrite.always]
@@ -134,7 +147,7 @@ class _Search:
         self.replacing = [rewrite for rewrite in known if rewrite.planned and rewrite.compiled]
         self.unplanned = [rewrite for rewrite in known if not rewrite.planned]
         self.pads = [rewrite for rewrite in known if rewrite.name == PADDED]
-        self.planned = _by_key(plan, plan.collectives)
+        self.planned = _by_key(plan, planned)
         self.compiled = _by_key(plan, found)
 
     def by_name(self) -> Iterator[AgreementRow]:

@@ -45,6 +45,8 @@ def planned_dtype(plan: Plan, one: PlannedCollective) -> str:
 
     That of weights is defined by the core: see ``core/model/precision.py``.
     """
+    if one.dtype is not None:
+        return one.dtype
     tensor = plan.by_name[one.tensors[0]]
     if tensor.kind == "activation" or tensor.dtype not in FLOATS:
         return tensor.dtype

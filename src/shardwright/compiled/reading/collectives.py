@@ -136,12 +136,18 @@ def _collective(context: Context, where: Computation, one: Instruction) -> Itera
         ragged=op == "ragged-all-to-all",
         overlapped=_overlapped(context, where, one, outside),
         group_size=None if pairs else size,
+        maximum=_takes_the_largest(context, one),
         loop_invariant=is_loop_invariant(context.callers, where, one),
     )
     origins = _origins(context, where, one, outside, len(moved))
     for place, (tensor, origin) in enumerate(zip(moved, origins, strict=True)):
         row = _with(common, tensor, origin)
         yield row if scatters else _with_surroundings(context, where, one, place if len(moved) > 1 else None, row)
+
+
+def _takes_the_largest(context: Context, one: Instruction) -> bool:
+    reducer = context.program.computations.get(one.callee("to_apply") or "")
+    return reducer is not None and reducer.root.op == "maximum"
 
 
 def _with(common: CompiledCollective, tensor: Moved, origin: Origin) -> CompiledCollective:

@@ -30,7 +30,7 @@ class CompiledCollective:
     (``dynamic-slice``, ``dot``). ``loop_invariant``: it moves the same in every iteration of the innermost loop.
     ``made_from_bytes``: if its operand was expanded from one smaller tensor, by a product with a weight or by
     repetition, the ``bytes_per_device`` of sending that tensor instead. ``tensor_bytes``: dtype and bytes of each
-    tensor, if an instruction with several tensors has one row.
+    tensor, if an instruction with several tensors has one row. ``maximum``: an all-reduce that takes the largest, not the sum.
     """
 
     kind: str
@@ -57,6 +57,7 @@ class CompiledCollective:
     users: tuple[str, ...] = ()
     loop_invariant: bool = False
     made_from_bytes: int | None = None
+    maximum: bool = False
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -79,6 +80,7 @@ class CompiledCollective:
             **({"parts": [list(one) for one in self.tensor_bytes]} if self.tensor_bytes else {}),
             **({"users": list(self.users)} if self.users else {}),
             **({"ragged": True} if self.ragged else {}),
+            **({"maximum": True} if self.maximum else {}),
             **({"stands_for": self.stands_for} if self.stands_for else {}),
             **({"padding_bytes": self.padding_bytes} if self.padding_bytes else {}),
             **({"across_slices": True} if self.across_slices else {}),

@@ -23,7 +23,7 @@ from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, lay
 from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.quantization.links import Gathers, gathers
 from shardwright.core.quantization.quantized import QuantizedWeight
-from shardwright.core.quantization.reductions import AMAX_BYTES, amax_reductions
+from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
 from shardwright.core.resolution.request import FLOATS, Request
 from shardwright.core.resolution.resolve import expert_axes
 
@@ -305,7 +305,7 @@ def _of_amaxes(request: Request, mesh: Mesh, quantized: Sequence[QuantizedWeight
     for one in amax_reductions(request, mesh, quantized):
         reduce = Collective(kind="all-reduce", axes=one.axes, elements_per_device=one.values)
         planned = _planned(one.component, one.phase, reduce, AMAX_BYTES, one.times, one.weights[0])
-        yield replace(planned, tensors=one.weights)
+        yield replace(planned, tensors=one.weights, dtype=AMAX_DTYPE)
 
 
 def _each(kind: ReshardKind, tensors: Iterable[str]) -> Sequence[tuple[ReshardKind, str]]:
@@ -334,7 +334,8 @@ def _merged(
     rows: dict[tuple[object, ...], PlannedCollective] = {}
     for one in collectives:
         of_floats = by_name[one.tensors[0]].dtype in FLOATS
-        key = (one.component, one.phase, one.kind, one.axes, one.bytes_per_device, one.ragged, one.subgroup, of_floats)
+        sent = (one.bytes_per_device, one.dtype, of_floats)
+        key = (one.component, one.phase, one.kind, one.axes, one.ragged, one.subgroup, *sent)
         row = rows.get(key)
         rows[key] = replace(
             one,

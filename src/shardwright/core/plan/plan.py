@@ -109,7 +109,7 @@ class PlannedCollective:
     ``bytes_per_device``: its operand or result on one device, whichever is larger, for one execution.
     ``seconds``: the sum over all executions of a step; None without chips. ``ragged``: an all-to-all with a different number
     of rows for each device; the bytes are those of all that a device sends. ``subgroup``: the groups inside one axis, where
-    the collective is not over the entire axis.
+    the collective is not over the entire axis. ``dtype``: of codes, scales, or both as bytes; None: that of the tensors.
     """
 
     component: str
@@ -122,6 +122,7 @@ class PlannedCollective:
     seconds: float | None = None
     ragged: bool = False
     subgroup: SubGroup | None = None
+    dtype: str | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -135,6 +136,7 @@ class PlannedCollective:
             "tensors": list(self.tensors),
             **({"ragged": True} if self.ragged else {}),
             **({"group_size": self.subgroup.size} if self.subgroup else {}),
+            **({"dtype": self.dtype} if self.dtype else {}),
         }
 
 

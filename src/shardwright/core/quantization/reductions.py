@@ -22,7 +22,8 @@ from shardwright.core.model.table import EXPERT_TOKENS
 from shardwright.core.quantization.quantized import QuantizedOperand, QuantizedWeight
 from shardwright.core.resolution.request import Request
 
-AMAX_BYTES = 4
+AMAX_BYTES, AMAX_DTYPE = 4, "int32"
+"""Of an amax as it is sent: the bits of a float32 as an integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
