@@ -46,7 +46,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernels_on(recipe: str, device: Device, *, experts: bool = False, **options) -> dict[Product, KernelName]:
-    chosen = product_kernels(preset(recipe, **options).quantizers, device, "jax", experts=experts)
+    chosen = product_kernels(preset(recipe, **options).quantizers, device, "jax", experts=experts, dtype="float32")
     return {product: one.name for product, one in chosen.items()}
 
 

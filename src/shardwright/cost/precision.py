@@ -39,7 +39,10 @@ def computing_seconds(plan: Plan, chip: ChipNumbers, reading: Reading) -> Mappin
     """Seconds of the products by component and phase; None if no source was checked for the rate of one."""
     rate = flops_per_s(chip, plan.request.dtype, reading)
     quantized = {weight.name: weight for weight in plan.quantized}
-    kernels = {name: weight.kernels_on(chip.chip.device, plan.request.engine) for name, weight in quantized.items()}
+    kernels = {
+        name: weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype)
+        for name, weight in quantized.items()
+    }
     found: dict[tuple[str, Phase], float] = {}
     for one in step_products(plan):
         seconds = one.flops / rate
@@ -58,7 +61,7 @@ def quantization_bytes(plan: Plan, chip: ChipNumbers) -> int:
     """Bytes that a device reads and writes in a step to quantize the operands of its products."""
     total = 0.0
     for weight in plan.quantized:
-        kernels = weight.kernels_on(chip.chip.device, plan.request.engine)
+        kernels = weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype)
         times = layers_on_device(plan.request, plan.mesh, weight) * plan.request.microbatches
         for operand in weight.operands:
             passes = times * _passes(plan, weight, operand.product)

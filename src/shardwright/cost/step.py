@@ -57,7 +57,7 @@ def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
     """The numbers of a chip that the time of a step depends on, each with those of other sources."""
     dtype, kernels = (
         plan.request.dtype,
-        (weight.kernels_on(chip.chip.device, plan.request.engine) for weight in plan.quantized),
+        (weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype) for weight in plan.quantized),
     )
     needed = {RATES[one.kernel.rate] for of_weight in kernels for one in of_weight.values()} | {RATES["bfloat16"]}
     names = [

@@ -101,7 +101,9 @@ class _Derivation:
             expert_axes=mesh.larger_than_one(operand.axes_of("experts")),
         )
         chip = self.request.chip
-        return found if chip is None else replace(found, kernels=found.kernels_on(chip.device, self.request.engine))
+        if chip is None:
+            return found
+        return replace(found, kernels=found.kernels_on(chip.device, self.request.engine, self.request.dtype))
 
     def _operand(self, weight: Weight, quantizer: Quantizer, place: Place, experts: int) -> QuantizedOperand:
         extents = quantizer.block.extents(place.product, place.operand)

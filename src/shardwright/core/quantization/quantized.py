@@ -151,10 +151,10 @@ class QuantizedWeight:
     def free(self) -> bool:
         return all(operand.freedom.free for operand in self.operands)
 
-    def kernels_on(self, device: Device, engine: Literal["jax", "torch"]) -> Mapping[Product, ChosenKernel]:
-        """The kernel of each product of two quantized operands on a device."""
+    def kernels_on(self, device: Device, engine: Literal["jax", "torch"], dtype: str) -> Mapping[Product, ChosenKernel]:
+        """The kernel of each product of two quantized operands on a device; ``dtype``: of the computation."""
         quantizers: Quantizers = {(one.product, one.operand): one.quantizer for one in self.operands}
-        return product_kernels(quantizers, device, engine, experts=self.experts is not None)
+        return product_kernels(quantizers, device, engine, experts=self.experts is not None, dtype=dtype)
 
     def to_json(self) -> dict[str, object]:
         return {

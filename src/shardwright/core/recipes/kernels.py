@@ -4,11 +4,12 @@
 |---|---|---|---|
 | nvfp4 | JAX | NVIDIA from 10.0 | codes of E2M1, and their E4M3 scales; scales of tensors after the sum |
 | mx | JAX | NVIDIA from 10.0 | FP8 codes, and a power of two for each 32 of the contracted dim |
-| fp8 | JAX | NVIDIA from 8.9 | FP8 codes; scales after the sum |
+| fp8 | both | NVIDIA from 8.9 | FP8 codes; scales after the sum |
+| fp8 by blocks | PyTorch | NVIDIA 9 | FP8 codes; the sum of each 128 of the contracted dim is scaled and added in float32 |
 | bfloat16 | JAX | NVIDIA from 8.0, TPU | codes times the scales that leave them exact in bfloat16; other scales after the sum |
 | float32 | both | everywhere | values: codes times scales |
 
-The first three multiply codes, at the rate of their format. The others dequantize. ``mx`` takes blocks of 128 whose scales are
+The first four multiply codes, at the rate of their format. The others dequantize. ``mx`` takes blocks of 128 whose scales are
 powers of two as four blocks of 32 with one scale, which are the same values. On an H100 JAX has no kernel for them: a loop of XLA's
 products writes the sums of all outputs to memory for each 128 terms, and its Triton kernels multiply FP8 there as float16.
 """
@@ -23,9 +24,9 @@ from shardwright.core.recipes.formats import E2M1, E4M3, E5M2, E8M0
 from shardwright.core.recipes.recipe import ENTIRE, OPERANDS, Operand, Product, Quantizer
 
 Quantizers = Mapping[tuple[Product, Operand], Quantizer]
-KernelName = Literal["nvfp4", "mx", "fp8", "bfloat16", "float32"]
+KernelName = Literal["nvfp4", "mx", "fp8", "fp8 by blocks", "bfloat16", "float32"]
 
-MX_BLOCK, NVFP4_BLOCK = 32, 16
+MX_BLOCK, NVFP4_BLOCK, LARGE_BLOCK = 32, 16, 128
 """The extents along the contracted dim that the kernels for block scales take."""
 
 
@@ -42,17 +43,18 @@ CPU = Device()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowProduct:
-    """A product of two quantized operands. ``experts``: of the rows and matrices of experts."""
+    """A product of two quantized operands. ``experts``: of the rows and matrices of experts. ``dtype``: of the computation."""
 
     product: Product
     operands: tuple[Quantizer, Quantizer]
     engine: Literal["jax", "torch"] = "jax"
     experts: bool = False
+    dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductKernel:
-    """One kernel of the table. ``least``: the compute capability that it needs. ``needs``: names of
+    """One kernel of the table. ``least``, ``most``: the compute capabilities that have it. ``needs``: names of
     ``NEEDS``. ``rate``: the dtype at whose rate it multiplies."""
 
     name: KernelName
@@ -60,6 +62,7 @@ class ProductKernel:
     needs: tuple[str, ...]
     rate: Literal["float4", "float8", "bfloat16", "float32"]
     engines: tuple[str, ...] = ("jax",)
+    most: tuple[int, int] = (99, 0)
     on_tpu: bool = False
 
     @property
@@ -71,7 +74,7 @@ class ProductKernel:
         if self.name == "float32":
             return True
         if device.kind == "GPU":
-            return self.least <= device.capability
+            return self.least <= device.capability <= self.most
         return device.kind == "TPU" and self.on_tpu
 
 
@@ -113,6 +116,11 @@ NEEDS: Mapping[str, Callable[[NarrowProduct], bool]] = {
     "an operand in E4M3": lambda product: any(q.dtype == E4M3 for q in product.operands),
     "scales that are powers of two": _every(_power_of_two),
     "blocks of 32 or a multiple": _every(lambda q: _blocks_of(q, MX_BLOCK)),
+    "both operands in E4M3": _every(lambda q: q.dtype == E4M3),
+    "blocks of 128": _every(lambda q: q.block.contracted == LARGE_BLOCK and q.block.other in (1, LARGE_BLOCK)),
+    "blocks of 1 x 128 on one side": lambda product: product.operands[0].block.other == 1,
+    # PyTorch's products of codes give it.
+    "a result in bfloat16": lambda product: product.engine == "jax" or product.dtype == "bfloat16",
     # Blocks of an expert's rows begin with its first row, and a loop over blocks of rows may begin elsewhere.
     "no blocks of an expert's tokens": lambda product: (
         product.engine == "torch"
@@ -125,12 +133,22 @@ NEEDS: Mapping[str, Callable[[NarrowProduct], bool]] = {
     ),
 }  # fmt: skip
 
-_NVFP4, _EIGHT, _ROWS, _ONE_E4M3, _POWERS, _MX, _TOKENS, _EXACT = NEEDS
+_NVFP4, _EIGHT, _ROWS, _ONE_E4M3, _POWERS, _MX, _E4M3, _LARGE, _ONE_SIDE, _BF16, _TOKENS, _EXACT = NEEDS
 
 KERNELS = (
     ProductKernel(name="nvfp4", least=(10, 0), needs=(_NVFP4, _TOKENS), rate="float4"),
     ProductKernel(name="mx", least=(10, 0), needs=(_EIGHT, _MX, _POWERS, _TOKENS), rate="float8"),
-    ProductKernel(name="fp8", least=(8, 9), needs=(_EIGHT, _ROWS, _ONE_E4M3), rate="float8"),
+    ProductKernel(
+        name="fp8", least=(8, 9), needs=(_EIGHT, _ROWS, _ONE_E4M3, _BF16), rate="float8", engines=("jax", "torch")
+    ),
+    ProductKernel(
+        name="fp8 by blocks",
+        least=(9, 0),
+        most=(9, 99),
+        needs=(_E4M3, _LARGE, _ONE_SIDE, _BF16),
+        rate="float8",
+        engines=("torch",),
+    ),
     ProductKernel(name="bfloat16", least=(8, 0), needs=(_EXACT,), rate="bfloat16", on_tpu=True),
     ProductKernel(name="float32", least=(0, 0), needs=(), rate="float32", engines=("jax", "torch")),
 )
@@ -151,6 +169,8 @@ def choose_product_kernel(device: Device, product: NarrowProduct) -> ChosenKerne
     ['float32', 'bfloat16', 'bfloat16', 'mx']
     >>> [chosen(recipe, h100).name for recipe in ("fp8-row", "fp8-current", "fp8-block", "nvfp4")]
     ['fp8', 'fp8', 'bfloat16', 'bfloat16']
+    >>> [chosen(recipe, h100, engine="torch").name for recipe in ("fp8-row", "fp8-current", "fp8-block", "mxfp8")]
+    ['fp8', 'fp8', 'fp8 by blocks', 'float32']
     >>> chosen("mxfp8", h100).why
     "'mx' needs compute capability 10.0"
     """
@@ -174,19 +194,21 @@ def _why(device: Device, product: NarrowProduct, lacking: list[str]) -> str:
         return f"'{one.name}' needs compute capability {one.least[0]}.{one.least[1]}"
     if not NEEDS[_TOKENS](product):
         return "JAX multiplies no codes in blocks of an expert's tokens"
-    if product.engine == "torch":
-        return "PyTorch multiplies values here"
+    if not NEEDS[_BF16](product):
+        return f"PyTorch's products of codes give bfloat16, and the computation is in {product.dtype}"
     return "no kernel takes their formats, blocks and scales"
 
 
 def product_kernels(
-    quantizers: Quantizers, device: Device, engine: Literal["jax", "torch"], *, experts: bool
+    quantizers: Quantizers, device: Device, engine: Literal["jax", "torch"], *, experts: bool, dtype: str
 ) -> dict[Product, ChosenKernel]:
     """The kernel of each product of which both operands are quantized."""
     found: dict[Product, ChosenKernel] = {}
     for product, (left, right) in OPERANDS.items():
         pair = quantizers.get((product, left)), quantizers.get((product, right))
         if pair[0] is not None and pair[1] is not None:
-            one = NarrowProduct(product=product, operands=(pair[0], pair[1]), engine=engine, experts=experts)
+            one = NarrowProduct(
+                product=product, operands=(pair[0], pair[1]), engine=engine, experts=experts, dtype=dtype
+            )
             found[product] = choose_product_kernel(device, one)
     return found

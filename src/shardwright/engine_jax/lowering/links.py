@@ -230,7 +230,9 @@ def _low(plan: Plan, device: Device) -> dict[str, LowPrecision]:
             amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
             delayed=names_by_place(weight, scales),
-            kernels={product: one.name for product, one in weight.kernels_on(device, "jax").items()},
+            kernels={
+                product: one.name for product, one in weight.kernels_on(device, "jax", plan.request.dtype).items()
+            },
         )
         for weight in plan.quantized
     }

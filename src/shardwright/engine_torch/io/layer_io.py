@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
 from shardwright.engine_torch.io.mesh import Peers
@@ -107,10 +108,12 @@ class LowPrecision:
     ``name`` and ``component``: of the weight. ``amax_peers``: the ranks that hold parts of what shares a scale of an operand.
     ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
     ``num_layers``: the weight is quantized in so many first layers of its stack.
-    ``delayed``: for operands with a delayed amax, the names of their factors. ``site``: where the product is.
+    ``delayed``: for operands with a delayed amax, the names of their factors. ``site``: where the product is. ``kernels``: of the
+    products of two quantized operands on this rank; one that is missing is ``float32``.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
+    kernels: Mapping[Product, KernelName] = field(default_factory=dict)
     name: str = ""
     num_layers: int = 1
     component: str = ""

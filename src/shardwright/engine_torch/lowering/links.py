@@ -29,6 +29,7 @@ from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLi
 from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.redistribute import own_shard, redistribute, zero_padded
 from shardwright.engine_torch.io.scopes import moving
+from shardwright.engine_torch.precision.kernels import product_device
 
 
 def links_of(plan: Plan, ranks: Ranks) -> Links:
@@ -185,7 +186,7 @@ class _WithBackward(torch.autograd.Function):
 
 
 def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
-    scales = plan.delayed
+    scales, device = plan.delayed, product_device(ranks.device.type)
     return {
         weight.name: LowPrecision(
             quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},
@@ -195,6 +196,9 @@ def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
             amax_peers={(one.product, one.operand): ranks.peers(one.reduced) for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
             delayed=names_by_place(weight, scales),
+            kernels={
+                product: one.name for product, one in weight.kernels_on(device, "torch", plan.request.dtype).items()
+            },
         )
         for weight in plan.quantized
     }

@@ -35,14 +35,14 @@ def quantized(x: torch.Tensor, quantizer: Quantizer, peers: Peers = ALONE, contr
     return quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
 
 
-def values(
+def codes_of(
     x: torch.Tensor,
     quantizer: Quantizer,
     agreed: torch.Tensor | None = None,
     contracted_dims: int = 1,
     factor: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The values of the operand's codes, float32: what a product of narrow operands multiplies.
+) -> Quantized:
+    """Codes and scales of an operand.
 
     ``agreed``: the amaxes of all ranks that hold parts of what shares a scale; None: this one has all. ``factor``: of a tensor with a
     delayed amax.
@@ -51,7 +51,18 @@ def values(
     def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
         return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
 
-    codes = quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
+    return quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
+
+
+def values(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    agreed: torch.Tensor | None = None,
+    contracted_dims: int = 1,
+    factor: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The values of the operand's codes, float32."""
+    codes = codes_of(x, quantizer, agreed, contracted_dims, factor)
     return dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
 
 

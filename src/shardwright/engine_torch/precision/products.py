@@ -1,8 +1,8 @@
 """The three products with a weight of which operands are quantized.
 
-A product of two quantized operands is computed in float32 from the values of their codes, on every device: the numbers of a
-device with narrow products, whose sums are float32 or wider. It differs from the exact sum of K terms by at most K * 2^-24 of the
-sum of their absolute values.
+A product of two quantized operands is computed by the kernel that the core chooses for the device (``core/recipes/kernels.py``).
+``float32`` multiplies the values of the codes: it differs from the exact sum of K terms by at most K * 2^-24 of the sum of their
+absolute values.
 
 I and O are the input and output widths of a weight; R rows, sorted by expert; E experts of this rank.
 """
@@ -10,14 +10,18 @@ I and O are the input and output widths of a weight; R rows, sorted by expert; E
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import torch
 
+from shardwright.core.recipes.formula import dequantize
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.delayed import factors_at
-from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, values
+from shardwright.engine_torch.precision.kernels import Narrow, multiplied
+from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, codes_of
 
 
 def quantized_product(
@@ -92,7 +96,9 @@ def _multiplied(
     all amaxes that are agreed on now."""
     places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
     all_narrow = all(place in low.quantizers for place in places)
-    operands = []
+    kernel = low.kernels.get(name, "float32")
+    operands: list[list[torch.Tensor]] = []
+    narrow_operands: list[list[Narrow]] = []
     for place, groups in zip(places, (xs, ys), strict=True):
         quantizer = low.quantizers.get(place)
         if quantizer is None:
@@ -102,11 +108,20 @@ def _multiplied(
         agreed = amaxes[key] if key in amaxes else agreed_amax(groups, low, place, contracted_dims)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
         factors = factors_at(low, place, groups, contracted_dims)
-        narrow = [
-            values(
-                one, quantizer, None if agreed is None else agreed[number], contracted_dims, factors[number]
-            ).flatten(1)
+        codes = [
+            codes_of(one, quantizer, None if agreed is None else agreed[number], contracted_dims, factors[number])
             for number, one in enumerate(groups)
         ]
+        if kernel != "float32":
+            narrow_operands.append(
+                [Narrow(*each) for each in zip(codes, repeat(quantizer), (one.shape for one in groups))]
+            )
+            continue
+        narrow = [
+            dequantize(found, one.shape, quantizer, ARRAYS, contracted_dims=contracted_dims).flatten(1)
+            for found, one in zip(codes, groups, strict=True)
+        ]
         operands.append(narrow if all_narrow else [one.to(groups[0].dtype) for one in narrow])
+    if narrow_operands:
+        return [multiplied(kernel, x, y) for x, y in zip(*narrow_operands, strict=True)], amaxes
     return [x @ y.T for x, y in zip(*operands, strict=True)], amaxes
