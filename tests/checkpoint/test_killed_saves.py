@@ -19,7 +19,7 @@ def killed(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("writers", [1, 3])
 def test_killed_at_random_moments(tmp_path: Path, writers: int) -> None:
     """One process that saves, and three that save jointly, of which all are killed or any one of them."""
-    ended = killed(tmp_path, "--writers", str(writers), "--kills", "30")
+    ended = killed(tmp_path, "--writers", str(writers), "--kills", "20")
     print(ended.stdout)
     assert ended.returncode == 0, ended.stderr
     assert "writing" in ended.stdout

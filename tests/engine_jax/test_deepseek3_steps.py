@@ -28,6 +28,8 @@ def test_fsdp_2_with_cp_2_trains_as_fsdp_2_with_ep_as_cp_2() -> None:
     assert_trains_as(EP_AS_CP_2, CP_2)
 
 
+# Mixtral's are compared in each `make test`.
+@pytest.mark.matrix
 def test_tokens_are_assigned_as_on_one_device() -> None:
     assert_same_assignments(EP_AS_CP_2)
 

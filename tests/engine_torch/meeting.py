@@ -23,9 +23,10 @@ from tests.engine_torch.ranks import LIMIT_S
 
 @cache
 def _keep_what_was_imported() -> None:
-    """Exclude imported modules from garbage collection. Once: a later call would keep the groups of earlier functions,
-    whose threads poll their sockets until they are freed."""
+    """Exclude imported modules from garbage collection, and collect rarely: each function ends with a collection. Once: a later
+    call would keep the groups of earlier functions, whose threads poll their sockets until they are freed."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @contextmanager
