@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,28 +21,44 @@ def ids(case: Case) -> str:
     return case.name
 
 
+Found = Callable[[Case], tuple[Finding, ...]]
+
+
+@pytest.fixture(scope="module")
+def found_in(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """The findings of a case as it is, which is imported once."""
+    known: dict[str, tuple[Finding, ...]] = {}
+
+    def found_in(case: Case) -> tuple[Finding, ...]:
+        if case.name not in known:
+            known[case.name] = findings(case, tmp_path_factory.mktemp("case"))
+        return known[case.name]
+
+    return found_in
+
+
 def key(finding: Finding) -> tuple[str, str | None, str]:
     return finding.code, finding.tensor, finding.where
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_full_text_is_the_golden_one(case: Case, tmp_path: Path) -> None:
-    found = meant(case, findings(case, tmp_path))
+def test_the_full_text_is_the_golden_one(case: Case, found_in: Found) -> None:
+    found = meant(case, found_in(case))
     assert found
     text = "\n\n".join(finding.text() for finding in found) + "\n"
     assert text == case.path.read_text(encoding="utf-8"), HOW
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_neighbour_has_no_such_finding(case: Case, tmp_path: Path) -> None:
-    wrong = {key(finding) for finding in meant(case, findings(case, tmp_path))}
+def test_the_neighbour_has_no_such_finding(case: Case, tmp_path: Path, found_in: Found) -> None:
+    wrong = {key(finding) for finding in meant(case, found_in(case))}
     neighbour = {key(finding) for finding in findings(case.neighbour(), tmp_path)}
     assert not wrong & neighbour
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_no_finding_is_worse_than_its_code_allows_and_each_has_a_place(case: Case, tmp_path: Path) -> None:
-    for finding in findings(case, tmp_path):
+def test_no_finding_is_worse_than_its_code_allows_and_each_has_a_place(case: Case, found_in: Found) -> None:
+    for finding in found_in(case):
         assert SEVERITIES.index(finding.severity) >= SEVERITIES.index(CODES[finding.code].severity)
         if finding.code != "SW123":
             assert finding.position is not None, finding.text()
@@ -49,8 +66,8 @@ def test_no_finding_is_worse_than_its_code_allows_and_each_has_a_place(case: Cas
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_position_is_that_of_the_fault(case: Case, tmp_path: Path) -> None:
-    for finding in meant(case, findings(case, tmp_path)):
+def test_the_position_is_that_of_the_fault(case: Case, found_in: Found) -> None:
+    for finding in meant(case, found_in(case)):
         if finding.position is None or finding.position.source not in case.files:
             continue
         line = case.files[finding.position.source].splitlines()[finding.position.line - 1]
@@ -64,8 +81,8 @@ def test_the_folder_has_no_file_without_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_fix_that_is_typed_removes_the_finding_and_adds_no_error(case: Case, tmp_path: Path) -> None:
-    before = findings(case, tmp_path)
+def test_a_fix_that_is_typed_removes_the_finding_and_adds_no_error(case: Case, tmp_path: Path, found_in: Found) -> None:
+    before = found_in(case)
     errors = {key(finding) for finding in before if finding.severity == "error"}
     for finding in meant(case, before):
         if not finding.fix or finding.fix == "Add the rules to a copy of the preset's file.":
@@ -85,13 +102,12 @@ def test_a_fix_that_is_typed_removes_the_finding_and_adds_no_error(case: Case, t
 
 
 @pytest.fixture(scope="module")
-def found_by_check(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[set, dict[str, set]]]:
+def found_by_check(tmp_path_factory: pytest.TempPathFactory, found_in: Found) -> list[tuple[set, dict[str, set]]]:
     """For each case the findings under test, and the findings of each check."""
     found = []
     for case in CASES:
-        folder = tmp_path_factory.mktemp("case")
-        about = {key(finding) for finding in meant(case, findings(case, folder))}
-        imported = imported_in(case, folder)
+        about = {key(finding) for finding in meant(case, found_in(case))}
+        imported = imported_in(case, tmp_path_factory.mktemp("case"))
         if imported is not None:
             found.append((about, {c.__name__: {key(d.finding) for d in c(imported)} for c in CHECKS}))
     return found
