@@ -37,7 +37,8 @@ PLACED = [
     Case(model=LLAMA3, layout="ep", mesh="fsdp=2,expert=4"),
     Case(model=LLAMA3, layout="ep-as-cp", mesh="fsdp=2,expert=4"),
 ]
-ALONE = Case(model=LLAMA3, layout="fsdp", mesh="fsdp=1")
+ALONE = covering(LLAMA3)[4].alone
+"""One device, for the last of ``CASES`` that `make test` trains and for replicas."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -81,6 +82,11 @@ def test_arrays_have_the_shardings_of_the_plan(case: Case) -> None:
 def test_other_shardings_are_detected() -> None:
     with pytest.raises(AssertionError, match="weights: embedding"):
         assert_shardings_of_the_plan(compiled_step(HSDP_4_2), plan_of(HSDP_2_4))
+
+
+def test_other_collectives_are_detected() -> None:
+    with pytest.raises(AssertionError, match="all-gather"):
+        assert_steps_are_planned(compiled_step(HSDP_4_2).as_text(), plan_of(HSDP_2_4))
 
 
 class Replicas:

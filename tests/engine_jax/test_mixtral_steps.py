@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine_jax.places import assert_shardings_of_the_plan
-from tests.engine_jax.program import assert_steps_are_planned
+from tests.engine_jax.program import assert_flops_are_the_model_s, assert_steps_are_planned
 from tests.engine_jax.steps import STEPS, Case, assert_trains_as, compiled_step, plan_of
 from tests.matrix import rest, some
 from tests.sameness.cases import FEW_ROWS, MIXTRAL, case, covering
@@ -51,3 +51,11 @@ def test_other_shardings_are_detected() -> None:
     ep, ep_as_cp = (case(MIXTRAL, layout, "fsdp=2,expert=2") for layout in ("ep", "ep-as-cp"))
     with pytest.raises(AssertionError, match="length/expert"):
         assert_shardings_of_the_plan(compiled_step(ep), plan_of(ep_as_cp))
+
+
+def test_other_collectives_and_flops_are_detected() -> None:
+    text = compiled_step(case(MIXTRAL, "ep", "fsdp=2,expert=2")).as_text()
+    with pytest.raises(AssertionError, match="all-gather"):
+        assert_steps_are_planned(text, plan_of(case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=2")))
+    with pytest.raises(AssertionError):
+        assert_flops_are_the_model_s(text, plan_of(case(MIXTRAL, "ep", "fsdp=2,expert=2", rows=16)))
