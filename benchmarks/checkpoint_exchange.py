@@ -58,7 +58,9 @@ def save(folder: Path, columns: int) -> Path:
         for info in infos
         for box in boxes_of("same", columns, rank)
     ]
-    return save_checkpoint(folder, POINT, infos, owned)
+    found = save_checkpoint(folder, POINT, infos, owned)
+    assert isinstance(found, Path)
+    return found
 
 
 def status(key: str) -> int:

@@ -19,8 +19,9 @@ import numpy as np
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.checkpoint import Checkpoint, OwnedBox, RunPoint, TensorInfo, commit, open_checkpoint, saving
+from shardwright.checkpoint.exchange.collectives import carried_by
 from shardwright.checkpoint.exchange.loads import load_of
-from shardwright.checkpoint.exchange.schedule import schedule_of, seed_of
+from shardwright.checkpoint.exchange.schedule import KeptNeeds, schedule_of, seed_of
 from shardwright.checkpoint.exchange.wants import Want, wants_of_plan
 from shardwright.checkpoint.format.part import StoredFile, data_name, declared_name, part_bytes, part_name
 from shardwright.checkpoint.format.pieces import DIGEST_BYTES, PIECE_BYTES
@@ -110,11 +111,13 @@ def planned_part(plan: Plan, device: int, infos: Mapping[str, TensorInfo]) -> li
 
 
 def write_without_data(save: Save, process: int, files: list[tuple[list, bytes]], infos: Sequence[TensorInfo]) -> None:
+    directory = save.directory
+    assert isinstance(directory, Path)
     numbers = {info.name: number for number, info in enumerate(infos)}
     stored: list[StoredFile] = []
     rows = []
     for number, (group, header) in enumerate(files):
-        path, offset = save.directory / data_name(process, number), len(header)
+        path, offset = directory / data_name(process, number), len(header)
         file = described_file(path, header, group)
         with path.open("wb") as opened:
             opened.write(header)
@@ -124,9 +127,9 @@ def write_without_data(save: Save, process: int, files: list[tuple[list, bytes]]
             rows.append((numbers[box.info.name], number, box.stored(path.name, offset, digests)))
             offset += box.num_bytes
         stored.append(file)
-    (save.directory / declared_name(process)).write_bytes(declared_bytes(infos))
+    (directory / declared_name(process)).write_bytes(declared_bytes(infos))
     # Not durable: 4,096 calls of fsync measure the disk, and each process has one.
-    (save.directory / part_name(process)).write_bytes(part_bytes(stored, rows, PIECE_BYTES))
+    (directory / part_name(process)).write_bytes(part_bytes(stored, rows, PIECE_BYTES))
 
 
 def wants_on(plan: Plan) -> Mapping[str, Sequence[Want]]:
@@ -134,16 +137,34 @@ def wants_on(plan: Plan) -> Mapping[str, Sequence[Want]]:
     return {prefix + name: one for name, one in wants.items() for prefix in ("", FIRST, SECOND)}
 
 
-def planned_load(checkpoint: Checkpoint, plan: Plan, device: int) -> tuple[int, int]:
-    """What one process computes before a load: its rounds, and the most bytes of a round at one end."""
-    rounds = most = 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What one process computes before a load: its rounds, the most bytes of a round at one end, and the bytes that it sends.
+
+    With JAX: the collectives in which it sends them, and their bytes, with padding.
+    """
+
+    rounds: int
+    most: int
+    sent: int
+    collectives: int
+    padded: int
+
+
+def planned_load(checkpoint: Checkpoint, plan: Plan, device: int) -> Planned:
+    rounds = most = all_sent = collectives = padded = 0
+    needs = KeptNeeds()
     for name, wants in wants_on(plan).items():
-        found = schedule_of(checkpoint.stored(name), wants, device, seed_of(name))
+        found = schedule_of(checkpoint.stored(name), wants, device, seed_of(name), needs)
         rounds += found.num_rounds
         for one in map(found.round, range(found.num_rounds)):
             sent = sum(parcel.num_bytes for send in one.sends for parcel in send.parcels)
             most = max(most, sent, sum(parcel.num_bytes for parcel in one.arrivals))
-    return rounds, most
+            all_sent += sent
+            carried = [carried_by(move.steps, len(move.processes)) for move in one.moves]
+            collectives += sum(how.num_collectives for how in carried)
+            padded += sum(how.bytes_sent for how in carried)
+    return Planned(rounds=rounds, most=most, sent=all_sent, collectives=collectives, padded=padded)
 
 
 def main() -> None:
@@ -165,6 +186,7 @@ def main() -> None:
             for device in range(count):
                 write_without_data(save, device, planned_part(plan, device, by_name), infos)
             took, directory = timed(lambda: commit(save, replace(POINT, mesh=plan.mesh.shape), num_processes=count))
+        assert isinstance(directory, Path)
         rows.append(("commit by process 0", f"{took}"))
         took, _ = timed(lambda: open_checkpoint(directory))
         rows.append(("open, all files verified", f"{took}"))
@@ -175,13 +197,19 @@ def main() -> None:
         for name, other in loads:
             label = " x ".join(f"{axis} {size}" for axis, size in other.items())
             on = plan_on(other, name)
-            slowest, rounds, in_flight = Took(0.0, 0.0), 0, 0
+            slowest, each = Took(0.0, 0.0), list[Planned]()
             for device in sample:
                 took, planned = timed(lambda on=on, device=device: planned_load(checkpoint, on, device))
-                slowest, rounds, in_flight = max(slowest, took), max(rounds, planned[0]), max(in_flight, planned[1])
+                slowest = max(slowest, took)
+                each.append(planned)
             rows.append((f"planning a load, {label}, slowest process", f"{slowest}"))
-            rows.append((f"rounds, {label}", f"{rounds:,}"))
+            rows.append((f"rounds, {label}", f"{max(one.rounds for one in each):,}"))
+            in_flight = max(one.most for one in each)
             rows.append((f"most bytes of a round to or from a process, {label}", f"{in_flight / 1e6:.1f} MB"))
+            collectives = max(one.collectives for one in each)
+            rows.append((f"collectives of a process with JAX, {label}", f"{collectives:,}"))
+            padding = sum(one.padded for one in each) / max(1, sum(one.sent for one in each))
+            rows.append((f"bytes in them over those of parcels, {label}", f"{padding:.2f}"))
             # The moments have the boxes of the weights.
             weights = wants_of_plan(on, lambda device: device)
             took, load = timed(lambda weights=weights: load_of(checkpoint, weights, count))

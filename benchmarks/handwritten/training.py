@@ -45,6 +45,10 @@ class Metrics(NamedTuple):
 
 def adamw(options: Options, decayed: frozenset[str]) -> optax.GradientTransformation:
     """The optimizer; the first update uses the learning rate of step 1."""
+
+    def is_decayed(weights: Any) -> Any:
+        return {name: name in decayed for name in weights}
+
     rate = optax.warmup_cosine_decay_schedule(0.0, options.lr, options.warmup, options.steps, options.lr * 0.1)
     return optax.chain(
         optax.clip_by_global_norm(options.clip),
@@ -54,7 +58,7 @@ def adamw(options: Options, decayed: frozenset[str]) -> optax.GradientTransforma
             b2=0.95,
             eps=1e-8,
             weight_decay=options.weight_decay,
-            mask=lambda weights: {name: name in decayed for name in weights},
+            mask=is_decayed,
         ),
     )
 
@@ -87,8 +91,8 @@ def train_step(
         (value, counts), gradients = jax.value_and_grad(of_weights, has_aux=True)(state.weights)
         updates, kept = optimizer.update(gradients, state.optimizer, state.weights)
         biases = {name: _moved(bias, counts[name.split(".", 1)[0]]) for name, bias in state.biases.items()}
-        after = TrainState(optax.apply_updates(state.weights, updates), kept, biases)
-        return after, Metrics(value, optax.tree.norm(gradients))
+        weights: Any = optax.apply_updates(state.weights, updates)
+        return TrainState(weights, kept, biases), Metrics(value, optax.tree.norm(gradients))
 
     whole = layout.sharding()
     return jax.jit(

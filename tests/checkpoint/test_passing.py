@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, DamagedError, open_checkpoint
-from shardwright.checkpoint.exchange import rings, units
+from shardwright.checkpoint.exchange import rings, schedule, units
 from shardwright.checkpoint.exchange.loads import load_of
 from shardwright.checkpoint.exchange.passing import Together, read_together, together_or_alone
-from shardwright.checkpoint.exchange.schedule import Round, schedule_of, seed_of
+from shardwright.checkpoint.exchange.schedule import KeptNeeds, Round, schedule_of, seed_of
 from shardwright.checkpoint.exchange.wants import wants_of
 from shardwright.checkpoint.reading import streams
 from shardwright.core.boxes.box import Box
@@ -240,3 +240,27 @@ def test_all_end_where_one_fails_between_two_reads(after: int, tmp_path: Path) -
     others = f"{saved.directory}: process 1 of 3 ended its load. Its error: MemoryError: no room"
     assert [str(one) for one in (found[0], found[2])] == [others] * 2
     assert [type(one) for one in (found[0], found[2])] == [CheckpointError] * 2
+
+
+def test_tensors_with_the_same_boxes_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, planned, needs_of = np.random.default_rng(3), list[int](), schedule.needs_of
+    saved = random_saved(rng, tmp_path / "one")
+    other = random_saved(rng, tmp_path / "other")
+    monkeypatch.setattr(schedule, "needs_of", lambda *given: planned.append(given[2]) or needs_of(*given))
+    wants = {
+        one.directory: wants_of((process, Box.whole(one.array.shape)) for process in range(2)) for one in (saved, other)
+    }
+
+    def read(carrier: ThreadCarrier) -> list[np.ndarray]:
+        kept, found = KeptNeeds(), list[np.ndarray]()
+        for one in (saved, saved, other, saved):
+            source, whole = open_checkpoint(one.directory), Box.whole(one.array.shape)
+            found += read_together(source, "w", [whole], wants[one.directory], carrier, kept=kept)
+        return found
+
+    for found in by_all(2, read):
+        assert all(
+            same_bits(*pair) for pair in zip(found, (one.array for one in (saved, saved, other, saved)), strict=True)
+        )
+    # Of four reads each process plans three: the second one is as the first.
+    assert sorted(planned) == [0] * 3 + [1] * 3

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from shardwright.checkpoint.exchange.schedule import Round, Send, schedule_of, seed_of
+from shardwright.checkpoint.exchange.schedule import KeptNeeds, Round, Send, schedule_of, seed_of
 from shardwright.checkpoint.exchange.wants import Want
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
@@ -80,17 +80,24 @@ class Source(Protocol):
 
 
 def read_together(
-    source: Source, name: str, boxes: Sequence[Box], wants: Sequence[Want], carrier: Carrier, *, raw: bool = False
+    source: Source,
+    name: str,
+    boxes: Sequence[Box],
+    wants: Sequence[Want],
+    carrier: Carrier,
+    *,
+    raw: bool = False,
+    kept: KeptNeeds | None = None,
 ) -> list[np.ndarray]:
     """The elements of boxes as new arrays, read by all processes: what several of them need is read by one, which sends it to the others.
 
-    ``wants``: what each process needs of this tensor; this one, all elements of ``boxes`` and no others.
+    ``wants``: what each process needs of this tensor; this one, all elements of ``boxes`` and no others. ``kept``: of the reads before.
 
     Raises in every process if a read fails in one: DamagedError if any found damage, in all of them the same; else its own
     error in that process, and in the others a CheckpointError that names it.
     """
     attempt = _Attempt()
-    work = attempt.of(_Work.of, source, name, boxes, wants, carrier)
+    work = attempt.of(_Work.of, source, name, boxes, wants, carrier, kept or KeptNeeds())
     number = 0
     while True:
         sent = attempt.of(work.sent, number) if work else None
@@ -166,11 +173,19 @@ class _Work:
     held: dict[Box, Mapping[Box, np.ndarray]]
 
     @classmethod
-    def of(cls, source: Source, name: str, boxes: Sequence[Box], wants: Sequence[Want], carrier: Carrier) -> _Work:
+    def of(
+        cls,
+        source: Source,
+        name: str,
+        boxes: Sequence[Box],
+        wants: Sequence[Want],
+        carrier: Carrier,
+        kept: KeptNeeds,
+    ) -> _Work:
         """Begins with what only this process needs."""
         own = [box for want in wants if carrier.index in want.processes for box in want.boxes]
         assert sum(box.size for box in own) == sum(box.size for box in boxes), (name, own, boxes)
-        schedule = schedule_of(source.stored(name), wants, carrier.index, seed_of(name))
+        schedule = schedule_of(source.stored(name), wants, carrier.index, seed_of(name), kept)
         bits = DTYPES[source.tensors[name].dtype].bits
         place = f"{source.directory}: tensor '{name}'"
         targets = [(box, empty(box.shape, bits, f"{place}, box [{box}]")) for box in boxes]
@@ -255,12 +270,13 @@ class Together:
 
     def __init__(self, source: Source, wants: Callable[[str], Sequence[Want]], carrier: Carrier) -> None:
         self._source, self._wants, self._carrier = source, wants, carrier
-        self._broken = False
+        self._broken, self._kept = False, KeptNeeds()
 
     def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
         """As ``read_together``."""
         try:
-            return read_together(self._source, name, boxes, self._wants(name), self._carrier, raw=raw)
+            wants = self._wants(name)
+            return read_together(self._source, name, boxes, wants, self._carrier, raw=raw, kept=self._kept)
         except Exception:
             # All processes know of it, or can no longer be reached.
             self._broken = True

@@ -14,7 +14,9 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.checkpoint.exchange.groups import Group, needs_of, want_of
+import numpy as np
+
+from shardwright.checkpoint.exchange.groups import Group, Needs, needs_of, want_of
 from shardwright.checkpoint.exchange.rings import Calendar, Relay, Ring, Steps, rings, rounds_of
 from shardwright.checkpoint.exchange.units import Units
 from shardwright.checkpoint.exchange.wants import Want
@@ -214,7 +216,35 @@ def seed_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def schedule_of(stored: Stored, wants: Sequence[Want], process: int, seed: int) -> Schedule:
+class KeptNeeds:
+    """As ``needs_of``, which is not computed again for the next tensor with the same boxes, as a weight's and its moments' are."""
+
+    def __init__(self) -> None:
+        self._stored: Stored | None = None
+        self._wants: Sequence[Want] = ()
+        self._needs: Needs | None = None
+
+    def __call__(self, stored: Stored, wants: Sequence[Want], process: int) -> Needs:
+        if self._needs is None or self._wants is not wants or self._stored is None or not _same(self._stored, stored):
+            self._stored, self._wants, self._needs = stored, wants, needs_of(stored, wants, process)
+        return self._needs
+
+
+def _same(one: Stored, other: Stored) -> bool:
+    return (
+        (one.width, one.piece_bytes) == (other.width, other.piece_bytes)
+        and np.array_equal(one.starts, other.starts)
+        and np.array_equal(one.stops, other.stops)
+    )
+
+
+def schedule_of(
+    stored: Stored,
+    wants: Sequence[Want],
+    process: int,
+    seed: int,
+    needs_of: Callable[[Stored, Sequence[Want], int], Needs] = needs_of,
+) -> Schedule:
     """The schedule of one process. ``seed``: any number of the tensor, so that small ones have other readers."""
     own = want_of(wants, process)
     if own is None:
