@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,38 @@ def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 class Ended:
     def to_json(self) -> dict[str, object]:
         return {}
+
+
+LAUNCHED = """
+import sys
+from pathlib import Path
+from shardwright.cli.running import ranks
+own = "import os, time, pathlib; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.getpid())); time.sleep(60)"
+ours = "sys.exit(main(sys.argv[1:]))"
+assert ranks.COMMAND.endswith(ours)
+ranks.COMMAND = ranks.COMMAND.removesuffix(ours) + own
+ranks.launch(2, sys.argv[1:], Path(sys.argv[1]))
+"""
+"""A command whose ranks begin as those of `shardwright train` do, and then write their numbers of processes."""
+
+
+def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LAUNCHED, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    try:
+        while len(numbers := [path.read_text() for path in sorted(tmp_path.iterdir())]) < 2 or "" in numbers:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, numbers
+            time.sleep(0.05)
+        # A stopped rank ends with it too.
+        os.kill(int(numbers[1]), signal.SIGSTOP)
+    finally:
+        process.kill()
+    while any(Path(f"/proc/{number}").exists() for number in numbers):
+        assert time.monotonic() < deadline, numbers
+        time.sleep(0.1)
+    _, errors = process.communicate()
+    assert "the command that started the ranks is gone" in errors
 
 
 def test_with_json_there_is_an_object_for_every_cause(

@@ -241,6 +241,8 @@ def test_a_killed_process_ends_the_other_with_a_message(killed: int, tmp_path: P
     assert found.passed_over == ()
 
 
+# Processes that load no framework show the same in `tests/runs/test_stall.py`.
+@pytest.mark.matrix
 def test_a_stopped_process_is_named_by_the_other_which_ends(tmp_path: Path, environment) -> None:
     out = tmp_path / "out"
     told = {**environment, "SIGNAL": "3 1 SIGSTOP"}

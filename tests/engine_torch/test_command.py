@@ -144,6 +144,8 @@ def wait_for(happened, process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
+# Ranks that load no framework show the same in `tests/cli/test_ranks.py`.
+@pytest.mark.matrix
 def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with started([*ON_TWO, "--steps", "1000", "--out", str(out)]) as process:

@@ -10,6 +10,7 @@ forks, waits for the exit status, and ends with it.
 from __future__ import annotations
 
 import array
+import gc
 import importlib
 import json
 import os
@@ -108,6 +109,8 @@ def _import(name: str) -> None:
         from shardwright.data.batches import _grain
 
         _grain()
+    gc.collect()
+    gc.freeze()
 
 
 def _run(connection: socket.socket) -> None:
