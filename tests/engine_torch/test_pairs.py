@@ -1,4 +1,4 @@
-"""What one layout saves, another one loads bit for bit, on both engines: a random part of the pairs of ``tests.pairs.whole``."""
+"""What one layout saves, another one loads bit for bit, on both engines: a random tenth of the pairs of ``tests.pairs.whole``."""
 
 from __future__ import annotations
 
