@@ -70,6 +70,8 @@ def test_several_files_are_uploaded_at_a_time_and_boxes_are_read_one_at_a_time(m
 
     def read(owned: OwnedBox) -> np.ndarray:
         reading.append(owned.name)
+        # Another thread that reads has the time to begin.
+        threading.Event().wait(0.002)
         most.append(len(reading))
         reading.pop()
         return np.asarray(owned.array)

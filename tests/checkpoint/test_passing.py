@@ -21,7 +21,7 @@ from shardwright.checkpoint.reading import streams
 from shardwright.core.boxes.box import Box
 from tests.checkpoint.editing import flip
 from tests.checkpoint.states import same_bits
-from tests.checkpoint.test_schedule import random_wants, rounds_of
+from tests.checkpoint.test_schedule import random_wants, rounds_of, stored_of
 from tests.checkpoint.test_streams import Recorded, Saved, random_saved
 
 WAIT_S = 20
@@ -264,3 +264,18 @@ def test_tensors_with_the_same_boxes_are_planned_once(tmp_path: Path, monkeypatc
         )
     # Of four reads each process plans three: the second one is as the first.
     assert sorted(planned) == [0] * 3 + [1] * 3
+
+
+def test_other_boxes_and_other_wants_are_planned_anew() -> None:
+    whole, rows = Box((0, 0), (4, 4)), [Box((at, 0), (at + 1, 4)) for at in range(4)]
+    wants, other_wants = (wants_of((process, whole) for process in range(count)) for count in (2, 3))
+    kept = KeptNeeds()
+    first = kept(stored_of(rows, 2), wants, 0)
+    assert kept(stored_of(rows, 2), wants, 0) is first
+    for stored, needed in (([whole], wants), (rows, other_wants), (rows, wants)):
+        before, found = first, kept(stored_of(stored, 2), needed, 0)
+        assert found is not before
+        assert len(found.units.number) == len(stored)
+        assert len(found.groups[0].processes) == len(needed[0].processes)
+        first = found
+    assert kept(stored_of(rows, 2, width=2), wants, 0) is not first
