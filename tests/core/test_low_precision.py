@@ -214,9 +214,10 @@ def test_weights_that_are_gathered_quantized_send_codes_and_scales(engine):
     rows = of(replace(preset("mxfp8"), gather_quantized=True))
     sent = ELEMENTS + ELEMENTS // 32
     assert rows["backward"] - dense.get("backward", 0) == sent
-    assert {phase: dense[phase] - rows[phase] for phase in ("forward", "recompute")} == dict.fromkeys(
-        ("forward", "recompute"), 4 * ELEMENTS - sent
-    )
+    assert dense["forward"] - rows["forward"] == 4 * ELEMENTS - sent
+    # JAX recomputes no product for the output of the layer: it needs no codes of `down` for it.
+    unused = (64 * 128) * 33 // 32 if engine == "jax" else 0
+    assert dense["recompute"] - rows["recompute"] == 4 * ELEMENTS - sent + unused
     # One copy of blocks of 16 x 16 serves both products: 4 bits, and 8 bits for 256 elements.
     square = of(replace(preset("nvfp4"), gather_quantized=True))
     assert square.get("backward", 0) == dense.get("backward", 0)

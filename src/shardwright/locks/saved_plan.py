@@ -124,6 +124,7 @@ COLLECTIVE: Fields = {
     "tensors": maybe(TEXTS),
     "ragged": maybe(FLAG),
     "group_size": maybe(WHOLE),
+    "dtype": maybe(TEXT),
 }
 CHOICE: Fields = {
     "what": needed(TEXT),

@@ -85,7 +85,8 @@ def family(kind: str) -> str:
 
 
 def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
-    return (2.0, 2.0) if planned_dtype(plan, one) in ("bfloat16", "float16") else AS_PLANNED
+    dtype = planned_dtype(plan, one)
+    return (2.0, 2.0) if dtype in ("bfloat16", "float16") or dtype.startswith("float8") else AS_PLANNED
 
 
 def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
@@ -235,8 +236,8 @@ REWRITES: Mapping[str, Rewrite] = {
             targets=("cpu",),
             planned=KINDS,
             compiled=(),
-            rule="2 for each byte of a 16-bit type",
-            reason="XLA's CPU backend sends bfloat16 as float32",
+            rule="2 for each byte of a type of 16 or 8 bits",
+            reason="XLA's CPU backend sends bfloat16 as float32, and FP8 as float16",
             ratio=_wider_on_cpu,
             always=True,
         ),

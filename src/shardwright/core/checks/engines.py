@@ -69,7 +69,7 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
         ),
         "stochastic rounding": any(one.rounding == "stochastic" for one in quantizers),
         "the Hadamard transform": any(one.hadamard is not None for one in quantizers),
-        "gathers of codes": recipe.gather_quantized,
+        **_gathers(plan),
         "the router's products": any(weight.component == "router" for weight in plan.quantized),
         "products of your own program": plan.request.table.program != "ours",
     }
@@ -95,6 +95,20 @@ def _in_two_formats(plan: Plan) -> bool:
             if one.quantizer.amax == "delayed":
                 formats.setdefault(one.same_amax, set()).add(one.quantizer.dtype)
     return any(len(found) > 1 for found in formats.values())
+
+
+def _gathers(plan: Plan) -> Mapping[str, bool]:
+    """Codes are gathered of what is quantized from its own values to the nearest code, in runs along merged dims."""
+    copies = [(weight, copy) for weight in plan.quantized for copy in weight.copies]
+    quantizers = [copy.quantizer for _, copy in copies if copy.quantizer is not None]
+    minor = [name for weight, _ in copies for name in weight.minor_dims]
+    return {
+        "gathers of codes with delayed amaxes": any(one.amax == "delayed" for one in quantizers),
+        "gathers of codes that are rounded at random": any(
+            one.rounding == "stochastic" or one.hadamard is not None for one in quantizers
+        ),
+        f"gathers of codes along '{next(iter(minor), '')}', which is no first dim of its side": bool(minor),
+    }
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
-from math import ceil
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
@@ -21,7 +19,7 @@ from shardwright.core.plan.fsdp_groups import (
 from shardwright.core.plan.movement import Collective, ReshardKind, collectives, elements_per_device, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import resharding, weight_reshardings
-from shardwright.core.quantization.links import Gathers, gathers
+from shardwright.core.quantization.links import copy_phases
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
 from shardwright.core.resolution.request import FLOATS, Request
@@ -57,18 +55,20 @@ def _of_weight(
     times = layers * request.microbatches
     again = tensor.stack is not None and request.remat != "none"
     uses = weight_reshardings(request, mesh, tensor)
+    coded = next((one for one in quantized if one.name == tensor.name and one.copies), None)
+    of_codes = 0 if coded is None else min(layers, coded.num)
     for number, (component, use) in enumerate(uses.items()):
         # Two uses with the same resharding share one gather.
         if use in list(uses.values())[:number]:
             continue
-        for gather in movement(use.at_rest, use.gathered, (), shape, mesh):
-            for sent, of_layers in _sent(request, quantized, tensor.name, DTYPE_BYTES[use.gather_dtype], layers):
-                number = of_layers * request.microbatches
-                yield _planned(component, "forward", gather, sent.forward, number, tensor.name)
-                if again:
-                    yield _planned(component, "recompute", gather, sent.forward, number, tensor.name)
-                if sent.backward is not None:
-                    yield _planned(component, "backward", gather, sent.backward, number, tensor.name)
+        plain = movement(use.at_rest, use.gathered, (), shape, mesh)
+        for gather in plain if layers > of_codes else ():
+            for phase in ("forward", "recompute") if again else ("forward",):
+                rounds = (layers - of_codes) * request.microbatches
+                yield _planned(component, phase, gather, DTYPE_BYTES[use.gather_dtype], rounds, tensor.name)
+        if coded is not None:
+            for phase, gather in _of_copies(request, mesh, coded, component, plain, DTYPE_BYTES[use.gather_dtype]):
+                yield replace(gather, phase=phase, count_per_step=of_codes * request.microbatches)
         for scatter in movement(use.gathered, use.at_rest, use.scattered, shape, mesh) if tensor.gradient else ():
             yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
@@ -78,18 +78,24 @@ def _of_weight(
         yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
 
 
-def _sent(
-    request: Request, quantized: Sequence[QuantizedWeight], name: str, width: int, layers: int
-) -> Iterator[tuple[Gathers, int]]:
-    """What is gathered of a weight, and in how many of the ``layers`` of a device: the last ones may stay in high precision."""
-    if request.precision is None or not request.precision.gather_quantized:
-        yield Gathers(forward=Fraction(width)), layers
-        return
-    weight = next((one for one in quantized if one.name == name), None)
-    num = 0 if weight is None else min(layers, weight.num)
-    for recipe, of_layers in ((None, layers - num), (request.precision, num)):
-        if of_layers:
-            yield gathers(recipe, weight, width), of_layers
+def _of_copies(
+    request: Request,
+    mesh: Mesh,
+    weight: QuantizedWeight,
+    component: str,
+    plain: Iterable[Collective],
+    width: int,
+) -> Iterator[tuple[Phase, PlannedCollective]]:
+    """The gathers of each copy of a weight by JAX: an array each, of codes and of scales; ``plain``: of the weight itself."""
+    for copy in weight.copies:
+        found = [_planned(component, "forward", one, width, 0, weight.name) for one in plain if copy.quantizer is None]
+        for array in copy.arrays:
+            for one in movement(array.at_rest, array.gathered, (), array.shape, mesh):
+                planned = _planned(component, "forward", one, array.element_bytes, 0, weight.name)
+                found.append(replace(planned, dtype=array.dtype))
+        for phase in copy_phases(request, weight, copy):
+            for one in found:
+                yield phase, one
 
 
 def _of_groups(
@@ -112,11 +118,12 @@ def _of_groups(
     for (stack, _), rows in by_stack.items():
         layers = layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
-        for group in groups_of(weight_of_layer(request, mesh, row, None if stack is None else 0) for row in rows):
-            yield from _of_group(group, request, mesh, layers, quantized, again=again)
-            for one in group.weights:
-                if axes := group.other_replicas(one):
-                    by_replicas.setdefault((axes, one.dtype), []).append((one, layers))
+        for layer, num in _alike(quantized, rows, layers):
+            for group in groups_of(weight_of_layer(request, mesh, row, layer) for row in rows):
+                yield from _of_group(group, request, mesh, num, quantized, again=again)
+                for one in group.weights:
+                    if axes := group.other_replicas(one):
+                        by_replicas.setdefault((axes, one.dtype), []).append((one, num))
     for (axes, dtype), ones in by_replicas.items():
         elements = sum(one.shard_elements(mesh) * layers for one, layers in ones)
         reduce = Collective(kind="all-reduce", axes=axes, elements_per_device=elements)
@@ -139,13 +146,11 @@ def _of_group(
     unsharded, times = shard * mesh.size(group.axes), layers * request.microbatches
     reduce_width, gather_width = DTYPE_BYTES[first.reduce_dtype], DTYPE_BYTES[first.gather_dtype]
     gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=unsharded)
-    for sent, of_layers in _sent_by_group(request, mesh, group, quantized, gather_width, layers):
-        number = of_layers * request.microbatches
-        yield _planned_groups(group.weights, mesh, "forward", gather, sent.forward, number)
-        if again:
-            yield _planned_groups(group.weights, mesh, "recompute", gather, sent.forward, number)
-        if sent.backward is not None:
-            yield _planned_groups(group.weights, mesh, "backward", gather, sent.backward, number)
+    if group.of_codes:
+        yield from _of_codes(group, request, mesh, quantized, gather_width, times)
+    else:
+        for phase in ("forward", "recompute") if again else ("forward",):
+            yield _planned_groups(group.weights, mesh, phase, gather, gather_width, times)
     scatter = Collective(kind="reduce-scatter", axes=group.axes, elements_per_device=unsharded)
     yield _planned_groups(group.weights, mesh, "backward", scatter, reduce_width, times)
     if group.replicas:
@@ -153,30 +158,45 @@ def _of_group(
         yield _planned_groups(group.weights, mesh, "update", reduce, reduce_width, layers)
 
 
-def _sent_by_group(
-    request: Request, mesh: Mesh, group: FsdpGroup, quantized: Sequence[QuantizedWeight], width: int, layers: int
-) -> Iterator[tuple[Gathers, int]]:
-    """The mean of what is gathered of an element of a group; a second gather has those weights that need a copy."""
-    if request.precision is None or not request.precision.gather_quantized:
-        yield Gathers(forward=Fraction(width)), layers
+def _alike(
+    quantized: Sequence[QuantizedWeight], rows: Sequence[TensorPlan], layers: int
+) -> Iterator[tuple[int | None, int]]:
+    """Runs of layers whose weights are gathered alike, each by its first layer and its length: the last ones may stay high."""
+    if rows[0].stack is None:
+        yield None, layers
         return
-    of_weights = [list(_sent(request, quantized, one.weight, width, layers)) for one in group.weights]
-    elements = [one.shard_elements(mesh) for one in group.weights]
-    for number in range(max(map(len, of_weights))):
-        here = [found[min(number, len(found) - 1)] for found in of_weights]
-        backward = [one.backward or Fraction(0) for one, _ in here]
-        yield (
-            Gathers(
-                forward=_mean([one.forward for one, _ in here], elements),
-                backward=_mean(backward, elements) if any(backward) else None,
-            ),
-            min(of_layers for _, of_layers in here),
-        )
+    names = {row.name for row in rows}
+    ends = {min(layers, one.num) for one in quantized if one.name in names and one.copies}
+    first = 0
+    for end in sorted({*ends, layers}):
+        if end > first:
+            yield first, end - first
+        first = end
 
 
-def _mean(values: Sequence[Fraction], elements: Sequence[int]) -> Fraction:
-    weighted = sum((value * number for value, number in zip(values, elements, strict=True)), Fraction(0))
-    return weighted / max(1, sum(elements))
+def _of_codes(
+    group: FsdpGroup,
+    request: Request,
+    mesh: Mesh,
+    quantized: Sequence[QuantizedWeight],
+    width: int,
+    times: int,
+) -> Iterator[PlannedCollective]:
+    """The gathers of a group of which codes and scales are sent: as bytes, all in one of each phase."""
+    by_name = {one.name: one for one in quantized}
+    found: dict[Phase, list[tuple[WeightOfLayer, int]]] = {}
+    for one in group.weights:
+        weight = by_name[one.weight]
+        for copy in weight.copies:
+            size = one.shard_elements(mesh) * mesh.size(group.axes) * width
+            if copy.quantizer is not None:
+                size = sum(array.gathered_bytes(mesh) for array in copy.arrays)
+            for phase in copy_phases(request, weight, copy):
+                found.setdefault(phase, []).append((one, size))
+    for phase, sizes in found.items():
+        gather = Collective(kind="all-gather", axes=group.axes, elements_per_device=sum(size for _, size in sizes))
+        planned = _planned_groups([one for one, _ in sizes], mesh, phase, gather, 1, times)
+        yield replace(planned, dtype="uint8")
 
 
 def _planned_groups(
@@ -184,7 +204,7 @@ def _planned_groups(
     mesh: Mesh,
     phase: Phase,
     collective: Collective,
-    width: Fraction | int,
+    width: int,
     times: int,
 ) -> PlannedCollective:
     names = tuple(dict.fromkeys(one.weight for one in weights))
@@ -313,14 +333,14 @@ def _each(kind: ReshardKind, tensors: Iterable[str]) -> Sequence[tuple[ReshardKi
 
 
 def _planned(
-    component: str, phase: Phase, collective: Collective, width: Fraction | int, times: int, tensor: str
+    component: str, phase: Phase, collective: Collective, width: int, times: int, tensor: str
 ) -> PlannedCollective:
     return PlannedCollective(
         component=component,
         phase=phase,
         kind=collective.kind,
         axes=collective.axes,
-        bytes_per_device=ceil(collective.elements_per_device * width),
+        bytes_per_device=collective.elements_per_device * width,
         count_per_step=times,
         tensors=(tensor,),
         subgroup=collective.subgroup,

@@ -18,6 +18,7 @@ from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import name_in_layer
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import weight_reshardings
+from shardwright.core.quantization.products import quantized_layers
 from shardwright.core.resolution.request import Request
 
 
@@ -30,7 +31,7 @@ class WeightOfLayer:
     of one layer, as PyTorch stores it. ``in_use``: the spec after the gather. ``gathered``: the gathered axes, mesh order.
     ``all_reduced``: the axes over which its gradient is all-reduced. ``replicated_gradient``: the gathered axes over
     which every device computes the same gradient. ``gather_dtype``, ``reduce_dtype``: the dtypes of its all-gather and of
-    the reduction of its gradient. ``num_uses``: 2 for a tied weight.
+    the reduction of its gradient. ``num_uses``: 2 for a tied weight. ``of_codes``: whether codes and scales are gathered.
     """
 
     key: str
@@ -49,6 +50,7 @@ class WeightOfLayer:
     gather_dtype: str
     reduce_dtype: str
     num_uses: int
+    of_codes: bool = False
 
     def box(self, mesh: Mesh, rank: int) -> Box | None:
         """The shard of a rank at rest, in the stored dims; None where the rank has none. ``fully_shard`` shards what a rank
@@ -70,11 +72,18 @@ class WeightOfLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpGroup:
-    """Weights with one all-gather and one reduce-scatter over ``axes``; their gradients are all-reduced over ``replicas``."""
+    """Weights with one all-gather and one reduce-scatter over ``axes``; their gradients are all-reduced over ``replicas``.
+
+    ``of_codes``: codes and scales are gathered, by the engine itself; ``fully_shard`` gathers the other groups.
+    """
 
     weights: tuple[WeightOfLayer, ...]
     axes: tuple[str, ...]
     replicas: tuple[str, ...]
+
+    @property
+    def of_codes(self) -> bool:
+        return self.weights[0].of_codes
 
     def other_replicas(self, one: WeightOfLayer) -> tuple[str, ...]:
         """The axes over which a weight's gradient is all-reduced after the last microbatch, apart from the group."""
@@ -105,6 +114,9 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
     use = weight_reshardings(request, mesh, row)[row.component]
     gathered = [axis for axis in use.at_rest.axes if axis not in use.gathered.axes]
     summed = mesh.larger_than_one(axis for axis, kind in row.gradient.items() if kind == "all-reduce")
+    recipe, quantized = request.precision, 0
+    if recipe is not None and recipe.gather_quantized and mesh.larger_than_one(gathered):
+        quantized = quantized_layers(request.table.weight(row.name), recipe, request.table)
     return WeightOfLayer(
         key=row.name if layer is None else f"{row.stack}.{layer}.{name_in_layer(row.name, row.stack)}",
         stack=row.stack,
@@ -122,6 +134,7 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         gather_dtype=use.gather_dtype,
         reduce_dtype=use.reduce_dtype,
         num_uses=1 + len(request.table.weight(row.name).uses),
+        of_codes=(layer or 0) < quantized,
     )
 
 
@@ -129,11 +142,13 @@ def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[FsdpGroup, ...]:
     """The groups of one layer's weights, the largest first; weights that are not gathered come last."""
     found: dict[tuple, list[WeightOfLayer]] = {}
     for one in weights:
-        found.setdefault((one.gathered, one.gather_dtype if one.gathered else "", one.dtype), []).append(one)
+        key = (one.gathered, one.gather_dtype if one.gathered else "", one.dtype, one.of_codes)
+        found.setdefault(key, []).append(one)
     groups = []
-    for (axes, _, _), members in found.items():
+    for (axes, _, _, of_codes), members in found.items():
         shared = [axis for axis in members[0].all_reduced if all(axis in other.all_reduced for other in members)]
-        groups.append(FsdpGroup(weights=tuple(members), axes=axes, replicas=tuple(shared) if axes else ()))
+        by_fully_shard = bool(axes) and not of_codes
+        groups.append(FsdpGroup(weights=tuple(members), axes=axes, replicas=tuple(shared) if by_fully_shard else ()))
     return tuple(sorted(groups, key=lambda group: (not group.axes, -sum(prod(one.shape) for one in group.weights))))
 
 

@@ -11,6 +11,7 @@ from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import Weight, as_torch_stores
 from shardwright.core.quantization.amax import Extents, amax_key, num_amaxes, sharing_axes
 from shardwright.core.quantization.freedom import Place, Step, freedom
+from shardwright.core.quantization.links import Specs, copies, minor_dims
 from shardwright.core.quantization.products import (
     inputs_and_outputs,
     of_operand,
@@ -64,8 +65,14 @@ class _Derivation:
 
         tokens, input_dim = of_operand(weight, inputs, self.sizes, layout, mesh, self.request.table)
         _, output_dim = of_operand(weight, outputs, self.sizes, layout, mesh, self.request.table)
+        specs = Specs(
+            at_rest=at_rest,
+            gathered=operand.without(axis for axis in operand.axes if axis not in at_rest.axes),
+            in_use=operand,
+        )
+        gathered = recipe.gather_quantized and specs.are_gathered
         dims: Mapping[Operand, dict[Dim, ShardedDim]] = {
-            "weight": dims_of(at_rest if recipe.gather_quantized else operand),
+            "weight": dims_of(at_rest if gathered else operand),
             "input": {"tokens": tokens, "inputs": input_dim},
             "output_gradient": {"tokens": tokens, "outputs": output_dim},
         }
@@ -84,6 +91,12 @@ class _Derivation:
         ours = [n for n in at_rest.logical_axes if n != "experts"]
         agrees = mesh.in_mesh_order(axis for spec in (at_rest, operand) for n in ours for axis in spec.axes_of(n))
         codes, scales = self._bytes(dims_of(operand), experts)
+        at_rest_experts = self._experts(weight, at_rest if gathered else operand)
+        operands = tuple(
+            self._operand(weight, recipe.quantizers[at], place, at_rest_experts if at[1] == "weight" else experts)
+            for at, place in places.items()
+        )
+        all_experts = weight.size("experts") if "experts" in weight.logical_axes else 0
         found = QuantizedWeight(
             name=weight.name,
             component=weight.component,
@@ -92,13 +105,13 @@ class _Derivation:
             inputs=inputs,
             outputs=outputs,
             agrees=mesh.larger_than_one(agrees),
-            operands=tuple(
-                self._operand(weight, recipe.quantizers[at], place, experts) for at, place in places.items()
-            ),
+            operands=operands,
             codes_bytes=codes,
             scales_bytes=scales,
             experts=weight.size("experts") if "experts" in weight.logical_axes else None,
             expert_axes=mesh.larger_than_one(operand.axes_of("experts")),
+            minor_dims=minor_dims(specs, dims["weight"].values()) if gathered else (),
+            copies=copies(operands, specs, dims["weight"], all_experts, mesh) if gathered else (),
         )
         chip = self.request.chip
         if chip is None:

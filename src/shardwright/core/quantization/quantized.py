@@ -8,6 +8,8 @@ from math import ceil, gcd, prod
 from typing import Literal
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.mesh.spec import Spec
+from shardwright.core.recipes.formats import bits_of
 from shardwright.core.recipes.kernels import ChosenKernel, Device, Quantizers, product_kernels
 from shardwright.core.recipes.recipe import Dim, Operand, Product, Quantizer
 
@@ -127,11 +129,49 @@ class QuantizedOperand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentArray:
+    """Codes or scales of one layer of a weight, in the order of dims of the formula of quantizers. ``shape``: of all of it, with
+    the padding of shards. ``per``: elements of the weight to one entry along each dim. Codes of 4 bits are bytes of two, and scales in E8M0 are sent as bytes."""
+
+    dtype: str
+    shape: Mapping[str, int]
+    per: tuple[int, ...]
+    at_rest: Spec
+    gathered: Spec
+    in_use: Spec
+
+    @property
+    def element_bytes(self) -> int:
+        return 1 if self.dtype == "uint8" else bits_of(self.dtype) // 8
+
+    @property
+    def is_sent(self) -> bool:
+        return self.at_rest != self.gathered
+
+    def gathered_bytes(self, mesh: Mesh) -> int:
+        """Bytes on a device after the gathers; 0 where there is none."""
+        sizes = (size // mesh.size(self.gathered.axes_of(name)) for name, size in self.shape.items())
+        return prod(sizes) * self.element_bytes if self.is_sent else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """What is gathered of a weight for some of its products. ``quantizer`` None: the weight in its gather dtype. ``arrays``:
+    codes, scales, and the second scale of the tensor where there is one."""
+
+    products: tuple[Product, ...]
+    quantizer: Quantizer | None
+    arrays: tuple[SentArray, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
     """A weight whose products are quantized, in ``num`` of its layers. ``agrees``: the axes whose devices have one scale of
     the weight: its shard group at rest and in use, without replicas. ``codes_bytes``: of one layer in use on a device.
     ``experts``: how many there are, or None; ``expert_axes`` shard them in use. ``kernels``: of its products of two quantized
-    operands on the chip of the plan; none without chips, where the device decides."""
+    operands on the chip of the plan; none without chips, where the device decides.
+    ``copies``: what is gathered, of a weight that is quantized on its shards at rest; none of another one. ``minor_dims``: of
+    such a weight, the logical axes on which its codes on a shard are no run of its codes."""
 
     name: str
     component: str
@@ -146,6 +186,8 @@ class QuantizedWeight:
     experts: int | None = None
     expert_axes: tuple[str, ...] = ()
     kernels: Mapping[Product, ChosenKernel] = field(default_factory=dict)
+    copies: tuple[Copy, ...] = ()
+    minor_dims: tuple[str, ...] = ()
 
     @property
     def free(self) -> bool:
@@ -167,5 +209,6 @@ class QuantizedWeight:
             "scales_bytes": self.scales_bytes,
             "free": self.free,
             **({"kernels": {product: one.name for product, one in self.kernels.items()}} if self.kernels else {}),
+            "gathered_copies": len(self.copies),
             "operands": [operand.to_json() for operand in self.operands],
         }

@@ -18,10 +18,11 @@ from shardwright.engine_jax.attention.blockwise import attend_in_blocks
 from shardwright.engine_jax.attention.kernels import cudnn, splash, triton
 from shardwright.engine_jax.attention.ring import KeysAndValues, ring_attention
 from shardwright.engine_jax.attention.scores import AttentionMask, attend
-from shardwright.engine_jax.io.layer_io import AttentionLinks, Links, LowPrecision, Params, index_of, size_of
+from shardwright.engine_jax.io.layer_io import AttentionLinks, InUse, Links, LowPrecision, index_of, size_of
 from shardwright.engine_jax.layers.norm import rms_norm
 from shardwright.engine_jax.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_jax.layers.rotary import Angles, angles, rotate
+from shardwright.engine_jax.precision.coded import Coded
 from shardwright.engine_jax.precision.delayed import several
 from shardwright.engine_jax.precision.operands import Amaxes, input_amaxes
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
@@ -50,7 +51,7 @@ def mask_of(
 
 
 def attention(
-    x_BLM: jax.Array, weights: Params, architecture: Architecture, rotation: Angles, mask: AttentionMask, links: Links
+    x_BLM: jax.Array, weights: InUse, architecture: Architecture, rotation: Angles, mask: AttentionMask, links: Links
 ) -> jax.Array:
     """What attention adds to the residual stream, BLM. ``weights``: one layer's, in use, by their names within a layer."""
     x_BLM = links.move("residual.stream", "attention.input", x_BLM)
@@ -64,7 +65,7 @@ def attention(
 
 
 def _projected(
-    dims: str, x: jax.Array, name: str, weights: Params, links: Links, amaxes: Amaxes = NONE_AGREED
+    dims: str, x: jax.Array, name: str, weights: InUse, links: Links, amaxes: Amaxes = NONE_AGREED
 ) -> jax.Array:
     return weight_product(dims, x, weights[name], low=links.low.get(name), amaxes=amaxes)
 
@@ -76,7 +77,7 @@ def _input_amaxes(x_BLM: jax.Array, links: Links) -> Amaxes:
 
 def _grouped(
     x_BLM: jax.Array,
-    weights: Params,
+    weights: InUse,
     architecture: Architecture,
     form: GroupedQueryAttention,
     rotation: Angles,
@@ -103,7 +104,7 @@ def _grouped(
 
 def _latent(
     x_BLM: jax.Array,
-    weights: Params,
+    weights: InUse,
     architecture: Architecture,
     form: LatentAttention,
     rotation: Angles,
@@ -177,7 +178,9 @@ def _in_kernel_order(array_BS: jax.Array, links: AttentionLinks) -> jax.Array:
     return jnp.concatenate([chunks[links.chunks.index(number)] for number in range(len(chunks))], axis=1)
 
 
-def _keys_and_values(kv_up_NHD: jax.Array, form: LatentAttention, low: Sequence[LowPrecision | None]) -> KeysAndValues:
+def _keys_and_values(
+    kv_up_NHD: jax.Array | Coded, form: LatentAttention, low: Sequence[LowPrecision | None]
+) -> KeysAndValues:
     """A function from a latent of any tokens to the keys and values of this device's heads. ``low``: of each shard of a ring."""
 
     def keys_and_values(latent_BSR: jax.Array, shard: int) -> tuple[jax.Array, jax.Array]:
@@ -190,13 +193,16 @@ def _keys_and_values(kv_up_NHD: jax.Array, form: LatentAttention, low: Sequence[
     return keys_and_values
 
 
-def _own_heads(kv_up_NHD: jax.Array, num_heads: int, links: AttentionLinks) -> jax.Array:
+def _own_heads(kv_up_NHD: jax.Array | Coded, num_heads: int, links: AttentionLinks) -> jax.Array | Coded:
     """The slice of the weight for this device's query heads. After an all-to-all from tokens to heads the weight has more
     heads than the queries, and the axes that shard only the queries' heads are the minor ones."""
     slices = kv_up_NHD.shape[1] // num_heads
     if slices == 1:
         return kv_up_NHD
-    return jax.lax.dynamic_slice_in_dim(kv_up_NHD, index_of(links.heads) % slices * num_heads, num_heads, axis=1)
+    first = index_of(links.heads) % slices * num_heads
+    if isinstance(kv_up_NHD, Coded):
+        return kv_up_NHD.heads(first, num_heads)
+    return jax.lax.dynamic_slice_in_dim(kv_up_NHD, first, num_heads, axis=1)
 
 
 def _own_kv_heads(kv_BSKD: jax.Array, num_heads: int, links: AttentionLinks) -> jax.Array:

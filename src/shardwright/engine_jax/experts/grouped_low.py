@@ -8,7 +8,7 @@ Blocks over rows, which a matrix's gradient has, begin with the first row of eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import LowPrecision, Site
 from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
+from shardwright.engine_jax.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_jax.precision.delayed import amaxes_of_step
 from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, codes_of, values
 from shardwright.engine_jax.precision.rows import Rows, multiplied, product_of, rows_of
@@ -45,7 +46,7 @@ def quantized_swiglu(
     for one in (gate, up):
         _, amaxes = _of_expert(INPUT, rows_RM, one, amaxes, _Rows.of(rows_RM, sizes_E))
 
-    def product(x: jax.Array, matrices: jax.Array, of: LowPrecision, amaxes: Amaxes) -> jax.Array:
+    def product(x: jax.Array, matrices: jax.Array | Coded, of: LowPrecision, amaxes: Amaxes) -> jax.Array:
         return quantized_grouped_product(x, matrices, sizes_E, block_rows, of, amaxes)
 
     gate_RF = product(rows_RM, experts.gate_EMF, gate, amaxes)
@@ -54,9 +55,15 @@ def quantized_swiglu(
 
 
 def quantized_grouped_product(
-    x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, block_rows: int, low: LowPrecision, amaxes: Amaxes
+    x_RI: jax.Array,
+    matrices_EIO: jax.Array | Coded,
+    sizes_E: jax.Array,
+    block_rows: int,
+    low: LowPrecision,
+    amaxes: Amaxes,
 ) -> jax.Array:
     """Each row times the matrix of its own expert, RO, and the two products of the backward pass."""
+    carrier_EIO, dtype = carrier_of(matrices_EIO), matrices_EIO.dtype
 
     def by_own_matrix(name: Product, x: _Operand, matrices: _Operand, like: jax.Array, sizes_E: jax.Array) -> jax.Array:
         with of_tensor(low.name):
@@ -64,24 +71,42 @@ def quantized_grouped_product(
             return _by_own_matrix(_kernel(low, name), x, matrices, blocks, like.dtype)
 
     def forward(
-        x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site
+        x_RI: jax.Array, matrices_EIO: jax.Array | Coded, sizes_E: jax.Array, amaxes: Amaxes, site: Site
     ) -> tuple[jax.Array, Amaxes]:
         rows = _Rows.of(x_RI, sizes_E)
-        x, matrices, amaxes = _operands("output", low, x_RI, matrices_EIO.swapaxes(1, 2), rows, amaxes, site)
+        x, matrices, amaxes = _operands("output", low, x_RI, _outputs_first(matrices_EIO), rows, amaxes, site)
         return by_own_matrix("output", x, matrices, x_RI, sizes_E), amaxes
 
     @jax.custom_vjp
-    def product(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site) -> jax.Array:
+    def product(
+        x_RI: jax.Array,
+        carrier_EIO: jax.Array,
+        matrices_EIO: jax.Array | Coded,
+        sizes_E: jax.Array,
+        amaxes: Amaxes,
+        site: Site,
+    ) -> jax.Array:
+        del carrier_EIO
         return forward(x_RI, matrices_EIO, sizes_E, amaxes, site)[0]
 
-    def saving(x_RI: jax.Array, matrices_EIO: jax.Array, sizes_E: jax.Array, amaxes: Amaxes, site: Site):
+    def saving(
+        x_RI: jax.Array,
+        carrier_EIO: jax.Array,
+        matrices_EIO: jax.Array | Coded,
+        sizes_E: jax.Array,
+        amaxes: Amaxes,
+        site: Site,
+    ):
+        del carrier_EIO
         y_RO, amaxes = forward(x_RI, matrices_EIO, sizes_E, amaxes, site)
-        return y_RO, (x_RI, matrices_EIO, sizes_E, amaxes, site)
+        matrices = matrices_EIO.for_backward() if isinstance(matrices_EIO, Coded) else matrices_EIO
+        return y_RO, (x_RI, matrices, sizes_E, amaxes, site)
 
-    def backward(saved: tuple[jax.Array, jax.Array, jax.Array, Amaxes, Site], d_RO: jax.Array):
+    def backward(saved: tuple[jax.Array, jax.Array | Coded, jax.Array, Amaxes, Site], d_RO: jax.Array):
         x_RI, matrices_EIO, sizes_E, amaxes, site = saved
         rows, d_RO = _Rows.of(x_RI, sizes_E), d_RO.astype(x_RI.dtype)
-        d, matrices, amaxes = _operands("input_gradient", low, d_RO, matrices_EIO, rows, amaxes, site)
+        matrices = matrices_EIO.operand("input_gradient") if isinstance(matrices_EIO, Coded) else matrices_EIO
+        d, matrices, amaxes = _operands("input_gradient", low, d_RO, matrices, rows, amaxes, site)
         d_x_RI = by_own_matrix("input_gradient", d, matrices, x_RI, sizes_E)
         x, d, _ = _operands("weight_gradient", low, x_RI, d_RO, rows, amaxes, site)
         with of_tensor(low.name):
@@ -89,19 +114,22 @@ def quantized_grouped_product(
             d_matrices_EIO = _over_own_rows(
                 _kernel(low, "weight_gradient"), x, d, blocks, computed("gradient", x_RI.dtype)
             )
-        d_site = amaxes_of_step(
-            low,
-            site,
-            {
-                "input": partial(rows.amax_of_experts, x_RI),
-                "weight": lambda quantizer: amax_of(matrices_EIO, quantizer, ARRAYS),
-                "output_gradient": partial(rows.amax_of_experts, d_RO),
-            },
-        )
-        return d_x_RI, d_matrices_EIO.astype(matrices_EIO.dtype), None, None, d_site
+        own: dict[Operand, Callable[[Quantizer], jax.Array]] = {
+            "input": partial(rows.amax_of_experts, x_RI),
+            "output_gradient": partial(rows.amax_of_experts, d_RO),
+        }
+        if not isinstance(matrices_EIO, Coded):
+            own["weight"] = lambda quantizer: amax_of(matrices_EIO, quantizer, ARRAYS)
+        d_site = amaxes_of_step(low, site, own)
+        return d_x_RI, d_matrices_EIO.astype(dtype), None, None, None, d_site
 
     product.defvjp(saving, backward)
-    return product(x_RI, matrices_EIO, sizes_E, amaxes, low.own_site)
+    return product(x_RI, carrier_EIO, jax.lax.stop_gradient(matrices_EIO), sizes_E, amaxes, low.own_site)
+
+
+def _outputs_first(matrices_EIO: jax.Array | Coded) -> jax.Array | Codes:
+    operand = matrices_EIO.operand("output") if isinstance(matrices_EIO, Coded) else matrices_EIO
+    return operand if isinstance(operand, Codes) else operand.swapaxes(1, 2)
 
 
 class _Rows(NamedTuple):
@@ -145,7 +173,7 @@ def _kernel(low: LowPrecision, name: Product) -> KernelName:
 
 
 def _operands(
-    name: Product, low: LowPrecision, x: jax.Array, y: jax.Array, rows: _Rows, amaxes: Amaxes, site: Site
+    name: Product, low: LowPrecision, x: jax.Array, y: jax.Array | Codes, rows: _Rows, amaxes: Amaxes, site: Site
 ) -> tuple[_Operand, _Operand, Amaxes]:
     """Both operands of a product as they are multiplied, and all amaxes that are agreed on now.
 
@@ -155,6 +183,10 @@ def _operands(
     kernel = _kernel(low, name)
     found: list[_Operand] = []
     for operand, array, quantizer in zip(OPERANDS[name], (x, y), quantizers, strict=True):
+        if isinstance(array, Codes):
+            narrow = array.rows(kernel) if kernel != "float32" else array.values()
+            found.append(narrow.astype(x.dtype) if None in quantizers and isinstance(narrow, jax.Array) else narrow)
+            continue
         if quantizer is None:
             found.append(array)
             continue

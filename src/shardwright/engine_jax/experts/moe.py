@@ -28,7 +28,7 @@ from shardwright.engine_jax.experts.grouped_low import quantized_swiglu
 from shardwright.engine_jax.experts.routing import route
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.dtypes import kept as kept_in
-from shardwright.engine_jax.io.layer_io import ExpertLinks, Links, LowPrecision, Params, index_of, size_of
+from shardwright.engine_jax.io.layer_io import ExpertLinks, InUse, Links, LowPrecision, index_of, size_of
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 from shardwright.models.parts.architecture import Experts
 from shardwright.models.parts.ends import NO_DOCUMENT
@@ -65,7 +65,7 @@ def valid_tokens(segments_BL: jax.Array, links: Links) -> jax.Array:
 
 
 def experts_layer(
-    x_BLM: jax.Array, valid_BL: jax.Array, weights: Params, experts: Experts, links: Links
+    x_BLM: jax.Array, valid_BL: jax.Array, weights: InUse, experts: Experts, links: Links
 ) -> tuple[jax.Array, MoeCounts]:
     """What the routed experts add to the residual stream, BLM. ``x_BLM``: the normalized stream; ``valid_BL``: ``valid_tokens``.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -25,6 +25,8 @@ from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
 
 Params = Mapping[str, jax.Array]
+InUse = Mapping[str, Any]
+"""Weights in use by name: arrays, or ``precision.coded.Coded`` where codes are gathered."""
 UseTwice = Callable[[str, jax.Array], tuple[jax.Array, jax.Array]]
 """``use_twice(name, weight)``: a tied weight, taken into use once for both its uses. Their gradients are summed in the dtype in
 which devices sum theirs."""
@@ -35,10 +37,11 @@ Move = Callable[[str, str, jax.Array], jax.Array]
 class Use(Protocol):
     """``use(name, weight, component)``: the local shard in use of one layer of a weight, in the dtype of the computation.
 
-    ``component`` names the second use of a tied weight; None: the weight's own component.
+    ``component`` names the second use of a tied weight; None: the weight's own component. ``high``: not as codes, in a layer that
+    stays high.
     """
 
-    def __call__(self, name: str, weight: jax.Array, component: str | None = None) -> jax.Array: ...
+    def __call__(self, name: str, weight: jax.Array, component: str | None = None, *, high: bool = False) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

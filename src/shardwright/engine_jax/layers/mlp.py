@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 
 from shardwright.engine_jax.io.dtypes import computed, kept
-from shardwright.engine_jax.io.layer_io import Links, Params
+from shardwright.engine_jax.io.layer_io import InUse, Links
 from shardwright.engine_jax.layers.product import weight_product
 from shardwright.engine_jax.precision.operands import input_amaxes
 
@@ -28,7 +28,7 @@ def _silu_backward(gate: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
 silu.defvjp(lambda gate: (silu(gate), gate), _silu_backward)
 
 
-def feed_forward(x_BLM: jax.Array, weights: Params, name: str, links: Links) -> jax.Array:
+def feed_forward(x_BLM: jax.Array, weights: InUse, name: str, links: Links) -> jax.Array:
     """What the layer adds to the residual stream, BLM. ``name`` is ``mlp`` or ``shared``, as in the table."""
     x_BLM = links.move("residual.stream", f"{name}.input", x_BLM)
 

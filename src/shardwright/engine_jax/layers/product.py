@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 from shardwright.engine_jax.io.layer_io import LowPrecision
+from shardwright.engine_jax.precision.coded import Coded
 from shardwright.engine_jax.precision.operands import Amaxes
 from shardwright.engine_jax.precision.products import quantized_product
 
@@ -23,7 +24,7 @@ PRODUCT = "weight_product"
 def weight_product(
     dims: str,
     x: jax.Array,
-    weight: jax.Array,
+    weight: jax.Array | Coded,
     what: str = "product",
     low: LowPrecision | None = None,
     amaxes: Amaxes = NONE_AGREED,
@@ -35,9 +36,11 @@ def weight_product(
     result. XLA on CPU then writes a transposed copy of each cotangent; in our order one transposed copy of the tokens serves
     all weights that multiply them. The cotangent is cast to the tokens' dtype, so that both products have one narrow dtype.
     """
-    result = (
-        _product(dims, x, weight, what) if low is None else quantized_product(dims, x, weight, what, low, dict(amaxes))
-    )
+    if low is not None:
+        result = quantized_product(dims, x, weight, what, low, dict(amaxes))
+    else:
+        assert not isinstance(weight, Coded), dims
+        result = _product(dims, x, weight, what)
     return checkpoint_name(result, PRODUCT)
 
 

@@ -6,8 +6,8 @@ the cotangent, and sums it over the axes over which it is partial. JAX different
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ from shardwright.engine_jax.io.layer_io import (
 )
 from shardwright.engine_jax.io.redistribute import redistribute
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
+from shardwright.engine_jax.lowering.coded import CodedGather
+from shardwright.engine_jax.precision.coded import Coded, carrier_of
 
 
 def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Links:
@@ -49,7 +51,8 @@ def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Link
         for move in plan.request.table.moves
         if move.kind not in ("dispatch", "combine")
     }
-    uses = _uses(plan)
+    low = _low(plan, device)
+    uses = _uses(plan, low)
     embedding = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
 
     def move(source: str, target: str, array: jax.Array) -> jax.Array:
@@ -57,14 +60,15 @@ def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Link
         with of_component(resharding.component), of_tensor(target):
             return resharding.reshard(array)
 
-    def use(name: str, weight: jax.Array, component: str | None = None) -> jax.Array:
+    def use(name: str, weight: jax.Array, component: str | None = None, *, high: bool = False) -> Any:
+        found = uses[name, component]
         with of_component(component or plan.by_name[name].component), of_tensor(name):
-            (in_use,) = uses[name, component](weight)
+            (in_use,) = (found._replace(coded=None) if high else found).into_use(weight)
         return in_use
 
     def use_twice(name: str, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
         with of_component(plan.by_name[name].component), of_tensor(name):
-            first, second = uses[name, None](weight, times=2)
+            first, second = map(carrier_of, uses[name, None].into_use(weight, times=2))
         return first, second
 
     return Links(
@@ -79,7 +83,7 @@ def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Link
         tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan, backend),
         experts=_experts(plan, backend),
-        low=_low(plan, device),
+        low=low,
     )
 
 
@@ -148,19 +152,23 @@ class _Use(NamedTuple):
     gather_dtype: str
     reduce_dtype: str
     shape: tuple[int, ...]
+    coded: CodedGather | None = None
 
-    def into_use(self, weight: jax.Array, times: int = 1) -> tuple[jax.Array, ...]:
+    def into_use(self, weight: jax.Array, times: int = 1) -> tuple[jax.Array | Coded, ...]:
         """The weight in use, ``times`` times; the gradients of all are summed."""
         assert weight.shape == self.shape, (self.names, weight.shape, self.shape)
 
         @jax.custom_vjp
-        def into_use(weight: jax.Array) -> tuple[jax.Array, ...]:
+        def into_use(weight: jax.Array) -> tuple[jax.Array | Coded, ...]:
+            if self.coded is not None:
+                return (self.coded.gathered(_in_order(weight)),) * times
             narrow = _in_order(weight).astype(jnp.dtype(self.gather_dtype))
             return (
                 redistribute(narrow, (*self.gathered, *self.sliced), self.names).astype(jnp.dtype(self.dtype)),
             ) * times
 
-        def backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Array]:
+        def backward(_: None, cotangents: tuple[jax.Array | Coded, ...]) -> tuple[jax.Array]:
+            gradients = [carrier_of(one) for one in cotangents]
             # Cast before the sum: with more devices, more is summed by collectives, and no layout may change numbers.
             first, *others = (gradient.astype(jnp.dtype(self.reduce_dtype)) for gradient in gradients)
             gradient = sum(others, first)
@@ -194,13 +202,27 @@ def _zero_padded(shard: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array
     )
 
 
-def _uses(plan: Plan) -> dict[tuple[str, str | None], Callable[..., tuple[jax.Array, ...]]]:
+def _uses(plan: Plan, low: Mapping[str, LowPrecision]) -> dict[tuple[str, str | None], _Use]:
     rows = plan.by_name
+    of_codes = {weight.name: weight for weight in plan.quantized if weight.copies}
     found = {}
     for weight in plan.request.table.weights:
         for component, planned in weight_reshardings(plan.request, plan.mesh, rows[weight.name]).items():
             second = None if component == weight.component else component
-            found[weight.name, second] = _use(plan, weight, rows[weight.name], planned).into_use
+            use = _use(plan, weight, rows[weight.name], planned)
+            if weight.name in of_codes:
+                use = use._replace(
+                    coded=CodedGather.of(
+                        of_codes[weight.name],
+                        low[weight.name],
+                        use.names,
+                        (*use.gathered, *use.sliced),
+                        (use.gather_dtype, use.dtype),
+                        _shard_shape(planned.operand, rows[weight.name].shape, plan.mesh),
+                        plan.mesh,
+                    )
+                )
+            found[weight.name, second] = use
     return found
 
 

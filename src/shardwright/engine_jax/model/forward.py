@@ -18,7 +18,7 @@ from shardwright.core.quantization.products import layer_runs
 from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
-from shardwright.engine_jax.io.layer_io import Links, LowPrecision, Params, Site
+from shardwright.engine_jax.io.layer_io import InUse, Links, LowPrecision, Params, Site
 from shardwright.engine_jax.io.scopes import of_component
 from shardwright.engine_jax.layers.embedding import embed, logits
 from shardwright.engine_jax.layers.mlp import feed_forward
@@ -70,7 +70,9 @@ def forward(
         def one_layer(x_BLM: jax.Array, layer: Params, site: Site | None) -> tuple[jax.Array, MoeCounts | None]:
             at_site = {names[name]: one if site is None else replace(one, site=site) for name, one in low.items()}
             own = replace(links, low=at_site)
-            weights = {names[name]: own.use(name, array) for name, array in layer.items()}
+            weights = {
+                names[name]: own.use(name, array, high=names[name] not in own.low) for name, array in layer.items()
+            }
             return _layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, own)
 
         return one_layer
@@ -117,7 +119,7 @@ def _of_layers(site: Site, low: Mapping[str, LowPrecision], first: int, run: ran
 def _layer(
     x_BLM: jax.Array,
     valid_BL: jax.Array | None,
-    weights: Params,
+    weights: InUse,
     stack: Stack,
     architecture: Architecture,
     rotation: Angles,

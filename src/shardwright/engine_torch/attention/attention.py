@@ -13,10 +13,11 @@ import torch
 
 from shardwright.engine_torch.attention.ring import ring_attention
 from shardwright.engine_torch.attention.scores import AttentionMask, attend
-from shardwright.engine_torch.io.layer_io import AttentionLinks, Links, LowPrecision, Params
+from shardwright.engine_torch.io.layer_io import AttentionLinks, InUse, Links, LowPrecision
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_torch.layers.rotary import Angles, angles, rotate
+from shardwright.engine_torch.precision.coded import Coded
 from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, LatentAttention
 
@@ -41,7 +42,7 @@ def mask_of(
 
 def attention(
     x_BLM: torch.Tensor,
-    weights: Params,
+    weights: InUse,
     architecture: Architecture,
     rotation: Angles,
     mask: AttentionMask,
@@ -58,7 +59,7 @@ def attention(
     return links.move("attention.projected", "residual.stream", out_BLM)
 
 
-def _projected(x: torch.Tensor, name: str, weights: Params, links: Links, amaxes: Amaxes = NONE_AGREED) -> torch.Tensor:
+def _projected(x: torch.Tensor, name: str, weights: InUse, links: Links, amaxes: Amaxes = NONE_AGREED) -> torch.Tensor:
     return weight_product(x, weights[name], low=links.low.get(name), amaxes=amaxes)
 
 
@@ -74,7 +75,7 @@ def _heads(of_all: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 def _grouped(
     x_BLM: torch.Tensor,
-    weights: Params,
+    weights: InUse,
     architecture: Architecture,
     form: GroupedQueryAttention,
     rotation: Angles,
@@ -105,7 +106,7 @@ def _grouped(
 
 def _latent(
     x_BLM: torch.Tensor,
-    weights: Params,
+    weights: InUse,
     architecture: Architecture,
     form: LatentAttention,
     rotation: Angles,
@@ -139,7 +140,7 @@ def _latent(
 
 
 def _keys_and_values(
-    kv_up: torch.Tensor, form: LatentAttention, low: LowPrecision | None
+    kv_up: torch.Tensor | Coded, form: LatentAttention, low: LowPrecision | None
 ) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor]]:
     """A function from a latent of any tokens to the keys and values of this rank's heads."""
 
@@ -154,12 +155,17 @@ def _keys_and_values(
     return keys_and_values
 
 
-def _own_heads(kv_up: torch.Tensor, num_heads: int, form: LatentAttention, links: AttentionLinks) -> torch.Tensor:
+def _own_heads(
+    kv_up: torch.Tensor | Coded, num_heads: int, form: LatentAttention, links: AttentionLinks
+) -> torch.Tensor | Coded:
     """The slice of the weight for this rank's query heads. After an all-to-all from tokens to heads the weight has more
     heads than the queries, and the axes that shard only the queries' heads are the minor ones."""
     rows = num_heads * (form.nope_dim + form.value_dim)
     slices = kv_up.shape[0] // rows
-    return kv_up if slices == 1 else kv_up.narrow(0, links.heads.index % slices * rows, rows)
+    if slices == 1:
+        return kv_up
+    first = links.heads.index % slices * rows
+    return kv_up.outputs(first, rows) if isinstance(kv_up, Coded) else kv_up.narrow(0, first, rows)
 
 
 def _own_kv_heads(kv_BSKD: torch.Tensor, num_heads: int, links: AttentionLinks) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from shardwright.core.plan.expert_kernels import has_grouped_mm
 from shardwright.engine_torch.io.layer_io import HowMany, LowPrecision, as_counted
 from shardwright.engine_torch.layers.product import NONE_AGREED
+from shardwright.engine_torch.precision.coded import Coded
 from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
 from shardwright.engine_torch.precision.products import quantized_grouped_product
 
@@ -25,9 +26,9 @@ NOTHING: Mapping[str, LowPrecision] = MappingProxyType({})
 class Matrices(NamedTuple):
     """The matrices of a rank's experts, as PyTorch stores them: outputs before inputs."""
 
-    gate_EFM: torch.Tensor
-    up_EFM: torch.Tensor
-    down_EMF: torch.Tensor
+    gate_EFM: torch.Tensor | Coded
+    up_EFM: torch.Tensor | Coded
+    down_EMF: torch.Tensor | Coded
 
 
 def grouped_swiglu(
@@ -52,7 +53,7 @@ def grouped_swiglu(
 
 def grouped_product(
     x_RI: torch.Tensor,
-    weight_EOI: torch.Tensor,
+    weight_EOI: torch.Tensor | Coded,
     sizes_E: torch.Tensor,
     how_many: HowMany = as_counted,
     low: LowPrecision | None = None,
@@ -67,6 +68,7 @@ def grouped_product(
     if low is not None:
         rows = how_many(sizes_E, x_RI.shape[0])
         return quantized_grouped_product(x_RI, weight_EOI, rows, low, amaxes)
+    assert not isinstance(weight_EOI, Coded)
     if has_grouped_mm(x_RI.shape[-1] * x_RI.element_size(), on_gpu=x_RI.is_cuda):
         ends_E = sizes_E.cumsum(0).to(torch.int32)
         return functional.grouped_mm(x_RI, weight_EOI.transpose(-2, -1), offs=ends_E)

@@ -18,7 +18,7 @@ from shardwright.engine_torch.experts.grouped import Matrices, grouped_swiglu
 from shardwright.engine_torch.experts.routing import route
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.dtypes import kept as kept_in
-from shardwright.engine_torch.io.layer_io import ExpertLinks, Links, LowPrecision, Params
+from shardwright.engine_torch.io.layer_io import ExpertLinks, InUse, Links, LowPrecision
 from shardwright.engine_torch.io.redistribute import gathered as all_gathered
 from shardwright.models.parts.architecture import Experts
 from shardwright.models.parts.ends import NO_DOCUMENT
@@ -43,7 +43,7 @@ def valid_tokens(segments_BL: torch.Tensor, links: Links) -> torch.Tensor:
 
 
 def experts_layer(
-    x_BLM: torch.Tensor, valid_BL: torch.Tensor, weights: Params, experts: Experts, links: Links
+    x_BLM: torch.Tensor, valid_BL: torch.Tensor, weights: InUse, experts: Experts, links: Links
 ) -> tuple[torch.Tensor, MoeCounts]:
     """What the routed experts add to the residual stream, BLM. ``x_BLM``: the normalized stream; ``valid_BL``: ``valid_tokens``.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,8 @@ from shardwright.core.resolution.row_order import IN_ORDER
 from shardwright.engine_torch.io.mesh import Peers
 
 Params = Mapping[str, torch.Tensor]
+InUse = Mapping[str, Any]
+"""Weights by name: tensors, or ``precision.coded.Coded`` where codes are gathered."""
 Move = Callable[[str, str, torch.Tensor], torch.Tensor]
 """``move(source, target, array)``: the activation ``source``, resharded as ``target``; the table has a Move between them."""
 
@@ -42,7 +44,7 @@ class Use(Protocol):
     ``component`` names the second use of a tied weight; None: the weight's own component.
     """
 
-    def __call__(self, name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor: ...
+    def __call__(self, name: str, weight: Any, component: str | None = None) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

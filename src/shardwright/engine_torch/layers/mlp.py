@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from shardwright.engine_torch.io.layer_io import Links, Params
+from shardwright.engine_torch.io.layer_io import InUse, Links
 from shardwright.engine_torch.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
 
 
-def feed_forward(x_BLM: torch.Tensor, weights: Params, name: str, links: Links) -> torch.Tensor:
+def feed_forward(x_BLM: torch.Tensor, weights: InUse, name: str, links: Links) -> torch.Tensor:
     """What the layer adds to the residual stream, BLM. ``name`` is ``mlp`` or ``shared``, as in the table."""
     x_BLM = links.move("residual.stream", f"{name}.input", x_BLM)
 

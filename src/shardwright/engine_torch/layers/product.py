@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.precision.coded import Coded
 from shardwright.engine_torch.precision.operands import Amaxes
 from shardwright.engine_torch.precision.products import quantized_product
 
@@ -20,7 +21,7 @@ NONE_AGREED: Amaxes = MappingProxyType({})
 
 def weight_product(
     x: torch.Tensor,
-    weight_OI: torch.Tensor,
+    weight_OI: torch.Tensor | Coded,
     what: str = "product",
     low: LowPrecision | None = None,
     amaxes: Amaxes = NONE_AGREED,
@@ -29,6 +30,7 @@ def weight_product(
     are quantized as ``low`` says; ``amaxes``: of the input, where several weights multiply it (``input_amaxes``)."""
     if low is not None:
         return quantized_product(x, weight_OI, what, low, amaxes)
+    assert not isinstance(weight_OI, Coded), what
     dtype = kept(what, x.dtype)
     if dtype == x.dtype:
         return functional.linear(x, weight_OI)

@@ -70,7 +70,7 @@ def build(
 ) -> Gathered:
     """Modules of the groups, one inside the other in any order; the innermost calls ``compute(weights, *arguments)``.
 
-    ``fully_shard`` shards the groups that have axes. ``reshard_after_forward``: free gathered weights after the forward pass, and
+    ``fully_shard`` shards the groups that have axes, but for those of which ``compute`` gathers codes. ``reshard_after_forward``: free gathered weights after the forward pass, and
     gather them again for the backward pass. ``called``: a module with its own groups that ``compute`` calls.
     """
     inside: nn.Module | None = called
@@ -78,7 +78,7 @@ def build(
         own = {one.key: parameters[one.key] for one in group.weights}
         tied = group.axes and any(one.num_uses > 1 for one in group.weights)
         inside = Gathered(own, inside, compute, torch_dtype(group.weights[0].reduce_dtype) if tied else None)
-        if group.axes:
+        if group.axes and not group.of_codes:
             _shard(inside, group, ranks, reshard_after_forward=reshard_after_forward)
     assert isinstance(inside, Gathered)
     return inside

@@ -8,8 +8,8 @@ the cotangent, and sums it over the axes over which it is partial. Autograd diff
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -29,6 +29,7 @@ from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLi
 from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.redistribute import own_shard, redistribute, zero_padded
 from shardwright.engine_torch.io.scopes import moving
+from shardwright.engine_torch.precision.coded import Coded, carrier_of
 from shardwright.engine_torch.precision.kernels import product_device
 
 
@@ -52,7 +53,7 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
     def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
         return moves[source, target].reshard(array)
 
-    def use(name: str, weight: torch.Tensor, component: str | None = None) -> torch.Tensor:
+    def use(name: str, weight: Any, component: str | None = None) -> Any:
         return uses[name, component].into_use(weight)
 
     return Links(
@@ -140,7 +141,9 @@ class _Use:
             ranks=ranks,
         )
 
-    def into_use(self, weight: torch.Tensor) -> torch.Tensor:
+    def into_use(self, weight: torch.Tensor | Coded) -> torch.Tensor | Coded:
+        if isinstance(weight, Coded):
+            return replace(weight, carrier=_WithBackward.apply(carrier_of(weight), self))
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         return _WithBackward.apply(local, self)  # pyright: ignore[reportReturnType]
 

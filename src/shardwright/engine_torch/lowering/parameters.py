@@ -4,6 +4,7 @@
 |---|---|
 | persistent axes: they shard it in use too (``tensor``, ``expert``) | a DTensor, made here, with the rank's local shard |
 | gathered axes | ``fully_shard``, in FSDP parameter groups (``gathering.py``) |
+| all, of a weight of which codes are gathered | a plain tensor, made here: the rank's shard at rest (``coded.py``) |
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from shardwright.engine_torch.io.private import joined
 def empty_parameter(one: WeightOfLayer, ranks: Ranks) -> nn.Parameter:
     """A parameter without values, on the meta device, sharded as in use: the input of ``fully_shard``."""
     mesh = ranks.mesh
+    if one.of_codes:
+        box = one.box(mesh, ranks.rank)
+        shape = (0, *one.shape[1:]) if box is None else box.shape
+        return nn.Parameter(torch.empty(shape, dtype=torch_dtype(one.dtype), device="meta"))
     shape = tuple(size // mesh.size(dim.axes) for size, dim in zip(one.shape, one.in_use.dims, strict=True))
     local = torch.empty(shape, dtype=torch_dtype(one.dtype), device="meta")
     axes = mesh.larger_than_one(mesh.in_mesh_order(one.in_use.axes))

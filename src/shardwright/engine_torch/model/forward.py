@@ -13,7 +13,7 @@ import torch
 from shardwright.engine_torch.attention.attention import attention
 from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, experts_layer
-from shardwright.engine_torch.io.layer_io import Links, Params, Site
+from shardwright.engine_torch.io.layer_io import InUse, Links, Site
 from shardwright.engine_torch.layers.mlp import feed_forward
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.rotary import Angles
@@ -23,7 +23,7 @@ from shardwright.models.parts.architecture import Architecture, Stack
 def layer(
     x_BLM: torch.Tensor,
     valid_BL: torch.Tensor | None,
-    params: Params,
+    params: InUse,
     names: Mapping[str, str],
     stack: Stack,
     architecture: Architecture,

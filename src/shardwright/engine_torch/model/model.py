@@ -20,12 +20,13 @@ from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.attention.attention import mask_of
 from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, valid_tokens
-from shardwright.engine_torch.io.layer_io import NO_SITE, Links, LowPrecision, Params, Site
+from shardwright.engine_torch.io.layer_io import NO_SITE, InUse, Links, LowPrecision, Params, Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.layers.embedding import embed, logits
 from shardwright.engine_torch.layers.loss import summed_cross_entropy
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.rotary import Angles
+from shardwright.engine_torch.lowering.coded import CodedGroup
 from shardwright.engine_torch.lowering.gathering import Gathered, build
 from shardwright.engine_torch.lowering.parameters import empty_parameter
 from shardwright.engine_torch.model.forward import layer
@@ -65,6 +66,7 @@ class Model:
         self._architecture: Architecture = plan.request.table.architecture
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
         reshard_after_forward = plan.request.remat != "none"
+        self._coded: dict[tuple[str | None, int | None], list[CodedGroup]] = {}
         self._layers: dict[str, list[Gathered]] = {}
         for stack in self._architecture.stacks:
             self._layers[stack.name] = [
@@ -107,6 +109,9 @@ class Model:
     ) -> Gathered:
         groups = groups_of(weights)
         self.groups += groups
+        of_codes = [CodedGroup(one, self.plan, self.links.low, self.ranks) for one in groups if one.of_codes]
+        if of_codes:
+            self._coded[weights[0].stack, weights[0].layer] = of_codes
         return build(
             groups, parameters, compute, self.ranks, reshard_after_forward=reshard_after_forward, called=called
         )
@@ -114,8 +119,15 @@ class Model:
     def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
         return [one for one in self.weights if one.stack == stack.name and one.layer == number]
 
-    def _forward(self, params: Params, batch: Batch) -> Result:
-        architecture, links = self._architecture, self.links
+    def _with_codes(self, stack: str | None, layer: int | None, params: Params) -> InUse:
+        """The parameters of a layer, or of the ends, with those gathered of which codes are."""
+        found: dict[str, Any] = dict(params)
+        for group in self._coded.get((stack, layer), ()):
+            found |= group.gathered(params)
+        return found
+
+    def _forward(self, own: Params, batch: Batch) -> Result:
+        architecture, links, params = self._architecture, self.links, self._with_codes(None, None, own)
         rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
         x_BLM = embed(batch["tokens"], params, links)
         with_experts = any(stack.experts for stack in architecture.stacks)
@@ -147,7 +159,8 @@ class Model:
         rotation: Angles,
         mask: AttentionMask,
     ) -> tuple[torch.Tensor, MoeCounts | None]:
-        weights = {one.weight: params[one.key] for one in self._of_layer(stack, number)}
+        name_of = {one.key: one.weight for one in self._of_layer(stack, number)}
+        own = {key: params[key] for key in name_of}
         names = self.plan.request.table.names_in(stack.name)
         frozen = {name: of_all[number] for name, of_all in self.frozen.items() if name in names}
         low = {name: one for name, one in self.links.low.items() if number < one.num_layers}
@@ -156,6 +169,8 @@ class Model:
         site = self._site(names, low, number)
 
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
+            held = self._with_codes(stack.name, number, own)
+            weights = {name_of[key]: one for key, one in held.items()}
             return layer(
                 x_BLM,
                 valid_BL,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
+from typing import Any
 
 import torch
 
@@ -19,74 +20,120 @@ from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision
 from shardwright.engine_torch.precision.arrays import ARRAYS
+from shardwright.engine_torch.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_torch.precision.delayed import factors_at
 from shardwright.engine_torch.precision.kernels import Narrow, multiplied
 from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, codes_of
 
 
 def quantized_product(
-    x: torch.Tensor, weight_OI: torch.Tensor, what: str, low: LowPrecision, amaxes: Amaxes
+    x: torch.Tensor, weight_OI: torch.Tensor | Coded, what: str, low: LowPrecision, amaxes: Amaxes
 ) -> torch.Tensor:
     """Tokens, whose features are the last dim, times a weight, and the two products of the backward pass, as a recipe has them.
 
     The last dim of tokens has the blocks of the weight's gradient. ``amaxes``: those of the input that are agreed on already.
     """
-    return _Quantized.apply(x, weight_OI, what, low, amaxes)  # pyright: ignore[reportReturnType]
+    return _Quantized.apply(x, carrier_of(weight_OI), _coded(weight_OI), what, low, amaxes)  # pyright: ignore[reportReturnType]
 
 
 def quantized_grouped_product(
-    x_RI: torch.Tensor, weight_EOI: torch.Tensor, rows: Sequence[int], low: LowPrecision, amaxes: Amaxes
+    x_RI: torch.Tensor, weight_EOI: torch.Tensor | Coded, rows: Sequence[int], low: LowPrecision, amaxes: Amaxes
 ) -> torch.Tensor:
     """Each row times the matrix of its own expert, RO. ``rows``: of each expert. Each expert's rows are an operand of their own,
     as its matrix is."""
-    return _Grouped.apply(x_RI, weight_EOI, rows, low, amaxes)  # pyright: ignore[reportReturnType]
+    return _Grouped.apply(x_RI, carrier_of(weight_EOI), _coded(weight_EOI), rows, low, amaxes)  # pyright: ignore[reportReturnType]
 
 
 class _Quantized(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, x: torch.Tensor, weight_OI: torch.Tensor, what: str, low: LowPrecision, amaxes: Amaxes
+        ctx,
+        x: torch.Tensor,
+        carrier_OI: torch.Tensor,
+        coded: Coded | None,
+        what: str,
+        low: LowPrecision,
+        amaxes: Amaxes,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight_OI)
+        _save(ctx, x, carrier_OI, coded)
         ctx.low = low
-        (y,), ctx.amaxes = _multiplied("output", [x.flatten(0, -2)], [weight_OI], low, amaxes)
-        return y.view(*x.shape[:-1], weight_OI.shape[0]).to(kept(what, x.dtype))
+        operand = carrier_OI if coded is None else coded.operand("output")
+        (y,), ctx.amaxes = _multiplied("output", [x.flatten(0, -2)], _each(operand), low, amaxes)
+        return y.view(*x.shape[:-1], carrier_OI.shape[0]).to(kept(what, x.dtype))
 
     @staticmethod
-    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight_OI = ctx.saved_tensors
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = _saved(ctx)
         cotangent = cotangents[0].to(kept("cotangent", x.dtype))
-        (d_x,), amaxes = _multiplied("input_gradient", [cotangent.flatten(0, -2)], [weight_OI.T], ctx.low, ctx.amaxes)
+        transposed = _each(_inputs_first(weight))
+        (d_x,), amaxes = _multiplied("input_gradient", [cotangent.flatten(0, -2)], transposed, ctx.low, ctx.amaxes)
         tokens_last = ([x.movedim(-1, 0)], [cotangent.movedim(-1, 0)])
         (d_weight_IO,), _ = _multiplied("weight_gradient", *tokens_last, ctx.low, amaxes, contracted_dims=x.dim() - 1)
-        return d_x.view(x.shape).to(x.dtype), d_weight_IO.T.to(weight_OI.dtype), None, None, None
+        return d_x.view(x.shape).to(x.dtype), d_weight_IO.T.to(ctx.dtype), None, None, None, None
 
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, x_RI: torch.Tensor, weight_EOI: torch.Tensor, rows: Sequence[int], low: LowPrecision, amaxes: Amaxes
+        ctx,
+        x_RI: torch.Tensor,
+        carrier_EOI: torch.Tensor,
+        coded: Coded | None,
+        rows: Sequence[int],
+        low: LowPrecision,
+        amaxes: Amaxes,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x_RI, weight_EOI)
+        _save(ctx, x_RI, carrier_EOI, coded)
         ctx.low, ctx.rows = low, list(rows)
-        ys, ctx.amaxes = _multiplied("output", x_RI.split(ctx.rows), weight_EOI.unbind(), low, amaxes)
+        operand = carrier_EOI if coded is None else coded.operand("output")
+        ys, ctx.amaxes = _multiplied("output", x_RI.split(ctx.rows), _each(operand), low, amaxes)
         return torch.cat(ys).to(x_RI.dtype)
 
     @staticmethod
-    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_RI, weight_EOI = ctx.saved_tensors
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_RI, weight = _saved(ctx)
         d_RO = cotangents[0].to(x_RI.dtype)
         xs, ds = x_RI.split(ctx.rows), d_RO.split(ctx.rows)
-        d_xs, amaxes = _multiplied("input_gradient", ds, weight_EOI.mT.unbind(), ctx.low, ctx.amaxes)
+        d_xs, amaxes = _multiplied("input_gradient", ds, _each(_inputs_first(weight)), ctx.low, ctx.amaxes)
         d_weights, _ = _multiplied("weight_gradient", [x.T for x in xs], [d.T for d in ds], ctx.low, amaxes)
-        d_weight_EOI = torch.stack([d.T for d in d_weights]).to(weight_EOI.dtype)
-        return torch.cat(d_xs).to(x_RI.dtype), d_weight_EOI, None, None, None
+        d_weight_EOI = torch.stack([d.T for d in d_weights]).to(ctx.dtype)
+        return torch.cat(d_xs).to(x_RI.dtype), d_weight_EOI, None, None, None, None
+
+
+def _coded(weight: torch.Tensor | Coded) -> Coded | None:
+    return weight if isinstance(weight, Coded) else None
+
+
+def _save(ctx: Any, x: torch.Tensor, carrier: torch.Tensor, coded: Coded | None) -> None:
+    """Tensors by ``save_for_backward``, so that a recomputation makes them again; of codes, those that the backward pass needs."""
+    ctx.dtype = carrier.dtype
+    ctx.coded, held = (None, (carrier,)) if coded is None else coded.for_backward()
+    ctx.save_for_backward(x, *held)
+
+
+def _saved(ctx: Any) -> tuple[torch.Tensor, torch.Tensor | Coded]:
+    x, *held = ctx.saved_tensors
+    return x, held[0] if ctx.coded is None else ctx.coded.restored(held)
+
+
+def _inputs_first(weight: torch.Tensor | Coded) -> torch.Tensor | Codes:
+    operand = weight.operand("input_gradient") if isinstance(weight, Coded) else weight
+    return operand if isinstance(operand, Codes) else operand.mT
+
+
+def _each(operand: torch.Tensor | Codes) -> Sequence[torch.Tensor] | Codes:
+    """The matrix of each expert, or the only one."""
+    return operand if isinstance(operand, Codes) else _matrices(operand)
+
+
+def _matrices(operand: torch.Tensor) -> Sequence[torch.Tensor]:
+    return operand.unbind() if operand.dim() == 3 else [operand]
 
 
 def _multiplied(
     name: Product,
     xs: Sequence[torch.Tensor],
-    ys: Sequence[torch.Tensor],
+    ys: Sequence[torch.Tensor] | Codes,
     low: LowPrecision,
     amaxes: Amaxes,
     *,
@@ -97,9 +144,17 @@ def _multiplied(
     places: list[tuple[Product, Operand]] = [(name, operand) for operand in OPERANDS[name]]
     all_narrow = all(place in low.quantizers for place in places)
     kernel = low.kernels.get(name, "float32")
-    operands: list[list[torch.Tensor]] = []
-    narrow_operands: list[list[Narrow]] = []
+    if isinstance(ys, Codes):
+        kernel = ys.kernel(kernel)
+    operands: list[Sequence[torch.Tensor]] = []
+    narrow_operands: list[Sequence[Narrow]] = []
     for place, groups in zip(places, (xs, ys), strict=True):
+        if isinstance(groups, Codes):
+            if kernel != "float32":
+                narrow_operands.append(groups.narrow())
+                continue
+            operands.append(_matrices(groups.values() if all_narrow else groups.values().to(xs[0].dtype)))
+            continue
         quantizer = low.quantizers.get(place)
         if quantizer is None:
             operands.append([one.flatten(1) for one in groups])
