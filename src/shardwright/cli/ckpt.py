@@ -132,6 +132,7 @@ def run_import_weights(verb: ImportWeightsVerb) -> int:
         settings=settings(verb.set),
         dtype=verb.dtype,
         keeps_prediction=verb.keep_prediction_layers,
+        keeps_fp8=verb.keep_fp8,
     )
     if verb.json:
         write_json(importing.import_weights(request).to_json())
@@ -159,6 +160,7 @@ def run_export_weights(verb: ExportWeightsVerb) -> int:
         model=verb.model,
         settings=settings(verb.set),
         dtype=verb.dtype,
+        fp8=verb.fp8,
         average=verb.average,
         prediction_layers=verb.prediction_layers,
         max_file_bytes=verb.max_file_bytes or exporting.MAX_FILE_BYTES,

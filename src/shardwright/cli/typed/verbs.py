@@ -187,6 +187,8 @@ class ImportWeightsVerb:
     """Dtype in which the weights are stored. A run reads them in its --weights-dtype."""
     keep_prediction_layers: Flag = False
     """Keep layers for multi-token prediction (num_nextn_predict_layers) beside the weights. A run does not train them."""
+    keep_fp8: Flag = False
+    """Keep the codes and scales of weights in FP8 beside their values, for an export with --fp8. A run does not read them."""
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -209,6 +211,9 @@ class ExportWeightsVerb:
     """Dimensions of that model, as num_layers=2."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: as in the checkpoint)")] = None
     """Dtype in which the weights are written."""
+    fp8: Flag = False
+    """Write the matrices of attention, feed-forward layers and experts in FP8 with a scale for each block (weight_scale_inv): those that
+    an import kept, where the values are theirs, and new ones elsewhere. --dtype is that of all others."""
     average: Flag = False
     """Export the exponential average of the weights, which a run with --average keeps."""
     prediction_layers: Annotated[

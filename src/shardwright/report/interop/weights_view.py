@@ -37,6 +37,8 @@ def imported_view(imported: Imported) -> View:
             lines.append(("dequantised", fp8))
         for one in imported.left_out:
             lines.append(("left out", f"{several(len(one.names), 'tensor')} as '{one.names[0]}': {one.why}"))
+        if imported.kept_fp8:
+            lines.append(("kept", f"codes and scales of {several(imported.kept_fp8, 'tensor')} in FP8"))
         lines += _beside(imported.kept, imported.files)
         drawn = headed(f"imported to {imported.directory}", lines)
         return Group(drawn, *([findings_list(imported.findings, width)] if imported.findings else []))
@@ -56,6 +58,11 @@ def exported_view(exported: Exported) -> View:
             f"{several(exported.num_files, 'file')}"
         )
         lines = [("from", str(exported.directory)), ("model", exported.model.command), ("weights", weights)]
+        if exported.fp8_block is not None:
+            rows, columns = exported.fp8_block
+            several_fp8 = several(exported.fp8_kept + exported.fp8_quantized, "tensor")
+            made = f"{exported.fp8_kept:,} as they were imported, {exported.fp8_quantized:,} quantized"
+            lines.append(("FP8", f"{several_fp8} with a scale for each {rows} x {columns}: {made}"))
         lines.append(("config.json", config))
         lines += _beside(exported.kept, exported.files)
         if exported.missing_prediction:

@@ -19,7 +19,9 @@ from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
 from shardwright.files.replaced import replace_text
 from shardwright.interop.hugging_face.weights.config_text import exported_config
 from shardwright.interop.hugging_face.weights.files.folder import CONFIG
+from shardwright.interop.hugging_face.weights.files.quantized import SUFFIX
 from shardwright.interop.hugging_face.weights.fitting import num_prediction_layers
+from shardwright.interop.hugging_face.weights.fp8 import Fp8, fp8_of, kept_of, written_as_fp8
 from shardwright.interop.hugging_face.weights.importing import Progress, unseen
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor, published_tensors, stored_shape
 from shardwright.interop.hugging_face.weights.model import KnownModel, experts_form, model_of_checkpoint
@@ -36,7 +38,7 @@ MAX_FILE_BYTES = 5_000_000_000
 class WeightsExport:
     """What to export. ``directory``: one step's, or that of a run, whose newest step is taken. ``dtype`` None: as stored.
 
-    ``average``: export the average of the weights in their place. ``prediction_layers``: another checkpoint, whose layers for multi-token prediction are written beside the weights.
+    ``fp8``: matrices are written in FP8, with scales. ``average``: export the average of the weights in their place. ``prediction_layers``: another checkpoint, whose layers for multi-token prediction are written beside the weights.
     """
 
     directory: Place
@@ -45,6 +47,7 @@ class WeightsExport:
     model: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
+    fp8: bool = False
     average: bool = False
     prediction_layers: Place | None = None
     max_file_bytes: int = MAX_FILE_BYTES
@@ -57,7 +60,8 @@ class Exported:
 
     ``config_changes``: how its configuration differs from the one that was given, one phrase each. ``kept``: the names of
     tensors that are no weights of the model, and were kept beside them; ``missing_prediction``: how many layers for multi-token
-    prediction the configuration has, and the folder has not. ``files``: those that were copied.
+    prediction the configuration has, and the folder has not. ``files``: those that were copied. ``fp8_block``: rows and columns of
+    FP8 with one scale; ``fp8_kept``, ``fp8_quantized``: how many tensors have the codes of an import, and new ones.
     """
 
     folder: Path
@@ -73,6 +77,9 @@ class Exported:
     kept: tuple[str, ...]
     missing_prediction: int
     files: tuple[str, ...]
+    fp8_block: tuple[int, int] | None
+    fp8_kept: int
+    fp8_quantized: int
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -91,6 +98,9 @@ class Exported:
             "kept": list(self.kept),
             "prediction_layers_left_out": self.missing_prediction,
             "files": list(self.files),
+            "fp8_block": None if self.fp8_block is None else list(self.fp8_block),
+            "fp8_kept": self.fp8_kept,
+            "fp8_quantized": self.fp8_quantized,
         }
 
 
@@ -106,15 +116,23 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     moments, averages = _check_fit(checkpoint, model)
     sources = _sources(checkpoint, model, average=request.average)
     beside = _beside(checkpoint, request.prediction_layers)
-    kept = {name.removeprefix(KEPT): info for name, info in beside.tensors.items() if name.startswith(KEPT)}
     tensors = published_tensors(model.table, experts_form(checkpoint))
+    of_weights = {name for tensor in tensors for name in (tensor.name, tensor.name + SUFFIX)}
+    kept = {name.removeprefix(KEPT): info for name, info in beside.tensors.items() if name.startswith(KEPT)}
+    kept = {name: info for name, info in kept.items() if name not in of_weights}
+    fp8 = fp8_of(model.table, tensors, model.published) if request.fp8 else None
     dtypes = {tensor.name: _dtype(checkpoint, tensor, sources, request.dtype) for tensor in tensors}
     config, changes = None, ()
     if model.config is not None:
         trained = [dtypes[tensor.name] for tensor in tensors if not tensor.pieces[0].weight.frozen]
-        config, changes = exported_config(model.config, max(trained, key=trained.count))
-    dtypes |= {name: info.dtype for name, info in kept.items()}
-    every = (*tensors, *(PublishedTensor(name=name, shape=info.shape, pieces=()) for name, info in kept.items()))
+        config, changes = exported_config(model.config, max(trained, key=trained.count), fp8 and fp8.block)
+    dtypes |= {name: info.dtype for name, info in kept.items()} | (fp8.dtypes() if fp8 else {})
+    scales = fp8.scales(tensors) if fp8 else ()
+    every = (
+        *tensors,
+        *scales,
+        *(PublishedTensor(name=name, shape=info.shape, pieces=()) for name, info in kept.items()),
+    )
     shards = shards_of(every, dtypes, request.max_file_bytes)
     source = published_folder(request.directory)
     files = found(source, (*TOKENIZER_FILES, *OTHER_FILES))
@@ -122,13 +140,13 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
         if config is not None:
             replace_text(folder / CONFIG, config)
         with copied(source, folder, files), written(folder, shards, every, dtypes) as elements:
-            _copy(checkpoint, beside, every, sources, dtypes, elements, progress)
+            num_kept = _copy(checkpoint, beside, every, sources, dtypes, fp8, elements, progress)
     return Exported(
         folder=request.to,
         directory=checkpoint.directory,
         model=model,
         num_files=len(shards),
-        num_tensors=len(every),
+        num_tensors=len(every) - len(scales),
         num_bytes=sum(shard.num_bytes for shard in shards),
         moments=moments,
         averages=0 if request.average else averages,
@@ -137,6 +155,9 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
         kept=tuple(kept),
         missing_prediction=0 if kept else num_prediction_layers(model.config),
         files=files,
+        fp8_block=fp8 and fp8.block,
+        fp8_kept=num_kept,
+        fp8_quantized=len(scales) - num_kept,
     )
 
 
@@ -234,13 +255,26 @@ def _copy(
     tensors: Sequence[PublishedTensor],
     sources: Mapping[str, str],
     dtypes: Mapping[str, str],
+    fp8: Fp8 | None,
     elements: Callable[[str], np.ndarray],
     progress: Progress,
-) -> None:
-    """Reads the pieces of every published tensor, and writes their elements where they are published."""
+) -> int:
+    """Reads the pieces of every published tensor, and writes their elements where they are published. Returns of how many tensors
+    the codes of an import are written."""
     total = sum(prod(tensor.shape) * DTYPES[dtypes[tensor.name]].num_bytes for tensor in tensors)
-    done = 0
+    done = num_kept = 0
+    of_scales = {name + SUFFIX for name in fp8.names} if fp8 else set[str]()
     for tensor in tensors:
+        if tensor.name in of_scales:
+            continue
+        if fp8 is not None and tensor.name in fp8.names:
+            codes, scales, is_kept = _in_fp8(checkpoint, beside, tensor, sources, fp8)
+            elements(tensor.name)[...] = codes.reshape(-1)
+            elements(tensor.name + SUFFIX)[...] = scales.view(np.uint32).reshape(-1)
+            num_kept += is_kept
+            done += codes.nbytes + scales.nbytes
+            progress(done, total)
+            continue
         for piece in tensor.pieces:
             name = sources[piece.weight.name]
             source = checkpoint.tensors[name].dtype
@@ -254,3 +288,20 @@ def _copy(
             elements(tensor.name)[...] = data.reshape(-1)
             done += data.nbytes
             progress(done, total)
+    return num_kept
+
+
+def _in_fp8(
+    checkpoint: Checkpoint, beside: Checkpoint, tensor: PublishedTensor, sources: Mapping[str, str], fp8: Fp8
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """The codes and scales of a tensor, and whether they are those of an import."""
+    bits = np.empty(tensor.size, np.uint32)
+    stored = ""
+    for piece in tensor.pieces:
+        name = sources[piece.weight.name]
+        stored = checkpoint.tensors[name].dtype
+        data = checkpoint.read_box(name, piece.box, raw=True).view(DTYPES[stored].bits)
+        piece.in_our_dims(bits[piece.start : piece.start + piece.size])[...] = cast(data, stored, "float32")
+    values = bits.view(np.float32).reshape(tensor.shape)
+    kept = kept_of(beside, tensor.name, values, stored, fp8.block)
+    return (*kept, True) if kept is not None else (*written_as_fp8(values, fp8.block), False)

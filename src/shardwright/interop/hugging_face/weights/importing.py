@@ -20,7 +20,9 @@ from shardwright.core.model.table import Weight
 from shardwright.interop.hugging_face.weights.beside import files_beside
 from shardwright.interop.hugging_face.weights.elements import read_piece, read_tensor
 from shardwright.interop.hugging_face.weights.files.folder import CONFIG, Folder, open_folder
+from shardwright.interop.hugging_face.weights.files.quantized import FP8, is_quantized, scales_shape
 from shardwright.interop.hugging_face.weights.fitting import Fit, LeftOut, fit
+from shardwright.interop.hugging_face.weights.fp8 import infos_of
 from shardwright.interop.hugging_face.weights.mapping import (
     ExpertsForm,
     Piece,
@@ -44,7 +46,8 @@ LAYOUT_NAME = "none"
 class WeightsImport:
     """What to import. ``model``: a name here, where the folder has no configuration. ``dtype`` None: as they are published.
 
-    ``keeps_prediction``: layers for multi-token prediction are kept beside the weights.
+    ``keeps_prediction``: layers for multi-token prediction are kept beside the weights. ``keeps_fp8``: so are the codes and scales of
+    weights in FP8.
     """
 
     folder: Path
@@ -53,14 +56,15 @@ class WeightsImport:
     settings: Mapping[str, str] = field(default_factory=dict)
     dtype: str | None = None
     keeps_prediction: bool = False
+    keeps_fp8: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """A checkpoint that was made of a folder. ``num_bytes``: of the elements of its weights.
 
-    ``block``: rows and columns of FP8 with one scale. ``kept``: published names of tensors beside the weights. ``files``: those
-    that were copied.
+    ``block``: rows and columns of FP8 with one scale. ``kept``: published names of tensors beside the weights; ``kept_fp8``: of how
+    many weights the codes and scales are. ``files``: those that were copied.
     """
 
     directory: Place
@@ -73,6 +77,7 @@ class Imported:
     block: tuple[int, int] | None
     left_out: tuple[LeftOut, ...]
     kept: tuple[str, ...]
+    kept_fp8: int
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
 
@@ -88,6 +93,7 @@ class Imported:
             "num_dequantized": self.num_dequantized,
             "left_out": [one.to_json() for one in self.left_out],
             "kept": list(self.kept),
+            "kept_fp8": self.kept_fp8,
             "files": list(self.files),
             "findings": [finding.to_json() for finding in self.findings],
         }
@@ -181,13 +187,19 @@ def import_weights(request: WeightsImport, progress: Progress = unseen) -> Impor
     )
     folder, table, kept = found.folder, found.model.table, found.fit.kept
     dtypes = {weight.name: _dtype(weight, folder, found.needed, request.dtype) for weight in table.weights}
+    in_fp8 = _in_fp8(folder, found.needed) if request.keeps_fp8 else ()
     infos = [
         *(TensorInfo(name=one.name, shape=stored_shape(one), dtype=dtypes[one.name]) for one in table.weights),
         *(TensorInfo(name=KEPT + name, shape=folder.tensors[name].shape, dtype=folder.dtype(name)) for name in kept),
+        *(info for tensor in in_fp8 for info in infos_of(tensor.name, tensor.shape, _block(folder))),
     ]
     total = sum(DTYPES[info.dtype].num_bytes * prod(info.shape) for info in infos)
     count = _counted(progress, total)
-    boxes = chain(_boxes(folder, found.needed, dtypes, count), _kept_boxes(folder, kept, count))
+    boxes = chain(
+        _boxes(folder, found.needed, dtypes, count),
+        _kept_boxes(folder, kept, count),
+        _fp8_boxes(folder, in_fp8, count),
+    )
     with copied(folder.path, request.out / FOLDER, found.files):
         directory = save_checkpoint(request.out, found.point, infos, boxes)
     return Imported(
@@ -201,6 +213,7 @@ def import_weights(request: WeightsImport, progress: Progress = unseen) -> Impor
         block=folder.block,
         left_out=found.fit.left_out,
         kept=kept,
+        kept_fp8=len(in_fp8),
         files=found.files,
         findings=found.model.findings,
     )
@@ -255,6 +268,43 @@ def _kept_boxes(folder: Folder, names: tuple[str, ...], count: Callable[[int], N
     for name in names:
         if prod(shape := folder.tensors[name].shape):
             yield OwnedBox(name=KEPT + name, box=Box.whole(shape), array=reader(name))
+
+
+def _in_fp8(folder: Folder, needed: tuple[PublishedTensor, ...]) -> tuple[PublishedTensor, ...]:
+    """The tensors of the model that are published in FP8. Raises InputError for a folder without any."""
+    found = tuple(tensor for tensor in needed if is_quantized(folder.tensors[tensor.name]))
+    if not found:
+        raise InputError(f"{folder.path}: no weight is FP8, whose codes could be kept. Leave out --keep-fp8.")
+    return found
+
+
+def _block(folder: Folder) -> tuple[int, int]:
+    assert folder.block is not None, folder.path
+    return folder.block
+
+
+def _fp8_boxes(
+    folder: Folder, tensors: tuple[PublishedTensor, ...], count: Callable[[int], None]
+) -> Iterator[OwnedBox]:
+    """The codes of weights as they are published, and their scales in float32."""
+
+    def reader(name: str, of_scales: bool) -> Callable[[], np.ndarray]:
+        def read() -> np.ndarray:
+            tensor, scales = folder.tensors[name], folder.scales_of(name)
+            assert scales is not None, name
+            shape = scales_shape(tensor.shape, scales.block)
+            array = (
+                scales.values.reshape(shape) if of_scales else tensor.read(0, prod(tensor.shape)).reshape(tensor.shape)
+            )
+            count(array.nbytes)
+            return array.view(DTYPES["float32" if of_scales else FP8].raw)
+
+        return read
+
+    for tensor in tensors:
+        for info, of_scales in zip(infos_of(tensor.name, tensor.shape, _block(folder)), (False, True), strict=True):
+            if prod(info.shape):
+                yield OwnedBox(name=info.name, box=Box.whole(info.shape), array=reader(tensor.name, of_scales))
 
 
 def _counted(progress: Progress, total: int) -> Callable[[int], None]:

@@ -32,6 +32,11 @@ class KnownModel:
     findings: tuple[Finding, ...] = ()
 
     @property
+    def published(self) -> Published | None:
+        """The configuration, parsed."""
+        return None if self.config is None else parse_config(self.config, f"config.json of {self.name}")
+
+    @property
     def command(self) -> str:
         """The arguments with which a command takes this model."""
         values = " ".join(f"{key}={value}" for key, value in self.settings.items())
