@@ -161,7 +161,7 @@ def help_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_options_of_a_verb(verb, monkeypatch):
     # An option begins its line: its description may name others.
-    listed = re.findall(r"^  (--[a-z][a-z-]*)", help_of(verb, monkeypatch), re.MULTILINE)
+    listed = re.findall(r"^  (--[a-z][a-z0-9-]*)", help_of(verb, monkeypatch), re.MULTILINE)
     assert sorted(listed) == sorted(OPTIONS[verb])
 
 
