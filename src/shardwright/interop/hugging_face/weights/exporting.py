@@ -126,7 +126,8 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     if model.config is not None:
         trained = [dtypes[tensor.name] for tensor in tensors if not tensor.pieces[0].weight.frozen]
         config, changes = exported_config(model.config, max(trained, key=trained.count), fp8 and fp8.block)
-    dtypes |= {name: info.dtype for name, info in kept.items()} | (fp8.dtypes() if fp8 else {})
+    dtypes |= {name: info.dtype for name, info in kept.items()}
+    dtypes.update(fp8.dtypes() if fp8 else {})
     scales = fp8.scales(tensors) if fp8 else ()
     every = (
         *tensors,
