@@ -191,6 +191,8 @@ def _why(device: Device, product: NarrowProduct, lacking: list[str]) -> str:
         return "the chip multiplies no codes"
     if lacking:
         one = next(kernel for kernel in KERNELS if kernel.name == lacking[0])
+        if device.capability > one.most:
+            return f"'{one.name}' is for compute capability {one.least[0]} only"
         return f"'{one.name}' needs compute capability {one.least[0]}.{one.least[1]}"
     if not NEEDS[_TOKENS](product):
         return "JAX multiplies no codes in blocks of an expert's tokens"

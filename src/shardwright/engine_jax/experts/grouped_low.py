@@ -1,7 +1,7 @@
 """The experts' grouped products with quantized operands: each expert's rows are an operand of their own, as its matrix is.
 
 R rows of a buffer, E experts of a device, M embed, F hidden units; I and O the input and output widths of a matrix, X any width,
-P rows of a block.
+P rows of a block. G: E, and the rows of no expert.
 
 Blocks over rows, which a matrix's gradient has, begin with the first row of each expert.
 """
@@ -133,10 +133,12 @@ def _outputs_first(matrices_EIO: jax.Array | Coded) -> jax.Array | Codes:
 
 
 class _Rows(NamedTuple):
-    """The expert of each row, E where it has none, the row's number among those of its expert, and the number of experts."""
+    """The expert of each row, E where it has none, the row's number among those of its expert, the rows of each expert and of none,
+    and the number of experts."""
 
     expert_R: jax.Array
     number_R: jax.Array
+    size_G: jax.Array
     experts: int
 
     @classmethod
@@ -145,7 +147,8 @@ class _Rows(NamedTuple):
         row_R = jnp.arange(x_RX.shape[0], dtype=jnp.int32)
         expert_R = jnp.sum(row_R[:, None] >= end_E[None], axis=1, dtype=jnp.int32)
         start_E = jnp.append(end_E - sizes_E, end_E[-1])
-        return cls(expert_R, row_R - start_E[expert_R], sizes_E.shape[0])
+        size_G = jnp.append(sizes_E, x_RX.shape[0] - end_E[-1])
+        return cls(expert_R, row_R - start_E[expert_R], size_G, sizes_E.shape[0])
 
     def of_expert(self, amax_RX: jax.Array) -> jax.Array:
         """The largest amax of each expert's rows, and of those of none, E + 1."""
@@ -163,9 +166,11 @@ class _Rows(NamedTuple):
 
     def of_block(self, amax_RX: jax.Array, rows: int) -> jax.Array:
         """For each row, the largest amax of the rows of its block of so many rows."""
-        blocks = -(-amax_RX.shape[0] // rows)
-        block_R = self.expert_R * blocks + self.number_R // rows
-        return jax.ops.segment_max(amax_RX, block_R, (self.experts + 1) * blocks)[block_R]
+        blocks_G = -(-self.size_G // rows)
+        block_R = (jnp.cumsum(blocks_G) - blocks_G)[self.expert_R] + self.number_R // rows
+        # Each expert, and the rows of none, may begin a block that is not full.
+        most = amax_RX.shape[0] // rows + self.experts + 1
+        return jax.ops.segment_max(amax_RX, block_R, most)[block_R]
 
 
 def _kernel(low: LowPrecision, name: Product) -> KernelName:
