@@ -50,6 +50,8 @@ test-all: test
 	$(PYTEST) -m matrix
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.sameness.orders
+	$(BIN)/python -m tests.sameness.recipes
+	$(BIN)/python -m tests.cli.compared --count=100
 	$(BIN)/python -m tests.engine_torch.whole
 	$(BIN)/python -m tests.pairs.whole
 	$(BIN)/python -m tests.runs.kills --jobs=$(JOBS)

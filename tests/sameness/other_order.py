@@ -94,7 +94,7 @@ class _Parts(TorchDispatchMode):
         self._dice, self._tokens, self._wide = random.Random(seed), tokens, wide
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func not in PRODUCTS or (args[0].dtype == torch.float32 and not self._wide):
+        if func not in PRODUCTS or (args[0].dtype == torch.float32 and not self._wide) or not args[0].shape[-1]:
             return func(*args, **(kwargs or {}))
         x, y = args
         over = x.shape[-1]

@@ -20,7 +20,7 @@ from shardwright.models import build
 
 LLAMA3, MIXTRAL = "llama3-test", "mixtral-test"
 ROWS, LENGTH, VOCAB = 8, 32, 64
-WIDTHS = "num_layers={},embed=128,num_heads=8,num_kv_heads=8,head_dim=32"
+WIDTHS = "num_layers=1,embed=128,num_heads=8,num_kv_heads=8,head_dim=32"
 SIZES = {LLAMA3: f"{WIDTHS},mlp=256", MIXTRAL: f"{WIDTHS},mlp=128,num_experts=4,top_k=4"}
 """Shards of `tensor` 2 end with a block of 128. Every token is assigned to all experts, so that no last bit changes an expert."""
 
@@ -30,13 +30,12 @@ RENAMED = "{mesh: {north: 2, east: 2, up: 2}, roles: {north: data, east: fsdp, u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeCase:
-    """A model of so many layers under a layout with a recipe. ``layout``: a preset, or ``renamed``."""
+    """A model under a layout with a recipe. ``layout``: a preset, or ``renamed``."""
 
     recipe: str
     model: str
     layout: str
     sizes: tuple[tuple[str, int], ...]
-    layers: int = 1
 
     def __str__(self) -> str:
         sizes = ",".join(f"{axis}={size}" for axis, size in self.sizes)
@@ -55,21 +54,21 @@ class RecipeCase:
         return replace(self, layout="fsdp", sizes=(("fsdp", 1),))
 
 
-def case(recipe: str, model: str, layout: str, /, layers: int = 1, **sizes: int) -> RecipeCase:
-    return RecipeCase(recipe=recipe, model=model, layout=layout, sizes=tuple(sizes.items()), layers=layers)
+def case(recipe: str, model: str, layout: str, /, **sizes: int) -> RecipeCase:
+    return RecipeCase(recipe=recipe, model=model, layout=layout, sizes=tuple(sizes.items()))
 
 
-def every_case(layers: int = 1) -> list[RecipeCase]:
+def every_case() -> list[RecipeCase]:
     """Every recipe that an engine runs under every layout."""
     found: list[RecipeCase] = []
     for name in PRESETS:
         found += [
-            case(name, LLAMA3, "fsdp", layers, fsdp=4),
-            case(name, LLAMA3, "hsdp", layers, data=2, fsdp=2),
-            case(name, LLAMA3, "fsdp-tp", layers, fsdp=2, tensor=2),
-            case(name, LLAMA3, "renamed", layers, north=2, east=2, up=2),
-            case(name, MIXTRAL, "ep", layers, fsdp=2, expert=2),
-            case(name, MIXTRAL, "ep-as-cp", layers, fsdp=2, expert=2),
+            case(name, LLAMA3, "fsdp", fsdp=4),
+            case(name, LLAMA3, "hsdp", data=2, fsdp=2),
+            case(name, LLAMA3, "fsdp-tp", fsdp=2, tensor=2),
+            case(name, LLAMA3, "renamed", north=2, east=2, up=2),
+            case(name, MIXTRAL, "ep", fsdp=2, expert=2),
+            case(name, MIXTRAL, "ep-as-cp", fsdp=2, expert=2),
         ]
     return [one for one in found if runs(one)]
 
@@ -87,7 +86,7 @@ def layout_of(name: str) -> Layout:
 
 
 def request_of(one: RecipeCase, engine: Engine, **options: object) -> Request:
-    each = (setting.partition("=") for setting in SIZES[one.model].format(one.layers).split(","))
+    each = (setting.partition("=") for setting in SIZES[one.model].split(","))
     settings: Mapping[str, str] = {name: value for name, _, value in each}
     return Request(
         layout=layout_of(one.layout),

@@ -19,8 +19,9 @@ from tests.engine_torch.meeting import in_group
 from tests.engine_torch.quantizing import quantized_by
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import trained_on
+from tests.sameness.bounds import OF_LOSS
 from tests.sameness.codes import Place, Recorded, marked, moved, valid_rows
-from tests.sameness.recipe_bounds import SEED, Share, batches, bounded, share
+from tests.sameness.recipe_bounds import ORDERS, SEED, Share, batches, bounded, share
 from tests.sameness.recipe_cases import LENGTH, ROWS, VOCAB, RecipeCase, every_case, plan_of
 
 PAGE = ROOT / "docs" / "sameness-fp8.md"
@@ -33,12 +34,12 @@ INTRODUCTION = """\
 Every recipe that both engines run ([fp8.md](fp8.md)) under six layouts, compared with one device of PyTorch, in float32. In
 `mixtral-test` every token is assigned to all experts. `renamed` is `fsdp-tp` on axes of other names, with replicas.
 
-**Codes.** In two steps of a model of one layer, what all devices quantize is put together to entire operands, of all three products
+**Codes.** In two steps of models of one layer, what all devices quantize is put together to entire operands, of all three products
 of each weight. `moved` is the largest share of their elements whose code or scale is not the one that a single device makes of the
 same elements; 0 means equal bytes, so one scale on every device that shares it. `free` is what the plan says; what is not free
 has the finding [SW404](findings/SW404.md), and then `moved` says of which operand.
 
-**Losses.** {steps} steps of a model of two layers. Elements are results of other products, which another layout or engine sums in another order;
+**Losses.** {steps} steps of the same models. Elements are results of other products, which another layout or engine sums in another order;
 now and then a last bit decides between two codes, up to a quarter apart. Law 3 allows what another order of summation does on one
 device: the loss of a step may differ by {of_loss:g} times the root mean square over {orders} orders of all sums, of the largest step so far. A gradient in step
 1 may differ by twice the recipe's own error, which is how far the recipe moves it on one device. Both are shares of these bounds.
@@ -98,8 +99,7 @@ def measured(engine: str, one: RecipeCase, ranks: Ranks, steps: int) -> Measured
     plan = plan_of(one, "jax" if engine == "jax" else "torch")
     free, by = free_of(plan), most_moved(engine, one, ranks)
     where = max(by, key=by.__getitem__)
-    deep = RecipeCase(recipe=one.recipe, model=one.model, layout=one.layout, sizes=one.sizes, layers=2)
-    found = share(run_of(engine, deep, ranks, steps), *bounded(deep.alone, steps))
+    found = share(run_of(engine, one, ranks, steps), *bounded(one.alone, steps))
     return Measured(_line(engine, one, all(free.values()), where, by[where], found), _wrong(plan, free, by, found))
 
 
@@ -153,8 +153,6 @@ def main() -> int:
 
 
 def introduction(steps: int) -> str:
-    from tests.sameness.bounds import OF_LOSS, ORDERS
-
     return INTRODUCTION.format(steps=steps, of_loss=OF_LOSS, orders=ORDERS)
 
 
