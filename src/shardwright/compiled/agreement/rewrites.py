@@ -22,7 +22,7 @@ from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.core.quantization.products import layer_runs
-from shardwright.core.quantization.reductions import AMAX_BYTES, amax_reductions
+from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
 from shardwright.core.resolution.resolve import traffic_of
 from shardwright.cost.chips import CPU, chips
 
@@ -135,10 +135,10 @@ def _share_of_lone_amaxes(plan: Plan, one: PlannedCollective) -> float:
 
 
 def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
-    """The gathers and amaxes of a loop over one layer: without a loop, those of the recomputation equal the forward ones."""
+    """The gathers, sums and amaxes of a loop over one layer: without a loop, those of the recomputation equal the forward ones."""
     if one.phase != "recompute":
         return AS_PLANNED
-    if one.kind == "all-reduce":
+    if one.dtype == AMAX_DTYPE:
         return 1.0 - _share_of_lone_amaxes(plan, one), 1.0
     return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
 
@@ -263,9 +263,9 @@ REWRITES: Mapping[str, Rewrite] = {
         Rewrite(
             name="kept from forward",
             targets=FAMILIES,
-            planned=("all-gather", "all-reduce"),
+            planned=("all-gather", "reduce-scatter", "all-reduce"),
             compiled=(),
-            rule="for a loop over one layer, the gathers and the amaxes of the recomputation or none of them",
+            rule="for a loop over one layer, the gathers, the sums and the amaxes of the recomputation or none of them",
             reason="a loop of one iteration is unrolled, and its gather for backward is the same as that of forward",
             ratio=_kept_from_forward,
         ),
