@@ -25,6 +25,7 @@ from shardwright.engine_torch.modules import (
     RMSNorm,
 )
 from shardwright.engine_torch.modules.parallel import ParallelModule
+from tests.engine_torch.module_orders import moved_by_orders
 from tests.engine_torch.own_modules import (
     MESHES,
     MODELS,
@@ -38,7 +39,6 @@ from tests.engine_torch.own_modules import (
 )
 from tests.engine_torch.ranks import Ranks
 from tests.matrix import some
-from tests.sameness.other_order import in_another_order
 
 FOUR = [kind for kind in MESHES if kind != "one"]
 RECIPES = (None, "fp8-current", "fp8-row", "fp8-block", "mxfp8")
@@ -58,30 +58,9 @@ def alone(one: Ranks) -> Alone:
     return cache(lambda model, recipe: one.run(trained, "one", model, recipe, "", False, STEPS)[0])
 
 
-ORDERS, OF_ORDERS = 3, 2.0
-
-
 @pytest.fixture(scope="module")
-def moved_by_orders(alone: Alone) -> Callable[[str, str], Sequence[float]]:
-    """By step, the largest difference that another order of summation makes of an output or a gradient in one process, relative to
-    its norm."""
-
-    def largest(model: str, recipe: str) -> Sequence[float]:
-        right = alone(model, recipe)
-        found = [0.0] * len(right.steps)
-        for seed in range(ORDERS):
-            with in_another_order(seed, 0, wide=True):
-                other = trained("one", model, recipe, "", False, STEPS)
-            for number, (ours, theirs) in enumerate(zip(other.steps, right.steps, strict=True)):
-                pairs = [(ours.output, theirs.output)]
-                pairs += [(ours.gradients[name], gradient) for name, gradient in theirs.gradients.items()]
-                # A layer without tokens has no gradient.
-                pairs = [(our, their) for our, their in pairs if their.any()]
-                apart = (np.linalg.norm(our - their) / np.linalg.norm(their) for our, their in pairs)
-                found[number] = max(found[number], *map(float, apart))
-        return found
-
-    return cache(largest)
+def by_orders(alone: Alone) -> Callable[[str, str], Sequence[float]]:
+    return cache(lambda model, recipe: moved_by_orders(alone(model, recipe), model, recipe, STEPS))
 
 
 def close(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> None:
@@ -124,13 +103,13 @@ def compare(found: Step, needed: Step, bound: float, what: object, by: Callable[
 def test_a_mesh_computes_what_one_process_does(
     four: Ranks,
     alone: Alone,
-    moved_by_orders: Callable[[str, str], Sequence[float]],
+    by_orders: Callable[[str, str], Sequence[float]],
     case: tuple[str, str | None, str],
     tmp_path: Path,
 ) -> None:
     model, recipe, kind = case
     right = alone(model, recipe)
-    by_orders = moved_by_orders(model, recipe) if recipe == "fp8-current" else [0.0] * len(right.steps)
+    bounds = by_orders(model, recipe) if recipe == "fp8-current" else [0.0] * len(right.steps)
     ranks = four.run(trained, kind, model, recipe, str(tmp_path), True, STEPS)
     assert bool(right.codes) == (recipe is not None)
     for rank in ranks:
@@ -141,7 +120,7 @@ def test_a_mesh_computes_what_one_process_does(
                 np.testing.assert_array_equal(found, own_codes(needed, found, rank), err_msg=name)
         for number, (found, needed) in enumerate(zip(rank.steps, right.steps, strict=True)):
             bound, by = bound_of(model, recipe, number)
-            bound = max(bound, OF_ORDERS * by_orders[number])
+            bound = max(bound, bounds[number])
             by(found.output, own_part(needed.output, rank, model, kind), bound, (case, number))
             compare(found, needed, bound, (case, number), by)
     loaded_by(four, [COVERING.get(case, kind)], case, ranks, tmp_path)
@@ -150,7 +129,7 @@ def test_a_mesh_computes_what_one_process_does(
 def bound_of(model: str, recipe: str | None, number: int) -> tuple[float, Callable[..., None]]:
     """Of the first step, and of later ones: AdamW divides small gradients by themselves. With an exact scale per tensor all codes
     depend on one element, which may itself depend on a code: there another order of summation in one process gives the
-    bound (``moved_by_orders``). Blocks along the tokens of a grouped layer depend on which of them a rank has."""
+    bound (``module_orders.py``). Blocks along the tokens of a grouped layer depend on which of them a rank has."""
     if recipe is None:
         return (1e-5 if number == 0 else 1e-3), close
     depends = recipe == "fp8-current" or (model == "grouped" and recipe in ("fp8-block", "mxfp8"))
