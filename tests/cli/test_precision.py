@@ -82,7 +82,16 @@ QUANTIZER = "{dtype: float8_e4m3fn, block: 1 x 128}"
         ),
         (
             "recipe: mine\noperands: {output: {input: {dtype: float8_e5m2, block: per row, hadamard: 12}}}",
-            "2:75: 'hadamard' is 12, and must be a power of two from 2 to 1,048,576.",
+            "2:75: 'hadamard' is 12, and must be 4, 16 or 64.",
+        ),
+        (
+            "recipe: mine\noperands: {output: {input: {dtype: float8_e5m2, block: per row, hadamard: 16}}}",
+            "2:11: 'hadamard' of the operands of 'output' is 16 and none. Give both the same: otherwise they have another product.",
+        ),
+        (
+            "recipe: nvfp4\noperands: {weight_gradient: {input: null}}",
+            "2:11: 'hadamard' of the operands of 'weight_gradient' is none and 16. Give both the same: otherwise they have "
+            "another product.",
         ),
         (
             f"recipe: mine\nmargin: 1\noperands: {{output: {{input: {QUANTIZER}}}}}",

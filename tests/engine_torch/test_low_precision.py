@@ -41,8 +41,10 @@ def assert_moves_what_is_not_free(engine: str, one: RecipeCase, ranks: Ranks) ->
     free, by = free_of(plan), most_moved(engine, one, ranks)
     assert by.keys() == free.keys()
     assert {place: share for place, share in by.items() if free[place] and share} == {}
-    # Under `ep` the tokens of an expert come in their order, by chance.
-    assert any(by.values()) or all(free.values()) or one.layout == "ep", "what is not free was not moved"
+    # Under `ep` the tokens of an expert come in their order, by chance. Devices have entire blocks of 16 of these tokens: of `nvfp4` only
+    # the random numbers are moved, and what was drawn is what is rounded by here.
+    by_chance = one.layout == "ep" or one.recipe == "nvfp4"
+    assert any(by.values()) or all(free.values()) or by_chance, "what is not free was not moved"
     assert ("SW404" in {finding.code for finding in plan.findings}) != all(free.values())
 
 

@@ -22,8 +22,13 @@ def blocks_of(shape: tuple[int, int], quantizer: Quantizer) -> Iterator[tuple[tu
             yield (i, j), np.s_[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
 
 
-def quantized(x: np.ndarray, quantizer: Quantizer) -> tuple[np.ndarray, np.ndarray, np.float32 | None]:
-    """The bits of codes (one a byte, also of 4 bits), scales as numbers (E8M0: their bits), and the scale of the tensor."""
+def quantized(
+    x: np.ndarray, quantizer: Quantizer, random: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.float32 | None]:
+    """The bits of codes (one a byte, also of 4 bits), scales as numbers (E8M0: their bits), and the scale of the tensor.
+
+    ``random``: the number below 2^24 by which each element is rounded stochastically; None: to the nearest.
+    """
     x = np.where(np.abs(x) < np.finfo(F32).tiny, np.copysign(F32(0), x), x)
     dtype = getattr(ml_dtypes, quantizer.dtype)
     largest = LARGEST[quantizer.dtype]
@@ -34,10 +39,28 @@ def quantized(x: np.ndarray, quantizer: Quantizer) -> tuple[np.ndarray, np.ndarr
     for place, elements in blocks:
         scaled, scales[place] = _scaled(x[elements], quantizer, largest, of_tensor)
         nan = np.isnan(scaled)
-        narrow = np.clip(scaled, -largest, largest).astype(F32).astype(dtype).view(np.uint8)
+        clipped = np.clip(scaled, -largest, largest).astype(F32)
+        clipped = clipped if random is None else neighbour(clipped, random[elements], quantizer.dtype)
+        narrow = clipped.astype(dtype).view(np.uint8)
         canonical = 7 if quantizer.dtype == "float4_e2m1fn" else np.array(np.nan, dtype).view(np.uint8) & 0x7F
         codes[elements] = np.where(nan, canonical, narrow)
     return codes, scales, of_tensor
+
+
+def neighbour(x: np.ndarray, random: np.ndarray, dtype: str) -> np.ndarray:
+    """The value of the format above or below each magnitude: above, if its share of the distance is more than what is left of it."""
+    lower, upper = neighbours(np.abs(x), dtype)
+    share = (np.abs(x).astype(np.float64) - lower) / np.where(upper > lower, upper - lower, 1)
+    return np.copysign(np.where(random + np.floor(share * 2**24) >= 2**24, upper, lower), x).astype(F32)
+
+
+def neighbours(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """The values of a format below and above, in float64: among all of its values, by ml_dtypes."""
+    bits = np.arange(16 if dtype == "float4_e2m1fn" else 256, dtype=np.uint8)
+    known = bits.view(getattr(ml_dtypes, dtype)).astype(np.float64)
+    known = np.unique(known[np.isfinite(known)])
+    place = np.searchsorted(known, x.astype(np.float64), side="right") - 1
+    return known[place], known[np.minimum(place + 1, len(known) - 1)]
 
 
 def _scaled(v: np.ndarray, quantizer: Quantizer, largest: float, of_tensor: F32 | None) -> tuple[np.ndarray, float]:

@@ -37,7 +37,7 @@ def of_jax(low: JaxLow, rows: np.ndarray, matrices: np.ndarray, cotangent: np.nd
     return out, *pull(cotangent)
 
 
-@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8"])
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
 def test_both_engines_are_alike(name: str) -> None:
     """Rows of no expert come last on JAX, and are not a number."""
     num = sum(SIZES)

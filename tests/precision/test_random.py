@@ -15,12 +15,14 @@ from scipy.linalg import hadamard
 from shardwright.core.recipes.formats import E2M1, E4M3, E5M2
 from shardwright.core.recipes.formula import dequantize, quantize
 from shardwright.core.recipes.hadamard import SIZES, transformed
+from shardwright.core.recipes.random_bits import threefry as of_numbers
 from shardwright.core.recipes.recipe import PER_TENSOR, Quantizer, Scale
 from shardwright.engine_jax.precision.arrays import ARRAYS as JAX
 from shardwright.engine_jax.precision.random_bits import threefry as on_jax
 from shardwright.engine_torch.precision.arrays import ARRAYS as TORCH
 from shardwright.engine_torch.precision.random_bits import threefry as on_torch
 from tests.precision.made import ARRAYS
+from tests.precision.oracle import neighbours
 
 KNOWN = {
     (0, 0, 0, 0): (0x6B200159, 0x99BA4EFE),
@@ -38,18 +40,19 @@ def in_torch(bits: np.ndarray) -> torch.Tensor:
 
 
 def test_random_bits_are_those_of_the_paper_on_both_engines() -> None:
-    given = np.array([*KNOWN], np.uint32).T
-    for key, counter, expected in zip(given[:2].T, given[2:].T, KNOWN.values(), strict=True):
-        one, two, first, second = (in_torch(word[None]) for word in (*key, *counter))
-        assert tuple(int(word) & 0xFFFFFFFF for word in on_torch((one, two), first, second)) == expected
-        found = on_jax((jnp.uint32(key[0]), jnp.uint32(key[1])), jnp.asarray(counter[:1]), jnp.asarray(counter[1:]))
+    for (*key, first, second), expected in KNOWN.items():
+        assert of_numbers((key[0], key[1]), (first, second)) == expected
+        counter = np.array([[first], [second]], np.uint32)
+        found = on_torch((key[0], key[1]), in_torch(counter[0]), in_torch(counter[1]))
+        assert tuple(int(word) & 0xFFFFFFFF for word in found) == expected
+        found = on_jax((jnp.uint32(key[0]), jnp.uint32(key[1])), jnp.asarray(counter[0]), jnp.asarray(counter[1]))
         assert tuple(int(word[0]) for word in found) == expected
 
 
 def test_both_engines_have_the_same_bits_of_many_counters() -> None:
     rng = np.random.default_rng(0)
     key, rows, columns = (rng.integers(0, 2**32, shape, np.uint32) for shape in ((2, 1), (50, 1), (1, 70)))
-    ours = on_torch((in_torch(key[0]), in_torch(key[1])), in_torch(rows), in_torch(columns))
+    ours = on_torch((int(key[0, 0]), int(key[1, 0])), in_torch(rows), in_torch(columns))
     theirs = on_jax((jnp.uint32(key[0, 0]), jnp.uint32(key[1, 0])), jnp.asarray(rows), jnp.asarray(columns))
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(our.numpy().view(np.uint32), np.asarray(their))
@@ -66,14 +69,6 @@ def rounded(x: np.ndarray, random: np.ndarray, dtype: str) -> np.ndarray:
     theirs = jax.jit(partial(quantize, quantizer=quantizer, on=JAX))(x, random=random)
     np.testing.assert_array_equal(ours.codes.view(torch.uint8).numpy(), np.asarray(theirs.codes).view(np.uint8))
     return dequantize(ours, x.shape, quantizer, TORCH).numpy()
-
-
-def neighbours(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a format below and above, in float64: all of its values, by ml_dtypes."""
-    of_format = np.arange(256 if dtype != E2M1 else 16, dtype=np.uint8).view(getattr(ml_dtypes, dtype))
-    known = np.unique(of_format.astype(np.float64)[np.isfinite(of_format.astype(np.float64))])
-    place = np.searchsorted(known, x.astype(np.float64), side="right") - 1
-    return known[place], known[np.minimum(place + 1, len(known) - 1)]
 
 
 @pytest.mark.parametrize("dtype", [E2M1, E4M3, E5M2])

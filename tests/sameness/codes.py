@@ -65,16 +65,18 @@ def marked(plan: Plan) -> Plan:
 
 
 class Piece(NamedTuple):
-    """What a device quantized at a place: its elements, the values of their codes, and the scale of each element; by the two dims
+    """What a device quantized at a place: its elements, the values of their codes, the scale of each element, and the random number by
+    which it was rounded, or 0; by the two dims
     of the operand, in the order of ``DIMS``. Of experts there is one for each, or one with all rows, sorted by expert."""
 
     elements: np.ndarray
     values: np.ndarray
     scales: np.ndarray
+    random: np.ndarray
 
 
-Record = Callable[[Place, int, Any, Any, Any], None]
-"""``record(place, contracted_dims, elements, values, scales)``: arrays of an engine; scales by element."""
+Record = Callable[[Place, int, Any, Any, Any, Any], None]
+"""``record(place, contracted_dims, elements, values, scales, random)``: arrays of an engine; scales and random numbers by element."""
 
 
 @contextmanager
@@ -87,7 +89,9 @@ def recording(on: Arrays, record: Record) -> Iterator[None]:
         if isinstance(quantizer, Marked):
             ones, factor = on.float32(x) * 0 + 1, options.get("factor")
             values, scales = values_of(made, ones, quantizer, on, contracted_dims, factor)
-            record(quantizer.place, contracted_dims, on.float32(x), values, scales)
+            random = options.get("random")
+            drawn = ones * 0 if random is None else on.float32(random)
+            record(quantizer.place, contracted_dims, on.float32(x), values, scales, drawn)
         return made
 
     callers = [
@@ -232,8 +236,11 @@ def _at_once(plan: Plan, place: Place, quantizer: Quantizer, piece: Piece) -> tu
     if place.product == "weight_gradient" and "experts" not in _axes(plan, place):
         # Blocks of tokens begin with each row.
         array, contracted_dims = array.reshape(array.shape[0], plan.request.batch, plan.request.length), 2
-    x = torch.from_numpy(np.ascontiguousarray(array))
-    made = formula.quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, factor=factor)
+    x, random = torch.from_numpy(np.ascontiguousarray(array)), None
+    if quantizer.rounding == "stochastic":
+        drawn = np.ascontiguousarray(_by_dims(place, piece.random)).reshape(array.shape)
+        random = torch.from_numpy(drawn.astype(np.int32))
+    made = formula.quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, factor=factor, random=random)
     found = values_of(made, torch.ones_like(x), quantizer, ARRAYS, contracted_dims, factor)
     values, scales = (matrices(place, one.numpy(), contracted_dims)[0] for one in found)
     return values, scales

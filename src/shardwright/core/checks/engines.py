@@ -34,7 +34,7 @@ ON_JAX = option("engine", "jax")
 
 ENGINES: Mapping[Engine, str] = {"jax": "the JAX engine", "torch": "the PyTorch engine"}
 
-QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-delayed", "fp8-current")
+QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-delayed", "fp8-current", "nvfp4")
 """Recipes by which both engines quantize: the fixes of one by which they do not."""
 
 
@@ -67,8 +67,12 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
         "histories that differ from device to device": (
             recipe.history is not None and not recipe.reduce_amax and plan.mesh.num_devices > 1
         ),
-        "stochastic rounding": any(one.rounding == "stochastic" for one in quantizers),
-        "the Hadamard transform": any(one.hadamard is not None for one in quantizers),
+        "random numbers that each device draws": (
+            not recipe.counter_based and any(one.rounding == "stochastic" for one in quantizers)
+        ),
+        "a Hadamard transform of another product than the weight gradient": any(
+            one.hadamard is not None and product != "weight_gradient" for (product, _), one in recipe.quantizers.items()
+        ),
         **_gathers(plan),
         "the router's products": any(weight.component == "router" for weight in plan.quantized),
         "products of your own program": plan.request.table.program != "ours",
@@ -84,7 +88,8 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
         needed="a recipe without that, or none",
     )
     reducing = () if recipe.reduce_amax else (of_recipe(plan, reduce_amax=True),)
-    yield Draft(finding=finding, candidates=(*reducing, *map(other_recipe, QUANTIZES), WITHOUT_RECIPE))
+    counting = () if recipe.counter_based else (of_recipe(plan, counter_based=True),)
+    yield Draft(finding=finding, candidates=(*reducing, *counting, *map(other_recipe, QUANTIZES), WITHOUT_RECIPE))
 
 
 def _in_two_formats(plan: Plan) -> bool:

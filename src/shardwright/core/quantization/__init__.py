@@ -8,5 +8,6 @@ units.py      shards that end inside a block
 links.py      what the all-gathers of a weight send
 reductions.py the reductions of amaxes in a step
 delayed.py    what a run keeps for delayed amaxes, tensor by tensor
+elements.py   which elements of a global operand a device has, for random numbers
 derivation.py from a request to the quantized weights
 """

@@ -126,7 +126,7 @@ class _Derivation:
             sharing = self.mesh.in_mesh_order((*sharing, *place.partial))
         reduced = sharing if self.recipe.reduce_amax else ()
         identity = (weight.name, place.operand)
-        if place.operand == "input":
+        if place.operand == "input" and self._agreed_once(quantizer, place):
             # Weights of a layer that have the same input quantize it once.
             read = place.dims["inputs"].names
             identity = (str(weight.stack), weight.component, *token_names(weight), *read, "input")
@@ -146,6 +146,17 @@ class _Derivation:
         found = experts * num_amaxes(quantizer, extents, place.dims, self.mesh)
         # No axis shards a partial operand, and its amax is reduced all the same.
         return max(found, experts) if quantizer.amax == "delayed" else found
+
+    def _agreed_once(self, quantizer: Quantizer, place: Place) -> bool:
+        """Whether weights that have one input agree on its amax once. PyTorch's backward pass of each weight agrees on what only it
+        quantizes; compilers of JAX's programs join these, which are equal."""
+        if self.request.engine == "jax":
+            return True
+        forward = self.recipe.quantizers.get(("output", "input"))
+        if place.product == "output" or forward is None:
+            return place.product == "output"
+        extents = quantizer.block.extents(place.product, "input"), forward.block.extents("output", "input")
+        return amax_key((), quantizer, extents[0]) == amax_key((), forward, extents[1])
 
     def _partial(self, partial: tuple[str, ...], sharding: tuple[str, ...]) -> tuple[str, ...]:
         """The axes over which an output gradient is partial: over them the weight's gradient is, and they shard no dim of it."""

@@ -5,6 +5,7 @@ recipe.py     a recipe: a quantizer for each operand of the three products
 presets.py    the recipes by name
 formula.py    how a quantizer makes codes and scales of an operand, and values of these
 hadamard.py   the random Hadamard transform of an operand
+random_bits.py random bits of a key and a counter
 delayed.py    the factor of a tensor that follows from its amaxes in earlier steps
 kernels.py    how the product of two quantized operands is computed on a device
 arrays.py     the functions of an engine's arrays that the formula needs

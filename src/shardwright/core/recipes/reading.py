@@ -22,6 +22,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.findings.position import Located, Position
 from shardwright.core.recipes.formats import FORMATS
+from shardwright.core.recipes.hadamard import SIZES
 from shardwright.core.recipes.presets import PRESETS, options_of, preset
 from shardwright.core.recipes.recipe import (
     OPERANDS,
@@ -34,6 +35,7 @@ from shardwright.core.recipes.recipe import (
     Quantizer,
     Recipe,
     Scale,
+    one_transformed,
 )
 
 PATTERNS = ("high", "quantized")
@@ -81,7 +83,7 @@ def read_recipe(source: Located) -> Recipe:
             raise _error(source.key_position(key), f"'{key}' is no option of '{name}'. {did_you_mean(key, allowed)}")
     given = {key: _value(top[key], key, *options[key]) for key in top if key in options}
     operands = _operands(top["operands"]) if "operands" in top else {}
-    made = preset(name, **given) if known else _own(name, operands, given, source)
+    made = preset(name, **given) if known else _own(name, operands, given, source, top["operands"].position)
     settings = {key: _value(top[key], key, SETTINGS[key], ()) for key in top if key in SETTINGS and key not in options}
     if not made.quantizers:
         raise _error(top["operands"].position, f"the 'operands' of '{name}' quantize nothing.")
@@ -90,14 +92,18 @@ def read_recipe(source: Located) -> Recipe:
         return replace(made, **settings, **patterns)
     quantizers = {at: each for at, each in {**made.quantizers, **operands}.items() if each is not None}
     _check_delayed(quantizers, made.history, top.get("operands", source).position)
+    _check_transforms(quantizers, top.get("operands", source).position)
     return replace(made, quantizers=_in_order(quantizers), **settings, **patterns)
 
 
 Place = tuple[Product, Operand]
 
 
-def _own(name: str, operands: Mapping[Place, Quantizer | None], given: Mapping[str, Any], source: Located) -> Recipe:
+def _own(
+    name: str, operands: Mapping[Place, Quantizer | None], given: Mapping[str, Any], source: Located, where: Position
+) -> Recipe:
     quantizers = _in_order({at: each for at, each in operands.items() if each is not None})
+    _check_transforms(quantizers, where)
     delayed = any(each.amax == "delayed" for each in quantizers.values())
     if given and not delayed:
         option = next(iter(given))
@@ -113,6 +119,17 @@ def _check_delayed(quantizers: Mapping[Place, Quantizer], history: History | Non
         )
     if history is not None and not delayed:
         raise _error(where, "no operand has a delayed amax, and the recipe a history. Begin with another recipe.")
+
+
+def _check_transforms(quantizers: Mapping[Place, Quantizer], where: Position) -> None:
+    for product in one_transformed(quantizers):
+        each = [quantizers.get((product, operand)) for operand in OPERANDS[product]]
+        first, second = ("none" if one is None else one.hadamard or "none" for one in each)
+        raise _error(
+            where,
+            f"'hadamard' of the operands of '{product}' is {first} and {second}. Give both the same: otherwise they have "
+            f"another product.",
+        )
 
 
 def _in_order(quantizers: Mapping[Place, Quantizer]) -> dict[Place, Quantizer]:
@@ -151,7 +168,7 @@ def _quantizer(node: Located, where: str) -> Quantizer:
         scale=scale,
         amax=words.get("amax", "current"),
         rounding=words.get("rounding", "nearest"),
-        hadamard=None if hadamard is None else _power_of_two(hadamard),
+        hadamard=None if hadamard is None else _size(hadamard),
     )
 
 
@@ -169,13 +186,13 @@ def _block(node: Located) -> Block:
     return Block(other=int(found[1]), contracted=int(found[2]))
 
 
-def _power_of_two(node: Located) -> int:
-    number = node.value
-    if not is_integer(number) or not 2 <= number <= LARGEST_BLOCK or number & (number - 1):
+def _size(node: Located) -> int:
+    if node.value not in SIZES or isinstance(node.value, bool):
         raise _error(
-            node.position, f"'hadamard' is {number!r}, and must be a power of two from 2 to {LARGEST_BLOCK:,}."
+            node.position,
+            f"'hadamard' is {_shown(node)}, and must be {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}.",
         )
-    return number
+    return int(node.value)
 
 
 def _value(node: Located, name: str, default: int | bool | str, words: tuple[str, ...]) -> int | bool | str:

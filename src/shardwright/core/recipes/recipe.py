@@ -11,7 +11,7 @@ With tokens t, inputs k and outputs n, input X, weight W and output gradient G:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -96,7 +96,8 @@ class Quantizer:
     """How one operand of one product is quantized.
 
     ``amax``: of these values (``current``), or of earlier steps (``delayed``). ``rounding``: to the nearest, ties to even, or
-    stochastic. ``hadamard``: the size of the random Hadamard transform along the contracted dim before it, or None.
+    stochastic. ``hadamard``: the size of the random Hadamard transform along the contracted dim before it, or None; both operands of a
+    product have the same.
     """
 
     dtype: str
@@ -159,6 +160,15 @@ class Recipe:
         delayed = any(quantizer.amax == "delayed" for quantizer in self.quantizers.values())
         assert delayed == (self.history is not None), self.name
         assert self.high_layers >= 0, self.name
+        assert not any(one_transformed(self.quantizers)), self.name
+
+
+def one_transformed(quantizers: Mapping[tuple[Product, Operand], Quantizer]) -> Iterator[Product]:
+    """The products whose operands have different Hadamard transforms, which would change them."""
+    for product, operands in OPERANDS.items():
+        found = [quantizers.get((product, operand)) for operand in operands]
+        if len({None if one is None else one.hadamard for one in found}) > 1:
+            yield product
 
 
 QUANTIZED = ("attention", "mlp", "moe")

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.core.recipes.formula import Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.hadamard import padded_to
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import OPERANDS, PER_TENSOR, Operand, Product, Quantizer
 from shardwright.engine_jax.experts.grouped_blocks import Block, Blocks, Matrices, activated
@@ -27,7 +28,8 @@ from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
 from shardwright.engine_jax.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_jax.precision.delayed import amaxes_of_step
-from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, codes_of, values
+from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, codes_of, turned, values
+from shardwright.engine_jax.precision.random_bits import Slots, random_numbers
 from shardwright.engine_jax.precision.rows import Rows, multiplied, product_of, rows_of
 
 HIGH = LowPrecision(quantizers={})
@@ -108,9 +110,10 @@ def quantized_grouped_product(
         matrices = matrices_EIO.operand("input_gradient") if isinstance(matrices_EIO, Coded) else matrices_EIO
         d, matrices, amaxes = _operands("input_gradient", low, d_RO, matrices, rows, amaxes, site)
         d_x_RI = by_own_matrix("input_gradient", d, matrices, x_RI, sizes_E)
-        x, d, _ = _operands("weight_gradient", low, x_RI, d_RO, rows, amaxes, site)
+        own_x, own_d, own_rows, own_sizes = _for_matrices(low, x_RI, d_RO, rows, sizes_E, site)
+        x, d, _ = _operands("weight_gradient", low, own_x, own_d, own_rows, amaxes, site)
         with of_tensor(low.name):
-            blocks = Blocks.over(sizes_E, x_RI.shape[0], block_rows)
+            blocks = Blocks.over(own_sizes, own_x.shape[0], block_rows)
             d_matrices_EIO = _over_own_rows(
                 _kernel(low, "weight_gradient"), x, d, blocks, computed("gradient", x_RI.dtype)
             )
@@ -149,6 +152,10 @@ class _Rows(NamedTuple):
         start_E = jnp.append(end_E - sizes_E, end_E[-1])
         size_G = jnp.append(sizes_E, x_RX.shape[0] - end_E[-1])
         return cls(expert_R, row_R - start_E[expert_R], size_G, sizes_E.shape[0])
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(self.number_R, self.expert_R)
 
     def of_expert(self, amax_RX: jax.Array) -> jax.Array:
         """The largest amax of each expert's rows, and of those of none, E + 1."""
@@ -201,15 +208,18 @@ def _operands(
             key = low.same_amax.get(place, place)
             agreed = amaxes[key] if key in amaxes else agreed_amax(array, low, place)
             amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
-            narrow = _matrices(kernel, array, quantizer, agreed, factor)
+            random = random_numbers(place, low, site, array.shape)
+            narrow = _matrices(kernel, array, quantizer, agreed, factor, random)
         elif factor is not None:
-            narrow = _delayed(kernel, array, quantizer, rows.of_rows(factor))
+            random = random_numbers(place, low, site, array.shape, rows.slots)
+            narrow = _delayed(kernel, array, quantizer, rows.of_rows(factor), random)
         else:
             agreed, amaxes = _of_expert(place, array, low, amaxes, rows)
+            random = random_numbers(place, low, site, array.shape, rows.slots)
             if name == "weight_gradient":
-                narrow = _along_rows(kernel, array, quantizer, agreed, rows)
+                narrow = _along_rows(kernel, array, quantizer, agreed, rows, random)
             else:
-                narrow = _of_rows(kernel, array, quantizer, agreed, low.amax_axes.get(place, ()))
+                narrow = _of_rows(kernel, array, quantizer, agreed, low.amax_axes.get(place, ()), random)
         # A product with an operand in high precision multiplies in the dtype of the computation.
         if None in quantizers and isinstance(narrow, jax.Array):
             narrow = narrow.astype(array.dtype)
@@ -241,19 +251,47 @@ def _matrices(
     quantizer: Quantizer,
     agreed: jax.Array | None,
     factor: jax.Array | None,
+    random: jax.Array | None,
 ) -> _Operand:
     if kernel == "float32":
-        return values(matrices_EOI, quantizer, agreed, factor=factor)
-    return rows_of(kernel, codes_of(matrices_EOI, quantizer, agreed, factor=factor), matrices_EOI.shape, quantizer)
+        return values(matrices_EOI, quantizer, agreed, factor=factor, random=random)
+    codes = codes_of(matrices_EOI, quantizer, agreed, factor=factor, random=random)
+    return rows_of(kernel, codes, matrices_EOI.shape, quantizer)
 
 
-def _delayed(kernel: KernelName, x_RX: jax.Array, quantizer: Quantizer, factor_R: jax.Array) -> _Operand:
+def _delayed(
+    kernel: KernelName, x_RX: jax.Array, quantizer: Quantizer, factor_R: jax.Array, random_RX: jax.Array | None
+) -> _Operand:
     """Rows with the factor of their expert, whatever is contracted."""
     as_operands = x_RX.reshape(x_RX.shape[0], 1, x_RX.shape[1])
+    random = None if random_RX is None else random_RX.reshape(as_operands.shape)
+    codes = codes_of(as_operands, quantizer, factor=factor_R, random=random)
     if kernel == "float32":
-        return values(as_operands, quantizer, factor=factor_R).reshape(x_RX.shape)
-    found = rows_of(kernel, codes_of(as_operands, quantizer, factor=factor_R), as_operands.shape, quantizer)
+        return dequantize(codes, as_operands.shape, quantizer, ARRAYS).reshape(x_RX.shape)
+    found = rows_of(kernel, codes, as_operands.shape, quantizer)
     return jax.tree.map(lambda one: one[:, 0], found)
+
+
+def _for_matrices(
+    low: LowPrecision, x_RI: jax.Array, d_RO: jax.Array, rows: _Rows, sizes_E: jax.Array, site: Site
+) -> tuple[jax.Array, jax.Array, _Rows, jax.Array]:
+    """The operands of a matrix's gradient after their Hadamard transform, with their rows and the rows of each expert. The groups of a
+    transform begin with the first row of each expert, so that each has rows of its own up to entire groups."""
+    quantizer = low.quantizers.get(("weight_gradient", "input"))
+    if quantizer is None or quantizer.hadamard is None:
+        return x_RI, d_RO, rows, sizes_E
+    size = quantizer.hadamard
+    full_E = -(-sizes_E // size) * size
+    num = padded_to(x_RI.shape[0] + rows.experts * (size - 1), size)
+    start_E = jnp.append(jnp.cumsum(full_E) - full_E, num)
+    place_R = start_E[rows.expert_R] + rows.number_R
+    found = []
+    for array in (x_RI, d_RO):
+        spread = jnp.zeros((num, array.shape[1]), array.dtype).at[place_R].set(array, mode="drop")
+        in_groups = turned(spread.reshape(-1, size, array.shape[1]).swapaxes(1, 2), quantizer, site)
+        found.append(in_groups.swapaxes(1, 2).reshape(num, -1))
+    x, d = found
+    return x, d, _Rows.of(x, full_E), full_E
 
 
 def _of_rows(
@@ -262,6 +300,7 @@ def _of_rows(
     quantizer: Quantizer,
     of_expert_R: jax.Array | None,
     axes: tuple[str, ...],
+    random_RX: jax.Array | None,
 ) -> _Operand:
     """Rows whose last dim is contracted. Each is an operand of its own, but for scales of all rows of an expert."""
 
@@ -273,7 +312,8 @@ def _of_rows(
         return lax.pmax(amax, axes) if axes else amax
 
     shape = (x_RX.shape[0], 1, x_RX.shape[1])
-    codes = quantize(x_RX.reshape(shape), quantizer, ARRAYS, agree=agree)
+    random = None if random_RX is None else random_RX.reshape(shape)
+    codes = quantize(x_RX.reshape(shape), quantizer, ARRAYS, agree=agree, random=random)
     if kernel == "float32":
         return dequantize(codes, shape, quantizer, ARRAYS).reshape(x_RX.shape)
     found = rows_of(kernel, codes, shape, quantizer)
@@ -281,10 +321,14 @@ def _of_rows(
 
 
 def _along_rows(
-    kernel: KernelName, x_RX: jax.Array, quantizer: Quantizer, of_expert_R: jax.Array | None, rows: _Rows
+    kernel: KernelName,
+    x_RX: jax.Array,
+    quantizer: Quantizer,
+    of_expert_R: jax.Array | None,
+    rows: _Rows,
+    random_RX: jax.Array | None,
 ) -> _Operand:
     """Rows that are themselves contracted. Each element is an operand of its own, which agrees with the others of its block."""
-    assert quantizer.hadamard is None, quantizer
     block = quantizer.block
     assert block == PER_TENSOR or (block.other == 1 and block.contracted), block
 
@@ -294,7 +338,8 @@ def _along_rows(
         return rows.of_block(amax, block.contracted or 1)
 
     shape, alone = (*x_RX.shape, 1, 1), replace(quantizer, block=PER_TENSOR)
-    codes = quantize(x_RX.reshape(shape), alone, ARRAYS, agree=agree)
+    random = None if random_RX is None else random_RX.reshape(shape)
+    codes = quantize(x_RX.reshape(shape), alone, ARRAYS, agree=agree, random=random)
     if kernel == "float32":
         return dequantize(codes, shape, alone, ARRAYS).reshape(x_RX.shape)
     after = codes.scales if block == PER_TENSOR else codes.of_tensor

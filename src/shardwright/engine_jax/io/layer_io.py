@@ -20,6 +20,7 @@ from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.attention_kernels import UNPLANNED, ChosenKernel
 from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.core.plan.movement import ReshardStep
+from shardwright.core.quantization.elements import Elements
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
@@ -108,12 +109,12 @@ class ExpertLinks:
 class Site(NamedTuple):
     """Where in a run a product is: what changes from step to step, from microbatch to microbatch and from layer to layer.
 
-    Numbers are from 0, int32 scalars, and those of products outside the layers are of ``layer`` -1; ``seed``: of the run.
+    Numbers are from 0, int32 scalars, and those of products outside the layers are of ``layer`` -1; ``seed``: of the run, two words.
     ``factors``: by the names of the plan's delayed scales, that of the layer, or those of its experts on this device, float32. The
     cotangent of a factor is no derivative: it is the amax of the tensor in the step (``precision/delayed.py``).
     """
 
-    seed: jax.Array | int = 0
+    seed: tuple[jax.Array | int, jax.Array | int] = (0, 0)
     step: jax.Array | int = 0
     microbatch: jax.Array | int = 0
     layer: jax.Array | int = -1
@@ -132,6 +133,7 @@ class LowPrecision:
     ``num_layers``: the weight is quantized in so many first layers of its stack.
     ``delayed``: for operands with a delayed amax, the names of their factors. ``site``: where the product is.
     ``kernels``: of the products of two quantized operands on this device; one that is missing is ``float32``.
+    ``elements``: of operands that are rounded stochastically, those that a device has.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
@@ -142,6 +144,7 @@ class LowPrecision:
     delayed: Mapping[tuple[Product, Operand], str] = field(default_factory=dict)
     kernels: Mapping[Product, KernelName] = field(default_factory=dict)
     site: Site = NO_SITE
+    elements: Mapping[tuple[Product, Operand], Elements] = field(default_factory=dict)
 
     @property
     def own_site(self) -> Site:

@@ -23,6 +23,7 @@ from shardwright.core.plan.movement import ReshardStep, hopped, reshard_steps
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
 from shardwright.core.quantization.delayed import names_by_place
+from shardwright.core.quantization.elements import elements_of
 from shardwright.core.recipes.kernels import CPU, Device
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
@@ -252,6 +253,7 @@ def _low(plan: Plan, device: Device) -> dict[str, LowPrecision]:
             amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
             delayed=names_by_place(weight, scales),
+            elements=elements_of(weight, plan.mesh, plan.row_chunks, plan.request.microbatches),
             kernels={
                 product: one.name for product, one in weight.kernels_on(device, "jax", plan.request.dtype).items()
             },

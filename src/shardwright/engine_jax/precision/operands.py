@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardwright.core.recipes.formula import Quantized, Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.hadamard import transformed
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
-from shardwright.engine_jax.io.layer_io import LowPrecision
+from shardwright.engine_jax.io.layer_io import LowPrecision, Site
 from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
+from shardwright.engine_jax.precision.random_bits import signs
 
 Amaxes = Mapping[tuple[str, ...], jax.Array]
 """Amaxes on which devices have agreed, int32, by ``LowPrecision.same_amax``."""
@@ -38,17 +40,18 @@ def codes_of(
     agreed: jax.Array | None = None,
     contracted_dims: int = 1,
     factor: jax.Array | None = None,
+    random: jax.Array | None = None,
 ) -> Quantized:
     """Codes and scales of an operand.
 
     ``agreed``: the amaxes of all devices that hold parts of what shares a scale; None: this one has all. ``factor``: of each tensor
-    with a delayed amax.
+    with a delayed amax. ``random``: the numbers of stochastic rounding.
     """
 
     def agree(amax: jax.Array, of: Shares) -> jax.Array:
         return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
 
-    return quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
+    return quantize(x, quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor, random=random)
 
 
 def values(
@@ -57,11 +60,17 @@ def values(
     agreed: jax.Array | None = None,
     contracted_dims: int = 1,
     factor: jax.Array | None = None,
+    random: jax.Array | None = None,
 ) -> jax.Array:
     """The values of the operand's codes, float32."""
-    codes = codes_of(x, quantizer, agreed, contracted_dims, factor)
+    codes = codes_of(x, quantizer, agreed, contracted_dims, factor, random)
     result = dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
     return jnp.asarray(result, jnp.float32)
+
+
+def turned(x: jax.Array, quantizer: Quantizer, site: Site) -> jax.Array:
+    """An operand after its random Hadamard transform along the last dim, float32; as it is where it has none."""
+    return x if quantizer.hadamard is None else transformed(x, signs(site, quantizer.hadamard), ARRAYS)
 
 
 def agreed_amax(

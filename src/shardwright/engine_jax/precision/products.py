@@ -21,7 +21,8 @@ from shardwright.engine_jax.io.layer_io import LowPrecision, Site
 from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_jax.precision.delayed import amax_of_all, amaxes_of_step
-from shardwright.engine_jax.precision.operands import Amaxes, agreed_amax, codes_of, values
+from shardwright.engine_jax.precision.operands import Amaxes, agreed_amax, codes_of, turned, values
+from shardwright.engine_jax.precision.random_bits import random_numbers
 from shardwright.engine_jax.precision.rows import Rows, multiplied, product_of, rows_of
 
 
@@ -144,16 +145,18 @@ def _multiplied(
         if quantizer is None:
             operands.append(operand)
             continue
+        dtype, operand = operand.dtype, turned(operand, quantizer, site)
         key = low.same_amax.get(place, place)
         agreed = amaxes[key] if key in amaxes else agreed_amax(operand, low, place, contracted_dims)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
         factor = site.factors[low.delayed[place]] if place in low.delayed else None
+        random = random_numbers(place, low, site, operand.shape)
         if kernel != "float32":
-            codes = codes_of(operand, quantizer, agreed, contracted_dims, factor)
+            codes = codes_of(operand, quantizer, agreed, contracted_dims, factor, random)
             rows.append(rows_of(kernel, codes, operand.shape, quantizer, contracted_dims))
             continue
-        narrow = values(operand, quantizer, agreed, contracted_dims, factor)
-        operands.append(narrow if all_narrow else narrow.astype(operand.dtype))
+        narrow = values(operand, quantizer, agreed, contracted_dims, factor, random)
+        operands.append(narrow if all_narrow else narrow.astype(dtype))
     with of_tensor(low.name):
         if rows:
             return multiplied(kernel, *rows), amaxes

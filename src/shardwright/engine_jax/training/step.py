@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.plan.plan import Plan
+from shardwright.core.recipes.random_bits import words_of
 from shardwright.engine_jax.attention.kernels import backend_of
 from shardwright.engine_jax.experts.moe import MoeCounts
 from shardwright.engine_jax.experts.routing import updated_bias
@@ -124,9 +125,7 @@ def _local_gradients(plan: Plan, links: Links, seed: int) -> Callable[..., Gradi
     ) -> Gradients[jax.Array]:
         factors = {} if moment is None else moment.factors
         site = (
-            None
-            if moment is None
-            else Site(seed=jnp.int32(seed), step=moment.step, microbatch=jnp.int32(0), factors={})
+            None if moment is None else Site(seed=_words(seed), step=moment.step, microbatch=jnp.int32(0), factors={})
         )
         tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _token_axes(plan, "input.valid"))
         if request.microbatches == 1:
@@ -201,6 +200,11 @@ def abstract_batch(plan: Plan, mesh: Mesh) -> Mapping[str, jax.ShapeDtypeStruct]
 def _microbatches(array_BL: jax.Array, num: int) -> jax.Array:
     """A device's rows as ``num`` microbatches along a new leading dim: microbatch i has every ``num``-th row from row i."""
     return array_BL.reshape(array_BL.shape[0] // num, num, array_BL.shape[1]).swapaxes(0, 1)
+
+
+def _words(seed: int) -> tuple[jax.Array, jax.Array]:
+    low, high = words_of(seed)
+    return jnp.uint32(low), jnp.uint32(high)
 
 
 def _of_microbatches(site: Site, num: int) -> Site:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shardwright.core.quantization.elements import Elements
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
@@ -34,6 +35,9 @@ def as_counted(counts: torch.Tensor, total: int) -> list[int]:
     del total
     return counts.tolist()
 
+
+Coordinates = Callable[[tuple[str, ...]], tuple[int, int]]
+"""``here(axes)``: the index of this rank over some axes, major first, and how many ranks there are along them."""
 
 ALONE = Peers(axes=(), size=1, index=0, group=None, order=(0,))
 
@@ -103,6 +107,11 @@ class Site:
 NO_SITE = Site()
 
 
+def _alone(axes: tuple[str, ...]) -> tuple[int, int]:
+    assert not axes, axes
+    return 0, 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowPrecision:
     """How the operands of the three products with a weight are quantized; an operand without a quantizer is not.
@@ -123,6 +132,8 @@ class LowPrecision:
     same_amax: Mapping[tuple[Product, Operand], tuple[str, ...]] = field(default_factory=dict)
     delayed: Mapping[tuple[Product, Operand], str] = field(default_factory=dict)
     site: Site = NO_SITE
+    elements: Mapping[tuple[Product, Operand], Elements] = field(default_factory=dict)
+    here: Coordinates = _alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,13 @@ class Ranks:
             self._peers[axes] = self._new_peers(axes)
         return self._peers[axes]
 
+    def place_over(self, axes: Iterable[str]) -> tuple[int, int]:
+        """The index of this rank over some axes, major first, and how many ranks there are along them."""
+        index, size = 0, 1
+        for axis in axes:
+            index, size = index * self.mesh.size(axis) + self._here[axis], size * self.mesh.size(axis)
+        return index, size
+
     def submesh(self, axes: Iterable[str]) -> DeviceMesh:
         """The axes as a mesh of one dim; they are one of the sets in ``wanted``."""
         return self._meshes[self._group_axes(axes)]
@@ -75,9 +82,8 @@ class Ranks:
         return self.mesh.larger_than_one(self.mesh.in_mesh_order(axes))
 
     def _new_peers(self, axes: Axes) -> Peers:
-        group_axes, index, size = self._group_axes(axes), 0, 1
-        for axis in axes:
-            index, size = index * self.mesh.size(axis) + self._here[axis], size * self.mesh.size(axis)
+        group_axes = self._group_axes(axes)
+        index, size = self.place_over(axes)
         group = self._meshes[group_axes].get_group() if group_axes else None
         return Peers(axes=axes, size=size, index=index, group=group, order=self.mesh.numbers(axes))
 

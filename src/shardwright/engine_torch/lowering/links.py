@@ -22,6 +22,7 @@ from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.quantization.delayed import names_by_place
+from shardwright.core.quantization.elements import elements_of
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_torch.io.dtypes import torch_dtype
@@ -199,6 +200,8 @@ def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
             amax_peers={(one.product, one.operand): ranks.peers(one.reduced) for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
             delayed=names_by_place(weight, scales),
+            elements=elements_of(weight, plan.mesh, plan.row_chunks, plan.request.microbatches),
+            here=ranks.place_over,
             kernels={
                 product: one.name for product, one in weight.kernels_on(device, "torch", plan.request.dtype).items()
             },

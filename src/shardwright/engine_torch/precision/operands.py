@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 
 from shardwright.core.recipes.formula import Quantized, Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.hadamard import transformed
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
-from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
+from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.precision.arrays import ARRAYS
+from shardwright.engine_torch.precision.random_bits import signs
 
 Agreed = Sequence[torch.Tensor]
 """The amaxes of one operand on which ranks have agreed, int32: of each group of rows, as each expert's, or of the only one."""
@@ -41,17 +43,20 @@ def codes_of(
     agreed: torch.Tensor | None = None,
     contracted_dims: int = 1,
     factor: torch.Tensor | None = None,
+    random: torch.Tensor | None = None,
 ) -> Quantized:
     """Codes and scales of an operand.
 
     ``agreed``: the amaxes of all ranks that hold parts of what shares a scale; None: this one has all. ``factor``: of a tensor with a
-    delayed amax.
+    delayed amax. ``random``: the numbers of stochastic rounding.
     """
 
     def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
         return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
 
-    return quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
+    return quantize(
+        x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor, random=random
+    )
 
 
 def values(
@@ -64,6 +69,14 @@ def values(
     """The values of the operand's codes, float32."""
     codes = codes_of(x, quantizer, agreed, contracted_dims, factor)
     return dequantize(codes, x.shape, quantizer, ARRAYS, contracted_dims=contracted_dims)
+
+
+def turned(groups: Sequence[torch.Tensor], quantizer: Quantizer, site: Site) -> Sequence[torch.Tensor]:
+    """The groups of an operand after its random Hadamard transform along the last dim, float32; as they are where it has none."""
+    if quantizer.hadamard is None:
+        return groups
+    of_places = signs(site, quantizer.hadamard, groups[0].device)
+    return [transformed(x, of_places, ARRAYS) for x in groups]
 
 
 def agreed_amax(

@@ -23,7 +23,8 @@ from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_torch.precision.delayed import factors_at
 from shardwright.engine_torch.precision.kernels import Narrow, multiplied
-from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, codes_of
+from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, codes_of, turned
+from shardwright.engine_torch.precision.random_bits import random_numbers
 
 
 def quantized_product(
@@ -159,12 +160,20 @@ def _multiplied(
         if quantizer is None:
             operands.append([one.flatten(1) for one in groups])
             continue
+        dtype, groups = groups[0].dtype, turned(groups, quantizer, low.site)
         key = low.same_amax.get(place, place)
         agreed = amaxes[key] if key in amaxes else agreed_amax(groups, low, place, contracted_dims)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
         factors = factors_at(low, place, groups, contracted_dims)
         codes = [
-            codes_of(one, quantizer, None if agreed is None else agreed[number], contracted_dims, factors[number])
+            codes_of(
+                one,
+                quantizer,
+                None if agreed is None else agreed[number],
+                contracted_dims,
+                factors[number],
+                random_numbers(place, low, one, number),
+            )
             for number, one in enumerate(groups)
         ]
         if kernel != "float32":
@@ -176,7 +185,7 @@ def _multiplied(
             dequantize(found, one.shape, quantizer, ARRAYS, contracted_dims=contracted_dims).flatten(1)
             for found, one in zip(codes, groups, strict=True)
         ]
-        operands.append(narrow if all_narrow else [one.to(groups[0].dtype) for one in narrow])
+        operands.append(narrow if all_narrow else [one.to(dtype) for one in narrow])
     if narrow_operands:
         return [multiplied(kernel, x, y) for x, y in zip(*narrow_operands, strict=True)], amaxes
     return [x @ y.T for x, y in zip(*operands, strict=True)], amaxes
