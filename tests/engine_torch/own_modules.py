@@ -14,13 +14,14 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.presets import preset
 from shardwright.engine_torch import load, save
+from shardwright.engine_torch.io.private import sum_gradients
 from shardwright.engine_torch.modules import (
     DotProductAttention,
     Embedding,
@@ -30,6 +31,7 @@ from shardwright.engine_torch.modules import (
     LayerNormMLP,
     Linear,
     RMSNorm,
+    update_scales,
 )
 from shardwright.engine_torch.modules.parallel import ParallelModule
 
@@ -38,6 +40,8 @@ TOKENS, WIDTH, HIDDEN, VOCAB = 128, 128, 256, 256
 
 POWER_OF_TWO = "fp8-current-2"
 """fp8-current with scales that are powers of two."""
+
+DELAYED = "fp8-delayed"
 
 MESHES: Mapping[str, Mapping[str, int]] = {
     "one": {},
@@ -168,6 +172,11 @@ def made(kind: str, model: str, recipe: str | None, *, deferred: bool = False) -
             if name not in ("tokens", "head"):
                 fully_shard(one, mesh=at.data)
         fully_shard(module, mesh=at.data)
+        if recipe == DELAYED:
+            # Cotangents must not depend on the mesh: scales are those of the steps before, which may have had another one.
+            for one in module.modules():
+                if isinstance(one, FSDPModule):
+                    sum_gradients(one)
     if deferred:
         for one in parallel:
             one.reset_parameters(defer_init=False)
@@ -205,11 +214,13 @@ def _rows(tokens: torch.Tensor, mesh: DeviceMesh | None) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a step gave: this rank's output, and the entire gradients, with their norm."""
+    """What a step gave: this rank's output, and the entire gradients, with their norm. ``scales``: what was kept of delayed amaxes
+    before it."""
 
     output: np.ndarray
     gradients: Mapping[str, np.ndarray]
     norm: float
+    scales: Mapping[str, np.ndarray]
 
 
 def entire(tensor: torch.Tensor) -> np.ndarray:
@@ -219,6 +230,9 @@ def entire(tensor: torch.Tensor) -> np.ndarray:
 
 def step(module: nn.Module, model: str, at: Place, number: int, optimizer: torch.optim.Optimizer | None = None) -> Step:
     inputs, targets, num = parts(model, at, number)
+    scales = {name: entire(one) for name, one in module.state_dict().items() if ".delayed." in name}
+    if scales and at.data is not None:
+        num *= at.data.size()
     output = module(inputs)
     ((output - targets).square().sum() / num).backward()
     for name, one in module.named_parameters():
@@ -232,7 +246,9 @@ def step(module: nn.Module, model: str, at: Place, number: int, optimizer: torch
         output=output.detach().numpy().copy(),
         gradients=gradients,
         norm=float(norm.full_tensor() if isinstance(norm, DTensor) else norm),
+        scales=scales,
     )
+    update_scales(module)
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()

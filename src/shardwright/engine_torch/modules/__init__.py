@@ -7,10 +7,8 @@ normed.py           LayerNormLinear and LayerNormMLP
 grouped.py          GroupedLinear
 embedding.py        Embedding
 attention.py        DotProductAttention
-tensor_parallel.py  the exchanges of tensor parallelism as autograd functions, and a parameter in use
-precision.py        the recipes that they compute, and which ranks agree on an amax
-initial.py          initial values, the same on every mesh
-arguments.py        Transformer Engine's arguments that have no meaning here
+scales.py           update_scales: the end of a step, for recipes with delayed amaxes
+parts/              what these are made of
 """
 
 from shardwright.engine_torch.modules.attention import DotProductAttention
@@ -19,6 +17,7 @@ from shardwright.engine_torch.modules.grouped import GroupedLinear
 from shardwright.engine_torch.modules.linear import Linear
 from shardwright.engine_torch.modules.norm import LayerNorm, RMSNorm
 from shardwright.engine_torch.modules.normed import LayerNormLinear, LayerNormMLP
+from shardwright.engine_torch.modules.scales import update_scales
 
 __all__ = [
     "DotProductAttention",
@@ -29,4 +28,5 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "RMSNorm",
+    "update_scales",
 ]

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from shardwright.core.findings.errors import InputError
-from shardwright.engine_torch.modules.arguments import refuse
-from shardwright.engine_torch.modules.tensor_parallel import require_one_dim
+from shardwright.engine_torch.modules.parts.arguments import refuse
+from shardwright.engine_torch.modules.parts.tensor_parallel import require_one_dim
 
 
 class DotProductAttention(nn.Module):

@@ -8,9 +8,9 @@ import torch
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.layers.embedding import rows_of
-from shardwright.engine_torch.modules.initial import InitMethod, Parameter, weight_initial
 from shardwright.engine_torch.modules.parallel import ParallelModule
-from shardwright.engine_torch.modules.tensor_parallel import exchanged
+from shardwright.engine_torch.modules.parts.initial import InitMethod, Parameter, weight_initial
+from shardwright.engine_torch.modules.parts.tensor_parallel import exchanged
 
 
 class Embedding(ParallelModule):

@@ -10,10 +10,10 @@ import torch
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
-from shardwright.engine_torch.modules.initial import InitMethod
 from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
 from shardwright.engine_torch.modules.parallel import ParallelModule
-from shardwright.engine_torch.modules.tensor_parallel import Mode, exchanged
+from shardwright.engine_torch.modules.parts.initial import InitMethod
+from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, exchanged
 
 
 class GroupedLinear(ParallelModule):
@@ -64,10 +64,7 @@ class GroupedLinear(ParallelModule):
         peers, mode = self.peers, self.parallel_mode
         self.require_width(x, "weight0", mode, peers)
         x = exchanged(x, "copied", peers) if mode == "column" else x
-        made = [
-            self.multiplied(tokens, self.weight_in_use(f"weight{number}", x.dtype), mode)
-            for number, tokens in enumerate(x.split(splits))
-        ]
+        made = [self.multiplied(tokens, f"weight{number}", mode) for number, tokens in enumerate(x.split(splits))]
         y = exchanged(torch.cat(made), "summed", peers) if mode == "row" else torch.cat(made)
         if not self.use_bias:
             return y

@@ -11,8 +11,8 @@ from torch.nn import functional
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io.dtypes import computed, kept
 from shardwright.engine_torch.layers.norm import rms_norm
-from shardwright.engine_torch.modules.initial import ONES, ZEROS, Parameter
 from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.modules.parts.initial import ONES, ZEROS, Parameter
 
 Normalization = Literal["LayerNorm", "RMSNorm"]
 

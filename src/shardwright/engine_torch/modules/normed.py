@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
-from shardwright.engine_torch.modules.initial import InitMethod
 from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
 from shardwright.engine_torch.modules.norm import Normalization, norm_parameters, normalized
 from shardwright.engine_torch.modules.parallel import ParallelModule
-from shardwright.engine_torch.modules.tensor_parallel import Mode
+from shardwright.engine_torch.modules.parts.initial import InitMethod
+from shardwright.engine_torch.modules.parts.tensor_parallel import Mode
 
 NORM = "layer_norm_"
 """What the names of a norm's parameters begin with."""

@@ -18,16 +18,17 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.formula import Quantized
-from shardwright.core.recipes.recipe import Dim
+from shardwright.core.recipes.recipe import Dim, Operand
 from shardwright.core.recipes.shown import recipe_text
-from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
+from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.io.private import no_view
 from shardwright.engine_torch.layers.product import weight_product
-from shardwright.engine_torch.modules.arguments import refuse
-from shardwright.engine_torch.modules.initial import Parameter, fill, local_box, new_seed
-from shardwright.engine_torch.modules.precision import low_precision, recipe_of, require_units
-from shardwright.engine_torch.modules.tensor_parallel import (
+from shardwright.engine_torch.modules.parts.arguments import refuse
+from shardwright.engine_torch.modules.parts.delayed import DelayedAmaxes
+from shardwright.engine_torch.modules.parts.initial import Parameter, fill, local_box, new_seed
+from shardwright.engine_torch.modules.parts.precision import low_precision, recipe_of, require_units
+from shardwright.engine_torch.modules.parts.tensor_parallel import (
     Mode,
     entered,
     in_use,
@@ -95,6 +96,9 @@ class ParallelModule(nn.Module):
             tensor = torch.empty(shape, dtype=dtype, device=self.device if of_all else "meta")
             self.register_parameter(one.name, nn.Parameter(tensor))
         self._require_units(self.tp_size)
+        self.delayed = None
+        if self.recipe is not None and self.recipe.history is not None and self.linear_dims():
+            self.delayed = DelayedAmaxes(self.recipe, self.linear_dims(), self.label, self.device)
         if of_all and self.device.type != "meta":
             self._fill()
         if tp_mesh is not None or weight_mesh is not None:
@@ -161,6 +165,10 @@ class ParallelModule(nn.Module):
         if any(one is not None and one.is_meta for one in self._parameters.values()):
             self._take_memory(self._memory(first))
         self._fill()
+        if self.delayed is not None:
+            if self.delayed.steps.is_meta:
+                self.delayed.to_empty(device=self._memory(first))
+            self.delayed.reset()
 
     def extra_repr(self) -> str:
         sizes = ", ".join(f"{one.name}={tuple(one.shape)}" for one in self.specs.values())
@@ -199,34 +207,51 @@ class ParallelModule(nn.Module):
     def product_of_entered(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
         """As ``product``, of an input after ``entered``, which several weights may share."""
         peers, (weight_name, bias_name) = self.peers, names
-        y = self.multiplied(x, self.weight_in_use(weight_name, x.dtype), mode)
+        y = self.multiplied(x, weight_name, mode)
         if mode == "row":
             self.require_shards(y, peers)
         y = left(y, mode, sequence_parallel=self.sequence_parallel, peers=peers)
         return y if bias_name is None else y + self.weight_in_use(bias_name, x.dtype)
 
-    def multiplied(self, x: torch.Tensor, weight: torch.Tensor, mode: Mode | None) -> torch.Tensor:
-        """Local tokens times a local weight, as the recipe has it."""
-        y = weight_product(x, weight, low=self._low(mode))
+    def multiplied(self, x: torch.Tensor, name: str, mode: Mode | None) -> torch.Tensor:
+        """Local tokens times the local weight ``name``, as the recipe has it."""
+        y = weight_product(x, self.weight_in_use(name, x.dtype), low=self._low(name, mode))
         return y if self.recipe is None else no_view(y)
 
-    def _low(self, mode: Mode | None) -> LowPrecision | None:
+    def delayed_peers(self) -> Mapping[tuple[str, Operand], Peers]:
+        """For each operand with a delayed amax, the ranks that hold parts of it."""
+        if self.delayed is None:
+            return {}
+        found: dict[tuple[str, Operand], Peers] = {}
+        for name, (mode, _) in self.linear_dims().items():
+            low = self._low(name, mode)
+            assert low is not None
+            found |= {(name, place[1]): low.amax_peers.get(place, ALONE) for place in low.delayed}
+        return found
+
+    def _low(self, name: str, mode: Mode | None) -> LowPrecision | None:
         if self.recipe is None:
             return None
         group = None if self.amax_group is None else peers_in(self.amax_group)
-        return low_precision(self.recipe, mode, self.peers, group, sequence_parallel=self.sequence_parallel)
+        site = NO_SITE
+        if self.delayed is not None:
+            site = self.delayed.site(name, recording=self.training and torch.is_grad_enabled())
+        return low_precision(
+            self.recipe, mode, self.peers, group, sequence_parallel=self.sequence_parallel, name=name, site=site
+        )
 
     def quantized(self, name: str) -> Quantized | None:
         """Codes and scales of a weight in the product of the forward pass, as this rank multiplies them; None: it is not quantized.
 
         The weight must be in use: called in a forward pre-hook where ``fully_shard`` gathers it. Every rank of tp calls this.
         """
-        low = self._low(self.linear_dims()[name][0])
+        low = self._low(name, self.linear_dims()[name][0])
         place = ("output", "weight")
         if low is None or place not in low.quantizers:
             return None
         weight = self.weight_in_use(name, getattr(self, name).dtype)
-        return quantized(weight, low.quantizers[place], low.amax_peers.get(place, ALONE))
+        factor = low.site.factors[low.delayed[place]] if place in low.delayed else None
+        return quantized(weight, low.quantizers[place], low.amax_peers.get(place, ALONE), factor=factor)
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         """By the name of each weight that is quantized: its mode, and the arguments that give its dims."""

@@ -20,6 +20,7 @@ from shardwright.core.findings.patterns import chosen
 from shardwright.engine_torch.io.exchange import RankCarrier, device_of
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
+from shardwright.engine_torch.own_program.recipes import RECIPE, other_recipe, shown
 from shardwright.engine_torch.own_program.shards import Shards, boxes_of, fill, held, readings, shards_of
 from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
@@ -241,6 +242,7 @@ def _compared(
         cast=cast,
         partial=only is not None,
     )
+    lines += _other_recipes(checkpoint, {name: one for name, one in program.items() if name in names})
     wanted_values = [name for name in own_values if name in names]
     lines += value_misfits(values["module"], wanted_values, partial=True)
     require_none(checkpoint, lines, cast=cast, partial=only is not None)
@@ -259,6 +261,17 @@ def _compared(
             kept=tuple(name for name in (*program, *own_values) if name not in names),
         ),
     )
+
+
+def _other_recipes(checkpoint: Checkpoint, program: Mapping[str, torch.Tensor]) -> list[str]:
+    """A line for each module whose recipe is another one than in the checkpoint, where both have delayed amaxes."""
+    lines = []
+    for name, one in program.items():
+        if name.endswith(RECIPE) and name in checkpoint.tensors and checkpoint.tensors[name].shape == tuple(one.shape):
+            theirs = torch.from_numpy(checkpoint.read_box(name, Box.whole(tuple(one.shape))).copy())
+            if shown(theirs) != shown(one):
+                lines.append(other_recipe(name, shown(theirs), shown(one)))
+    return lines
 
 
 def _tensors(kept: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,7 @@ class Kept:
     def of(cls, factor: torch.Tensor, history: torch.Tensor) -> Kept:
         return cls(factor=factor, history=history, amax=torch.zeros_like(factor, dtype=torch.int32))
 
-    def follow(self, quantizer: Quantizer, rule: History, step: int) -> None:
+    def follow(self, quantizer: Quantizer, rule: History, step: int | torch.Tensor) -> None:
         """Go on to after step ``step``, counted from 1, whose amaxes are reduced."""
         before = Delayed(factor=self.factor, history=self.history)
         after = after_step(before, self.amax, quantizer, rule, step, ARRAYS)
@@ -48,12 +48,12 @@ def factors_at(
     low: LowPrecision, place: tuple[Product, Operand], groups: Sequence[torch.Tensor], contracted_dims: int
 ) -> Sequence[torch.Tensor | None]:
     """The factor of each group of an operand, as of each expert's rows; None where its amax is current. The first product with the
-    operand raises the amax."""
+    operand raises the amax, where the site has one."""
     name = low.delayed.get(place)
     if name is None:
         return [None] * len(groups)
     first = next(each for each, its_name in low.delayed.items() if its_name == name)
-    if place == first and name == f"{low.name}.{place[1]}":
+    if place == first and name == f"{low.name}.{place[1]}" and name in low.site.amaxes:
         quantizer, amax = low.quantizers[place], low.site.amaxes[name]
         found = [amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).view(()) for x in groups]
         amax.copy_(torch.maximum(amax, torch.stack(found).view(amax.shape)))

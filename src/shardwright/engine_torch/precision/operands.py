@@ -25,16 +25,22 @@ Amaxes = Mapping[tuple[str, ...], Agreed]
 INPUT: tuple[Product, Operand] = ("output", "input")
 
 
-def quantized(x: torch.Tensor, quantizer: Quantizer, peers: Peers = ALONE, contracted_dims: int = 1) -> Quantized:
+def quantized(
+    x: torch.Tensor,
+    quantizer: Quantizer,
+    peers: Peers = ALONE,
+    contracted_dims: int = 1,
+    factor: torch.Tensor | None = None,
+) -> Quantized:
     """Codes and scales of a rank's shard of an operand, ``[..., other, *contracted]``.
 
-    ``peers``: the ranks that hold parts of what shares a scale.
+    ``peers``: the ranks that hold parts of what shares a scale. ``factor``: of a tensor with a delayed amax.
     """
 
     def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
         return _largest(amax, peers) if of == shared_by(quantizer) else amax
 
-    return quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree)
+    return quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
 
 
 def codes_of(

@@ -7,20 +7,23 @@ reduced over the ranks that shard it:
 |---|---|
 | inputs, in a row-parallel layer | tp |
 | outputs, in a column-parallel layer | tp |
-| tokens | ``amax_group``; without it, tp where it shards tokens of a layer that is neither, and no others |
+| tokens | ``amax_group``; without it, tp where it shards tokens of a layer that is neither, and no others; of delayed amaxes all ranks |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch.distributed as dist
+
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.recipes.delayed import is_computed
 from shardwright.core.recipes.presets import PRESETS, preset
 from shardwright.core.recipes.recipe import DIMS, ENTIRE, PER_TENSOR, Dim, Operand, Product, Quantizer, Recipe
-from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
+from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
-from shardwright.engine_torch.modules.tensor_parallel import Mode
+from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, peers_in
 
 Place = tuple[Product, Operand]
 
@@ -45,19 +48,37 @@ def recipe_of(recipe: object) -> Recipe | None:
         if lacks:
             raise InputError(
                 f"recipe '{recipe.name}': {lacks} (of {operand} in {product}), which these modules do not compute. Use "
-                f"fp8-current, fp8-row, fp8-block or mxfp8"
+                f"fp8-current, fp8-delayed, fp8-row, fp8-block or mxfp8"
                 + (
                     ", or preset('nvfp4', disable_rht=True, disable_stochastic_rounding=True)."
                     if recipe.name == "nvfp4"
                     else "."
                 )
             )
+    _require_one_factor(recipe)
     return recipe
 
 
+def _require_one_factor(recipe: Recipe) -> None:
+    """Raises InputError where ranks, or the products of an operand, would have other factors for one tensor."""
+    delayed = [(of, each) for (_, of), each in recipe.quantizers.items() if each.amax == "delayed"]
+    if delayed and not recipe.reduce_amax:
+        raise InputError(
+            f"recipe '{recipe.name}': with reduce_amax=False each rank would keep other histories, of which a checkpoint would hold "
+            f"one. Leave it out, and give an amax_group if ranks have tensors of their own."
+        )
+    formats = {operand: {each.dtype for of, each in delayed if of == operand} for operand, _ in delayed}
+    for operand, found in formats.items():
+        if len(found) > 1:
+            raise InputError(
+                f"recipe '{recipe.name}': {operand} has delayed amaxes and the formats {' and '.join(sorted(found))}; it has one factor. "
+                f"Give it one format in all products."
+            )
+
+
 def _lacks(quantizer: Quantizer) -> str:
-    if quantizer.amax == "delayed":
-        return "it takes the amax of earlier steps"
+    if quantizer.amax == "delayed" and not is_computed(quantizer):
+        return "it takes amaxes of earlier steps for blocks, or for scales in powers of two"
     if quantizer.rounding == "stochastic":
         return "it rounds stochastically"
     return "it has a random Hadamard transform" if quantizer.hadamard is not None else ""
@@ -70,12 +91,23 @@ def sharded_dims(mode: Mode | None) -> frozenset[Dim]:
 
 
 def low_precision(
-    recipe: Recipe, mode: Mode | None, tp: Peers, group: Peers | None, *, sequence_parallel: bool
+    recipe: Recipe,
+    mode: Mode | None,
+    tp: Peers,
+    group: Peers | None,
+    *,
+    sequence_parallel: bool,
+    name: str = "",
+    site: Site = NO_SITE,
 ) -> LowPrecision:
-    """The quantizer of each operand, and the ranks that hold parts of what shares its scale."""
+    """The quantizer of each operand, and the ranks that hold parts of what shares its scale. ``name``: of the weight; ``site``: of its
+    product, with the factors of delayed amaxes."""
     found: dict[Place, Peers] = {}
-    by_tokens = group or (tp if sequence_parallel and mode is None else ALONE)
     for (product, operand), quantizer in recipe.quantizers.items():
+        by_tokens = group or (tp if sequence_parallel and mode is None else ALONE)
+        if group is None and quantizer.amax == "delayed" and dist.is_initialized():
+            assert dist.group.WORLD is not None
+            by_tokens = peers_in(dist.group.WORLD)
         extents = quantizer.block.extents(product, operand)
         entire = {dim for dim in DIMS[operand] if extents[dim] is ENTIRE or quantizer.scale.of_tensor}
         if not recipe.reduce_amax:
@@ -86,7 +118,14 @@ def low_precision(
             found[product, operand] = tp
     # The same elements, whatever is contracted: reduced once for both products.
     same = {place: ("", place[1]) for place in found if recipe.quantizers[place].block == PER_TENSOR}
-    return LowPrecision(quantizers=recipe.quantizers, amax_peers=found, same_amax=same)
+    return LowPrecision(
+        quantizers=recipe.quantizers,
+        name=name,
+        amax_peers=found,
+        same_amax=same,
+        delayed={place: f"{name}.{place[1]}" for place, each in recipe.quantizers.items() if each.amax == "delayed"},
+        site=site,
+    )
 
 
 def require_units(

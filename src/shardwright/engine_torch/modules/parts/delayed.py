@@ -1,0 +1,130 @@
+"""What a module keeps for delayed amaxes between steps, as buffers; and the step from amaxes to factors.
+
+| buffer | |
+|---|---|
+| ``weight_input_factor`` | of an operand of a weight, what its elements are multiplied by, float32; ``scale`` in Transformer Engine |
+| ``weight_input_history`` | its amaxes in the last steps, ``[amax_history_len]``, float32 |
+| ``steps`` | the number of steps done |
+| ``recipe`` | the text of the recipe, in UTF-8 |
+
+All are the same on all ranks that hold parts of the tensor, so that any program saves one of them, and loads it on any mesh. The
+amaxes of a step that has not ended are in no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.recipes.delayed import FIRST_FACTOR
+from shardwright.core.recipes.recipe import DIMS, History, Operand, Quantizer, Recipe
+from shardwright.engine_torch.io.layer_io import Site
+from shardwright.engine_torch.own_program.recipes import RECIPE_BYTES, no_recipe, other_recipe, shown, text_of
+from shardwright.engine_torch.precision.delayed import Kept
+
+
+class DelayedAmaxes(nn.Module):
+    """The buffers of a module whose recipe has delayed amaxes. ``weights``: the names of the weights that it quantizes."""
+
+    recipe: torch.Tensor
+    steps: torch.Tensor
+
+    def __init__(self, recipe: Recipe, weights: Iterable[str], label: str, device: torch.device) -> None:
+        super().__init__()
+        assert recipe.history is not None, recipe.name
+        self.rule: History = recipe.history
+        self.label, self.text = label, text_of(recipe)
+        self.quantizers: Mapping[tuple[str, Operand], Quantizer] = {
+            (weight, operand): next(
+                one for (_, of), one in recipe.quantizers.items() if of == operand and one.amax == "delayed"
+            )
+            for weight in weights
+            for operand in DIMS
+            if any(of == operand and one.amax == "delayed" for (_, of), one in recipe.quantizers.items())
+        }
+        for weight, operand in self.quantizers:
+            for what, shape, dtype in (
+                ("factor", (), torch.float32),
+                ("history", (self.rule.amax_history_len,), torch.float32),
+                ("amax", (), torch.int32),
+            ):
+                tensor = torch.zeros(shape, dtype=dtype, device=device)
+                self.register_buffer(f"{weight}_{operand}_{what}", tensor, persistent=what != "amax")
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int32, device=device))
+        self.register_buffer("recipe", torch.zeros(RECIPE_BYTES, dtype=torch.uint8, device=device))
+        self.reset()
+
+    def reset(self) -> None:
+        """The state before the first step."""
+        for one in self.buffers():
+            one.zero_()
+        for weight, operand in self.quantizers:
+            self.kept(weight, operand).factor.fill_(FIRST_FACTOR)
+        self._write_recipe()
+
+    def kept(self, weight: str, operand: Operand) -> Kept:
+        factor, history, amax = (getattr(self, f"{weight}_{operand}_{what}") for what in ("factor", "history", "amax"))
+        return Kept(factor=factor, history=history, amax=amax)
+
+    def site(self, weight: str, *, recording: bool) -> Site:
+        """The site of the products with a weight. ``recording``: whether they raise its amaxes."""
+        kept = {f"{name}.{of}": self.kept(name, of) for name, of in self.quantizers if name == weight}
+        return Site(
+            factors={name: one.factor for name, one in kept.items()},
+            amaxes={name: one.amax for name, one in kept.items()} if recording else {},
+        )
+
+    def require_recipe(self) -> None:
+        """Raises InputError where a load in place has written the state of another recipe."""
+        theirs = shown(self.recipe)
+        if theirs != self.text:
+            raise InputError(f"{self.label}: {other_recipe('delayed.recipe', theirs, self.text)}")
+
+    def follow(self) -> None:
+        """Go on to after a step, whose amaxes are reduced."""
+        self.steps += 1
+        for (weight, operand), quantizer in self.quantizers.items():
+            self.kept(weight, operand).follow(quantizer, self.rule, self.steps)
+
+    def extra_repr(self) -> str:
+        return self.text
+
+    def _write_recipe(self) -> None:
+        self.recipe.copy_(torch.tensor(list(self.text.encode().ljust(RECIPE_BYTES, b"\0")), dtype=torch.uint8))
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DelayedAmaxes:
+        """A model that is cast to a narrow dtype keeps its histories: a cast leaves integers as they are."""
+
+        def of_bits(one: torch.Tensor) -> torch.Tensor:
+            return fn(one.view(torch.int32)).view(one.dtype) if one.dtype == torch.float32 else fn(one)
+
+        return super()._apply(of_bits, recurse)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """As PyTorch's, but another recipe's state is refused."""
+        theirs = state_dict.get(f"{prefix}recipe")
+        known = isinstance(theirs, torch.Tensor) and theirs.dtype == torch.uint8 and not theirs.is_meta
+        text = shown(theirs) if known and theirs is not None else self.text
+        if text != self.text:
+            error_msgs.append(other_recipe(f"{prefix}recipe", text, self.text))
+            # A load in place has written over it.
+            self._write_recipe()
+            return
+        if theirs is None and strict:
+            error_msgs.append(no_recipe(f"{prefix}recipe", self.text))
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )

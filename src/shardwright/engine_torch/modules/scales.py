@@ -1,0 +1,106 @@
+"""The end of a step for modules with delayed amaxes: all that ranks agree on, in one collective for each group of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.precision.delayed import Kept, reduce_together
+
+DIGEST_MODULUS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """What is kept of an operand. ``where``: for people."""
+
+    where: str
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """A group of ranks, with what it reduces, and what its ranks must all have: replicas are compared, and never reduced over."""
+
+    peers: Peers
+    reduced: list[_Named]
+    compared: list[_Named]
+
+
+@torch.no_grad()
+def update_scales(module: nn.Module) -> None:
+    """Go on to the scales of the next step, in all modules with delayed amaxes inside of ``module``; others have none.
+
+    Called once a step on every rank, after the last backward pass of it: the amaxes of a step are those of all its
+    microbatches. An all-reduce (maximum) for each group of ranks: of weights tp, where it shards them, and of tokens ``amax_group``, by default
+    all ranks.
+
+    Raises InputError where the state is that of another recipe; and, on every rank of a group, where its ranks have other factors or
+    histories: with both values.
+    """
+    modules = [one for one in module.modules() if isinstance(one, ParallelModule) and one.delayed is not None]
+    for one in modules:
+        assert one.delayed is not None
+        one.delayed.require_recipe()
+    for group in _groups(modules):
+        mine = _digest(group.compared)
+        both = torch.stack([mine, -mine]).to(torch.int32)
+        reduce_together([*(one.kept.amax for one in group.reduced), both], group.peers)
+        largest, least = both.tolist()
+        if largest != -least:
+            raise _different(group.compared, group.peers)
+    for one in modules:
+        assert one.delayed is not None
+        one.delayed.follow()
+
+
+def _groups(modules: Sequence[ParallelModule]) -> Iterable[_Group]:
+    found: dict[dist.ProcessGroup, _Group] = {}
+    for one in modules:
+        assert one.delayed is not None
+        peers_of = one.delayed_peers()
+        widest = max(peers_of.values(), key=lambda peers: peers.size)
+        for (weight, operand), peers in peers_of.items():
+            named = _Named(where=f"{one.label}: {operand} of '{weight}'", kept=one.delayed.kept(weight, operand))
+            for group, each in ((peers.group, peers), (widest.group, widest)):
+                if group is not None:
+                    known = found.setdefault(group, _Group(peers=each, reduced=[], compared=[]))
+                    (known.reduced if each is peers else known.compared).append(named)
+    return found.values()
+
+
+def _digest(found: Sequence[_Named]) -> torch.Tensor:
+    if not found:
+        return torch.zeros((), dtype=torch.int64)
+    bits = torch.cat([each.reshape(-1) for one in found for each in (one.kept.factor, one.kept.history)])
+    numbers = bits.view(torch.int32).long()
+    places = torch.arange(len(numbers), device=numbers.device) % 65521 + 1
+    return (numbers * places).sum() % DIGEST_MODULUS
+
+
+def _different(found: Sequence[_Named], peers: Peers) -> InputError:
+    """The first operand of which ranks keep other numbers, with both."""
+    mine = [[float(one.kept.factor), *one.kept.history.tolist()] for one in found]
+    of_all: list[list[list[float]]] = [[]] * peers.size
+    dist.all_gather_object(of_all, mine, group=peers.group)
+    assert peers.group is not None
+    ranks = dist.get_process_group_ranks(peers.group)
+    for number, one in enumerate(found):
+        first = of_all[0][number]
+        for rank, numbers in zip(ranks, of_all, strict=True):
+            for place, (ours, theirs) in enumerate(zip(first, numbers[number], strict=True)):
+                if ours != theirs:
+                    what = "factor" if place == 0 else f"history (place {place - 1})"
+                    return InputError(
+                        f"{one.where}: the ranks differ in its {what}: {ours!r} on rank {ranks[0]}, {theirs!r} on rank {rank}. Load "
+                        f"one checkpoint on all ranks, and call update_scales on all of them in every step; ranks that share no "
+                        f"tokens need an amax_group of their own."
+                    )
+    raise AssertionError("equal numbers have equal digests")

@@ -1,0 +1,42 @@
+"""The recipe of a module with delayed amaxes, as a buffer of its text: a checkpoint of another recipe has other histories."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+
+from shardwright.core.recipes.recipe import Recipe
+from shardwright.core.recipes.shown import recipe_text
+
+RECIPE_BYTES = 256
+RECIPE = "delayed.recipe"
+"""How the names of the buffers with a recipe's text end, in a module's state."""
+
+
+def text_of(recipe: Recipe) -> str:
+    """The recipe in one line, shortened to the bytes that a buffer has."""
+    text = recipe_text(recipe)
+    if len(text.encode()) <= RECIPE_BYTES:
+        return text
+    digest = blake2b(text.encode(), digest_size=8).hexdigest()
+    return text.encode()[: RECIPE_BYTES - 20].decode(errors="ignore") + f"... {digest}"
+
+
+def shown(recipe: torch.Tensor) -> str:
+    """The text in a buffer."""
+    return bytes(recipe.tolist()).rstrip(b"\0").decode(errors="replace")
+
+
+def other_recipe(name: str, theirs: str, ours: str) -> str:
+    return (
+        f"'{name}': the checkpoint is of a module with the recipe '{theirs}', and this one has '{ours}'. Its factors and histories "
+        f"would mean something else. Construct the module with the recipe of the checkpoint, or load its weights only."
+    )
+
+
+def no_recipe(name: str, ours: str) -> str:
+    return (
+        f"'{name}': the checkpoint is of a module without delayed amaxes, and this one has the recipe '{ours}'. Construct the module "
+        f"with the recipe of the checkpoint, or load its weights only, and begin with empty histories."
+    )
