@@ -48,9 +48,11 @@ def test_each_device_computes_only_its_own_flops(case: Case) -> None:
     assert_flops_are_the_model_s(compiled_step(case).as_text(), plan_of(case))
 
 
-def test_amaxes_are_reduced_as_the_plan_says() -> None:
-    """Once for weights with the same input, and never again in the backward pass. They are reduced as integers."""
-    case = Case(model="llama3-test", layout="fsdp-tp", mesh="fsdp=2,tensor=2", precision="fp8-current")
+@pytest.mark.parametrize("precision", ["fp8-current", pytest.param("fp8-delayed", marks=pytest.mark.matrix)])
+def test_amaxes_are_reduced_as_the_plan_says(precision: str) -> None:
+    """Once for weights with the same input, and never again in the backward pass; delayed ones once a step, all that have the same axes
+    together. They are reduced as integers."""
+    case = Case(model="llama3-test", layout="fsdp-tp", mesh="fsdp=2,tensor=2", precision=precision)
     plan = plan_of(case)
     found: Counter[tuple[str, ...]] = Counter()
     for one in Program(compiled_step(case).as_text()).collectives(plan.mesh):

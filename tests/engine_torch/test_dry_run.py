@@ -73,6 +73,8 @@ CASES = (
     case("deepseek3-test", "fsdp-tp", fsdp=4, tensor=2),
     case("llama3-test", "hsdp", data=4, fsdp=4, precision="fp8-current"),
     case("mixtral-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
+    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, microbatches=4, precision="fp8-delayed"),
+    case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4, precision="fp8-delayed"),
 )
 
 
