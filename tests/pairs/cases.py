@@ -16,6 +16,7 @@ from shardwright.core.layout.layout import Engine
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.core.planning import make_plan
+from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
@@ -139,6 +140,7 @@ def plan_of(place: Place) -> Plan:
             mesh_sizes=mesh_sizes(place.mesh),
             engine=place.engine,
             weights_dtype=model.weights_dtype,
+            precision=preset("fp8-delayed", amax_history_len=3),
         )
     )
     assert not plan.errors, (str(place), plan.errors)

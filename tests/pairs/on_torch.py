@@ -14,9 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.checkpoint import RunPoint, open_newest
 from shardwright.core.boxes.box import Box
+from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.plan.fsdp_groups import WeightOfLayer
 from shardwright.core.plan.plan import Plan
+from shardwright.core.quantization.delayed import FACTOR, HISTORY
 from shardwright.engine_torch.lowering.parameters import local_of
+from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.own_program.store import members_of
 from shardwright.engine_torch.training.state import State, boxes_of, load_state, make_state, tensors_of
 from shardwright.runs.background import Saver
@@ -86,6 +89,12 @@ def differing(state: State, step: int) -> list[str]:
     for name, array in model.frozen.items():
         if not _same(array, _tensor(values_of(name, tuple(infos[name].shape), infos[name].dtype), infos[name].dtype)):
             wrong.append(name)
+    for one in model.plan.delayed_tensors:
+        array, info = _delayed(model)[one.name], infos[one.name]
+        box = shard_box(one.spec, model.plan.mesh, one.shape, dist.get_rank())
+        assert box is not None
+        if not _same(array, _tensor(values_of(info.name, tuple(info.shape), info.dtype)[box.slices], info.dtype)):
+            wrong.append(one.name)
     # Ranks gather together, so each of them must know of all.
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, wrong)
@@ -125,10 +134,16 @@ def _as_stored(plan: Plan, one: WeightOfLayer, values: np.ndarray) -> np.ndarray
 
 def _shards(state: State) -> Shards:
     """Everything that a rank holds."""
-    found: Shards = dict(state.model.frozen)
+    found: Shards = {**state.model.frozen, **_delayed(state.model)}
     for key, parameter in state.model.parameters().items():
         found |= {key: local_of(parameter.detach()), FIRST + key: state.first[key], SECOND + key: state.second[key]}
     return found
+
+
+def _delayed(model: Model) -> Shards:
+    """What a rank keeps for delayed amaxes, by its names in a checkpoint."""
+    factors = {FACTOR + name: one.factor for name, one in model.delayed.items()}
+    return {**factors, **{HISTORY + name: one.history for name, one in model.delayed.items()}}
 
 
 def _copies(state: State) -> Shards:

@@ -56,7 +56,7 @@ def reshard_onto(
     saves = [dict(saved) for saved in devices]
     saves[0] |= {name: [Box.whole(checkpoint.tensors[name].shape)] for name in others}
     specs = {name: str(row.stacked_at_rest) for row in plan.weights for name in sharded_as[row.name]}
-    infos = [replace(info, spec=specs.get(name, info.spec)) for name, info in checkpoint.tensors.items()]
+    infos = [replace(info, spec=specs.get(name, _unsharded(info.spec))) for name, info in checkpoint.tensors.items()]
     point = replace(
         checkpoint.point,
         layout_name=plan.request.layout.name,
@@ -71,6 +71,15 @@ def reshard_onto(
         "before": _of_load(_load(checkpoint, plan)),
         "after": _of_load(_load(open_newest(written), plan)),
     }
+
+
+def _unsharded(spec: str) -> str:
+    """The dims of a spec, of which no axis of the layout shards one.
+
+    >>> _unsharded("layers experts/expert amax_history")
+    'layers experts amax_history'
+    """
+    return " ".join(dim.partition("/")[0] for dim in spec.split())
 
 
 def _plan(checkpoint: Checkpoint, layout: str, on: LayoutOptions) -> Plan:
