@@ -31,10 +31,11 @@ BATCH, LENGTH = 168, 24
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A small model with odd dims. ``layouts``: of each its name, its mesh on JAX and its mesh on PyTorch, None where the engine
-    does not train it."""
+    does not train it. ``delayed``: its state has factors and histories of delayed amaxes."""
 
     settings: str
     weights_dtype: str = "float32"
+    delayed: bool = False
     layouts: tuple[tuple[str, str, str | None], ...]
 
 
@@ -100,10 +101,11 @@ MODELS: Mapping[str, Model] = {
             ("vocabulary-of-the-logits", "fsdp=2,tensor=4", None),
         ),
     ),
-    # Experts over three devices, and weights in another dtype than their moments.
+    # Experts over three devices, weights in another dtype than their moments, and a factor and a history of each expert's operands.
     "mixtral-test": Model(
         settings="num_layers=2,embed=42,num_heads=6,num_kv_heads=3,head_dim=6,mlp=54,num_experts=6,vocab=101",
         weights_dtype="bfloat16",
+        delayed=True,
         layouts=(
             ("fsdp", "fsdp=1", "fsdp=1"),
             ("fsdp", "fsdp=7", "fsdp=4"),
@@ -140,7 +142,7 @@ def plan_of(place: Place) -> Plan:
             mesh_sizes=mesh_sizes(place.mesh),
             engine=place.engine,
             weights_dtype=model.weights_dtype,
-            precision=preset("fp8-delayed", amax_history_len=3),
+            precision=preset("fp8-delayed", amax_history_len=3) if model.delayed else None,
         )
     )
     assert not plan.errors, (str(place), plan.errors)

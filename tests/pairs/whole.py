@@ -30,8 +30,8 @@ A checkpoint that one layout saved is loaded under every other one, by both engi
 these models under each of these layouts, on simulated devices of JAX and on ranks of PyTorch, loads each checkpoint at each of
 these places, and writes this page again; `make test` does so for a random tenth of the pairs.
 
-- The state is weights, both moments of each, buffers, and factors and histories of delayed amaxes. Its elements are random bits,
-  with NaNs among them. Dims are odd, so that many axes do not divide the dims that they shard.
+- The state is weights, both moments of each, and buffers; of `mixtral-test` also factors and histories of delayed amaxes. Its elements
+  are random bits, with NaNs among them. Dims are odd, so that many axes do not divide the dims that they shard.
 - Each second save is asynchronous. Each checkpoint is verified, and all of its elements are compared.
 - After a load on JAX, each device must hold the bits that a NumPy array has at the indices that JAX gives the device. After a load
   on PyTorch, `DTensor.full_tensor` must gather what a model on one device holds. Padding must be zero.
