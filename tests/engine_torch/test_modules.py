@@ -157,8 +157,7 @@ def loaded_by(
     folder: Path,
     num: int = STEPS,
 ) -> None:
-    """The next step on the same mesh is the same, bit for bit; on another within rounding, and a code of the recipe. Factors and
-    histories of delayed amaxes are the same on every mesh."""
+    """The next step on the same mesh is the same, bit for bit; on another within its bound. Delayed amaxes are the same on each."""
     model, recipe, kind = case
     for other in onto:
         ranks = four if other in FOUR else four.first(1)
