@@ -204,7 +204,18 @@ FAULTS = [
             HEAD + f"  expert: {{elsewhere: fsdp, {word}: 1}}\n",
             [("SW111", "6:29", f"option '{word}', which is reserved", f"Take '{word}' out.")],
         )
-        for word in ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
+        for word in ("gradients", "optimizer", "keep_gathered")
+    ),
+    (
+        HEAD + "  expert: {elsewhere: stage, virtual: 0, schedule: interleave}\n",
+        [
+            ("SW120", "6:39", "virtual 0", "Write 'virtual: 2'."),
+            ("SW111", "6:52", "unknown schedule 'interleave'", "Write 'interleaved'."),
+        ],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: fsdp, virtual: 2}\n",
+        [("SW119", "6:29", "option 'virtual' on an axis that is nowhere 'stage'", "Take 'virtual' out.")],
     ),
     (
         HEAD + "  expert: idle\nmove: {attention: ulyses, moe: rings}\n",

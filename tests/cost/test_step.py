@@ -122,9 +122,18 @@ def test_the_constants_are_the_numbers_that_the_time_is_made_of():
 
 
 def test_stages_wait_for_each_other():
-    one = priced("llama3-8b", "pp", "v5p:2x2x2", mesh_sizes={"stage": 2}, batch=32, microbatches=4).step
+    """Two stages that first make all forward passes, then all backward passes: the makespan of jobs on two machines."""
+    options = {"mesh_sizes": {"stage": 2}, "batch": 32, "microbatches": 4, "schedule": "gpipe"}
+    plan = priced("llama3-8b", "pp", "v5p:2x2x2", **options)
+    one, pipeline = plan.step, plan.pipeline
     assert one is not None
-    assert one.idle_seconds == pytest.approx((one.compute_seconds + one.exposed_seconds) * 1 / 4)
+    assert pipeline is not None
+    assert pipeline.send_seconds is not None
+    forward, backward = ([stage.work[kind] for stage in pipeline.stages] for kind in ("forward", "backward"))
+    seconds = 2 * pipeline.send_seconds + sum(sum(times) + 3 * max(times) for times in (forward, backward))
+    assert pipeline.run.seconds == pytest.approx(seconds)
+    busy = 4 * max(first + second for first, second in zip(forward, backward, strict=True))
+    assert one.idle_seconds == pytest.approx(seconds - busy)
     assert one.seconds == pytest.approx(one.compute_seconds + one.exposed_seconds + one.idle_seconds)
 
 

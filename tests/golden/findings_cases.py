@@ -7,6 +7,7 @@ from tests.golden.cost_cases import ON_COSTS
 from tests.golden.engine_cases import ON_ENGINES
 from tests.golden.findings_case import Case, mine
 from tests.golden.precision_cases import ON_PRECISION
+from tests.golden.stage_cases import OF_STAGES
 from tests.golden.topology_cases import ON_CHIPS
 
 EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
@@ -98,12 +99,6 @@ CASES: tuple[Case, ...] = (
         layout=mine("fsdp: fsdp\ntensor: tensor", "{fsdp: auto, tensor: 2}"),
         options=EIGHT,
         neighbour={"layout": FSDP},
-    ),
-    Case(
-        name="SW103-ends-repeated-by-stages",
-        layout="pp",
-        options={"devices": 8, "microbatches": 2},
-        neighbour={"options": {"devices": 8, "mesh_sizes": {"stage": 1}}},
     ),
     Case(
         name="SW104-padded",
@@ -273,19 +268,6 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 8, "length": 132, "load_balanced": True}},
     ),
     Case(
-        name="SW110-layers",
-        layout="pp",
-        options={"devices": 8, "mesh_sizes": {"stage": 4}, "microbatches": 4, "batch": 16},
-        neighbour={"options": {"devices": 6, "mesh_sizes": {"stage": 3}, "microbatches": 4, "batch": 16}},
-    ),
-    Case(
-        name="SW110-microbatches",
-        model="llama3-8b",
-        layout="pp",
-        options={"devices": 16},
-        neighbour={"options": {"devices": 16, "microbatches": 2}},
-    ),
-    Case(
         name="SW111-axis",
         layout="fsdp-tp",
         options={"devices": 8, "mesh_sizes": {"tensorr": 4}},
@@ -381,6 +363,7 @@ CASES: tuple[Case, ...] = (
     ),
     *ON_CHIPS,
     *ON_ENGINES,
+    *OF_STAGES,
     *ON_PRECISION,
     *ON_COSTS,
 )

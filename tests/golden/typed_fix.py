@@ -15,6 +15,7 @@ from tests.golden.findings_case import Case
 FLAGS = re.compile(r"--([a-z-]+) (\S+)")
 ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
 IN_RECIPE = " in the recipe's file"
+LEFT_OUT = re.compile(r"leave --(?P<option>[a-z]+) out")
 RULE_REMOVED = re.compile(r"remove the rule for '(?P<name>\w+)' in '(?P<component>\w+)'")
 
 
@@ -28,8 +29,8 @@ def typed(case: Case, fix: str) -> Case:
         given = yaml.safe_load(f"{{{fix.removesuffix(IN_RECIPE)}}}")
         changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
         return replace(case, options={**case.options, "precision": replace(made, **changes)})
-    if fix == "leave --precision out":
-        return replace(case, options={**case.options, "precision": None})
+    if match := LEFT_OUT.fullmatch(fix):
+        return replace(case, options={**case.options, match["option"]: None})
     values = yaml.safe_load(layout_text(case))
     if match := ENTRY.fullmatch(fix):
         values["roles"].update(yaml.safe_load(f"{{{match['entry']}}}"))

@@ -29,6 +29,8 @@ PLAN = {
     "--optimizer-set",
     "--average",
     "--precision",
+    "--schedule",
+    "--stages",
     "--load-balance",
     "--json",
 }

@@ -8,6 +8,8 @@ from dataclasses import replace
 from shardwright.core.checks import check, check_mesh
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Activation, ModelTable, Weight, as_torch_stores
+from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
+from shardwright.core.pipeline.requests import chosen_stages, held_requests, stage_requests
 from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.memory import bytes_on_device, estimate_memory
 from shardwright.core.plan.moe_move import choose_moe_move
@@ -41,7 +43,7 @@ def resolve(request: Request) -> Plan:
     components = request.table.components
     quantized = quantized_weights(request, mesh)
     tensors += tuple(_activation_plan(request, mesh, sizes, components, row) for row in request.table.activations)
-    return Plan(
+    plan = Plan(
         request=request,
         mesh=mesh,
         sizes=sizes,
@@ -54,6 +56,36 @@ def resolve(request: Request) -> Plan:
         findings=notes,
         quantized=quantized,
     )
+    return _with_stages(plan)
+
+
+def _with_stages(plan: Plan) -> Plan:
+    """The plan with its pipeline, if an axis divides the layers into stages and they can be made."""
+    request, mesh = plan.request, plan.mesh
+    choice = chosen_stages(request, mesh)
+    if choice is None or choice.faults:
+        return plan
+    planned: dict[object, Plan] = {}
+    plans, held = (
+        [_resolved_once(own, planned) for own in requests]
+        for requests in (stage_requests(request, mesh, choice), held_requests(request, mesh, choice))
+    )
+    pipeline = planned_pipeline(request, mesh, choice, held)
+    return replace(
+        plan,
+        pipeline=pipeline,
+        stage_plans=tuple(plans),
+        memory=memory_of(pipeline, pipeline.fullest),
+        collectives=collectives_of(request, pipeline, plans, pipeline.slowest),
+    )
+
+
+def _resolved_once(request: Request, planned: dict[object, Plan]) -> Plan:
+    """The plan of a stage. Most have equal rows: only the numbers of their layers differ, which nothing depends on."""
+    rows = tuple((weight.name, weight.num) for weight in request.table.weights)
+    if rows not in planned:
+        planned[rows] = resolve(request)
+    return replace(planned[rows], request=request)
 
 
 def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:

@@ -6,7 +6,8 @@ links.py        which links the axes of a mesh use
 collectives.py  seconds of one collective, in closed form
 flops.py        what one device computes in a step
 precision.py    seconds of products under a recipe, and bytes of quantization
-step.py         the time of a step: compute, exposed communication, pipeline bubble
+step.py         the time of a step: compute and exposed communication
+pipeline.py     the time of a step in stages, by their timetable
 moe.py          moving tokens or expert weights, by time
 topology.py     SW201, SW202, SW204
 price.py        adds all of these to a plan

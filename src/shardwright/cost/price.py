@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.plan import MoeMove, Plan, StepCost
-from shardwright.cost.links import map_mesh
+from shardwright.core.stages.planned import Pipeline
+from shardwright.cost.links import MeshMapping, map_mesh
 from shardwright.cost.machine import Machine
 from shardwright.cost.moe import choose_by_time
-from shardwright.cost.step import seconds_of, timed
+from shardwright.cost.pipeline import timed_pipeline
+from shardwright.cost.step import Timed, seconds_of, timed
 from shardwright.cost.topology import topology
 from shardwright.cost.wording import seconds_text
 
@@ -26,6 +28,9 @@ def price(plan: Plan, machine: Machine) -> Plan:
     mapping = map_mesh(plan.mesh, machine)
     plan = choose_by_time(plan, mapping)
     used, low, high = (timed(plan, mapping, reading) for reading in ("used", "fastest", "slowest"))
+    if plan.pipeline is not None:
+        used, low, high, pipeline = _with_stages(plan, mapping, used, low, high)
+        plan = replace(plan, pipeline=pipeline)
     return replace(
         plan,
         collectives=tuple(
@@ -34,6 +39,21 @@ def price(plan: Plan, machine: Machine) -> Plan:
         step=_between(used.step, low.step, high.step),
         findings=worst_first((*_timed_choices(plan), *topology(plan, machine))),
     )
+
+
+def _with_stages(
+    plan: Plan, mapping: MeshMapping, used: Timed, low: Timed, high: Timed
+) -> tuple[Timed, Timed, Timed, Pipeline]:
+    """The steps by the timetable of the pipeline, and the pipeline in seconds, where all its collectives have a time."""
+    chip = mapping.machine.numbers
+    assert chip is not None
+    assert plan.pipeline is not None
+    by_reading = [timed_pipeline(plan, mapping, chip, reading) for reading in ("used", "fastest", "slowest")]
+    first, second, third = (
+        replace(one, step=None if pipeline is None else pipeline.step)
+        for one, pipeline in zip((used, low, high), by_reading, strict=True)
+    )
+    return first, second, third, plan.pipeline if by_reading[0] is None else by_reading[0].pipeline
 
 
 def _between(used: StepCost | None, low: StepCost | None, high: StepCost | None) -> StepCost | None:

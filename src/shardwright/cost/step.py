@@ -7,15 +7,16 @@
 | reductions over replicas, once a step | nothing: they run after the last product |
 | any other collective of activations | nothing: the next product waits for it |
 
-The time of a step is the sum of the compute at the chip's full rate, the passes of optimizer and quantizers through memory, the exposed
-communication, and the pipeline bubble: (stages - 1) / microbatches of the others (book, Training). Nothing here is
-calibrated.
+The time of a step is the sum of the compute at the chip's full rate, the passes of optimizer and quantizers through memory and the exposed
+communication. That of a pipeline is its timetable's on a clock (``pipeline.py``). Of a user's own program no stages are known; its
+bubble is (stages - 1) / microbatches of the others (book, Training). Nothing here is calibrated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from shardwright.core.plan.plan import Constant, Phase, Plan, PlannedCollective, StepCost
 from shardwright.cost.chips import ChipNumbers, Reading
@@ -84,9 +85,10 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
     computing = computing_seconds(plan, chip, reading)
     if len(known) < len(seconds) or computing is None:
         return None
+    phases = phase_times(plan, known, computing)
     moved = update_bytes(plan) + quantization_bytes(plan, chip)
-    compute = sum(computing.values()) + moved / chip.read("hbm_bytes_per_s", reading)
-    exposed = _exposed(plan, known, computing)
+    compute = sum(one.compute for one in phases.values()) + moved / chip.read("hbm_bytes_per_s", reading)
+    exposed = sum(one.exposed for one in phases.values())
     idle = _bubble_ratio(plan) * (compute + exposed)
     return StepCost(
         seconds=compute + exposed + idle,
@@ -99,24 +101,44 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
     )
 
 
-def _exposed(plan: Plan, seconds: Sequence[float], computing: Work) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTime:
+    """Seconds of a phase on one device. ``exposed``: the communication that is not hidden behind products."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    exposed: float = 0.0
+
+
+def phase_times(plan: Plan, seconds: Sequence[float], computing: Work) -> Mapping[Phase, PhaseTime]:
+    """Each phase of a step. ``seconds``: of all executions of each collective of the plan, in its order. ``computing``: of the products of
+    each component and phase."""
     weights = {tensor.name for tensor in plan.weights}
     hideable: dict[tuple[str, Phase], float] = {}
-    exposed = 0.0
+    open_seconds: dict[Phase, float] = {}
+    communication: dict[Phase, float] = {}
     for one, second in zip(plan.collectives, seconds, strict=True):
+        communication[one.phase] = communication.get(one.phase, 0.0) + second
         if one.kind == "permute" or weights.issuperset(one.tensors):
             where = one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
         else:
-            exposed += second
-    return exposed + _not_hidden(hideable, computing)
-
-
-def _not_hidden(hideable: Mapping[tuple[str, Phase], float], computing: Work) -> float:
-    return sum(max(0.0, second - computing.get(where, 0.0)) for where, second in hideable.items())
+            open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + second
+    phases: Iterable[Phase] = get_args(Phase)
+    return {
+        phase: PhaseTime(
+            compute=sum(of_component for (_, of), of_component in computing.items() if of == phase),
+            communication=communication.get(phase, 0.0),
+            exposed=open_seconds.get(phase, 0.0)
+            + sum(
+                max(0.0, second - computing.get(where, 0.0)) for where, second in hideable.items() if where[1] == phase
+            ),
+        )
+        for phase in phases
+    }
 
 
 def _bubble_ratio(plan: Plan) -> float:
-    """The pipeline bubble, as a share of the compute and exposed communication of a step."""
+    """The bubble of a pipeline without a timetable, as a share of the compute and exposed communication of a step."""
     stages = plan.mesh.size(plan.request.layout.axes_with("stage", "residual"))
     return (stages - 1) / plan.request.microbatches

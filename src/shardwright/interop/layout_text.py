@@ -102,6 +102,7 @@ def _entry(entry: RoleEntry) -> str:
         fields.append(f"weights: {entry.weights}")
     if entry.sequence_parallel:
         fields.append("sequence_parallel: true")
+    fields += [f"{name}: {value}" for name in ("virtual", "schedule") if (value := getattr(entry, name)) is not None]
     return str(entry.elsewhere) if len(fields) == 1 and entry.elsewhere else f"{{{', '.join(fields)}}}"
 
 

@@ -23,7 +23,7 @@ from shardwright.core.layout.layout import Layout
 from shardwright.core.plan.plan import Plan
 from shardwright.locks.difference import Difference, difference
 from shardwright.locks.lock_request import LockRequest
-from shardwright.locks.plan_fields import without_size_one
+from shardwright.locks.plan_fields import DECIDED, without_size_one
 from shardwright.locks.saved_plan import (
     ANYTHING,
     CHOICE,
@@ -54,7 +54,7 @@ HOW = "Write one with: shardwright lock MODEL --layout NAME|FILE --out FILE"
 HELD = ("model", "layout", "mesh", "links", "engine", "batch", "length", "dtype", "load_balanced", "num_parameters")
 """The fields of a plan that a lock holds in addition to its lists, by their names in the plan."""
 
-HELD_IF_SET = ("optimizer", "average", "precision")
+HELD_IF_SET = ("optimizer", "average", "precision", "pipeline")
 """Those of its fields that a plan has only where they are not the default."""
 
 ONE_A_LINE = (
@@ -116,6 +116,7 @@ def lock_of(request: LockRequest, layout: Layout, plan: Plan, compiled: Mapping[
         declared=json.loads(json.dumps(declaration(layout))),
         plan={
             **{key: rows[key] for key in (*HELD, *(key for key in HELD_IF_SET if key in rows))},
+            **({"pipeline": {name: rows["pipeline"][name] for name in DECIDED}} if "pipeline" in rows else {}),
             "choices": [{"what": row["what"], "chosen": row["chosen"]} for row in rows["choices"]],
             "tensors": [_locked_tensor(row, rows["mesh"]) for row in rows["tensors"]],
             "collectives": [_locked_collective(row, rows["mesh"]) for row in rows["collectives"]],

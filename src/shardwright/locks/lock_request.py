@@ -55,6 +55,8 @@ REQUEST: Fields = {
     "optimizer_set": maybe(object_of(TEXT)),
     "average": or_null(NUMBER),
     "precision": maybe(TEXT),
+    "schedule": maybe(TEXT),
+    "stages": maybe(TEXT),
     "by_default": needed(TEXTS),
 }
 
@@ -90,6 +92,8 @@ class LockRequest:
     optimizer_settings: Mapping[str, str] = field(default_factory=dict)
     average: float | None = None
     precision: str | None = None
+    schedule: str | None = None
+    stages: str | None = None
     by_default: tuple[str, ...] = ()
 
     @property
@@ -118,7 +122,11 @@ class LockRequest:
             **({} if self.optimizer == ADAMW.name else {"optimizer": self.optimizer}),
             **({"optimizer_set": dict(self.optimizer_settings)} if self.optimizer_settings else {}),
             **({} if self.average is None else {"average": self.average}),
-            **({} if self.precision is None else {"precision": self.precision}),
+            **{
+                name: value
+                for name in ("precision", "schedule", "stages")
+                if (value := getattr(self, name)) is not None
+            },
             "by_default": list(self.by_default),
         }
 
@@ -152,6 +160,8 @@ class LockRequest:
             optimizer_settings=found.get("optimizer_set", {}),
             average=found.get("average"),
             precision=found.get("precision"),
+            schedule=found.get("schedule"),
+            stages=found.get("stages"),
             by_default=tuple(by_default),
         )
 

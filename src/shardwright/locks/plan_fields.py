@@ -30,7 +30,10 @@ REQUESTED = ("request", "choices", "groups", "roles")
 """Fields that request a plan, or repeat in another form what its tensors show: alone they move nothing."""
 
 
-NONE_IF_ABSENT = ("precision",)
+DECIDED = ("axes", "ranks", "virtual", "schedule", "placement", "stages_text")
+"""The fields of a pipeline that a lock holds."""
+
+NONE_IF_ABSENT = ("precision", "pipeline")
 """Fields that a plan without them does not have: one that only one side has differs."""
 
 
@@ -156,6 +159,12 @@ def _precision(precision: Row | None, mesh: Mapping[str, int]) -> Row | str:
     return {**precision, "operands": operands, "weights": weights}
 
 
+def _pipeline(pipeline: Row | None, mesh: Mapping[str, int]) -> Row | str:
+    """What is decided about a pipeline. Its bytes are in the memory and the collectives."""
+    del mesh
+    return "none" if pipeline is None else {name: pipeline[name] for name in DECIDED if name in pipeline}
+
+
 def _as_it_is(value: Any, mesh: Mapping[str, int]) -> Any:
     del mesh
     return value
@@ -169,5 +178,6 @@ NORMAL: Mapping[str, Callable[[Any, Mapping[str, int]], Any]] = {
     "groups": _groups,
     "roles": _roles,
     "precision": _precision,
+    "pipeline": _pipeline,
 }
 """How a field is normalised on both sides: without axes of size 1."""

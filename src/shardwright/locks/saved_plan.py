@@ -89,12 +89,21 @@ PLAN: Fields = {
     "optimizer": maybe(TEXT),
     "average": maybe(NUMBER),
     "precision": maybe(OBJECT),
+    "pipeline": maybe(OBJECT),
     "num_parameters": maybe(WHOLE),
     "groups": maybe(object_of(TEXTS)),
     "roles": maybe(object_of(object_of(TEXT))),
     "step": or_null(OBJECT),
 }
 PRECISION: Fields = {"recipe": needed(TEXT), "options": maybe(OBJECT), "free": maybe(FLAG)}
+PIPELINE: Fields = {
+    "axes": needed(TEXTS),
+    "ranks": needed(WHOLE),
+    "virtual": needed(WHOLE),
+    "schedule": needed(TEXT),
+    "placement": needed(TEXT),
+    "stages_text": needed(TEXT),
+}
 PRECISION_ROW: Fields = {"product": needed(TEXT), "operand": needed(TEXT)}
 PRECISION_WEIGHT: Fields = {"name": needed(TEXT), "num": maybe(WHOLE)}
 MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes_per_device")
@@ -172,6 +181,8 @@ def check_plan(plan: object, *, findings: bool = True) -> Mapping[str, Any]:
         check_rows(found, "choices", CHOICE)
     if "precision" in found:
         _check_precision(found["precision"])
+    if "pipeline" in found:
+        check_fields("'pipeline'", found["pipeline"], PIPELINE)
     if findings:
         check_rows(found, "findings", FINDING)
     return found

@@ -48,6 +48,7 @@ def shared_by_processes(
         "layout": plan.request.layout.name,
         "mesh": str(plan.mesh),
         "plan": hashlib.blake2b(plan.dump().encode(), digest_size=8).hexdigest(),
+        "stages": None if plan.pipeline is None else f"{plan.pipeline.choice.schedule} {plan.pipeline.choice.text}",
         "stop after": options.last_step,
         "checkpoint every": options.checkpoint_every,
         "keep": rules_of_run(options).to_json(),

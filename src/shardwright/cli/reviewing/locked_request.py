@@ -47,6 +47,8 @@ def request_of(
         optimizer_settings=settings(options.optimizer_set, "--optimizer-set"),
         average=request.average,
         precision=_named(options.precision, tuple(PRESETS), lock),
+        schedule=options.schedule,
+        stages=options.stages,
         by_default=tuple(option.removeprefix("--").replace("-", "_") for option in typed.chosen),
     )
 
@@ -86,6 +88,8 @@ def options_of(request: LockRequest, path: Path) -> PlanOptions:
         optimizer_set=_words(request.optimizer_settings),
         average=request.average,
         precision=None if request.precision is None else _from_here(request.precision, path),
+        schedule=request.schedule,
+        stages=request.stages,
     )
 
 

@@ -12,6 +12,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from shardwright.core.findings.bounds import integer_of
 from shardwright.core.findings.errors import InputError
+from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.resolution.request import REMAT_POLICIES
 from shardwright.storage.url import Place, Url, parsed_place
@@ -133,6 +134,7 @@ Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _DTYPE]
 Engine = Annotated[str | None, _one_of("jax", "torch")]
 Remat = Annotated[str | None, _one_of(*REMAT_POLICIES)]
+Schedule = Annotated[str | None, _one_of(*SCHEDULES)]
 Patterns = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
     arg(metavar="PATTERN ...", help_behavior_hint="(may be given several times)"),
@@ -175,6 +177,10 @@ class PlanOptions:
     """What the backward pass recomputes: full layers, all but matrix products, nothing."""
     microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Number of microbatches per step, computed one after the other with their gradients summed. Formerly --micro-steps."""
+    schedule: Annotated[Schedule, arg(help_behavior_hint="(default: the layout's, or the engine's own)")] = None
+    """The order in which the stages of a pipeline compute."""
+    stages: Annotated[Text, arg(metavar="UNITS", help_behavior_hint="(default: shared out by their work)")] = None
+    """The units of each stage, as 'Et*3|(tt|)*29L': E the embedding, t a layer, L the logits."""
     expert_buffer: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: the largest possible need)")] = None
     """Capacity of a device's expert buffer, as a multiple of an even split of the tokens. A run stops on overflow."""
     optimizer: Annotated[Text, arg(metavar="NAME", help_behavior_hint="(default: adamw)")] = None

@@ -82,6 +82,8 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         optimizer=_optimizer(options, table),
         average=_share("--average", options.average),
         precision=None if options.precision is None else load_recipe(options.precision),
+        schedule=options.schedule,
+        stages=options.stages,
         chip=None if machine is None else machine.chip,
     )
     return TypedRequest(request=request, chosen=chosen, machine=machine)

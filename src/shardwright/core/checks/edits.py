@@ -21,12 +21,14 @@ def option(flag: str, value: Any) -> Candidate:
     return Candidate(text=f"--{flag} {value}", edit=lambda request: replace(request, **{field: value}))
 
 
+def without(flag: str) -> Candidate:
+    """An option left out."""
+    return Candidate(text=f"leave --{flag} out", edit=lambda request: replace(request, **{flag: None}))
+
+
 def other_recipe(name: str) -> Candidate:
     """Another recipe of low precision: ``--precision mxfp8``."""
     return Candidate(text=f"--precision {name}", edit=lambda request: replace(request, precision=preset(name)))
-
-
-WITHOUT_RECIPE = Candidate(text="leave --precision out", edit=lambda request: replace(request, precision=None))
 
 
 def of_recipe(plan: Plan, **changes: Any) -> Candidate:
@@ -119,6 +121,7 @@ def _entry_text(entry: RoleEntry, named: Mapping[str, str]) -> str:
         fields.append(f"weights: {entry.weights if entry.weights == 'whole' else _names(entry.weights)}")
     if entry.sequence_parallel:
         fields.append("sequence_parallel: true")
+    fields += [f"{name}: {value}" for name in ("virtual", "schedule") if (value := getattr(entry, name)) is not None]
     return str(entry.elsewhere) if fields == [f"elsewhere: {entry.elsewhere}"] else f"{{{', '.join(fields)}}}"
 
 

@@ -6,9 +6,10 @@ This is the only such list. An engine refuses what is listed here, and otherwise
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 
 from shardwright.core.checks.edits import (
-    WITHOUT_RECIPE,
+    both,
     entry,
     named_roles,
     of_recipe,
@@ -16,6 +17,7 @@ from shardwright.core.checks.edits import (
     other_recipe,
     resized,
     rule,
+    without,
     without_rule,
 )
 from shardwright.core.findings.codes import NOT_RUN
@@ -89,7 +91,7 @@ def _recipe(plan: Plan) -> Iterator[Draft]:
     )
     reducing = () if recipe.reduce_amax else (of_recipe(plan, reduce_amax=True),)
     counting = () if recipe.counter_based else (of_recipe(plan, counter_based=True),)
-    yield Draft(finding=finding, candidates=(*reducing, *counting, *map(other_recipe, QUANTIZES), WITHOUT_RECIPE))
+    yield Draft(finding=finding, candidates=(*reducing, *counting, *map(other_recipe, QUANTIZES), without("precision")))
 
 
 def _in_two_formats(plan: Plan) -> bool:
@@ -118,7 +120,7 @@ def _gathers(plan: Plan) -> Mapping[str, bool]:
 
 def _stages(plan: Plan) -> Iterator[Draft]:
     """Stages are planned, priced and locked, but no engine has a pipeline schedule."""
-    layout, mesh = plan.request.layout, plan.mesh
+    layout, mesh, request = plan.request.layout, plan.mesh, plan.request
     for axis in mesh.larger_than_one(mesh.names):
         one = layout.entries[axis]
         if "stage" not in one.roles.values():
@@ -131,7 +133,9 @@ def _stages(plan: Plan) -> Iterator[Draft]:
             found=f"{product(mesh, [axis])} splits the layers into pipeline stages, which neither engine runs yet",
             needed="no stages; a plan with stages can be read, compared and locked",
         )
-        yield Draft(finding=finding, candidates=tuple(resized(plan, axis, 1)))
+        given = [name for name in ("schedule", "stages") if getattr(request, name) is not None]
+        fixes = [reduce(both, map(without, given), candidate) for candidate in resized(plan, axis, 1)]
+        yield Draft(finding=finding, candidates=tuple(fixes))
 
 
 def _slices(plan: Plan) -> Iterator[Draft]:

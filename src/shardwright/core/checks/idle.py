@@ -57,7 +57,7 @@ def _in_components(plan: Plan, axis: str) -> Iterator[Draft]:
         if role != "idle":
             if not shards(plan, axis, component) and not _shards_unlisted(plan, axis, component):
                 yield _role_shards_nothing(plan, axis, component, role)
-        elif component not in declared.declared and declared.elsewhere not in (None, "idle"):
+        elif component not in declared.declared and declared.elsewhere not in (None, "idle", "stage"):
             left_idle[component] = tensors
     stream = left_idle.pop(SEQUENCE_PARALLEL[0], None) if declared.elsewhere == "tensor" else None
     if stream is not None:

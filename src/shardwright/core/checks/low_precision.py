@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.checks.edits import WITHOUT_RECIPE, of_recipe, option, other_recipe, resized
+from shardwright.core.checks.edits import of_recipe, option, other_recipe, resized, without
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import either, every, others, product
@@ -152,5 +152,6 @@ def dequantized(plan: Plan) -> Iterator[Draft]:
             cost=f"the products take as long as in {kernel}, and operands are quantized in addition",
         )
         yield Draft(
-            finding=finding, candidates=(*(other_recipe(name) for name in FREER if name != recipe.name), WITHOUT_RECIPE)
+            finding=finding,
+            candidates=(*(other_recipe(name) for name in FREER if name != recipe.name), without("precision")),
         )

@@ -85,11 +85,11 @@ def _expert(plan: Plan, axis: str) -> str:
     return f"{bytes_text(_sent(plan, axis, None, names))} moved a step by '{move}', for {bytes_text(held)} of experts a device"
 
 
-def _stage(plan: Plan, axis: str) -> str:
-    stages, steps = plan.mesh.size(axis), plan.request.microbatches
-    return (
-        f"{count(steps, 'microbatch')}: stages are idle for {percent((stages - 1) / (steps + stages - 1))} of the time"
-    )
+def _stage(plan: Plan, _: str) -> str:
+    steps = count(plan.request.microbatches, "microbatch")
+    if plan.pipeline is None:
+        return steps
+    return f"{steps}: stages are idle for {percent(plan.pipeline.run.bubble)} of the time, by their flops"
 
 
 FACTS: dict[str, Callable[[Plan, str], str]] = {

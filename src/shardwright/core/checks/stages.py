@@ -1,21 +1,139 @@
-"""SW110: pipeline stages against the number of layers and of microbatches."""
+"""SW110: pipeline stages against the layers, the microbatches and the schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
 
-from shardwright.core.checks.edits import both, option, resized
-from shardwright.core.findings.draft import Draft
+from shardwright.core.checks.edits import both, entry, option, resized, without
+from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import count, either, percent, product
+from shardwright.core.layout.wording import bytes_text, count, either, percent, product
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.mesh.notation import place_in
+from shardwright.core.pipeline.requests import chosen_stages, stage_axes
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.schedules.schedules import SCHEDULES
+from shardwright.core.stages.choice import Fault
+from shardwright.core.stages.planned import Pipeline
 
 
 def stages(plan: Plan) -> Iterator[Draft]:
-    """Each stack of layers that the stages do not divide, and fewer microbatches than stages."""
+    """Units and microbatches that do not make the stages of a schedule, stages that wait, and a tied weight on two stages. Of a user's own
+    program, stacks of layers that the stages do not divide."""
+    if plan.request.table.program != "ours":
+        yield from _undivided(plan)
+        return
+    choice = chosen_stages(plan.request, plan.mesh)
+    if choice is None:
+        yield from _options_without_stages(plan)
+        return
+    for fault in choice.faults:
+        yield _fault(plan, fault)
+    if plan.pipeline is not None:
+        yield from _waiting(plan, plan.pipeline)
+        yield from _tied(plan, plan.pipeline)
+
+
+def _fault(plan: Plan, fault: Fault) -> Draft:
+    axis = stage_axes(plan.request, plan.mesh)[0]
+    declared = plan.request.layout.entries[axis]
+    readers = plan.mesh.size(plan.dp)
+    candidates: list[Candidate] = []
+    for number in fault.microbatches:
+        candidates.append(option("microbatches", number))
+        candidates.append(both(option("batch", readers * number), option("microbatches", number)))
+    candidates += [entry(plan, axis, virtual=number) for number in fault.virtual]
+    for ranks in fault.ranks:
+        candidates += resized(plan, axis, ranks)
+    if fault.without_stages:
+        candidates.append(without("stages"))
+    return Draft(
+        finding=Finding(
+            code="SW110",
+            severity="error",
+            where=f"axis '{axis}' of layout '{plan.request.layout.name}'",
+            position=declared.position,
+            found=fault.found,
+            needed=fault.needed,
+        ),
+        candidates=tuple(candidates),
+    )
+
+
+def _options_without_stages(plan: Plan) -> Iterator[Draft]:
+    for name in ("schedule", "stages"):
+        value = getattr(plan.request, name)
+        if value is not None:
+            yield Draft(
+                finding=Finding(
+                    code="SW110",
+                    severity="error",
+                    where=f"--{name}",
+                    found=f"--{name} {value}, and no axis of layout '{plan.request.layout.name}' divides the layers",
+                    needed="an axis of role 'stage' that is larger than 1",
+                ),
+                candidates=(without(name),),
+            )
+
+
+def _waiting(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
+    """Fewer microbatches than ranks: some rank waits in every schedule."""
+    choice, readers = pipeline.choice, plan.mesh.size(plan.dp)
+    if choice.microbatches >= choice.ranks:
+        return
+    # Numbers that leave a device without a row need not be planned.
+    filling = [
+        number
+        for number in (4 * choice.ranks, 2 * choice.ranks, choice.ranks)
+        if plan.request.batch % (readers * number) == 0
+    ]
+    yield Draft(
+        finding=Finding(
+            code="SW110",
+            severity="warning",
+            where=f"microbatches under layout '{plan.request.layout.name}'",
+            position=plan.request.layout.entries[pipeline.axes[0]].position,
+            found=f"{count(choice.microbatches, 'microbatch')} for {product(plan.mesh, pipeline.axes)}",
+            needed=f"at least {choice.ranks} microbatches, one for each rank of the pipeline",
+            cost=f"stages are idle for {percent(pipeline.run.bubble)} of the time, by their flops",
+        ),
+        candidates=(
+            *(option("microbatches", number) for number in filling),
+            both(option("batch", readers * choice.ranks), option("microbatches", choice.ranks)),
+        ),
+    )
+
+
+def _tied(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
+    """A weight that is used at both ends, whose stages are on two ranks: each has it, and their gradients are summed."""
+    by_end = {
+        end: next((stage for stage in pipeline.stages if getattr(stage.stage, end)), None)
+        for end in ("embedding", "logits")
+    }
+    first, last = by_end["embedding"], by_end["logits"]
+    if plan.request.engine == "jax" or first is None or last is None or first.rank == last.rank:
+        return
+    for tensor in plan.weights:
+        if not plan.request.table.weight(tensor.name).uses:
+            continue
+        folded = [name for name, schedule in SCHEDULES.items() if schedule.placement == "v"]
+        yield Draft(
+            finding=Finding(
+                code="SW110",
+                severity="info",
+                tensor=tensor.name,
+                where=tensor.name,
+                found=f"stages {first.number} and {last.number}, of ranks {first.rank} and {last.rank}, both use it",
+                needed=f"nothing; schedules {either(folded)} have both stages on one rank",
+                cost=f"{bytes_text(tensor.bytes_per_device)} more on a device, and an all-reduce of its gradient in each step",
+            ),
+            candidates=(),
+        )
+
+
+def _undivided(plan: Plan) -> Iterator[Draft]:
+    """Stages of a user's own program: each has equally many layers of every stack."""
     stacked = [t for t in plan.weights if len(t.spec.dims) > len(t.shape)]
     axes = plan.mesh.larger_than_one({a: None for t in stacked for a in t.spec.dims[0].axes})
     if not axes:
@@ -26,30 +144,6 @@ def stages(plan: Plan) -> Iterator[Draft]:
     for num, tensor in sorted(first.items()):
         if num % num_stages:
             yield _uneven(plan, axes, num, tensor, common)
-    microbatches = plan.request.microbatches
-    if microbatches < num_stages:
-        readers = plan.mesh.size(plan.dp)
-        # Numbers that leave a device without a row need not be planned.
-        filling = [
-            number
-            for number in (4 * num_stages, 2 * num_stages, num_stages)
-            if plan.request.batch % (readers * number) == 0
-        ]
-        yield Draft(
-            finding=Finding(
-                code="SW110",
-                severity="warning",
-                where=f"microbatches under layout '{plan.request.layout.name}'",
-                position=plan.request.layout.entries[axes[0]].position,
-                found=f"{count(microbatches, 'microbatch')} for {product(plan.mesh, axes)}",
-                needed=f"at least {num_stages} microbatches, one for each stage",
-                cost=f"stages are idle for {percent((num_stages - 1) / (microbatches + num_stages - 1))} of the time",
-            ),
-            candidates=(
-                *(option("microbatches", number) for number in filling),
-                both(option("batch", readers * num_stages), option("microbatches", num_stages)),
-            ),
-        )
 
 
 def _uneven(plan: Plan, axes: tuple[str, ...], num: int, tensor: TensorPlan, common: int) -> Draft:

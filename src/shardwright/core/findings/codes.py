@@ -90,7 +90,7 @@ CODES: dict[str, Code] = {
             code="SW110",
             severity="error",
             title="layers and stages",
-            law="The stages divide the layers of every stack, and microbatches fill them.",
+            law="Each stage has units of the model, and the microbatches are as its schedule needs them.",
         ),
         Code(
             code="SW111",

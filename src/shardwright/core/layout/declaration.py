@@ -10,7 +10,7 @@ from shardwright.core.findings.position import Position
 from shardwright.core.layout.layout import Layout, MeshEntry, RoleEntry, Rule
 from shardwright.core.layout.wording import every
 
-OPTIONS = ("weights", "sequence_parallel")
+OPTIONS = ("weights", "sequence_parallel", "virtual", "schedule")
 """The options of an axis, in addition to its roles."""
 
 MOVED = ("attention", "moe")
@@ -75,6 +75,7 @@ def _roles(entry: RoleEntry) -> dict[str, object]:
     options: dict[str, object] = {} if weights is None else {"weights": weights}
     if entry.sequence_parallel:
         options["sequence_parallel"] = True
+    options |= {name: value for name in ("virtual", "schedule") if (value := getattr(entry, name)) is not None}
     return {**entry.roles, **options}
 
 

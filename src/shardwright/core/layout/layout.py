@@ -32,7 +32,8 @@ class RoleEntry:
     ``roles`` is complete: components that are not named have the role of `elsewhere`, or ``idle`` where that role
     has nothing to shard. ``declared``: the components that the user named.
     ``weights``: ``whole`` makes an axis of a storing role replicate the weights; a tuple gives the logical axes to try
-    before the table's own; None uses the table's.
+    before the table's own; None uses the table's. ``virtual``: the chunks of layers that a device of role ``stage`` has;
+    ``schedule``: the order in which they compute; None: the schedule's own number, the engine's own schedule.
     """
 
     roles: Mapping[str, str]
@@ -40,6 +41,8 @@ class RoleEntry:
     elsewhere: str | None = None
     weights: Literal["whole"] | tuple[str, ...] | None = None
     sequence_parallel: bool = False
+    virtual: int | None = None
+    schedule: str | None = None
     position: Position | None = None
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
+from shardwright.core.findings.bounds import is_integer
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.findings.position import Located, Position
 from shardwright.core.layout.faults import Faults, shown
 from shardwright.core.layout.layout import MeshEntry, RoleEntry
-from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES, SEQUENCE_PARALLEL
+from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES, SCHEDULES, SEQUENCE_PARALLEL
 
-ENTRY_OPTIONS = ("elsewhere", "weights", "sequence_parallel")
-RESERVED_OPTIONS = ("gradients", "optimizer", "keep_gathered", "virtual", "schedule")
+STAGE_OPTIONS = ("virtual", "schedule")
+ENTRY_OPTIONS = ("elsewhere", "weights", "sequence_parallel", *STAGE_OPTIONS)
+RESERVED_OPTIONS = ("gradients", "optimizer", "keep_gathered")
 """Option names of an entry that are reserved and not implemented yet."""
 
 Weights = Literal["whole"] | tuple[str, ...] | None
@@ -107,6 +110,11 @@ def _entry(faults: Faults, axis: str, node: Located, position: Position) -> Role
         )
     weights = _weights(faults, node.value.get("weights"))
     entry = _spread(faults, axis, named, elsewhere, weights, bool(parallel and parallel.value), position)
+    entry = replace(
+        entry,
+        virtual=_virtual(faults, where, node.value.get("virtual")),
+        schedule=_schedule(faults, node.value.get("schedule")),
+    )
     misread = (stated is not None and elsewhere is None) or any(c in node.value and c not in named for c in COMPONENTS)
     if not misread:
         _options_have_a_role(faults, where, node, entry)
@@ -194,6 +202,16 @@ def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleE
             "role fsdp or context in some component",
             "Take 'weights' out.",
         )
+    for name in STAGE_OPTIONS:
+        if getattr(entry, name) is not None and "stage" not in entry.roles.values():
+            faults.fault(
+                "SW119",
+                node.key_position(name),
+                where,
+                f"option '{name}' on an axis that is nowhere 'stage'",
+                "role stage where there are layers",
+                f"Take '{name}' out.",
+            )
     component = SEQUENCE_PARALLEL[0]
     if entry.sequence_parallel and "tensor" in entry.roles.values() and entry.roles[component] != "tensor":
         faults.fault(
@@ -213,6 +231,31 @@ def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleE
             "role tensor in some component",
             "Take 'sequence_parallel' out.",
         )
+
+
+def _virtual(faults: Faults, where: str, option: Located | None) -> int | None:
+    if option is None:
+        return None
+    if is_integer(option.value) and option.value >= 1:
+        return option.value
+    faults.fault(
+        "SW120",
+        option.position,
+        where,
+        f"virtual {shown(option.value)}",
+        "a number of at least 1: the chunks of layers of each device",
+        "Write 'virtual: 2'.",
+    )
+    return None
+
+
+def _schedule(faults: Faults, option: Located | None) -> str | None:
+    if option is None:
+        return None
+    if isinstance(option.value, str) and option.value in SCHEDULES:
+        return option.value
+    faults.unknown(shown(option.value, quote=False), option.position, "option 'schedule'", SCHEDULES, "schedule")
+    return None
 
 
 def _stages_hold_whole_layers(faults: Faults, axis: str, where: str, entry: RoleEntry) -> None:

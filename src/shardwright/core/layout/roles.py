@@ -91,6 +91,9 @@ ROLES: dict[str, Role] = {
     )
 }
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipev", "circular")
+"""The schedules of role ``stage``; ``core/schedules/schedules.py`` has each."""
+
 SEQUENCE_PARALLEL = ("residual", "length")
 """The component and the dim that role ``tensor`` also shards if its entry sets ``sequence_parallel: true``."""
 

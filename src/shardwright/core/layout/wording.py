@@ -75,10 +75,12 @@ def count(number: float, noun: str) -> str:
 def plural(noun: str) -> str:
     """The plural of a noun.
 
-    >>> plural("row"), plural("vocabulary entry")
-    ('rows', 'vocabulary entries')
+    >>> plural("row"), plural("vocabulary entry"), plural("microbatch")
+    ('rows', 'vocabulary entries', 'microbatches')
     """
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    if noun.endswith("y"):
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
 def counted(size: int, logical_axis: str) -> str:

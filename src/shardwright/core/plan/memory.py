@@ -72,6 +72,21 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     )
 
 
+def microbatch_bytes(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[int, int]:
+    """What a stage's microbatch holds between its forward and its backward pass, and what one of these passes needs besides.
+
+    The points in time of ``estimate_memory``. In a pipeline gradients have been summed already at each of them.
+    """
+    rows = {tensor.name: tensor for tensor in tensors}
+    same = {move.target for move in request.table.moves if _moves_nothing(move, rows, mesh)}
+    activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
+    frozen = {weight.name for weight in request.table.weights if weight.frozen}
+    trained = [tensor for tensor in tensors if tensor.kind == "weight" and tensor.name not in frozen]
+    saved = _saved(request, mesh, activations)
+    peaks = (_at_the_logits(request, mesh, trained, activations), _in_a_layer(request, mesh, trained, activations))
+    return saved, max(peaks) - saved
+
+
 def _kept_bytes(kept: Kept, elements: Mapping[str, int]) -> int:
     assert kept.dtype is not None
     return sum(number for name, number in elements.items() if kept.has(name)) * DTYPE_BYTES[kept.dtype]

@@ -20,6 +20,7 @@ from shardwright.core.resolution.gradients import Reduction
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import AxisRequest
 from shardwright.core.resolution.row_order import in_order, row_chunks
+from shardwright.core.stages.planned import Pipeline
 
 Phase = Literal["forward", "recompute", "backward", "update"]
 
@@ -246,7 +247,10 @@ class StepCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that follows from a request. ``sizes``: elements along each logical axis of activations. ``quantized``: the
-    weights whose products are quantized; none without a recipe."""
+    weights whose products are quantized; none without a recipe.
+
+    ``pipeline``: its stages, where an axis divides the layers; ``stage_plans``: a plan of each, for one microbatch. Then ``memory`` is
+    that of the fullest rank, and ``collectives`` are those of the slowest."""
 
     request: Request
     mesh: Mesh
@@ -258,6 +262,8 @@ class Plan:
     findings: tuple[Finding, ...]
     step: StepCost | None = None
     quantized: tuple[QuantizedWeight, ...] = ()
+    pipeline: Pipeline | None = None
+    stage_plans: tuple[Plan, ...] = ()
 
     @property
     def weights(self) -> tuple[TensorPlan, ...]:
@@ -348,6 +354,7 @@ class Plan:
             "collectives": [collective.to_json() for collective in self.collectives],
             "memory": self.memory.to_json(),
             "step": None if self.step is None else self.step.to_json(),
+            **({} if self.pipeline is None else {"pipeline": self.pipeline.to_json()}),
             "choices": [choice.to_json() for choice in self.choices],
             "findings": [finding.to_json() for finding in worst_first(self.findings)],
         }

@@ -11,12 +11,14 @@ from shardwright.core.findings.bounds import is_integer, is_number, shown_number
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen
 from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.model.optimizer import ADAMW, AVERAGE, Kept, Optimizer
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.model.table import ModelTable
 from shardwright.core.recipes.kernels import Device
 from shardwright.core.recipes.recipe import Recipe
+from shardwright.core.stages.notation import read_stages
 
 REMAT_POLICIES = ("full", "dots", "none")
 """What the backward pass recomputes: an entire layer, all but its matrix products, or nothing."""
@@ -56,7 +58,8 @@ class Request:
     for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
     ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``average``: how much of the
     exponential average of the weights a step leaves; None: none is kept. ``precision``: the recipe by which products with
-    weights are quantized; None: none is.
+    weights are quantized; None: none is. ``schedule``: that of the pipeline's stages; None: the layout's, or else the engine's own.
+    ``stages``: the units of each stage (``core/stages/notation.py``); None: shared out by their work.
 
     Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
     word or pattern. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
@@ -79,6 +82,8 @@ class Request:
     optimizer: Optimizer = ADAMW
     average: float | None = None
     precision: Recipe | None = None
+    schedule: str | None = None
+    stages: str | None = None
     chip: Chip | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +113,10 @@ class Request:
             names = [weight.name for weight in self.table.weights]
             for option in ("high", "quantized"):
                 chosen(names, getattr(self.precision, option), f"'{option}' of the recipe")
+        if self.stages is not None:
+            read_stages(self.stages, "stages")
         words = {
+            **({} if self.schedule is None else {"schedule": (self.schedule, SCHEDULES)}),
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),
             **{name: (getattr(self, name), TRAINED_IN) for name in ("dtype", "weights_dtype", "moments_dtype")},

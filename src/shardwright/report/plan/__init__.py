@@ -6,5 +6,6 @@ roles_view.py        the role of every axis in every component
 tensor_tables.py     weights and activations
 collectives_view.py  the collectives of a step
 memory_view.py       bytes on one device
+pipeline_view.py     the stages of a pipeline
 findings_view.py     findings, with carets
 """

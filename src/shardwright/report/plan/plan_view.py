@@ -13,6 +13,7 @@ from shardwright.report.plan.collectives_view import collectives_table
 from shardwright.report.plan.findings_view import counted, findings_list
 from shardwright.report.plan.head import head
 from shardwright.report.plan.memory_view import memory_table
+from shardwright.report.plan.pipeline_view import pipeline_table
 from shardwright.report.plan.roles_view import roles_table
 from shardwright.report.plan.tensor_tables import activations_table, of_integers, weights_table
 from shardwright.report.text.columns import INDENT, section
@@ -33,9 +34,11 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
             parts += [
                 section("weights, per layer and device", weights_table(plan, colors, width)),
                 section("activations, per layer and device", activations_table(plan, colors, width), *_integers(plan)),
-                section("collectives of one step, per device", collectives_table(plan, colors, width)),
+                section(f"collectives of one step, per device{_slowest(plan)}", collectives_table(plan, colors, width)),
             ]
-        parts.append(section("memory of one device", memory_table(plan, width)))
+        if plan.pipeline is not None:
+            parts.append(section("stages of the pipeline", pipeline_table(plan.pipeline, width)))
+        parts.append(section(f"memory of one device{_of_rank(plan)}", memory_table(plan, width)))
         if plan.step is not None:
             parts.append(section("one step, estimated", _paragraph(_step(plan)), *map(_paragraph, _sources(plan))))
         if plan.choices:
@@ -44,6 +47,14 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
         return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))
 
     return view
+
+
+def _of_rank(plan: Plan) -> str:
+    return "" if plan.pipeline is None else f" of rank {plan.pipeline.fullest}, which needs the most"
+
+
+def _slowest(plan: Plan) -> str:
+    return "" if plan.pipeline is None else f" of rank {plan.pipeline.slowest}, which has the most work"
 
 
 def _integers(plan: Plan) -> Sequence[Text]:

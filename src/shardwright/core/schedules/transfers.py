@@ -1,0 +1,67 @@
+"""The transfers and reductions of a table: what each rank sends and receives between its computations, and when it reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwright.core.schedules.actions import Action, Kind, Table
+
+OF: dict[Kind, tuple[Kind, Kind, int]] = {
+    "forward": ("send", "receive", 1),
+    "input_gradient": ("send_gradient", "receive_gradient", -1),
+    "backward": ("send_gradient", "receive_gradient", -1),
+}
+"""What follows a computation: its send, the receive of it, and the stage that receives, counted from this one."""
+
+
+def with_transfers(table: Table) -> Table:
+    """The table with sends, receives and reductions.
+
+    A rank sends as soon as it has computed. The other's receive is put where that rank is at that time, so that between any two ranks
+    receives have the order of the sends, whatever the schedule. A stage's gradients are reduced once, after its last microbatch.
+
+    Raises AssertionError for a table whose computations wait for each other (``proof.py`` names them).
+    """
+    found: list[list[Action]] = [[] for _ in range(table.ranks)]
+    left = dict.fromkeys(range(table.num_stages), table.microbatches)
+    for rank, action in _in_time(table):
+        found[rank].append(action)
+        if action.kind in OF:
+            send, receive, step = OF[action.kind]
+            to = action.stage + step
+            if 0 <= to < table.num_stages and table.rank_of(to) != rank:
+                found[rank].append(Action(action.stage, send, action.microbatch))
+                found[table.rank_of(to)].append(Action(to, receive, action.microbatch))
+        if action.kind in ("backward", "weight_gradient"):
+            left[action.stage] -= 1
+            if not left[action.stage]:
+                found[rank].append(Action(action.stage, "reduce"))
+    return replace(table, actions=found)
+
+
+def _in_time(table: Table) -> Iterator[tuple[int, Action]]:
+    """The computations in slots of time: in each slot a rank makes its next one, if what that needs was made before."""
+    made: set[tuple[str, int, int | None]] = set()
+    position = [0] * table.ranks
+    while any(at < len(table.actions[rank]) for rank, at in enumerate(position)):
+        slot = [
+            (rank, table.actions[rank][at])
+            for rank, at in enumerate(position)
+            if at < len(table.actions[rank]) and _possible(table, table.actions[rank][at], made)
+        ]
+        assert slot, "the computations wait for each other"
+        for rank, action in slot:
+            yield rank, action
+            position[rank] += 1
+            made.add(("I" if action.kind == "backward" else action.kind[0].upper(), action.stage, action.microbatch))
+
+
+def _possible(table: Table, action: Action, made: set[tuple[str, int, int | None]]) -> bool:
+    stage, kind, number = action
+    if kind == "forward":
+        return stage == 0 or ("F", stage - 1, number) in made
+    if kind == "weight_gradient":
+        return ("I", stage, number) in made
+    behind = stage == table.num_stages - 1 or ("I", stage + 1, number) in made
+    return behind and ("F", stage, number) in made

@@ -1,0 +1,9 @@
+"""The stages of a pipeline: which units of the model each has, and what it needs.
+
+units.py       the embedding, layers and logits, with their work
+assignment.py  which units each stage has
+notation.py    Megatron's notation of that
+submodel.py    a stage as a model of its own
+choice.py      what the user asked for and what follows, or why it cannot be
+planned.py     a planned pipeline: what each stage and rank needs
+"""

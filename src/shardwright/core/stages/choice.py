@@ -1,0 +1,188 @@
+"""How the layers of a model become stages: what the user asked for and what follows, with every reason why it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+
+from shardwright.core.layout.wording import count, every
+from shardwright.core.schedules.actions import Table
+from shardwright.core.schedules.schedules import SCHEDULES, table_of
+from shardwright.core.schedules.transfers import with_transfers
+from shardwright.core.stages.assignment import Stage, assigned, balanced
+from shardwright.core.stages.notation import read_stages, stages_text
+from shardwright.core.stages.units import Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why there are no stages. ``microbatches``, ``virtual``, ``ranks``: numbers that would do, the nearest first."""
+
+    found: str
+    needed: str
+    microbatches: tuple[int, ...] = ()
+    virtual: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    without_stages: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """``ranks``: the devices along the stage axes. ``virtual``: stages of each. ``stages``: none where there are faults."""
+
+    ranks: int
+    virtual: int
+    schedule: str
+    microbatches: int
+    units: Sequence[Unit]
+    stages: tuple[Stage, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        return self.ranks * self.virtual
+
+    @property
+    def text(self) -> str:
+        """The stages in Megatron's notation."""
+        return stages_text([stage.letters for stage in self.stages])
+
+    @property
+    def table(self) -> Table:
+        """Every action of every rank, with transfers."""
+        return timetable(self.schedule, self.ranks, self.virtual, self.microbatches)
+
+
+@lru_cache(maxsize=64)
+def timetable(schedule: str, ranks: int, virtual: int, microbatches: int) -> Table:
+    """The table of a schedule that runs with these numbers, with transfers."""
+    return with_transfers(table_of(schedule, ranks, virtual, microbatches))
+
+
+def own_schedule(engine: str, ranks: int, virtual: int, microbatches: int) -> str:
+    """The schedule of an engine where none is named.
+
+    >>> own_schedule("jax", 4, 1, 8), own_schedule("torch", 4, 1, 8), own_schedule("torch", 4, 1, 2), own_schedule("torch", 4, 2, 8)
+    ('circular', '1f1b', 'gpipe', 'interleaved')
+    """
+    if engine == "jax":
+        return "circular"
+    if virtual > 1:
+        return "interleaved"
+    return "1f1b" if microbatches >= ranks else "gpipe"
+
+
+def choose(
+    units: Sequence[Unit],
+    *,
+    ranks: int,
+    microbatches: int,
+    engine: str,
+    virtual: int | None = None,
+    schedule: str | None = None,
+    text: str | None = None,
+) -> Choice:
+    """The stages of a pipeline of so many ranks. ``virtual``, ``schedule`` and ``text`` are what the user gave."""
+    letters = None if text is None else read_stages(text)
+    if letters is not None and len(letters) % ranks == 0:
+        virtual = len(letters) // ranks
+    elif virtual is None:
+        virtual = 1 if schedule is None else SCHEDULES[schedule].virtual or 1
+    schedule = schedule or own_schedule(engine, ranks, virtual, microbatches)
+    choice = Choice(ranks=ranks, virtual=virtual, schedule=schedule, microbatches=microbatches, units=units)
+    faults = (
+        *_of_schedule(choice),
+        *(_of_number(choice) if letters is None else _of_text(choice, letters)),
+    )
+    if faults:
+        return replace(choice, faults=faults)
+    counts = balanced([unit.step for unit in units], choice.num_stages) if letters is None else [*map(len, letters)]
+    return replace(choice, stages=assigned(units, counts))
+
+
+def _of_schedule(choice: Choice) -> Iterator[Fault]:
+    rules, ranks, virtual, number = SCHEDULES[choice.schedule], choice.ranks, choice.virtual, choice.microbatches
+    if rules.virtual not in (None, virtual):
+        yield Fault(
+            found=f"schedule '{rules.name}' with {_stages_each(virtual)}",
+            needed=f"{_stages_each(rules.virtual or 1)}",
+            virtual=(rules.virtual or 1,),
+        )
+        return
+    least, multiple = rules.least_microbatches(ranks, virtual), rules.multiple(ranks, virtual, number)
+    if number < least:
+        yield Fault(
+            found=f"{count(number, 'microbatch')} for schedule '{rules.name}' with {ranks * virtual} stages on {ranks} ranks",
+            needed=f"at least {least}",
+            microbatches=(least, 2 * least),
+        )
+    elif number % multiple:
+        below, above = number - number % multiple, number + multiple - number % multiple
+        yield Fault(
+            found=f"{count(number, 'microbatch')} for schedule '{rules.name}' on {ranks} ranks",
+            needed=f"a multiple of {multiple}, as {' or '.join(str(one) for one in (below, above) if one)}",
+            microbatches=tuple(one for one in (above, below) if one),
+        )
+
+
+def _of_number(choice: Choice) -> Iterator[Fault]:
+    if choice.num_stages > len(choice.units):
+        most = len(choice.units)
+        yield Fault(
+            found=f"{choice.num_stages} stages, {_stages_each(choice.virtual)}, for {most} units: {_counted(choice.units)}",
+            needed=f"at most {most} stages, so that each has a unit",
+            ranks=tuple(
+                ranks
+                for ranks in range(choice.ranks - 1, 0, -1)
+                if ranks * choice.virtual <= most and choice.ranks % ranks == 0
+            ),
+            virtual=tuple(one for one in (most // choice.ranks,) if one and SCHEDULES[choice.schedule].virtual is None),
+        )
+
+
+def _of_text(choice: Choice, stages: Sequence[str]) -> Iterator[Fault]:
+    wanted = "".join(unit.letter for unit in choice.units)
+    if len(stages) % choice.ranks:
+        yield Fault(
+            found=f"{len(stages)} stages in --stages on {choice.ranks} ranks",
+            needed=f"a multiple of {choice.ranks}, so that all ranks have as many",
+            without_stages=True,
+        )
+    empty = [number for number, letters in enumerate(stages) if not letters]
+    if empty:
+        yield Fault(
+            found=f"stage {empty[0]} of --stages has no unit",
+            needed="at least one unit in each stage: E, a layer t, or L",
+            without_stages=True,
+        )
+    elif "".join(stages) != wanted:
+        yield Fault(
+            found=f"--stages has {_letters(''.join(stages))}",
+            needed=f"the model's units in their order: {_letters(wanted)}",
+            without_stages=True,
+        )
+
+
+def _stages_each(virtual: int) -> str:
+    return f"{count(virtual, 'stage')} a rank"
+
+
+def _counted(units: Sequence[Unit]) -> str:
+    return _letters("".join(unit.letter for unit in units))
+
+
+def _letters(letters: str) -> str:
+    """
+    >>> _letters("Ettt"), _letters("EttL"), _letters("tEt")
+    ('the embedding and 3 layers', 'the embedding, 2 layers and the logits', '1 layer, the embedding and 1 layer')
+    """
+    names = {"E": "the embedding", "L": "the logits"}
+    parts = [
+        part
+        for letter, run in groupby(letters)
+        for run_of in ([*run],)
+        for part in ([count(len(run_of), "layer")] if letter == "t" else [names[letter]] * len(run_of))
+    ]
+    return every(parts) if parts else "no unit"

@@ -1,0 +1,97 @@
+"""A stage as a model of its own: the rows of the table for its layers and its ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from shardwright.core.layout.roles import OUTSIDE_LAYERS
+from shardwright.core.model.table import Activation, ModelTable, Weight
+from shardwright.core.stages.assignment import Stage
+
+
+def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
+    """The weights, activations and moves of a stage. Weights keep their names and the numbers of their layers in the model."""
+    weights = tuple(_weights(table, stage))
+    stacks = {w.stack: w.num for w in weights if w.stack is not None}
+    activations = tuple(_activations(table, stage, stacks))
+    names = {row.name for row in activations}
+    return replace(
+        table,
+        weights=weights,
+        activations=activations,
+        moves=tuple(move for move in table.moves if {move.source, move.target} <= names),
+        num_layers=len(stage.layers),
+    )
+
+
+def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: bool) -> ModelTable:
+    """What every device holds of a chunk where one program is that of all stages: of each stack as many layers as the stage that has
+    the most, and with the first chunk both ends."""
+    most = {
+        stack: max(_layers_of(table, stack, stage) for stage in stages)
+        for stack in {weight.stack for weight in table.weights if weight.stack is not None}
+    }
+    everything = stage_table(table, Stage(layers=range(table.num_layers), embedding=ends, logits=ends))
+    return replace(
+        everything,
+        weights=tuple(
+            weight if weight.stack is None else replace(weight, num=most[weight.stack])
+            for weight in everything.weights
+            if weight.stack is None or most[weight.stack]
+        ),
+        activations=tuple(
+            row
+            if row.component in OUTSIDE_LAYERS
+            else replace(row, num=max(1, sum(most[stack] for stack in row.stacks or most)))
+            for row in everything.activations
+        ),
+        num_layers=sum(most.values()),
+    )
+
+
+def _layers_of(table: ModelTable, stack: str, stage: Stage) -> int:
+    """How many layers of a stack a stage has."""
+    row = next(weight for weight in table.weights if weight.stack == stack)
+    return len(range(max(row.first_layer, stage.layers.start), min(row.first_layer + row.num, stage.layers.stop)))
+
+
+def _weights(table: ModelTable, stage: Stage) -> Iterator[Weight]:
+    for weight in table.weights:
+        if weight.stack is not None:
+            first = max(weight.first_layer, stage.layers.start)
+            num = min(weight.first_layer + weight.num, stage.layers.stop) - first
+            if num > 0:
+                yield replace(weight, num=num, first_layer=first)
+        elif weight.uses:
+            yield from _tied(weight, stage)
+        elif stage.embedding if weight.component == "embedding" else stage.logits:
+            yield weight
+
+
+def _tied(weight: Weight, stage: Stage) -> Iterator[Weight]:
+    """A weight with a use at each end: of one stage that has both, or of two, each with its use alone."""
+    ends = [end for end, has in (("embedding", stage.embedding), ("logits", stage.logits)) if has]
+    own = [use for use in (weight.component, *weight.uses) if use in ends]
+    if own:
+        yield replace(
+            weight,
+            component=own[0],
+            uses=tuple(own[1:]),
+            contracted=tuple(dim for dim in weight.contracted if dim[0] in own),
+        )
+
+
+def _activations(table: ModelTable, stage: Stage, stacks: dict[str, int]) -> Iterator[Activation]:
+    for row in table.activations:
+        if row.component in OUTSIDE_LAYERS:
+            has = {"input": True, "embedding": stage.embedding, "logits": stage.logits}[row.component]
+            if has:
+                yield row
+            continue
+        num = sum(stacks.get(name, 0) for name in row.stacks) if row.stacks else len(stage.layers)
+        if row.name == "residual.stream":
+            # A stage without layers receives it too.
+            num = max(1, num)
+        if num:
+            yield replace(row, num=num)

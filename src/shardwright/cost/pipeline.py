@@ -1,0 +1,120 @@
+"""Seconds of a pipeline: its timetable on a clock, with the time of each stage's passes and of the transfers between stages.
+
+| what | seconds |
+|---|---|
+| forward pass of a stage, for one microbatch | its products and the exposed communication of the phase |
+| backward pass | what is recomputed, and the backward phase, in the same way |
+| quantizing | the passes over memory of a microbatch's operands, all with its backward pass |
+| its halves | half of the backward phase each; what is recomputed belongs to the gradient of the input |
+| a transfer | a permute of the residual stream, hidden behind the passes between; a rank that waits for it is idle |
+
+Reductions over replicas and the update of the weights come after the last pass, on every rank at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shardwright.core.plan.plan import Phase, Plan, StepCost
+from shardwright.core.schedules.actions import Kind
+from shardwright.core.stages.planned import Pipeline
+from shardwright.cost.chips import ChipNumbers, Reading
+from shardwright.cost.collectives import Rates, time_of
+from shardwright.cost.flops import step_flops, update_bytes
+from shardwright.cost.links import MeshMapping
+from shardwright.cost.precision import computing_seconds, quantization_bytes
+from shardwright.cost.step import PhaseTime, constants_of, phase_times, seconds_of
+
+Phases = Mapping[Phase, PhaseTime]
+
+PASSES: tuple[Phase, ...] = ("forward", "recompute", "backward")
+"""The phases of a microbatch; the update comes once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedPipeline:
+    """The pipeline with its stages' work in seconds, and the step."""
+
+    pipeline: Pipeline
+    step: StepCost
+
+
+def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading) -> TimedPipeline | None:
+    """None if a collective has no time."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    rates = Rates.of(chip, reading)
+    send = time_of("permute", max(stage.output_bytes for stage in pipeline.stages), mapping.group(pipeline.axes), rates)
+    phases = [_phases(stage, mapping, chip, reading) for stage in plan.stage_plans]
+    known = [one for one in phases if one is not None]
+    if send is None or len(known) < len(phases):
+        return None
+    in_seconds = Pipeline.of(
+        pipeline.axes,
+        pipeline.choice,
+        tuple(
+            replace(stage, work=_work(known[stage.number], _quantizing(plan, stage.number, chip, reading)))
+            for stage in pipeline.stages
+        ),
+        unit="seconds",
+        send_seconds=send.seconds,
+    )
+    return TimedPipeline(pipeline=in_seconds, step=_step(plan, in_seconds, known, chip, reading))
+
+
+def _phases(stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading) -> Phases | None:
+    rates = Rates.of(chip, reading)
+    times = [
+        time_of(one.kind, one.bytes_per_device, mapping.group(one.axes, one.subgroup), rates)
+        for one in stage.collectives
+    ]
+    seconds = [seconds_of(one, time) for one, time in zip(stage.collectives, times, strict=True)]
+    known = [second for second in seconds if second is not None]
+    computing = computing_seconds(stage, chip, reading)
+    if computing is None or len(known) < len(seconds):
+        return None
+    return phase_times(stage, known, computing)
+
+
+def _work(phases: Phases, quantizing: float) -> Mapping[Kind, float]:
+    forward, again, backward = (_busy(phases[phase]) for phase in PASSES)
+    return {
+        "forward": forward,
+        "backward": quantizing + again + backward,
+        "input_gradient": quantizing + again + backward / 2,
+        "weight_gradient": backward / 2,
+    }
+
+
+def _quantizing(plan: Plan, stage: int, chip: ChipNumbers, reading: Reading) -> float:
+    return quantization_bytes(plan.stage_plans[stage], chip) / chip.read("hbm_bytes_per_s", reading)
+
+
+def _busy(time: PhaseTime) -> float:
+    return time.compute + time.exposed
+
+
+def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumbers, reading: Reading) -> StepCost:
+    microbatches, rank = plan.request.microbatches, pipeline.slowest
+    stages = [stage.number for stage in pipeline.of_rank(rank)]
+    compute, communication, exposed = (
+        microbatches * sum(getattr(phases[stage][phase], what) for stage in stages for phase in PASSES)
+        for what in ("compute", "communication", "exposed")
+    )
+    updates = [
+        sum(phases[stage.number]["update"].exposed for stage in pipeline.of_rank(r))
+        for r in range(pipeline.choice.ranks)
+    ]
+    update = update_bytes(plan) / chip.read("hbm_bytes_per_s", reading)
+    compute += microbatches * sum(_quantizing(plan, stage, chip, reading) for stage in stages)
+    sent = pipeline.sends(rank) * (pipeline.send_seconds or 0.0)
+    return StepCost(
+        seconds=pipeline.run.seconds + max(updates) + update,
+        compute_seconds=compute + update,
+        communication_seconds=communication + sent + max(updates),
+        exposed_seconds=exposed + max(updates),
+        idle_seconds=pipeline.run.seconds - pipeline.run.busy[rank],
+        flops_per_device=microbatches * sum(sum(step_flops(plan.stage_plans[stage]).values()) for stage in stages),
+        constants=constants_of(chip, plan),
+    )

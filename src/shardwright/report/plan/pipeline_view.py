@@ -1,0 +1,66 @@
+"""The stages of a pipeline: a row for each rank, and its schedule as a picture of time."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from shardwright.core.schedules.schedules import SCHEDULES
+from shardwright.core.stages.notation import stages_text
+from shardwright.core.stages.planned import Pipeline
+from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned
+from shardwright.report.text.units import pretty_bytes, several
+
+MOST_ROWS = 32
+"""Ranks that are drawn: the first and the last ones of more."""
+
+
+def pipeline_table(pipeline: Pipeline, width: int) -> RenderableType:
+    """Each rank with its units and its memory; the worst ones are named."""
+    choice = pipeline.choice
+    columns = [
+        Column(header="rank", right=True),
+        Column(header="units"),
+        Column(header="live", right=True),
+        Column(header="stored", right=True),
+        Column(header="activations", right=True),
+        Column(header="total", right=True),
+        Column(header="busy", right=True),
+        Column(header="", flexible=True),
+    ]
+    rows = []
+    shown = range(choice.ranks)
+    skipped = len(shown) > MOST_ROWS
+    for rank in [r for r in shown if not skipped or r < MOST_ROWS // 2 or r >= choice.ranks - MOST_ROWS // 2]:
+        stages = pipeline.of_rank(rank)
+        total, activations = pipeline.total_bytes(rank), pipeline.activations_bytes(rank)
+        notes = [
+            text
+            for worst, text in ((pipeline.fullest, "most memory"), (pipeline.slowest, "most work"))
+            if worst == rank
+        ]
+        rows.append(
+            [
+                Text(str(rank)),
+                Text("  ".join(stages_text([stage.stage.letters]) for stage in stages)),
+                Text(str(pipeline.run.most_live[rank])),
+                Text(pretty_bytes(total - activations)),
+                Text(pretty_bytes(activations)),
+                Text(pretty_bytes(total), style="bold" if notes else ""),
+                Text(f"{pipeline.run.busy[rank] / pipeline.run.seconds:.1%}"),
+                Text(", ".join(notes), style="dim"),
+            ]
+        )
+    left_out = f"; {choice.ranks - MOST_ROWS} ranks in the middle are left out" if skipped else ""
+    about = SCHEDULES[choice.schedule].about
+    lines = [
+        f"{choice.schedule}: {about}",
+        f"{several(choice.num_stages, 'stage')} {choice.text}",
+        f"ranks wait for {pipeline.run.bubble:.1%} of the time{left_out}",
+    ]
+    return Group(
+        *(Padding(Text(line), (0, 0, 0, INDENT)) for line in lines),
+        Text(""),
+        aligned(columns, [RowGroup(cells=rows)], width),
+    )
