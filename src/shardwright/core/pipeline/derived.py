@@ -6,13 +6,13 @@ A stage's weights, specs, collectives and memory follow by the same rules as tho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.pipeline.requests import stage_axes
 from shardwright.core.plan.memory import microbatch_bytes
-from shardwright.core.plan.plan import Memory, Plan, PlannedCollective
+from shardwright.core.plan.plan import Memory, Phase, Plan, PlannedCollective
 from shardwright.core.resolution.request import Request
 from shardwright.core.schedules.actions import Kind
 from shardwright.core.stages.assignment import Stage
@@ -110,7 +110,8 @@ def _of_stages(request: Request, pipeline: Pipeline, plans: Sequence[Plan], rank
 
 def _transfers(pipeline: Pipeline, rank: int) -> Iterator[PlannedCollective]:
     kinds = [action.kind for action in pipeline.choice.table.actions[rank]]
-    for phase, kind in (("forward", "send"), ("backward", "send_gradient")):
+    sends: Mapping[Phase, Kind] = {"forward": "send", "backward": "send_gradient"}
+    for phase, kind in sends.items():
         if number := kinds.count(kind):
             yield PlannedCollective(
                 component="residual",
