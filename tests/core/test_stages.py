@@ -181,6 +181,14 @@ def test_a_plan_with_stages_adds_up(engine):
     assert sum(c.count_per_step for c in sends) == 6 * (2 if pipeline.slowest == 1 else 1)
 
 
+def test_every_stage_quantizes_its_layers_but_the_last_of_the_model():
+    recipe = replace(sw.load_recipe("mxfp8"), high_layers=2)
+    plan = staged("llama3-test", stages=2, batch=8, microbatches=4, engine="torch", precision=recipe)
+    layers = [{weight.num for weight in stage.quantized} for stage in plan.stage_plans]
+    own = [len(stage.stage.layers) for stage in plan.pipeline.stages] if plan.pipeline else []
+    assert layers == [{own[0]}, {own[1] - 2}]
+
+
 def test_ends_that_all_stages_share_are_no_units():
     layout = sw.load_layout("pp")
     entry = layout.entries["stage"]

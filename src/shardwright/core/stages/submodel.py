@@ -11,7 +11,8 @@ from shardwright.core.stages.assignment import Stage
 
 
 def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
-    """The weights, activations and moves of a stage. Weights keep their names and the numbers of their layers in the model."""
+    """The weights, activations and moves of a stage. Weights keep their names and the numbers of their layers in the model, which is
+    why ``num_layers`` is still the model's."""
     weights = tuple(_weights(table, stage))
     stacks = {w.stack: w.num for w in weights if w.stack is not None}
     activations = tuple(_activations(table, stage, stacks))
@@ -21,7 +22,6 @@ def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
         weights=weights,
         activations=activations,
         moves=tuple(move for move in table.moves if {move.source, move.target} <= names),
-        num_layers=len(stage.layers),
     )
 
 
@@ -46,7 +46,6 @@ def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: bool) -> 
             else replace(row, num=max(1, sum(most[stack] for stack in row.stacks or most)))
             for row in everything.activations
         ),
-        num_layers=sum(most.values()),
     )
 
 
