@@ -15,7 +15,7 @@ from benchmarks.cases import Case, ours, plan_of
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from benchmarks.timing import take_turns
-from shardwright.cost.flops import step_flops
+from shardwright.cost.steps.flops import step_flops
 
 AIM = 0.55
 SIDE = 8192

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.machine import read_machine
+from shardwright.cost.hardware.machine import read_machine
 
 FOLDER = Path(__file__).parent / "texts"
 

@@ -15,7 +15,7 @@ from shardwright.compiled.reading.program import CompiledCollective, CompiledPro
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.core.recipes.presets import preset
-from shardwright.cost.chips import chips
+from shardwright.cost.hardware.chips import chips
 from tests.compiled.programs import as_planned, changed, where, with_more
 from tests.cost.plans import plan_of
 from tests.golden import findings_case

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from shardwright.core.findings.errors import InputError
-from shardwright.cost.chips import GIB, Number, chip_of, chips
+from shardwright.cost.hardware.chips import GIB, Number, chip_of, chips
 
 UNITS = ("_bytes", "_gib", "_per_s", "_s", "_devices", "_chips", "_dims", "_per_chip", "_share_of_bf16", "_capability")
 COMMON = {"devices_per_chip", "bf16_flops_per_s", "float32_share_of_bf16", "hbm_bytes_per_s"}

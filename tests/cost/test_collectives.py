@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.cost import read_machine
-from shardwright.cost.chips import chip_of
-from shardwright.cost.collectives import Rates, Time, time_of
-from shardwright.cost.links import Group, Line, MeshMapping, map_mesh
+from shardwright.cost.hardware.chips import chip_of
+from shardwright.cost.hardware.links import Group, Line, MeshMapping, map_mesh
+from shardwright.cost.steps.collectives import Rates, Time, time_of
 
 V4, V5E = (Rates.of(chip_of(kind), "used") for kind in ("v4", "v5e"))
 H100 = Rates.of(chip_of("h100"), "fastest")  # 450 GB/s, as the book's examples have it

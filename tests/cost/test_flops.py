@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.core.plan.plan import Plan
-from shardwright.cost.flops import step_flops, update_bytes
+from shardwright.cost.steps.flops import step_flops, update_bytes
 from tests.cost.plans import plan_of
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.cost import read_machine
-from shardwright.cost.links import Line, map_mesh
+from shardwright.cost.hardware.links import Line, map_mesh
 
 RING4 = Line(size=4, closed=True)
 

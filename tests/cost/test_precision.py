@@ -11,8 +11,8 @@ from shardwright.core.planning import make_plan
 from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
-from shardwright.cost.chips import chip_of
-from shardwright.cost.precision import computing_seconds, quantization_bytes
+from shardwright.cost.hardware.chips import chip_of
+from shardwright.cost.steps.precision import computing_seconds, quantization_bytes
 from shardwright.layouts import load_layout
 from shardwright.models import build
 

@@ -8,10 +8,10 @@ import pytest
 
 from shardwright.core.plan.plan import PlannedCollective
 from shardwright.cost import price, read_machine
-from shardwright.cost.chips import chip_of
-from shardwright.cost.collectives import Rates, time_of
-from shardwright.cost.flops import step_flops, update_bytes
-from shardwright.cost.links import map_mesh
+from shardwright.cost.hardware.chips import chip_of
+from shardwright.cost.hardware.links import map_mesh
+from shardwright.cost.steps.collectives import Rates, time_of
+from shardwright.cost.steps.flops import step_flops, update_bytes
 from tests.cost.plans import plan_of, priced
 
 

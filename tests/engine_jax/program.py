@@ -14,7 +14,7 @@ from shardwright.compiled.text.hlo import parse
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan
-from shardwright.cost.flops import step_flops
+from shardwright.cost.steps.flops import step_flops
 from shardwright.engine_jax.lowering.links import links_of
 
 FLOAT = "float32"

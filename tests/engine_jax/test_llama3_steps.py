@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.flops import step_flops
+from shardwright.cost.steps.flops import step_flops
 from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.places import assert_shardings_of_the_plan
 from tests.engine_jax.program import Program, assert_steps_are_planned

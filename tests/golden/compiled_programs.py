@@ -7,7 +7,7 @@ from dataclasses import replace
 from shardwright.compiled.agreement.widths import width
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProduct, CompiledProgram, Temporary, Tool
 from shardwright.core.plan.plan import Phase, Plan
-from shardwright.cost.flops import step_flops
+from shardwright.cost.steps.flops import step_flops
 from tests.compiled.programs import as_planned, changed, remembered, where, with_more
 
 V5P = "v5p:2x2x2"

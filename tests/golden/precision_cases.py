@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.core.recipes.presets import preset
-from shardwright.cost.chips import chip_of
+from shardwright.cost.hardware.chips import chip_of
 from tests.golden.findings_case import Case, mine
 
 FSDP = mine("fsdp: fsdp", "{fsdp: auto}")

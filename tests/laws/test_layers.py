@@ -66,7 +66,7 @@ def test_layers_are_in_an_order() -> None:
             "from shardwright.compiled.reading.read import read",
             "shardwright.compiled.reading.read",
         ),
-        ("shardwright.cost.step", "from shardwright.compiled import rewrites", "shardwright.compiled"),
+        ("shardwright.cost.steps.step", "from shardwright.compiled import rewrites", "shardwright.compiled"),
         ("shardwright.init.values", "import jax", "jax"),
         ("shardwright.engine_jax.training.step", "import torch", "torch"),
         (

@@ -12,8 +12,8 @@ from dataclasses import replace
 from shardwright.core.plan.moe_move import collectives_per_layer, moe_wire_bytes
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.cost.collectives import Rates, time_of
-from shardwright.cost.links import MeshMapping
+from shardwright.cost.hardware.links import MeshMapping
+from shardwright.cost.steps.collectives import Rates, time_of
 
 COLLECTIVES: Mapping[str, str] = {"all-to-all": "all-to-all", "ring": "all-gather", "weights": "all-gather"}
 """The collective of each option. A reduce-scatter takes as long as an all-gather."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.plan import MoeMove, Plan, StepCost
 from shardwright.core.stages.planned import Pipeline
-from shardwright.cost.links import MeshMapping, map_mesh
-from shardwright.cost.machine import Machine
+from shardwright.cost.hardware.links import MeshMapping, map_mesh
+from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.moe import choose_by_time
-from shardwright.cost.pipeline import timed_pipeline
-from shardwright.cost.step import Timed, seconds_of, timed
+from shardwright.cost.steps.pipeline import timed_pipeline
+from shardwright.cost.steps.step import Timed, seconds_of, timed
 from shardwright.cost.topology import topology
 from shardwright.cost.wording import seconds_text
 

@@ -15,10 +15,10 @@ from shardwright.core.layout.wording import bytes_text, count, every, percent, p
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
-from shardwright.cost.collectives import Rates, time_of
-from shardwright.cost.links import MeshMapping, map_mesh
-from shardwright.cost.machine import Machine
-from shardwright.cost.step import Times, seconds_of, timed
+from shardwright.cost.hardware.links import MeshMapping, map_mesh
+from shardwright.cost.hardware.machine import Machine
+from shardwright.cost.steps.collectives import Rates, time_of
+from shardwright.cost.steps.step import Times, seconds_of, timed
 from shardwright.cost.wording import rate_text, seconds_text
 
 HOT = ("expert", "tensor")

@@ -28,7 +28,7 @@ from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
 from shardwright.cost import read_machine
-from shardwright.cost.chips import CPU
+from shardwright.cost.hardware.chips import CPU
 
 WITHOUT_HARDWARE = {
     # No look for a metadata server, no machine-wide lock, and no log folder.

@@ -24,7 +24,7 @@ from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.core.quantization.products import layer_runs
 from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
 from shardwright.core.resolution.resolve import traffic_of
-from shardwright.cost.chips import CPU, chips
+from shardwright.cost.hardware.chips import CPU, chips
 
 Range = tuple[float, float]
 """Least and most compiled bytes for one byte that the plan expects."""

@@ -11,7 +11,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import percent
 from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
-from shardwright.cost.flops import step_flops
+from shardwright.cost.steps.flops import step_flops
 from shardwright.cost.wording import seconds_text
 
 

@@ -17,8 +17,8 @@ from shardwright.core.recipes.formats import bits_of
 from shardwright.core.recipes.kernels import ChosenKernel
 from shardwright.core.recipes.recipe import ENTIRE, Product
 from shardwright.core.resolution.resolve import traffic_of
-from shardwright.cost.chips import ChipNumbers, Reading
-from shardwright.cost.flops import step_products
+from shardwright.cost.hardware.chips import ChipNumbers, Reading
+from shardwright.cost.steps.flops import step_products
 
 RATES: Mapping[str, str] = {
     "float4": "fp4_flops_per_s",

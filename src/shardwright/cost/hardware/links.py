@@ -23,7 +23,7 @@ from math import gcd, prod
 
 from shardwright.core.mesh.hops import SubGroup
 from shardwright.core.mesh.mesh import Axis, Mesh
-from shardwright.cost.machine import Machine
+from shardwright.cost.hardware.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from shardwright.core.plan.plan import Constant, Phase, Plan, PlannedCollective, StepCost
-from shardwright.cost.chips import ChipNumbers, Reading
-from shardwright.cost.collectives import Rates, Time, time_of
-from shardwright.cost.flops import Work, step_flops, update_bytes
-from shardwright.cost.links import MeshMapping
-from shardwright.cost.precision import RATES, computing_seconds, quantization_bytes
+from shardwright.cost.hardware.chips import ChipNumbers, Reading
+from shardwright.cost.hardware.links import MeshMapping
+from shardwright.cost.steps.collectives import Rates, Time, time_of
+from shardwright.cost.steps.flops import Work, step_flops, update_bytes
+from shardwright.cost.steps.precision import RATES, computing_seconds, quantization_bytes
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""

@@ -10,7 +10,7 @@ from shardwright.core.findings.bounds import within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.resolution.request import Chip
-from shardwright.cost.chips import CPU, ChipNumbers, chip_of
+from shardwright.cost.hardware.chips import CPU, ChipNumbers, chip_of
 
 _SHAPE = re.compile(r"(?P<shape>[1-9][0-9]{0,18}(x[1-9][0-9]{0,18}){0,7})(\*(?P<slices>[1-9][0-9]{0,18}))?")
 

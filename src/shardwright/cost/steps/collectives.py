@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.cost.chips import ChipNumbers, Reading
-from shardwright.cost.links import Group, Line
+from shardwright.cost.hardware.chips import ChipNumbers, Reading
+from shardwright.cost.hardware.links import Group, Line
 
 PASSES = {"all-reduce": 2}
 """Time of a collective in multiples of an all-gather's, if not 1."""

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from shardwright.core.plan.plan import Phase, Plan, StepCost
 from shardwright.core.schedules.actions import Kind
 from shardwright.core.stages.planned import Pipeline
-from shardwright.cost.chips import ChipNumbers, Reading
-from shardwright.cost.collectives import Rates, time_of
-from shardwright.cost.flops import step_flops, update_bytes
-from shardwright.cost.links import MeshMapping
-from shardwright.cost.precision import computing_seconds, quantization_bytes
-from shardwright.cost.step import PhaseTime, constants_of, phase_times, seconds_of
+from shardwright.cost.hardware.chips import ChipNumbers, Reading
+from shardwright.cost.hardware.links import MeshMapping
+from shardwright.cost.steps.collectives import Rates, time_of
+from shardwright.cost.steps.flops import step_flops, update_bytes
+from shardwright.cost.steps.precision import computing_seconds, quantization_bytes
+from shardwright.cost.steps.step import PhaseTime, constants_of, phase_times, seconds_of
 
 Phases = Mapping[Phase, PhaseTime]
 
