@@ -171,3 +171,16 @@ REFUSED = (
 @pytest.mark.parametrize(("do", "text"), REFUSED)
 def test_what_has_no_single_factor_is_refused(do: Callable[[], object], text: str) -> None:
     assert refusal(do) == text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("gather_quantized", True, "these modules quantize weights after they are gathered. Leave it out."),
+        ("high", ("*.attention.*",), "which chooses among the weights of a model, and a module has no model."),
+        ("high_layers", 1, "and give recipe=None to the modules that are to stay in high precision."),
+    ],
+)
+def test_what_a_module_would_ignore_is_refused(option: str, value: object, text: str) -> None:
+    recipe = replace(preset("mxfp8"), **{option: value})  # pyright: ignore[reportArgumentType]
+    assert text in refusal(lambda: Linear(8, 8, recipe=recipe))

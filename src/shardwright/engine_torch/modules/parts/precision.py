@@ -55,8 +55,23 @@ def recipe_of(recipe: object) -> Recipe | None:
                     else "."
                 )
             )
+    _require_no_selection(recipe)
     _require_one_factor(recipe)
     return recipe
+
+
+def _require_no_selection(recipe: Recipe) -> None:
+    """Raises InputError for entries that speak of the layers of a model, and for weights that are gathered as codes."""
+    if recipe.gather_quantized:
+        raise InputError(
+            f"recipe '{recipe.name}': gather_quantized is true, and these modules quantize weights after they are gathered. Leave it out."
+        )
+    for name in ("high", "high_layers", "quantized"):
+        if getattr(recipe, name):
+            raise InputError(
+                f"recipe '{recipe.name}' has '{name}', which chooses among the weights of a model, and a module has no model. Leave it "
+                f"out, and give recipe=None to the modules that are to stay in high precision."
+            )
 
 
 def _require_one_factor(recipe: Recipe) -> None:
