@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.engine_jax.io.layer_io import Params
+from shardwright.engine_jax.io.layer_io import Params, Site
 from shardwright.engine_jax.model.scan import scanned
 
 NUM, WIDTH, ROWS = 6, 256, 8
@@ -23,13 +23,13 @@ def made() -> tuple[jax.Array, Params]:
 def gradients(runs: tuple[range, ...], remat: str):
     def loss(stacked: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         def layer_of(run: range):
-            def layer(x: jax.Array, layer: Params) -> tuple[jax.Array, jax.Array]:
+            def layer(x: jax.Array, layer: Params, _: Site | None) -> tuple[jax.Array, jax.Array]:
                 x = jnp.tanh(x @ layer["w"] + layer["b"] * (1 if run.start < 3 else 2))
                 return x, x[0, 0]
 
             return layer
 
-        x, kept = scanned(layer_of, x, stacked, runs, remat)
+        x, kept = scanned(layer_of, x, stacked, lambda _: None, runs, remat)
         return jnp.sum(x), kept
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))

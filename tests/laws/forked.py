@@ -127,9 +127,11 @@ def _run(connection: socket.socket) -> None:
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
-        # Whether a file can seek, for one, is asked when it is opened.
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        # Whether a file can seek, for one, is asked when it is opened. Libraries compare the name of its encoding.
+        name = sys.stdout.encoding
+        sys.stdin = open(0, encoding=name, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding=name, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, encoding=name, errors="backslashreplace", closefd=False)  # noqa: SIM115
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)

@@ -25,6 +25,7 @@ from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.links import links_of
 from shardwright.engine_jax.lowering.shardings import weight_shardings
 from shardwright.engine_jax.model import forward as engine_forward
+from shardwright.engine_jax.model import scan
 from shardwright.engine_jax.training.state import State
 from shardwright.engine_jax.training.step import batch_sharding
 from tests.engine_jax.made_rows import Batch
@@ -99,8 +100,7 @@ def _recorded() -> Iterator[list[tuple[jax.Array, jax.Array]]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(routing, "top_k", recorded_top_k)
         patched.setattr(moe, "route", recorded_route)
-        lax = SimpleNamespace(scan=_one_by_one)
-        patched.setattr(engine_forward, "jax", SimpleNamespace(lax=lax, Array=jax.Array))
+        patched.setattr(scan, "jax", SimpleNamespace(lax=SimpleNamespace(scan=_one_by_one), Array=jax.Array))
         yield found
 
 
