@@ -204,7 +204,7 @@ def codes(mesh: Any) -> Any:
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from shardwright.engine_jax.precision.rows import Rows, multiplied
+    from shardwright.engine_jax.precision.kernels import Rows, multiplied
 
     def local(x_RK, scales_RN, w_OK, scales_ON):
         with jax.named_scope("component=mlp"):

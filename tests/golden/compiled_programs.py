@@ -161,7 +161,7 @@ def with_products(plan: Plan, dtype: str) -> CompiledProgram:
             phase=phase,
             tensors=(weight.name,),
             dtypes=(dtype, dtype) if weight.component == "mlp" else ("float8_e4m3fn", "float8_e4m3fn"),
-            source="shardwright/engine_jax/precision/rows.py:88",
+            source="shardwright/engine_jax/precision/kernels.py:88",
             num_ops=2 if phase == "backward" else 1,
         )
         for weight in plan.quantized

@@ -14,8 +14,8 @@ from shardwright.core.recipes.formula import Quantized
 from shardwright.core.recipes.presets import preset
 from shardwright.core.recipes.recipe import Quantizer
 from shardwright.engine_jax.precision import coded as of_jax
+from shardwright.engine_jax.precision.kernels import rows_of
 from shardwright.engine_jax.precision.operands import codes_of as codes_of_jax
-from shardwright.engine_jax.precision.rows import rows_of
 from shardwright.engine_torch.precision import coded as of_torch
 from shardwright.engine_torch.precision.operands import codes_of as codes_of_torch
 from tests.precision.made import ordinary

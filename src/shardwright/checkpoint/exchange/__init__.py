@@ -6,7 +6,7 @@ links.py        which boxes need a part of which others
 groups.py       the units of a tensor in groups that the same processes need
 rings.py        who of a group reads each unit, and in which round it is passed on
 schedule.py     the part of one process
-collectives.py  which collectives carry what a ring sends in a round, where each has one length
+collectives.py  permutes or an all-to-all for what a ring sends in a round, under JAX
 passing.py      reads by the schedule, over the collectives that the processes have
 loads.py        what a load reads, from the index alone
 """

@@ -6,8 +6,8 @@ presets.py    the recipes by name
 formula.py    how a quantizer makes codes and scales of an operand, and values of these
 hadamard.py   the random Hadamard transform of an operand
 random_bits.py random bits of a key and a counter
-delayed.py    the factor of a tensor that follows from its amaxes in earlier steps
-kernels.py    how the product of two quantized operands is computed on a device
+delayed.py    delayed scaling as a formula: a history of amaxes, and the factor that follows from it
+kernels.py    which kernel multiplies two quantized operands on a chip
 arrays.py     the functions of an engine's arrays that the formula needs
 reading.py    a recipe from the values of a file
 shown.py      a recipe as JSON values, and as a text

@@ -5,5 +5,5 @@ assignment.py  which units each stage has
 notation.py    Megatron's notation of that
 submodel.py    a stage as a model of its own
 choice.py      what the user asked for and what follows, or why it cannot be
-planned.py     a planned pipeline: what each stage and rank needs
+planned.py     the pipeline of a plan: bytes and work of each stage and rank, the fullest rank and the slowest
 """

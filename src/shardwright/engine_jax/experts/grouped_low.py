@@ -28,9 +28,9 @@ from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.arrays import ARRAYS
 from shardwright.engine_jax.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_jax.precision.delayed import amaxes_of_step
+from shardwright.engine_jax.precision.kernels import Rows, multiplied, product_of, rows_of
 from shardwright.engine_jax.precision.operands import INPUT, Amaxes, agreed_amax, codes_of, turned, values
 from shardwright.engine_jax.precision.random_bits import Slots, random_numbers
-from shardwright.engine_jax.precision.rows import Rows, multiplied, product_of, rows_of
 
 HIGH = LowPrecision(quantizers={})
 

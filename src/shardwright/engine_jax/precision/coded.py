@@ -19,8 +19,8 @@ from shardwright.core.recipes.formula import Quantized, dequantize
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Block, Product, Quantizer
 from shardwright.engine_jax.precision.arrays import ARRAYS
+from shardwright.engine_jax.precision.kernels import Rows, rows_of
 from shardwright.engine_jax.precision.operands import Amaxes
-from shardwright.engine_jax.precision.rows import Rows, rows_of
 
 Gathered = Quantized | jax.Array
 """A copy of a weight on a device: codes and scales, or the weight itself where products do not quantize it."""

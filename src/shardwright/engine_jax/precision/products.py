@@ -21,9 +21,9 @@ from shardwright.engine_jax.io.layer_io import LowPrecision, Site
 from shardwright.engine_jax.io.scopes import of_tensor
 from shardwright.engine_jax.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_jax.precision.delayed import amax_of_all, amaxes_of_step
+from shardwright.engine_jax.precision.kernels import Rows, multiplied, product_of, rows_of
 from shardwright.engine_jax.precision.operands import Amaxes, agreed_amax, codes_of, turned, values
 from shardwright.engine_jax.precision.random_bits import random_numbers
-from shardwright.engine_jax.precision.rows import Rows, multiplied, product_of, rows_of
 
 
 def quantized_product(
