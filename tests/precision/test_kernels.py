@@ -15,7 +15,7 @@ from shardwright.core.recipes.presets import preset
 from shardwright.core.recipes.recipe import OPERANDS, Product, Quantizer
 from shardwright.engine_jax.experts.grouped_low import quantized_grouped_product
 from shardwright.engine_jax.io.layer_io import LowPrecision
-from shardwright.engine_jax.precision import rows
+from shardwright.engine_jax.precision import kernels
 from shardwright.engine_jax.precision.operands import codes_of, values
 from tests.matrix import rest
 from tests.precision.made import ordinary
@@ -41,7 +41,7 @@ def documented(lhs, rhs, lhs_scales, rhs_scales, preferred_element_type) -> jax.
 
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "FP8", None)
+    monkeypatch.setattr(kernels, "FP8", None)
     monkeypatch.setattr(jax.nn, "scaled_matmul", documented)
 
 
@@ -54,9 +54,9 @@ def both(operands: list[jax.Array], kernel: KernelName, of: tuple[Quantizer, ...
     """A product by a kernel, and the values of both operands."""
     found, exact = [], []
     for x, quantizer in zip(operands, of, strict=True):
-        found.append(rows.rows_of(kernel, codes_of(x, quantizer, None, dims), x.shape, quantizer, dims))
+        found.append(kernels.rows_of(kernel, codes_of(x, quantizer, None, dims), x.shape, quantizer, dims))
         exact.append(values(x, quantizer, None, dims).reshape(x.shape[0], -1))
-    return rows.multiplied(kernel, *found), *exact
+    return kernels.multiplied(kernel, *found), *exact
 
 
 CASES = [
