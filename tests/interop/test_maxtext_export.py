@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from flax.linen import logical_to_mesh_axes
 
@@ -111,3 +113,11 @@ def test_an_axis_that_maxtext_lacks():
         export_maxtext(plan)
     assert str(refused.value).startswith("MaxText has no mesh axis 'dp_shard'. Known: diloco, data, ")
     assert str(refused.value).endswith("MaxText's name for an axis that is mostly 'fsdp' is 'fsdp'.")
+
+
+def test_a_schedule_of_stages_is_not_lost():
+    plan = planned("pp", "llama3-test")
+    entry = replace(plan.request.layout.entries["stage"], schedule="gpipe")
+    layout = replace(plan.request.layout, entries={**plan.request.layout.entries, "stage": entry})
+    with pytest.raises(InputError, match="'schedule' of axis 'stage' cannot be written as rules"):
+        export_maxtext(replace(plan, request=replace(plan.request, layout=layout)))

@@ -23,10 +23,12 @@ def stages(plan: Plan) -> Iterator[Draft]:
     program, stacks of layers that the stages do not divide."""
     if plan.request.table.program != "ours":
         yield from _undivided(plan)
+        yield from _options_without_stages(plan, "no schedule is known of a user's own program", "a model of ours")
         return
     choice = chosen_stages(plan.request, plan.mesh)
     if choice is None:
-        yield from _options_without_stages(plan)
+        lacking = f"no axis of layout '{plan.request.layout.name}' divides the layers"
+        yield from _options_without_stages(plan, lacking, "an axis of role 'stage' that is larger than 1")
         return
     for fault in choice.faults:
         yield _fault(plan, fault)
@@ -61,7 +63,7 @@ def _fault(plan: Plan, fault: Fault) -> Draft:
     )
 
 
-def _options_without_stages(plan: Plan) -> Iterator[Draft]:
+def _options_without_stages(plan: Plan, lacking: str, needed: str) -> Iterator[Draft]:
     for name in ("schedule", "stages"):
         value = getattr(plan.request, name)
         if value is not None:
@@ -70,8 +72,8 @@ def _options_without_stages(plan: Plan) -> Iterator[Draft]:
                     code="SW110",
                     severity="error",
                     where=f"--{name}",
-                    found=f"--{name} {value}, and no axis of layout '{plan.request.layout.name}' divides the layers",
-                    needed="an axis of role 'stage' that is larger than 1",
+                    found=f"--{name} {value}, and {lacking}",
+                    needed=needed,
                 ),
                 candidates=(without(name),),
             )

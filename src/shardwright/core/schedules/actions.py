@@ -112,3 +112,23 @@ def rank_of(stage: int, ranks: int, placement: Placement) -> int:
     if placement == "v" and stage >= ranks:
         return 2 * ranks - 1 - stage
     return stage % ranks
+
+
+def ends(kind: Kind) -> tuple[Kind, ...]:
+    """What is there once an action has ended: a backward pass is both halves."""
+    return ("input_gradient", "weight_gradient") if kind == "backward" else (kind,)
+
+
+def needs(action: Action, num_stages: int) -> tuple[tuple[Kind, int], ...]:
+    """What a computation needs of its microbatch, each with its stage.
+
+    >>> needs(Action(1, "forward", 0), 3), needs(Action(1, "backward", 0), 3), needs(Action(2, "weight_gradient", 0), 3)
+    ((('forward', 0),), (('forward', 1), ('input_gradient', 2)), (('input_gradient', 2),))
+    """
+    stage, kind, _ = action
+    if kind == "forward":
+        return (("forward", stage - 1),) if stage else ()
+    if kind == "weight_gradient":
+        return (("input_gradient", stage),)
+    behind: tuple[tuple[Kind, int], ...] = (("input_gradient", stage + 1),) if stage < num_stages - 1 else ()
+    return (("forward", stage), *behind)

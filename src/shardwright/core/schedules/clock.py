@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.core.schedules.actions import COMPUTES, Action, Kind, Table
+from shardwright.core.schedules.actions import COMPUTES, Action, Kind, Table, ends, needs
 
 Seconds = Callable[[Action], float]
 
@@ -77,7 +77,7 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
                     sent.setdefault((rank, _receiver(table, action)), deque()).append(action)
                 else:
                     end = ready
-                for kind in _ends(action.kind):
+                for kind in ends(action.kind):
                     done[kind, action.stage, action.microbatch] = end
                 _count(action, live[rank])
                 held_now = sum(number * held(stage) for stage, number in live[rank].items())
@@ -93,11 +93,6 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
         most_live=[sum(of_rank.values()) for of_rank in at_most],
         stuck=stuck,
     )
-
-
-def _ends(kind: Kind) -> tuple[Kind, ...]:
-    """A backward pass is both halves."""
-    return ("input_gradient", "weight_gradient") if kind == "backward" else (kind,)
 
 
 def _receiver(table: Table, action: Action) -> int:
@@ -116,9 +111,9 @@ def _ready(
     """When an action may begin; None: not yet."""
     stage, kind, number = action
     if kind == "reduce":
-        ends = [done.get(("weight_gradient", stage, one)) for one in range(table.microbatches)]
-        known = [end for end in ends if end is not None]
-        return max(known) if len(known) == len(ends) else None
+        halves = [done.get(("weight_gradient", stage, one)) for one in range(table.microbatches)]
+        ended = [end for end in halves if end is not None]
+        return max(ended) if len(ended) == len(halves) else None
     if kind in ("receive", "receive_gradient"):
         step: Kind = "send" if kind == "receive" else "send_gradient"
         source = stage + (-1 if kind == "receive" else 1)
@@ -128,20 +123,17 @@ def _ready(
             return None
         queue.popleft()
         return done[step, source, number]
-    needed: list[tuple[Kind, int]] = []
-    if kind == "forward" and stage > 0:
-        needed = [_from_neighbour(table, rank, "forward", stage, stage - 1, transfers=transfers)]
-    elif kind in ("input_gradient", "backward"):
-        needed = [("forward", stage)]
-        if stage < table.num_stages - 1:
-            needed.append(_from_neighbour(table, rank, "input_gradient", stage, stage + 1, transfers=transfers))
-    elif kind in ("weight_gradient", "send_gradient"):
-        needed = [("input_gradient", stage)]
-    elif kind == "send":
-        needed = [("forward", stage)]
-    ends = [done.get((what, of_stage, number)) for what, of_stage in needed]
-    known = [end for end in ends if end is not None]
-    return max(known, default=0.0) if len(known) == len(ends) else None
+    needed: list[tuple[Kind, int]]
+    if kind in ("send", "send_gradient"):
+        needed = [("forward" if kind == "send" else "input_gradient", stage)]
+    else:
+        needed = [
+            (what, of) if of == stage else _from_neighbour(table, rank, what, stage, of, transfers=transfers)
+            for what, of in needs(action, table.num_stages)
+        ]
+    found = [done.get((what, of_stage, number)) for what, of_stage in needed]
+    known = [end for end in found if end is not None]
+    return max(known, default=0.0) if len(known) == len(found) else None
 
 
 def _from_neighbour(

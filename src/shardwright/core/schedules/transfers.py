@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwright.core.schedules.actions import Action, Kind, Table
+from shardwright.core.schedules.actions import Action, Kind, Table, ends, needs
 
 OF: dict[Kind, tuple[Kind, Kind, int]] = {
     "forward": ("send", "receive", 1),
@@ -42,7 +42,7 @@ def with_transfers(table: Table) -> Table:
 
 def _in_time(table: Table) -> Iterator[tuple[int, Action]]:
     """The computations in slots of time: in each slot a rank makes its next one, if what that needs was made before."""
-    made: set[tuple[str, int, int | None]] = set()
+    made: set[tuple[Kind, int, int | None]] = set()
     position = [0] * table.ranks
     while any(at < len(table.actions[rank]) for rank, at in enumerate(position)):
         slot = [
@@ -54,14 +54,8 @@ def _in_time(table: Table) -> Iterator[tuple[int, Action]]:
         for rank, action in slot:
             yield rank, action
             position[rank] += 1
-            made.add(("I" if action.kind == "backward" else action.kind[0].upper(), action.stage, action.microbatch))
+            made.update((kind, action.stage, action.microbatch) for kind in ends(action.kind))
 
 
-def _possible(table: Table, action: Action, made: set[tuple[str, int, int | None]]) -> bool:
-    stage, kind, number = action
-    if kind == "forward":
-        return stage == 0 or ("F", stage - 1, number) in made
-    if kind == "weight_gradient":
-        return ("I", stage, number) in made
-    behind = stage == table.num_stages - 1 or ("I", stage + 1, number) in made
-    return behind and ("F", stage, number) in made
+def _possible(table: Table, action: Action, made: set[tuple[Kind, int, int | None]]) -> bool:
+    return all((kind, stage, action.microbatch) in made for kind, stage in needs(action, table.num_stages))

@@ -71,9 +71,11 @@ class Export:
 def export_maxtext(plan: Plan) -> Export:
     """The rules of a plan.
 
-    Raises InputError for a mesh axis that MaxText has no size for, and for a model with a weight that MaxText lacks.
+    Raises InputError for a mesh axis that MaxText has no size for, for a schedule of stages, and for a model with a weight that MaxText
+    lacks.
     """
     _axes_are_known(plan)
+    _stages_are_plain(plan)
     planned = _planned_tensors(plan)
     rules = _rules(planned, tuple(_also(plan)))
     differences = [
@@ -113,6 +115,17 @@ def _axes_are_known(plan: Plan) -> None:
             near = AXIS_OF_ROLE.get(layout.entries[axis].elsewhere or usual)
             hint = f" MaxText's name for an axis that is mostly '{usual}' is '{near}'." if near else ""
             raise InputError(f"MaxText has no mesh axis '{axis}'. Known: {', '.join(AXES)}.{hint}")
+
+
+def _stages_are_plain(plan: Plan) -> None:
+    """Raises InputError for options that rules cannot have: MaxText's settings have them."""
+    for axis, entry in plan.request.layout.entries.items():
+        given = [name for name in ("virtual", "schedule") if getattr(entry, name) is not None]
+        if given:
+            raise InputError(
+                f"layout '{plan.request.layout.name}': {' and '.join(map(repr, given))} of axis '{axis}' cannot be written as rules. Take "
+                f"it out, and set num_layers_per_pipeline_stage and num_pipeline_repeats of MaxText."
+            )
 
 
 def _planned_tensors(plan: Plan) -> list[PlannedTensor]:
