@@ -1,0 +1,83 @@
+"""The published steps: read from steps/, with those that are left out of every fit.
+
+The rule of the draw: steps of one source and one model stand together, by the SHA-256 of their names; through all of them in this
+order, every second one is left out. So half of each source and model is, whatever the planner makes of it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+LEFT_OUT = FOLDER / "left_out.txt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A step that was measured. ``program``: ``eager`` PyTorch, ``compiled`` by XLA or torch.compile, or ``fused`` by hand.
+
+    ``plan``: the arguments of the nearest command of ours; ``differs``: what it cannot say. Either ``seconds`` or ``tokens_per_s`` of
+    one device is published.
+    """
+
+    name: str
+    source: str
+    at: str
+    program: str
+    plan: str
+    seconds: float | None
+    tokens_per_s: float | None
+    memory_gib: float | None
+    differs: tuple[str, ...]
+    left_out: bool
+
+    @property
+    def arguments(self) -> list[str]:
+        return self.plan.split()
+
+    @property
+    def model(self) -> str:
+        """The model with its overrides, as the draw tells models apart."""
+        words = self.arguments
+        overrides = [word for word in words[1:] if "=" in word and word.split("=")[0] in DIMENSIONS]
+        return " ".join([words[0], *overrides])
+
+
+DIMENSIONS = {"num_layers", "embed", "num_heads", "num_kv_heads", "mlp", "vocab", "capacity_factor"}
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """Every step, in the order of the files."""
+    left_out = set(LEFT_OUT.read_text(encoding="utf-8").split()) if LEFT_OUT.exists() else set[str]()
+    return tuple(
+        Published(
+            name=row["name"],
+            source=table["source"],
+            at=row["at"],
+            program=row["program"],
+            plan=row["plan"],
+            seconds=row.get("seconds"),
+            tokens_per_s=row.get("tokens_per_s"),
+            memory_gib=row.get("memory_gib"),
+            differs=tuple(row.get("differs", ())),
+            left_out=row["name"] in left_out,
+        )
+        for file in sorted((FOLDER / "steps").glob("*.toml"))
+        for table in [tomllib.loads(file.read_text(encoding="utf-8"))]
+        for row in table["step"]
+    )
+
+
+def drawn() -> list[str]:
+    """The names that the rule leaves out."""
+    ordered = sorted(published(), key=lambda step: (step.source, step.model, sha256(step.name.encode()).hexdigest()))
+    return sorted(step.name for step in ordered[1::2])
+
+
+if __name__ == "__main__":
+    LEFT_OUT.write_text("\n".join(drawn()) + "\n", encoding="utf-8")
