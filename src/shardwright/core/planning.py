@@ -16,6 +16,7 @@ from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.quantization.delayed import history_bytes
 from shardwright.core.quantization.derivation import quantized_weights
+from shardwright.core.quantization.products import quantized_layers
 from shardwright.core.resolution.gradients import gradient_reductions
 from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
@@ -81,8 +82,13 @@ def _with_stages(plan: Plan) -> Plan:
 
 
 def _resolved_once(request: Request, planned: dict[object, Plan]) -> Plan:
-    """The plan of a stage. Most have equal rows: only the numbers of their layers differ, which nothing depends on."""
-    rows = tuple((weight.name, weight.num) for weight in request.table.weights)
+    """The plan of a stage. Most have equal rows: only the numbers of their layers differ, on which no more depends than how many of them
+    are quantized."""
+    table, recipe = request.table, request.precision
+    rows = tuple(
+        (weight.name, weight.num, 0 if recipe is None else quantized_layers(weight, recipe, table))
+        for weight in table.weights
+    )
     if rows not in planned:
         planned[rows] = resolve(request)
     return replace(planned[rows], request=request)

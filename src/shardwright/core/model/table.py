@@ -42,7 +42,8 @@ class Weight:
     ``torch_dims``: the dims as PyTorch stores them, each a tuple of logical axes merged major first.
     ``frozen``: not trained by gradients (the routing bias); saved all the same.
     ``hugging_face``: published name, with ``{layer}`` and ``{expert}`` for their numbers.
-    ``first_layer``: number of the first of the ``num`` layers in the model.
+    ``first_layer``: number of the first of the ``num`` layers in the model. ``first_in_stack``: its number in the stack, as checkpoints
+    count; 0 but in a stage of a pipeline, which has some layers of it.
     ``in_use_dtype``: its own dtype in use (the router's float32); None: the computation's.
     ``uses``: further components that use the same weight (tied embeddings: ``logits``).
     ``ends_layer``: its product is only an output of the layer, so recomputing the layer can omit it.
@@ -59,6 +60,7 @@ class Weight:
     num: int = 1
     stack: str | None = None
     first_layer: int = 0
+    first_in_stack: int = 0
     dtype: str = "float32"
     unit: Mapping[str, int] | None = None
     torch_dims: tuple[tuple[str, ...], ...] | None = None
@@ -84,6 +86,11 @@ class Weight:
     def name_in_layer(self) -> str:
         """Its name in each layer of its stack; ``name`` if it exists once."""
         return name_in_layer(self.name, self.stack)
+
+    @property
+    def layers(self) -> range:
+        """The numbers of its layers in the stack; of a weight that exists once, that of its only one."""
+        return range(self.first_in_stack, self.first_in_stack + self.num)
 
     @property
     def num_parameters(self) -> int:

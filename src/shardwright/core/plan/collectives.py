@@ -118,7 +118,7 @@ def _of_groups(
     for (stack, _), rows in by_stack.items():
         layers = layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
-        for layer, num in _alike(quantized, rows, layers):
+        for layer, num in _alike(request, quantized, rows, layers):
             for group in groups_of(weight_of_layer(request, mesh, row, layer) for row in rows):
                 yield from _of_group(group, request, mesh, num, quantized, again=again)
                 for one in group.weights:
@@ -159,7 +159,7 @@ def _of_group(
 
 
 def _alike(
-    quantized: Sequence[QuantizedWeight], rows: Sequence[TensorPlan], layers: int
+    request: Request, quantized: Sequence[QuantizedWeight], rows: Sequence[TensorPlan], layers: int
 ) -> Iterator[tuple[int | None, int]]:
     """Runs of layers whose weights are gathered alike, each by its first layer and its length: the last ones may stay high."""
     if rows[0].stack is None:
@@ -167,10 +167,10 @@ def _alike(
         return
     names = {row.name for row in rows}
     ends = {min(layers, one.num) for one in quantized if one.name in names and one.copies}
-    first = 0
+    before, first = request.table.weight(rows[0].name).first_in_stack, 0
     for end in sorted({*ends, layers}):
         if end > first:
-            yield first, end - first
+            yield before + first, end - first
         first = end
 
 

@@ -96,11 +96,14 @@ class FsdpGroup:
 
 def weights_of(plan: Plan) -> tuple[WeightOfLayer, ...]:
     """Every trained parameter of a plan, in the table's order, layer by layer within a row."""
-    return tuple(
-        weight_of_layer(plan.request, plan.mesh, row, layer)
-        for row in trained(plan.request, plan.weights)
-        for layer in (range(row.num) if row.stack is not None else (None,))
-    )
+    return tuple(weights_of_rows(plan, plan.weights))
+
+
+def weights_of_rows(plan: Plan, rows: Iterable[TensorPlan]) -> Iterator[WeightOfLayer]:
+    """The same of some rows."""
+    for row in trained(plan.request, rows):
+        for layer in plan.request.table.weight(row.name).layers if row.stack is not None else (None,):
+            yield weight_of_layer(plan.request, plan.mesh, row, layer)
 
 
 def trained(request: Request, weights: Iterable[TensorPlan]) -> Iterator[TensorPlan]:
@@ -110,13 +113,14 @@ def trained(request: Request, weights: Iterable[TensorPlan]) -> Iterator[TensorP
 
 
 def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | None) -> WeightOfLayer:
-    """The parameter of one layer; ``layer`` is None where the row is not of a stack."""
+    """The parameter of one layer, by its number in the stack; ``layer`` is None where the row is not of a stack."""
+    weight = request.table.weight(row.name)
     use = weight_reshardings(request, mesh, row)[row.component]
     gathered = [axis for axis in use.at_rest.axes if axis not in use.gathered.axes]
     summed = mesh.larger_than_one(axis for axis, kind in row.gradient.items() if kind == "all-reduce")
     recipe, quantized = request.precision, 0
     if recipe is not None and recipe.gather_quantized and mesh.larger_than_one(gathered):
-        quantized = quantized_layers(request.table.weight(row.name), recipe, request.table)
+        quantized = quantized_layers(weight, recipe, request.table)
     return WeightOfLayer(
         key=row.name if layer is None else f"{row.stack}.{layer}.{name_in_layer(row.name, row.stack)}",
         stack=row.stack,
@@ -133,8 +137,8 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         dtype=row.dtype,
         gather_dtype=use.gather_dtype,
         reduce_dtype=use.reduce_dtype,
-        num_uses=1 + len(request.table.weight(row.name).uses),
-        of_codes=(layer or 0) < quantized,
+        num_uses=1 + len(weight.uses),
+        of_codes=(0 if layer is None else layer - weight.first_in_stack) < quantized,
     )
 
 

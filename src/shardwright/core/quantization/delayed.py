@@ -33,9 +33,10 @@ class DelayedScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedTensor:
-    """A tensor of the state, float32, by its name in a checkpoint."""
+    """A tensor of the state, float32, by its name in a checkpoint. ``weight``: the first one that multiplies what it is about."""
 
     name: str
+    weight: str
     spec: Spec
     shape: tuple[int, ...]
     first: float
@@ -78,11 +79,15 @@ def delayed_tensors(rule: History | None, scales: Iterable[DelayedScale]) -> Ite
         return
     found = tuple(scales)
     for one in found:
-        yield DelayedTensor(name=FACTOR + one.name, spec=one.spec, shape=one.shape, first=1.0)
+        yield DelayedTensor(name=FACTOR + one.name, weight=one.weight.name, spec=one.spec, shape=one.shape, first=1.0)
     for one in found:
         dims = (*one.spec.dims, DimSpec("amax_history"))
         yield DelayedTensor(
-            name=HISTORY + one.name, spec=Spec(dims), shape=(*one.shape, rule.amax_history_len), first=0.0
+            name=HISTORY + one.name,
+            weight=one.weight.name,
+            spec=Spec(dims),
+            shape=(*one.shape, rule.amax_history_len),
+            first=0.0,
         )
 
 

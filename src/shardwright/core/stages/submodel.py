@@ -8,11 +8,12 @@ from dataclasses import replace
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.model.table import Activation, ModelTable, Weight
 from shardwright.core.stages.assignment import Stage
+from shardwright.core.stages.padded import layers_of
 
 
 def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
-    """The weights, activations and moves of a stage. Weights keep their names and the numbers of their layers in the model, which is
-    why ``num_layers`` is still the model's."""
+    """The weights, activations and moves of a stage. Weights keep their names and the numbers of their layers in the model and in their
+    stack, which is why ``num_layers`` is still the model's."""
     weights = tuple(_weights(table, stage))
     stacks = {w.stack: w.num for w in weights if w.stack is not None}
     activations = tuple(_activations(table, stage, stacks))
@@ -29,8 +30,9 @@ def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: bool) -> 
     """What every device holds of a chunk where one program is that of all stages: of each stack as many layers as the stage that has
     the most, and with the first chunk both ends."""
     most = {
-        stack: max(_layers_of(table, stack, stage) for stage in stages)
-        for stack in {weight.stack for weight in table.weights if weight.stack is not None}
+        weight.stack: max(len(layers_of(weight, stage)) for stage in stages)
+        for weight in table.weights
+        if weight.stack is not None
     }
     everything = stage_table(table, Stage(layers=range(table.num_layers), embedding=ends, logits=ends))
     return replace(
@@ -49,19 +51,13 @@ def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: bool) -> 
     )
 
 
-def _layers_of(table: ModelTable, stack: str, stage: Stage) -> int:
-    """How many layers of a stack a stage has."""
-    row = next(weight for weight in table.weights if weight.stack == stack)
-    return len(range(max(row.first_layer, stage.layers.start), min(row.first_layer + row.num, stage.layers.stop)))
-
-
 def _weights(table: ModelTable, stage: Stage) -> Iterator[Weight]:
     for weight in table.weights:
         if weight.stack is not None:
-            first = max(weight.first_layer, stage.layers.start)
-            num = min(weight.first_layer + weight.num, stage.layers.stop) - first
-            if num > 0:
-                yield replace(weight, num=num, first_layer=first)
+            own = layers_of(weight, stage)
+            if own:
+                first = weight.first_layer + own.start
+                yield replace(weight, num=len(own), first_layer=first, first_in_stack=own.start)
         elif weight.uses:
             yield from _tied(weight, stage)
         elif stage.embedding if weight.component == "embedding" else stage.logits:
