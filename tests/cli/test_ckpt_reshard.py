@@ -46,6 +46,8 @@ CASES = {
     "heads in pieces": ("llama3-test", "fsdp-tp", "fsdp=5,tensor=2", "torch"),
     "replicas": ("llama3-test", "hsdp", "data=2,fsdp=2", "jax"),
     "experts": ("mixtral-test", "ep", "fsdp=2,expert=4", "jax"),
+    "stages on torch": ("llama3-test", "pp", "stage=2,fsdp=2", "torch"),
+    "uneven stages": ("llama3-test", "pp", "fsdp=2,stage=3", "jax"),
 }
 
 
@@ -171,7 +173,10 @@ def test_the_bytes_that_are_shown_are_those_that_are_read(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mesh", "fsdp=2"], "--mesh, --devices, --engine, --model and --set are for a layout. Give it with --for."),
+        (
+            ["--mesh", "fsdp=2"],
+            "--mesh, --devices, --engine, --stages, --model and --set are for a layout. Give it with --for.",
+        ),
         (
             ["--for", "nope", "--set", *(f"{name}={value}" for name, value in SETTINGS["llama3-test"].items())],
             "no layout is called 'nope'.",

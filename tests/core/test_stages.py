@@ -198,3 +198,20 @@ def test_ends_that_all_stages_share_are_no_units():
     choice = chosen_stages(request, plan.mesh)
     assert choice is not None
     assert "".join(stage.letters for stage in choice.stages) == "E" + "t" * request.table.num_layers
+
+
+def test_a_program_of_the_users_has_no_schedule():
+    """Its stages divide the stacks of layers. What schedules ours is refused, not ignored."""
+    table = sw.table_of({"q": ((12, 64, 4, 16), "float32")}, {"q": "attention: layers embed heads head_dim"})
+    layout = sw.load_layout("pp")
+    entry = replace(layout.entries["stage"], virtual=2, schedule="interleaved")
+    own = replace(layout, entries={**layout.entries, "stage": entry})
+    request = sw.Request(layout=own, table=table, devices=4, batch=8, length=16, schedule="gpipe", stages="tt|tt")
+    found = [(one.where, one.found, one.fix) for one in sw.make_plan(request).errors]
+    lacks = "and no schedule is known of a user's own program"
+    assert found == [
+        ("--schedule", f"--schedule gpipe, {lacks}", "leave --schedule out"),
+        ("--stages", f"--stages tt|tt, {lacks}", "leave --stages out"),
+        ("axis 'stage' of layout 'pp'", f"virtual 2 and schedule interleaved, {lacks}", "stage: stage under 'roles'"),
+    ]
+    assert not sw.make_plan(replace(request, layout=layout, schedule=None, stages=None)).errors

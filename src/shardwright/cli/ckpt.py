@@ -79,7 +79,9 @@ def run_show(verb: ShowVerb) -> int:
             layouts = import_module("shardwright.cli.running.checkpoint_layouts")
         shown["load"] = layouts.load_onto(verb.directory, verb.layout, verb.on)
     elif verb.on != LayoutOptions():
-        raise InputError("--mesh, --devices, --engine, --model and --set are for a layout. Give it with --for.")
+        raise InputError(
+            "--mesh, --devices, --engine, --stages, --model and --set are for a layout. Give it with --for."
+        )
     if verb.json:
         write_json(shown)
     else:

@@ -16,9 +16,11 @@ from shardwright.cli.typed.request import planned, typed_request
 from shardwright.cli.typed.values import settings
 from shardwright.cli.typed.verbs import LayoutOptions
 from shardwright.core.boxes.box import Box
-from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.pipeline.requests import chosen_stages
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
+from shardwright.core.planning import make_plan
 from shardwright.interop.hugging_face.weights.model import model_of_checkpoint
 from shardwright.storage.url import Place
 from shardwright.training.optimizer import owner_of
@@ -86,8 +88,8 @@ def _plan(checkpoint: Checkpoint, layout: str, on: LayoutOptions) -> Plan:
     """The plan of a layout for the model of a checkpoint. Raises InputError where they do not fit."""
     model = model_of_checkpoint(checkpoint, None, on.model, settings(on.set))
     pairs = tuple((f"{name}={value}",) for name, value in model.settings.items())
-    options = PlanOptions(mesh=on.mesh, devices=on.devices, engine=on.engine, set=pairs)
-    plan = planned(typed_request(model.name, layout, options))
+    options = PlanOptions(mesh=on.mesh, devices=on.devices, engine=on.engine, set=pairs, stages=on.stages)
+    plan = _in_stages(planned(typed_request(model.name, layout, options)))
     for weight in plan.request.table.weights:
         shape = (weight.num, *weight.shape) if weight.stack else weight.shape
         found = checkpoint.tensors.get(weight.name)
@@ -98,6 +100,18 @@ def _plan(checkpoint: Checkpoint, layout: str, on: LayoutOptions) -> Plan:
                 f"Give the model with --model, and its dimensions with --set.",
                 code="SW504",
             )
+    return plan
+
+
+def _in_stages(plan: Plan) -> Plan:
+    """The plan with its stages, whose boxes depend on no number of microbatches. Raises FindingsError where they cannot be made."""
+    choice = chosen_stages(plan.request, plan.mesh)
+    if choice is not None and choice.faults:
+        # Every schedule that runs with so many stages runs with as many microbatches.
+        plan = make_plan(replace(plan.request, microbatches=choice.num_stages))
+    misplaced = [one for one in plan.errors if one.code == "SW110"]
+    if misplaced:
+        raise FindingsError(misplaced)
     return plan
 
 

@@ -127,6 +127,8 @@ class LayoutOptions:
     """Number of devices."""
     engine: Annotated[Engine, arg(help_behavior_hint="(default: jax)")] = None
     """The engine whose storage rule applies."""
+    stages: Annotated[Text, arg(metavar="UNITS", help_behavior_hint="(default: shared out by their work)")] = None
+    """The units of each stage of a pipeline, as 'Et*3|tttL'."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: that of the checkpoint)")] = None
     """The model, as llama3-8b."""
     set: Settings = ()

@@ -8,7 +8,7 @@ from math import gcd
 from shardwright.core.checks.edits import both, entry, option, resized, without
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import bytes_text, count, either, percent, product
+from shardwright.core.layout.wording import bytes_text, count, either, every, percent, product
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.pipeline.requests import chosen_stages, stage_axes
@@ -17,13 +17,16 @@ from shardwright.core.schedules.schedules import SCHEDULES
 from shardwright.core.stages.choice import Fault
 from shardwright.core.stages.planned import Pipeline
 
+OWN_PROGRAM = "no schedule is known of a user's own program"
+
 
 def stages(plan: Plan) -> Iterator[Draft]:
     """Units and microbatches that do not make the stages of a schedule, stages that wait, and a tied weight on two stages. Of a user's own
     program, stacks of layers that the stages do not divide."""
     if plan.request.table.program != "ours":
         yield from _undivided(plan)
-        yield from _options_without_stages(plan, "no schedule is known of a user's own program", "a model of ours")
+        yield from _options_without_stages(plan, OWN_PROGRAM, "a model of ours")
+        yield from _entries_of_own_program(plan)
         return
     choice = chosen_stages(plan.request, plan.mesh)
     if choice is None:
@@ -76,6 +79,23 @@ def _options_without_stages(plan: Plan, lacking: str, needed: str) -> Iterator[D
                     needed=needed,
                 ),
                 candidates=(without(name),),
+            )
+
+
+def _entries_of_own_program(plan: Plan) -> Iterator[Draft]:
+    for axis, declared in plan.request.layout.entries.items():
+        given = {name: value for name in ("virtual", "schedule") if (value := getattr(declared, name)) is not None}
+        if given:
+            yield Draft(
+                finding=Finding(
+                    code="SW110",
+                    severity="error",
+                    where=f"axis '{axis}' of layout '{plan.request.layout.name}'",
+                    position=declared.position,
+                    found=f"{every([f'{name} {value}' for name, value in given.items()])}, and {OWN_PROGRAM}",
+                    needed="role stage without them, or a model of ours",
+                ),
+                candidates=(entry(plan, axis, **dict.fromkeys(given)),),
             )
 
 
