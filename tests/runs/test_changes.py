@@ -213,8 +213,8 @@ def test_the_recipe_of_low_precision_may_not_change(tmp_path: Path, before: str 
     ("change", "resume", "message"),
     [
         (("lrr",), True, "--change lrr: 'lrr' may not change. Did you mean 'lr'?"),
-        (("lr", "model"), True, "--change lr,model: 'model' may not change. Known: lr, warmup, steps, weight-decay, clip, batch, length, data, seed."),
-        (("",), True, "--change : '' may not change. Known: lr, warmup, steps, weight-decay, clip, batch, length, data, seed."),
+        (("lr", "model"), True, "--change lr,model: 'model' may not change. Known: lr, warmup, steps, weight-decay, clip, average, batch, length, data, seed."),
+        (("",), True, "--change : '' may not change. Known: lr, warmup, steps, weight-decay, clip, average, batch, length, data, seed."),
         (("lr",), False, "--change is for a run that goes on. Give --resume too, or leave it out."),
     ],
 )  # fmt: skip
