@@ -9,6 +9,7 @@ from shardwright.core.checks import check, check_mesh
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Activation, ModelTable, Weight, as_torch_stores
 from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
+from shardwright.core.pipeline.ends import ends_request, with_sums
 from shardwright.core.pipeline.requests import chosen_stages, held_requests, stage_requests
 from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.memory import bytes_on_device, estimate_memory
@@ -71,13 +72,16 @@ def _with_stages(plan: Plan) -> Plan:
         [_resolved_once(own, planned) for own in requests]
         for requests in (stage_requests(request, mesh, choice), held_requests(request, mesh, choice))
     )
-    pipeline = planned_pipeline(request, mesh, choice, held)
+    of_ends = ends_request(request, mesh)
+    ends = None if of_ends is None else with_sums(request, mesh, resolve(of_ends))
+    pipeline = planned_pipeline(request, mesh, choice, held, ends)
     return replace(
         plan,
         pipeline=pipeline,
         stage_plans=tuple(plans),
-        memory=memory_of(pipeline, pipeline.fullest),
-        collectives=collectives_of(request, pipeline, plans, pipeline.slowest),
+        ends_plan=ends,
+        memory=memory_of(pipeline, pipeline.fullest, ends),
+        collectives=collectives_of(request, pipeline, plans, pipeline.slowest, ends),
     )
 
 

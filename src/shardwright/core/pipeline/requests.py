@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import ModelTable
 from shardwright.core.resolution.request import Request
-from shardwright.core.stages.choice import Choice, choose
+from shardwright.core.stages.choice import Choice, Fault, choose
 from shardwright.core.stages.submodel import program_table, stage_table
 from shardwright.core.stages.units import Letter, units_of
 
@@ -24,8 +25,10 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
     if not axes or request.table.program != "ours":
         return None
     entries = [request.layout.entries[axis] for axis in axes]
-    units = units_of(request.table, request.length, recomputed=request.remat == "full", ends=_ends(request, axes))
-    return choose(
+    ends = ends_of_stages(request, axes)
+    half_shared = tuple(_half_shared(request, ends))
+    units = units_of(request.table, request.length, recomputed=request.remat == "full", ends=ends)
+    choice = choose(
         units,
         ranks=mesh.size(axes),
         microbatches=request.microbatches,
@@ -34,9 +37,24 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
         schedule=request.schedule or next((entry.schedule for entry in entries if entry.schedule), None),
         text=request.stages,
     )
+    return replace(choice, stages=(), faults=(*choice.faults, *half_shared)) if half_shared else choice
 
 
-def _ends(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...]:
+def _half_shared(request: Request, ends: Sequence[Letter]) -> Iterator[Fault]:
+    """A tied weight has one use on a stage and another on all of them: it would be sharded in two ways."""
+    if len(ends) != 1:
+        return
+    own, other = ("embedding", "logits") if ends == ("E",) else ("logits", "embedding")
+    for weight in request.table.weights:
+        if weight.uses:
+            yield Fault(
+                found=f"'{weight.name}' is used in '{own}', which one stage has, and in '{other}', which all stages share",
+                needed="both on all stages, or each on its own",
+                other_ends=True,
+            )
+
+
+def ends_of_stages(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...]:
     """The ends that a stage has. Where a stage axis has another role in one, all stages share in it."""
     letters: dict[Letter, str] = {"E": "embedding", "L": "logits"}
     return tuple(
@@ -56,8 +74,9 @@ def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request
     which arrays are equally large on all stages, and each device has both ends."""
     if request.engine == "torch":
         return stage_requests(request, mesh, choice)
+    ends = ends_of_stages(request, stage_axes(request, mesh))
     return tuple(
-        _alone(request, mesh, program_table(request.table, choice.stages, ends=number < choice.ranks))
+        _alone(request, mesh, program_table(request.table, choice.stages, ends=ends if number < choice.ranks else ()))
         for number in range(choice.num_stages)
     )
 

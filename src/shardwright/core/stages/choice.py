@@ -18,7 +18,8 @@ from shardwright.core.stages.units import Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why there are no stages. ``microbatches``, ``virtual``, ``ranks``: numbers that would do, the nearest first."""
+    """Why there are no stages. ``microbatches``, ``virtual``, ``ranks``: numbers that would do, the nearest first.
+    ``other_ends``: other roles in embedding or logits would."""
 
     found: str
     needed: str
@@ -26,6 +27,7 @@ class Fault:
     virtual: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     without_stages: bool = False
+    other_ends: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
