@@ -8,7 +8,7 @@ from math import gcd
 from shardwright.core.checks.edits import both, entry, named_roles, option, resized, without
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import bytes_text, count, either, every, percent, product
+from shardwright.core.layout.wording import bytes_text, count, either, every, product
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.pipeline.requests import chosen_stages, stage_axes
@@ -129,7 +129,7 @@ def _waiting(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
             position=plan.request.layout.entries[pipeline.axes[0]].position,
             found=f"{count(choice.microbatches, 'microbatch')} for {product(plan.mesh, pipeline.axes)}",
             needed=f"at least {choice.ranks} microbatches, one for each rank of the pipeline",
-            cost=f"stages are idle for {percent(pipeline.idle_share)} of the time, by their flops",
+            cost=pipeline.idle_text,
         ),
         candidates=(
             *(option("microbatches", number) for number in filling),

@@ -46,6 +46,7 @@ def ends_request(request: Request, mesh: Mesh) -> Request | None:
         microbatches=1,
         schedule=None,
         stages=None,
+        unit_costs=None,
     )
 
 

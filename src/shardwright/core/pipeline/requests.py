@@ -9,6 +9,7 @@ from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import ModelTable
 from shardwright.core.resolution.request import Request
+from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice, Fault, choose
 from shardwright.core.stages.submodel import program_table, stage_table
 from shardwright.core.stages.units import Letter, units_of
@@ -36,6 +37,9 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
         virtual=next((entry.virtual for entry in entries if entry.virtual), None),
         schedule=request.schedule or next((entry.schedule for entry in entries if entry.schedule), None),
         text=request.stages,
+        costs=request.unit_costs,
+        # On JAX arrays are equally large on all ranks, so that no assignment with as large a stage needs less.
+        limit_bytes=request.chip.usable_bytes if request.chip and request.engine == "torch" else None,
     )
     return replace(choice, stages=(), faults=(*choice.faults, *half_shared)) if half_shared else choice
 
@@ -66,7 +70,12 @@ def ends_of_stages(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...
 
 def stage_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
     """The request of each stage: what it computes, as a model of its own, for one microbatch."""
-    return tuple(_alone(request, mesh, stage_table(request.table, stage)) for stage in choice.stages)
+    return tuple(request_of(request, mesh, stage) for stage in choice.stages)
+
+
+def request_of(request: Request, mesh: Mesh, stage: Stage) -> Request:
+    """The request of one stage."""
+    return _alone(request, mesh, stage_table(request.table, stage))
 
 
 def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
@@ -94,6 +103,7 @@ def _alone(request: Request, mesh: Mesh, table: ModelTable) -> Request:
         devices=None,
         schedule=None,
         stages=None,
+        unit_costs=None,
         # A stage has a part of the slice, whose collectives the compiler keeps.
         chip=request.chip and replace(request.chip, whole_slice=None),
     )

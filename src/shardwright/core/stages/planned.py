@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.core.layout.wording import percent
 from shardwright.core.schedules.actions import Action, Kind
 from shardwright.core.schedules.clock import Run, run
 from shardwright.core.stages.assignment import Stage
@@ -148,6 +149,11 @@ class Pipeline:
         return self.run.bubble * self.run.seconds / (self.run.seconds + shared) if self.run.seconds else 0.0
 
     @property
+    def idle_text(self) -> str:
+        """The share of a step in which ranks wait, as half a sentence of a finding."""
+        return f"stages are idle for {percent(self.idle_share)} of the time, by their {self.unit}"
+
+    @property
     def fullest(self) -> int:
         """The rank that needs the most memory, the first of equal ones."""
         return max(range(self.choice.ranks), key=lambda rank: (self.total_bytes(rank), -rank))
@@ -170,6 +176,7 @@ class Pipeline:
             "schedule": choice.schedule,
             "placement": choice.table.placement,
             "stages_text": choice.text,
+            "shared_out_by": choice.by,
             "unit": self.unit,
             "idle_share": self.idle_share,
             "send_seconds": self.send_seconds,

@@ -69,6 +69,17 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
     return TimedPipeline(pipeline=in_seconds, step=_step(plan, in_seconds, known, chip, reading))
 
 
+def stage_seconds(stage: Plan, mapping: MeshMapping) -> float | None:
+    """All passes of one microbatch of a stage, by the plan of the stage; None if a collective has no time."""
+    chip = mapping.machine.numbers
+    assert chip is not None
+    phases = _phases(stage, mapping, chip, "used")
+    if phases is None:
+        return None
+    work = _work(phases, _quantizing(stage, chip, "used"))
+    return work["forward"] + work["backward"]
+
+
 def _phases(stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading) -> Phases | None:
     rates = Rates.of(chip, reading)
     times = [

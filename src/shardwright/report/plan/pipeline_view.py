@@ -57,6 +57,7 @@ def pipeline_table(pipeline: Pipeline, width: int) -> RenderableType:
     lines = [
         f"{choice.schedule}: {about}",
         f"{several(choice.num_stages, 'stage')} {choice.text}",
+        "units as given" if choice.by == "given" else f"units shared out by {choice.by}",
         f"ranks wait for {pipeline.idle_share:.1%} of the time{left_out}",
         *_shared(pipeline),
     ]
