@@ -15,6 +15,7 @@ from shardwright.core.schedules.actions import Action, Table
 from shardwright.core.schedules.clock import run
 from shardwright.core.schedules.proof import faults
 from shardwright.core.schedules.schedules import SCHEDULES, table_of
+from shardwright.core.schedules.ticks import ticks_in
 from shardwright.core.schedules.transfers import with_transfers
 from shardwright.core.stages.assignment import assigned, balanced
 from shardwright.core.stages.notation import read_stages, stages_text
@@ -37,38 +38,19 @@ def staged(model: str, *, stages: int, batch: int, microbatches: int, **options)
 
 
 def test_no_assignment_is_more_even():
-    """Against all assignments, one by one; with a memory for each stage, against those that fit."""
+    """Against all assignments, one by one."""
     draw = random.Random(0)
-    refused = 0
-    for number in range(300):
+    for _ in range(150):
         work = [draw.choice([0, 1, 2, 3, 5]) for _ in range(draw.randint(1, 8))]
         stages = draw.randint(1, len(work))
         runs = [
             [work[first:end] for first, end in itertools.pairwise((0, *cuts, len(work)))]
             for cuts in itertools.combinations(range(1, len(work)), stages - 1)
         ]
-        sizes, memory = [draw.randint(0, 4) for _ in work], [draw.randint(3, 9) for _ in range(stages)]
-        if number % 2:
-
-            def fits(stage: int, first: int, end: int, sizes=sizes, memory=memory) -> bool:
-                return sum(sizes[first:end]) <= memory[stage]
-
-            ends = [(0, *cuts, len(work)) for cuts in itertools.combinations(range(1, len(work)), stages - 1)]
-            fit = [all(fits(n, *pair) for n, pair in enumerate(itertools.pairwise(one))) for one in ends]
-            runs = [run for run, one in zip(runs, fit, strict=True) if one]
-            counts = balanced(work, stages, fits)
-            if not runs:
-                assert counts is None
-                refused += 1
-                continue
-        else:
-            counts = balanced(work, stages)
-        assert counts is not None
         best = min((max(map(sum, run)), sum(sum(own) ** 2 for own in run)) for run in runs)
-        ends = list(itertools.accumulate(counts, initial=0))
+        ends = list(itertools.accumulate(balanced(work, stages), initial=0))
         found = [work[first:end] for first, end in itertools.pairwise(ends)]
         assert (max(map(sum, found)), sum(sum(own) ** 2 for own in found)) == best, (work, stages)
-    assert 10 < refused < 100
 
 
 @pytest.mark.parametrize("model", ["deepseek3-671b", "llama3-1b", "mixtral-8x7b"])
@@ -76,7 +58,7 @@ def test_stages_are_the_model(model: str):
     """Every layer of every weight is on one stage, a tied weight on the stages of its uses."""
     table = sw.model_table(model)
     units = units_of(table, 4096, recomputed=True)
-    stages = assigned(units, balanced([unit.step for unit in units], 5) or ())
+    stages = assigned(units, balanced([unit.step for unit in units], 5))
     rows = [weight for stage in stages for weight in stage_table(table, stage).weights]
     for weight in table.weights:
         found = sorted((row.first_layer, row.num) for row in rows if row.name == weight.name)
@@ -176,7 +158,7 @@ def test_bubbles_are_those_of_the_papers(name: str, virtual: int, ranks: int, mi
 def test_a_plan_with_stages_adds_up(engine):
     """The weights of all ranks are the model's; what a rank holds and moves is what its stages' own plans say."""
     plan = staged("deepseek3-test", stages=3, fsdp=2, batch=24, microbatches=6, engine=engine)
-    assert [finding.code for finding in plan.errors] == ["SW415"]
+    assert [finding.code for finding in plan.errors] == (["SW415"] if engine == "torch" else [])
     pipeline = plan.pipeline
     assert pipeline is not None
     alone = [sw.make_plan(request) for request in stage_requests(plan.request, plan.mesh, pipeline.choice)]
@@ -191,13 +173,19 @@ def test_a_plan_with_stages_adds_up(engine):
         assert pipeline.stages[0].weights_bytes >= max(one.memory.weights_bytes for one in alone)
     assert plan.memory.total_bytes_per_device == max(pipeline.total_bytes(rank) for rank in range(3))
     own = alone[pipeline.slowest]
-    assert {(c.kind, c.axes) for c in plan.collectives} == {(c.kind, c.axes) for c in own.collectives} | {
-        ("permute", ("stage",))
+    # On JAX every rank has both ends, and sums their gradients.
+    of_ends = {("all-reduce", ("stage",)), ("all-reduce", ("stage", "fsdp"))} if engine == "jax" else set()
+    assert {(c.kind, c.axes) for c in plan.collectives} == {
+        *((c.kind, c.axes) for c in own.collectives),
+        ("permute", ("stage",)),
+        *of_ends,
     }
     sends = [c for c in plan.collectives if c.kind == "permute"]
     rows = own.by_name["residual.stream"].bytes_per_device
     assert {c.bytes_per_device for c in sends} == {rows}
-    assert sum(c.count_per_step for c in sends) == 6 * (2 if pipeline.slowest == 1 else 1)
+    # One program passes on in every tick.
+    planned = 2 * ticks_in(3, 1, 6) if engine == "jax" else 6 * (2 if pipeline.slowest == 1 else 1)
+    assert sum(c.count_per_step for c in sends) == planned
 
 
 def test_every_stage_quantizes_its_layers_but_the_last_of_the_model():

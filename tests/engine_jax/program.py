@@ -84,11 +84,16 @@ def assert_steps_are_planned(text: str, plan: Plan) -> None:
 
 
 def assert_flops_are_the_model_s(text: str, plan: Plan) -> None:
-    """A device multiplies what the model does, and no axis repeats it. Experts have equal loads."""
-    experts = links_of(plan).experts
+    """A device multiplies what the model does, and no axis repeats it. Experts have equal loads. In stages: a device of the rank that
+    computes the longest."""
+    experts = links_of(plan.program or plan).experts
     # Without the padding of the last blocks.
     blocks = None if experts is None else Fraction(experts.traffic.assignments, experts.products.rows)
-    assert Program(text).flops(blocks) == sum(step_flops(plan).values())
+    flops = sum(step_flops(plan).values())
+    if plan.pipeline is not None:
+        own = [plan.stage_plans[stage.number] for stage in plan.pipeline.of_rank(plan.pipeline.slowest)]
+        flops = plan.request.microbatches * sum(sum(step_flops(one).values()) for one in own)
+    assert Program(text).flops(blocks) == flops
 
 
 def _assert_exchanged(moved: tuple[CompiledCollective, ...], plan: Plan, axes: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from shardwright.cli.typed.values import mesh_sizes, moves, settings
 from shardwright.core.boxes.box import Box
 from shardwright.core.layout.layout import Layout
 from shardwright.core.model.table import Weight
+from shardwright.core.pipeline.program import padded_stacks
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.recipes.presets import options_of, preset
@@ -79,7 +80,7 @@ def recipe_of(text: str) -> Recipe:
 class Case:
     """A model under a layout, for which a step is compiled.
 
-    ``mesh``, ``move`` and ``settings`` as on the command line. ``layout``: a preset's name, or one of ``own_layouts``.
+    ``mesh``, ``move``, ``settings`` and ``stages`` as on the command line. ``layout``: a preset's name, or one of ``own_layouts``.
     ``balanced``: rows are in head-tail order over the devices that shard them. ``precision``: a recipe as ``recipe_text`` has it,
     or none.
     """
@@ -93,6 +94,7 @@ class Case:
     move: str = ""
     balanced: bool = False
     precision: str = ""
+    stages: str = ""
 
     def __str__(self) -> str:
         return " ".join(
@@ -105,6 +107,7 @@ class Case:
                 *(["head-tail"] if self.balanced else []),
                 *([self.settings] if self.settings else []),
                 *([self.precision] if self.precision else []),
+                *([self.stages] if self.stages else []),
             ]
         )
 
@@ -181,6 +184,7 @@ def plan_of(case: Case) -> Plan:
             microbatches=case.microbatches,
             load_balanced=case.balanced,
             precision=recipe_of(case.precision) if case.precision else None,
+            stages=case.stages or None,
         )
     )
     assert not plan.errors, plan.errors
@@ -193,12 +197,12 @@ def compiled_step(case: Case) -> jax.stages.Compiled:
     return compile_plan(plan_of(case))
 
 
-def compile_plan(plan: Plan, level: int = 0, options: OptimizerOptions = OPTIONS) -> jax.stages.Compiled:
+def compile_plan(plan: Plan, level: int = 0) -> jax.stages.Compiled:
     """The training step of a plan, at an optimization level of XLA: 0 for few steps, 1 for many."""
     mesh = device_mesh(plan.mesh)
-    lowered = train_step(plan, mesh, options).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
-    of_compiler: dict[str, Any] = {"xla_backend_optimization_level": level}
-    return lowered.compile(compiler_options=of_compiler)
+    lowered = train_step(plan, mesh, OPTIONS).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
+    options: dict[str, Any] = {"xla_backend_optimization_level": level}
+    return lowered.compile(compiler_options=options)
 
 
 @cache
@@ -224,8 +228,8 @@ def row_order(plan: Plan) -> np.ndarray:
     Under Ulysses each device attends over full rows for some heads, which is equal work in any order.
     """
     if not plan.request.load_balanced or plan.request.layout.move_attention == "ulysses":
-        return np.arange(plan.request.length)
-    return head_tail(plan.request.length, plan.mesh.size(plan.cp))
+        return np.arange(LENGTH)
+    return head_tail(LENGTH, plan.mesh.size(plan.cp))
 
 
 def in_row_order(batch: Batch, plan: Plan) -> Batch:
@@ -279,7 +283,15 @@ def _initial_values(weight: Weight, seed: int, shape: tuple[int, ...]) -> np.nda
 
 
 def without_padding(plan: Plan, name: str, array: np.ndarray) -> np.ndarray:
-    """An array of the state without the padding of its vocabulary, which must be zero."""
+    """An array of the state without the padding of its vocabulary, which must be zero; in stages, with its layers in their order and
+    without the padding of stages that have fewer layers, which must be zero too."""
+    stack = plan.by_name[name].stack
+    if plan.pipeline is not None and stack is not None:
+        layers = padded_stacks(plan.request.table, plan.pipeline.choice)[stack].layers
+        rows = {layer: row for row, layer in enumerate(layers) if layer is not None}
+        padding = [row for row, layer in enumerate(layers) if layer is None]
+        assert not array[padding].any(), name
+        array = array[[rows[layer] for layer in range(len(rows))]]
     shape = plan.by_name[name].stacked_saved_shape
     inside = Box.whole(shape).slices
     if array.shape != shape:

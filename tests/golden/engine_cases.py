@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardwright.core.model.optimizer import Optimizer
+from shardwright.core.recipes.presets import preset
 from shardwright.cost import read_machine
 from tests.golden.findings_case import Case, mine
 
@@ -14,8 +16,45 @@ ON_ENGINES: tuple[Case, ...] = (
     Case(
         name="SW415-stages",
         layout="pp",
-        options={**STAGED, "mesh_sizes": {"stage": 2}},
-        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 1}}},
+        options={**STAGED, "mesh_sizes": {"stage": 2}, "engine": "torch"},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 1}, "engine": "torch"}},
+    ),
+    Case(
+        name="SW415-schedule",
+        layout="pp",
+        options={**STAGED, "mesh_sizes": {"stage": 2}, "schedule": "1f1b"},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "schedule": "circular"}},
+    ),
+    Case(
+        name="SW415-schedule-of-a-layout",
+        layout=mine("x: {elsewhere: stage, schedule: gpipe}\nfsdp: fsdp", "{x: 2, fsdp: auto}"),
+        options=STAGED,
+        neighbour={"layout": mine("x: {elsewhere: stage, schedule: circular}\nfsdp: fsdp", "{x: 2, fsdp: auto}")},
+    ),
+    Case(
+        name="SW415-saved-in-stages",
+        layout="pp",
+        options={**STAGED, "mesh_sizes": {"stage": 2}, "remat": "dots"},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "remat": "full"}},
+    ),
+    Case(
+        name="SW415-precision-in-stages",
+        layout="pp",
+        options={**STAGED, "mesh_sizes": {"stage": 2}, "precision": preset("fp8-row")},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}}},
+    ),
+    Case(
+        name="SW415-padding-and-optimizers",
+        layout="pp",
+        model="llama3-test",
+        options={**STAGED, "mesh_sizes": {"stage": 4}, "optimizer": Optimizer(name="optax:adafactor")},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "optimizer": Optimizer(name="optax:adafactor")}},
+    ),
+    Case(
+        name="SW415-ends-of-all-stages",
+        layout=mine("fsdp: fsdp\nx: {elsewhere: stage, embedding: fsdp, logits: tensor}", "{fsdp: auto, x: 2}"),
+        options=STAGED,
+        neighbour={"layout": mine("fsdp: fsdp\nx: stage", "{fsdp: auto, x: 2}")},
     ),
     Case(
         name="SW415-stages-of-the-layers-alone",

@@ -14,6 +14,7 @@ from shardwright import FindingsError, make_plan
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
+from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.model.table import Activation, ModelTable
 from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
@@ -110,12 +111,14 @@ def request(case: Case) -> Request:
     table = table_of(case.model, case.table)
     named = case.options.get("precision")
     recipe = {"precision": preset(named)} if isinstance(named, str) else {}
+    optimizer = {"optimizer": ADAMW} if case.options.get("optimizer") == ADAMW.name else {}
     options = {
         "batch": table.natural_batch,
         "length": table.natural_length,
         "dtype": table.dtype,
         **case.options,
         **recipe,
+        **optimizer,
     }
     if case.chips:
         options["devices"] = read_machine(case.chips).num_devices

@@ -38,7 +38,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
     "checkpoint": ("retention", "format", "folder", "reading", "exchange", "writing", ""),
     "runs": ("processes", "metrics", "", "own_program"),
-    "engine_jax": (*ENGINE, "compile", "own_program", "orbax_folder", ""),
+    "engine_jax": (*ENGINE[:-1], "stages", "training", "compile", "own_program", "orbax_folder", ""),
     "engine_torch": (*ENGINE, "dry_run", "own_program", "modules.parts", "modules", "dcp", "dcp_folder", ""),
     "compiled": ("text", "reading", "agreement", "findings", ""),
     "interop": (

@@ -19,7 +19,7 @@ MICROBATCHES = 2
 ROWS, FEW_ROWS = 8, 4
 """Rows of a step: the usual number, which ``case`` raises to one row per device and microbatch; and fewer rows than devices."""
 
-UNTRAINED = {"pp": "stages are planned and not yet trained"}
+UNTRAINED = {"pp": "stages have cases of their own, below"}
 
 MESHES = {
     "ddp": ("data=8", "data=4"),

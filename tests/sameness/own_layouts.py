@@ -28,6 +28,34 @@ roles:
 rules:
   attention: {kv_heads: []}
 """,
+    "pp-tp": """
+mesh: {stage: 2, fsdp: auto, tensor: 2}
+roles:
+  stage:  stage
+  fsdp:   fsdp
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+""",
+    "pp-cp": """
+mesh: {stage: 2, fsdp: auto, context: 2}
+roles:
+  stage:   stage
+  fsdp:    fsdp
+  context: context
+""",
+    "pp-ep": """
+mesh: {stage: 2, fsdp: auto, expert: 2}
+roles:
+  stage:  stage
+  fsdp:   fsdp
+  expert: {elsewhere: fsdp, moe: expert}
+""",
+    "pp-ep-as-cp": """
+mesh: {stage: 2, fsdp: auto, expert: 2}
+roles:
+  stage:  stage
+  fsdp:   fsdp
+  expert: {elsewhere: context, moe: expert}
+""",
     "stored-over-idle": """
 mesh: {fsdp: auto, spare: 2}
 roles:

@@ -15,6 +15,9 @@ _KNOWN_TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)"?\}')
 _CALLING = frozenset({"while", "fusion", "call", "conditional", "custom-call", "async-start", "call-start"})
 """Instructions that run computations. Others name reducers, which contain nothing of interest."""
 
+_TAKEN = re.compile(r"taken=(\d+)of(\d+)/cond$")
+"""The end of the name of a branch that says how often it is taken, of the turns in which the program reaches it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -55,7 +58,7 @@ def callees(instruction: Instruction) -> tuple[str, ...]:
 def executions(program: Program, callers: Callers, unknown: Fraction | None = None) -> Mapping[str, Execution]:
     """How often each computation runs: from the entry on, times the trip count of each loop.
 
-    Every branch counts as taken. ``unknown``: the trip count to use for loops whose text does not give it.
+    Every branch counts as taken, but one whose name says how often it is. ``unknown``: the trip count to use for loops whose text does not give it.
     """
     found: dict[str, Execution] = {program.entry: Execution(times=Fraction(1))}
     for name in _callers_first(program):
@@ -74,6 +77,8 @@ def executions(program: Program, callers: Callers, unknown: Fraction | None = No
                     counted and known_trips is not None,
                     True,
                 )
+            elif instruction.op == "conditional":
+                times *= share_taken(instruction)
             for callee in called:
                 before = found.get(callee, Execution())
                 found[callee] = Execution(
@@ -82,6 +87,12 @@ def executions(program: Program, callers: Callers, unknown: Fraction | None = No
                     counted=before.counted and counted,
                 )
     return found
+
+
+def share_taken(branch: Instruction) -> Fraction:
+    """The share of turns in which a branch is taken, as its name says it; 1 if it does not."""
+    found = _TAKEN.search(branch.op_name or "")
+    return Fraction(int(found[1]), int(found[2])) if found else Fraction(1)
 
 
 def trips_of(program: Program, callers: Callers, computation: Computation, loop: Instruction) -> int | None:

@@ -8,6 +8,7 @@ name with alternatives: `jit(step)/(a/all_gather:b/all_gather)`, or several name
 |---|---|
 | `rematted_computation` | recompute |
 | `transpose(` | backward |
+| `phase=` | the one that it says: of a stage, whose passes are not differentiated |
 | `jvp(` | forward |
 | none of them | update |
 """
@@ -23,6 +24,7 @@ from typing import Any
 from shardwright.core.plan.plan import Phase
 
 _COMPONENT = re.compile(r"component=([\w.\-]+)")
+_PHASE = re.compile(r"phase=(forward|recompute|backward)")
 _TENSOR = re.compile(r"tensor=([^/():;]+)")
 _LINE = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -136,6 +138,8 @@ def _phase(name: str) -> Phase:
         return "recompute"
     if "transpose(" in name:
         return "backward"
+    if said := _PHASE.findall(name):
+        return said[-1]
     return "forward" if "jvp(" in name else "update"
 
 

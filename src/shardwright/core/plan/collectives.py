@@ -71,9 +71,16 @@ def _of_weight(
                 yield replace(gather, phase=phase, count_per_step=of_codes * request.microbatches)
         for scatter in movement(use.gathered, use.at_rest, use.scattered, shape, mesh) if tensor.gradient else ():
             yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
+    yield from sum_over_replicas(request, mesh, tensor, layers)
+
+
+def sum_over_replicas(request: Request, mesh: Mesh, tensor: TensorPlan, layers: int) -> Iterator[PlannedCollective]:
+    """The all-reduce of a weight's gradient over its replicas by JAX, once a step; none if they need none."""
     summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
     if summed:
-        shard = elements_per_device(uses[tensor.component].at_rest, shape, mesh)
+        shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
+        at_rest = weight_reshardings(request, mesh, tensor)[tensor.component].at_rest
+        shard = elements_per_device(at_rest, shape, mesh)
         reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=shard)
         yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
 
@@ -229,7 +236,9 @@ def _of_move(
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
     times = layers_on_device(request, mesh, shared) * request.microbatches
-    in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not _once(request.table, move.target)
+    in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not made_of_the_input(
+        request.table, move.target
+    )
     for collective in forward:
         rounds = times * _rounds(collective, mesh)
         yield _planned(moved.component, "forward", collective, width, rounds, move.target)
@@ -260,10 +269,10 @@ def _part_follows(table: ModelTable, move: Move) -> bool:
     return any(one.source == "residual.stream" and layers & {*table.activation(one.target).stacks} for one in later)
 
 
-def _once(table: ModelTable, name: str) -> bool:
+def made_of_the_input(table: ModelTable, name: str) -> bool:
     """Whether an activation depends on the input alone. It is then moved once a step, outside the layers."""
     row = next(row for row in table.activations if row.name == name)
-    return row.component == "input" or any(m.target == name and _once(table, m.source) for m in table.moves)
+    return row.component == "input" or any(m.target == name and made_of_the_input(table, m.source) for m in table.moves)
 
 
 def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collective, ...]:

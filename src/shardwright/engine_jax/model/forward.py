@@ -21,6 +21,7 @@ from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_t
 from shardwright.engine_jax.io.layer_io import InUse, Links, LowPrecision, Params, Site
 from shardwright.engine_jax.io.scopes import of_component
 from shardwright.engine_jax.layers.embedding import embed, logits
+from shardwright.engine_jax.layers.loss import summed_cross_entropy
 from shardwright.engine_jax.layers.mlp import feed_forward
 from shardwright.engine_jax.layers.norm import rms_norm
 from shardwright.engine_jax.layers.rotary import Angles
@@ -73,7 +74,7 @@ def forward(
             weights = {
                 names[name]: own.use(name, array, high=names[name] not in own.low) for name, array in layer.items()
             }
-            return _layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, own)
+            return computed_layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, own)
 
         return one_layer
 
@@ -94,11 +95,26 @@ def forward(
         first += stack.num
     if site is not None:
         links = replace(links, low={name: replace(low, site=site) for name, low in links.low.items()})
+    return Forward(scores(x_BLM, params, tied_VM, architecture, links), counts)
+
+
+def scores(
+    x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, architecture: Architecture, links: Links
+) -> jax.Array:
+    """The logits, BLV, of the last layer's output. ``tied_VM``: a tied embedding that is in use already."""
     final_norm = links.use("residual.final_norm", params["residual.final_norm"])
     with of_component("residual"):
         x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
     with of_component("logits"):
-        return Forward(logits(x_BLM, params, tied_VM, links), counts)
+        return logits(x_BLM, params, tied_VM, links)
+
+
+def loss_of(logits_BLV: jax.Array, batch: Mapping[str, jax.Array], links: Links) -> jax.Array:
+    """The loss summed over a device's own valid tokens. ``batch``: with ``targets`` and ``valid``, sharded as the input."""
+    targets = links.move("input.targets", "logits.targets", batch["targets"])
+    valid = links.move("input.valid", "logits.valid", batch["valid"])
+    with of_component("logits"):
+        return summed_cross_entropy(logits_BLV, targets, valid, links.vocab.get("logits", ()))
 
 
 def _low_of(links: Links, names: Mapping[str, str], run: range) -> Mapping[str, LowPrecision]:
@@ -116,7 +132,7 @@ def _of_layers(site: Site, low: Mapping[str, LowPrecision], first: int, run: ran
     )
 
 
-def _layer(
+def computed_layer(
     x_BLM: jax.Array,
     valid_BL: jax.Array | None,
     weights: InUse,
@@ -126,6 +142,7 @@ def _layer(
     mask: AttentionMask,
     links: Links,
 ) -> tuple[jax.Array, MoeCounts | None]:
+    """One layer of a stack. ``weights``: in use, by their names in the layer. ``valid_BL``: of a model with experts."""
     eps = architecture.norm_eps
     with of_component("residual"):
         normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)

@@ -45,21 +45,11 @@ def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[Owned
         for shard in array.addressable_shards:
             if saves(spec, plan.mesh, numbers[shard.device]):
                 box = box_of(shard.index, array.shape)
-                saved = box.intersect(Box.whole(tensor.saved))
-                # None: the shard is padding only.
-                if saved is not None:
-                    yield OwnedBox(name=tensor.name, box=saved, array=_copy_of(shard, saved.within(box)))
+                for inside, saved in tensor.parts(box):
+                    yield OwnedBox(name=tensor.name, box=saved, array=_copy_of(shard, inside.within(box)))
     if any(numbers[device] == 0 for device in mesh.local_devices):
         for name, array in state.shared.items():
             yield OwnedBox(name=name, box=Box.whole(array.shape), array=_of_shared(array))
-
-
-def delayed_boxes(state: State[jax.Array]) -> Iterator[OwnedBox]:
-    """What each device of this process keeps for delayed amaxes, replicas too."""
-    for name, array in state.delayed.items():
-        for shard in array.addressable_shards:
-            box = box_of(shard.index, array.shape)
-            yield OwnedBox(name=name, box=box, array=_copy_of(shard, box.within(box)))
 
 
 def _copy_of(shard: jax.Shard, part: Box) -> Callable[[], np.ndarray]:

@@ -12,7 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.mesh.spec import Spec
+from shardwright.core.pipeline.program import padded_stacks
 from shardwright.core.plan.plan import Plan
+from shardwright.core.stages.padded import PaddedStack
 from shardwright.engine_jax.lowering.shardings import named_sharding, weight_shardings
 from shardwright.engine_jax.training.named_optimizer import initial
 from shardwright.init import box_values
@@ -53,7 +55,7 @@ class Tensor(NamedTuple):
     """One array of the state: its name in a checkpoint, the weight it belongs to, its shape, dtype and sharding.
 
     ``spec``: in the plan's terms. ``saved``: its shape in a checkpoint, without the padding of a vocabulary. ``first``: its elements before
-    the first step, where it is no weight."""
+    the first step, where it is no weight. ``stages``: where its layers are, in a pipeline."""
 
     name: str
     weight: str
@@ -63,20 +65,30 @@ class Tensor(NamedTuple):
     spec: Spec
     saved: tuple[int, ...]
     first: float = 0.0
+    stages: PaddedStack | None = None
+
+    def parts(self, box: Box) -> Sequence[tuple[Box, Box]]:
+        """The parts of a box of the array that a checkpoint has, each with its box there. The rest of the box is padding."""
+        if self.stages is not None:
+            return list(self.stages.saved(box))
+        common = box.intersect(Box.whole(self.saved))
+        return [] if common is None else [(common, common)]
 
 
 def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     """Every array of a plan's state except the step and what is shared, weights first, by their names in a checkpoint."""
     shardings = weight_shardings(plan, mesh)
+    padded = {} if plan.pipeline is None else padded_stacks(plan.request.table, plan.pipeline.choice)
     rows = {
         w.name: Tensor(
             w.name,
             w.name,
-            w.stacked_shape,
+            w.stacked_shape if (stages := padded.get(w.stack or "")) is None else (stages.rows, *w.shape),
             jnp.dtype(w.dtype),
             shardings[w.name],
             w.stacked_at_rest,
             w.stacked_saved_shape,
+            stages=stages,
         )
         for w in plan.weights
     }
@@ -139,17 +151,16 @@ def _initial(
 
 def _padded(tensor: Tensor, boxes: Sequence[Box], read: Read) -> dict[Box, np.ndarray]:
     """Boxes of an array: what is read of them, and zeros for padding."""
-    saved = Box.whole(tensor.saved)
-    inside = {box: common for box in boxes if (common := box.intersect(saved)) is not None}
-    found = dict(zip(inside, read(tensor, list(inside.values())), strict=True))
-    known: dict[Box, np.ndarray] = {}
-    for box in boxes:
-        if inside.get(box) == box:
-            known[box] = np.asarray(found[box], tensor.dtype)
-            continue
-        known[box] = np.zeros(box.shape, tensor.dtype)
-        if box in inside:
-            known[box][inside[box].within(box).slices] = found[box]
+    parts = [(box, inside, saved) for box in boxes for inside, saved in tensor.parts(box)]
+    # A box with no padding, whose elements are in one piece, is not copied.
+    whole = {box for box, inside, _ in parts if inside == box}
+    found = read(tensor, [saved for *_, saved in parts])
+    known = {box: np.zeros(box.shape, tensor.dtype) for box in boxes if box not in whole}
+    for (box, inside, _), array in zip(parts, found, strict=True):
+        if box in whole:
+            known[box] = np.asarray(array, tensor.dtype)
+        else:
+            known[box][inside.within(box).slices] = array
     return known
 
 

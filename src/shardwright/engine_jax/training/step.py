@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardwright.core.pipeline.program import stage_program
 from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.random_bits import words_of
 from shardwright.engine_jax.attention.kernels import backend_of
@@ -26,11 +27,11 @@ from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import Links, Site
 from shardwright.engine_jax.io.mesh import product_device
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
-from shardwright.engine_jax.layers.loss import summed_cross_entropy
 from shardwright.engine_jax.lowering.links import late_sums, links_of
 from shardwright.engine_jax.lowering.shardings import named_sharding, partition_spec, weight_shardings
-from shardwright.engine_jax.model.forward import forward
+from shardwright.engine_jax.model.forward import forward, loss_of
 from shardwright.engine_jax.precision.delayed import factors_of, reduced_amaxes, updated
+from shardwright.engine_jax.stages.loop import sums_of_stages
 from shardwright.engine_jax.training.optimizer import apply_gradients
 from shardwright.engine_jax.training.state import Leaf, State, abstract_state
 from shardwright.models.parts.ends import BATCH_FIELDS
@@ -90,20 +91,73 @@ def gradient_function(plan: Plan, mesh: Mesh, seed: int = 0) -> Callable[..., Gr
     weights = {name: sharding.spec for name, sharding in shardings.items() if name not in frozen}
     buffers = {name: shardings[name].spec for name in frozen}
     replicated = PartitionSpec()
+    layers = replicated if plan.pipeline is None else PartitionSpec(plan.pipeline.axes)
     amaxes = {one.name: partition_spec(one.spec) for one in plan.delayed}
     moment = () if plan.request.precision is None else (Moment(replicated, amaxes),)
     return jax.shard_map(
-        _local_gradients(plan, links_of(plan, backend_of(mesh), product_device(mesh)), seed),
+        _local_gradients(plan, links_of(plan.program or plan, backend_of(mesh), product_device(mesh)), seed),
         mesh=mesh,
         in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec), *moment),
-        out_specs=Gradients(loss=replicated, by_weight=weights, tokens=replicated, counts=replicated, amaxes=amaxes),
+        out_specs=Gradients(loss=replicated, by_weight=weights, tokens=replicated, counts=layers, amaxes=amaxes),
         # The plan says what is summed over which axes, so JAX need not infer it.
         check_vma=False,
     )
 
 
+class Sums(NamedTuple):
+    """Of a step, on one device: the loss and the gradients, summed over its own tokens; the counts of the experts by stack and layer;
+    and the amaxes by the names of delayed scales."""
+
+    loss: jax.Array
+    by_weight: Arrays
+    counts: Mapping[str, MoeCounts]
+    amaxes: Arrays
+
+
 def _local_gradients(plan: Plan, links: Links, seed: int) -> Callable[..., Gradients[jax.Array]]:
     """The gradients on one device: of its local shards of the weights, summed as the plan says."""
+    sums_of = _of_microbatches(plan, links, seed) if plan.pipeline is None else _of_stages(plan, links)
+    stages = () if plan.pipeline is None else plan.pipeline.axes
+
+    def gradients(
+        weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None = None
+    ) -> Gradients[jax.Array]:
+        tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _token_axes(plan, "input.valid"))
+        sums = sums_of(weights, buffers, batch, moment)
+        count = jnp.maximum(tokens, 1).astype(jnp.float32)
+        return Gradients(
+            loss=_summed(sums.loss, (*stages, *_token_axes(plan, "logits.targets"))) / count,
+            by_weight={
+                name: mean_of(_summed_over_replicas(plan, name, g), count) for name, g in sums.by_weight.items()
+            },
+            tokens=tokens,
+            counts=_summed(sums.counts, _token_axes(plan, "router.grouped")) if sums.counts else sums.counts,
+            amaxes=reduced_amaxes(plan.delayed, sums.amaxes),
+        )
+
+    return gradients
+
+
+SumsOf = Callable[[Arrays, Arrays, Arrays, Moment[jax.Array] | None], Sums]
+"""``f(weights, buffers, batch, moment)``: of a device's own rows."""
+
+
+def _of_stages(plan: Plan, links: Links) -> SumsOf:
+    """In stages. ``links``: of the plan of the program."""
+    program = stage_program(plan)
+    assert program is not None
+
+    def sums(weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None) -> Sums:
+        assert moment is None
+        microbatches = {name: _microbatches(array, plan.request.microbatches) for name, array in batch.items()}
+        found = sums_of_stages(program, plan.mesh, plan.request.table, links, weights, buffers, microbatches)
+        return Sums(found.loss, found.by_weight, found.counts, {})
+
+    return sums
+
+
+def _of_microbatches(plan: Plan, links: Links, seed: int) -> SumsOf:
+    """Without stages: all layers, microbatch after microbatch."""
     request = plan.request
 
     def summed_loss(
@@ -111,49 +165,35 @@ def _local_gradients(plan: Plan, links: Links, seed: int) -> Callable[..., Gradi
     ) -> tuple[jax.Array, Mapping[str, MoeCounts]]:
         site = None if site is None else site._replace(factors=factors)
         result = forward({**weights, **buffers}, batch, request.table, links, remat=request.remat, site=site)
-        targets = links.move("input.targets", "logits.targets", batch["targets"])
-        valid = links.move("input.valid", "logits.valid", batch["valid"])
-        with of_component("logits"):
-            loss = summed_cross_entropy(result.logits_BLV, targets, valid, links.vocab.get("logits", ()))
-        return loss, result.counts
+        return loss_of(result.logits_BLV, batch, links), result.counts
 
     # Traced once, though it is called twice with microbatches. Inlined, so that it does not change the program.
     loss_and_gradient = jax.jit(jax.value_and_grad(summed_loss, argnums=(0, 1), has_aux=True), inline=True)
 
-    def gradients(
-        weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None = None
-    ) -> Gradients[jax.Array]:
+    def sums(weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None) -> Sums:
         factors = {} if moment is None else moment.factors
         site = (
             None if moment is None else Site(seed=_words(seed), step=moment.step, microbatch=jnp.int32(0), factors={})
         )
-        tokens = _summed(jnp.sum(batch["valid"], dtype=jnp.int32), _token_axes(plan, "input.valid"))
         if request.microbatches == 1:
             (loss, counts), (by_weight, amaxes) = loss_and_gradient(weights, factors, buffers, batch, site)
-        else:
-            microbatches = {name: _microbatches(array, request.microbatches) for name, array in batch.items()}
-            sites = None if site is None else _of_microbatches(site, request.microbatches)
-            first = jax.tree.map(lambda array: array[0], (microbatches, sites))
-            shapes = jax.eval_shape(loss_and_gradient, weights, factors, buffers, *first)
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return Sums(loss, by_weight, counts, amaxes)
+        microbatches = {name: _microbatches(array, request.microbatches) for name, array in batch.items()}
+        sites = None if site is None else _sites(site, request.microbatches)
+        first = jax.tree.map(lambda array: array[0], (microbatches, sites))
+        shapes = jax.eval_shape(loss_and_gradient, weights, factors, buffers, *first)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-            def add(total: Any, microbatch: tuple[Arrays, Site | None]) -> tuple[Any, None]:
-                sums, (by_weight, amaxes) = total
-                more, (by_weight_more, more_amaxes) = loss_and_gradient(weights, factors, buffers, *microbatch)
-                added = jax.tree.map(jnp.add, (sums, by_weight), (more, by_weight_more))
-                return (added[0], (added[1], jax.tree.map(jnp.maximum, amaxes, more_amaxes))), None
+        def add(total: Any, microbatch: tuple[Arrays, Site | None]) -> tuple[Any, None]:
+            sums, (by_weight, amaxes) = total
+            more, (by_weight_more, more_amaxes) = loss_and_gradient(weights, factors, buffers, *microbatch)
+            added = jax.tree.map(jnp.add, (sums, by_weight), (more, by_weight_more))
+            return (added[0], (added[1], jax.tree.map(jnp.maximum, amaxes, more_amaxes))), None
 
-            ((loss, counts), (by_weight, amaxes)), _ = jax.lax.scan(add, zeros, (microbatches, sites))
-        count = jnp.maximum(tokens, 1).astype(jnp.float32)
-        return Gradients(
-            loss=_summed(loss, _token_axes(plan, "logits.targets")) / count,
-            by_weight={name: mean_of(_summed_over_replicas(plan, name, g), count) for name, g in by_weight.items()},
-            tokens=tokens,
-            counts=_summed(counts, _token_axes(plan, "router.grouped")) if counts else counts,
-            amaxes=reduced_amaxes(plan.delayed, amaxes),
-        )
+        ((loss, counts), (by_weight, amaxes)), _ = jax.lax.scan(add, zeros, (microbatches, sites))
+        return Sums(loss, by_weight, counts, amaxes)
 
-    return gradients
+    return sums
 
 
 def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions, seed: int = 0) -> jax.stages.Wrapped:
@@ -207,7 +247,7 @@ def _words(seed: int) -> tuple[jax.Array, jax.Array]:
     return jnp.uint32(low), jnp.uint32(high)
 
 
-def _of_microbatches(site: Site, num: int) -> Site:
+def _sites(site: Site, num: int) -> Site:
     """The site of each microbatch, along a new leading dim."""
     alike = jax.tree.map(lambda number: jnp.broadcast_to(number, num), site)
     return alike._replace(microbatch=jnp.arange(num, dtype=jnp.int32))
