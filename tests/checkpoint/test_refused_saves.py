@@ -127,6 +127,22 @@ def test_a_step_that_was_saved_before(tmp_path: Path) -> None:
     assert verify(tmp_path)["ok"]
 
 
+def test_a_save_whose_lock_was_deleted_by_hand_is_not_taken_for_a_killed_one(tmp_path: Path) -> None:
+    with saving(tmp_path, 20) as first:
+        lock = tmp_path / "checkpoints" / ".lock"
+        lock.unlink()
+        with pytest.raises(CheckpointError) as caught:
+            save(tmp_path, small_state())
+        assert str(caught.value) == (
+            f"{first.directory}: another process is saving this checkpoint: its lock, {lock}, was deleted. Wait until it ends, or give "
+            f"this run a directory of its own with --out."
+        )
+        assert isinstance(first.directory, Path)
+        assert first.directory.is_dir()
+    save(tmp_path, small_state())
+    assert verify(tmp_path)["ok"]
+
+
 def test_two_savers_in_one_directory(tmp_path: Path) -> None:
     with saving(tmp_path, 20) as first:
         with pytest.raises(CheckpointError) as caught:

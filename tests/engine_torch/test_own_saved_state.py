@@ -388,12 +388,13 @@ def test_ranks_that_are_gone_end_the_save_and_leave_nothing(tmp_path: Path, monk
             raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:40123\nmore")
         found[:] = [value] * len(found)
 
+    monkeypatch.setattr("shardwright.runs.own_program.witnesses.WAIT_S", 0.0)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda *_: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda *_: 2)
     monkeypatch.setattr("torch.distributed.all_gather_object", gathered)
     assert message(save, tmp_path, nn.Linear(2, 2), step=1) == (
-        "the 2 ranks could not exchange values: one of them has ended, or the group's timeout has passed. [gloo] Connection closed "
+        "the 2 ranks could not exchange values: one of them has ended, or their timeout has passed. [gloo] Connection closed "
         "by peer [127.0.0.1]:40123"
     )
     assert not (tmp_path / "checkpoints").exists()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,46 @@ def test_the_second_run_is_refused_and_the_first_one_ends_as_alone(
     assert re.fullmatch(f"{re.escape(str(run_options.out))} is held by another run: {OWN}\\. {ADVICE}", messages[0])
     assert not (run_options.out / ".lock").exists()
     assert not list(run_options.out.glob("**/*damaged*"))
+
+
+def test_a_lock_that_is_deleted_by_hand_is_locked_again(tmp_path: Path) -> None:
+    run_options = options(tmp_path)
+    lock = run_options.out / ".lock"
+    messages: list[str] = []
+    engine = during(lock.unlink)
+    first = engine.boxes
+
+    def boxes() -> Any:
+        messages.append(refusal(run_options, resume=True))
+        return first()
+
+    engine.boxes = boxes
+    assert go(engine, run_options).ended == "finished"
+    assert len(messages) == 1
+    assert not lock.exists()
+
+
+def test_of_two_runs_that_hold_a_folder_the_first_one_ends(tmp_path: Path) -> None:
+    run_options = options(tmp_path)
+    lock = run_options.out / ".lock"
+    with ExitStack() as other:
+
+        def second() -> None:
+            lock.unlink()
+            other.enter_context(held(run_options.out, Silent()))
+
+        with pytest.raises(InputError) as caught:
+            go(during(second), run_options, checkpoint_every=1)
+        assert re.fullmatch(
+            f"{re.escape(str(lock))} was deleted while this run held it, and {re.escape(str(run_options.out))} is now held by "
+            f"another run: {OWN}\\. This run ends, so that the two do not mix. Its checkpoints are as they were\\.",
+            str(caught.value),
+        )
+        assert lock.exists()
+    assert [path.name for path in sorted((run_options.out / "checkpoints").iterdir())] == [
+        ".lock",
+        *(f"step-0000000{step}" for step in (1, 2, 3)),
+    ]
 
 
 def test_a_folder_is_locked_by_any_of_its_paths(tmp_path: Path) -> None:

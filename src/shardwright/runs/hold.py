@@ -18,8 +18,55 @@ FILE_NAME = ".lock"
 COMMAND_CHARACTERS = 500
 
 
+class Hold:
+    """The lock of a folder. The file may be deleted by hand meanwhile: it is then locked anew, unless another run was first."""
+
+    def __init__(self, out: Path, descriptor: int) -> None:
+        self._out, self._path, self._descriptor = out, out / FILE_NAME, descriptor
+
+    def keep(self) -> None:
+        """Called at every step; it costs one look at the file. Raises InputError where another run holds the folder now."""
+        if self._is_there():
+            return
+        try:
+            descriptor = acquire(self._path)
+        except OSError:
+            # A folder that cannot be written is reported where it loses something.
+            return
+        except LockHeldError as error:
+            raise InputError(
+                f"{self._path} was deleted while this run held it, and {self._out} is now held by another run: {error.note}. "
+                f"This run ends, so that the two do not mix. Its checkpoints are as they were."
+            ) from None
+        release(self._descriptor)
+        self._descriptor = descriptor
+        self.note()
+
+    def note(self) -> None:
+        # For people only: a full disk is reported later, where it loses something.
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, _note().encode(), 0)
+
+    def leave(self) -> None:
+        # First the name, then the lock: a run that starts in between finds no file, or makes its own. The name of another's stays.
+        with suppress(OSError):
+            if self._is_there():
+                self._path.unlink()
+        release(self._descriptor)
+
+    def _is_there(self) -> bool:
+        """Whether the file that is locked still has its name, as far as one can see."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+
 @contextmanager
-def held(out: Path, shown: Listener) -> Iterator[None]:
+def held(out: Path, shown: Listener) -> Iterator[Hold]:
     """Lock the folder ``out``. It is made if it is missing, and deleted again if the run leaves nothing in it.
 
     ``OUT/.lock`` names the run that holds the folder. The lock itself is the kernel's: it ends with the process, however
@@ -37,22 +84,17 @@ def held(out: Path, shown: Listener) -> Iterator[None]:
         raise InputError(
             f"{error.filename or path} cannot be written: {error.strerror or error}. Give a folder that can be written with --out."
         ) from None
+    hold = Hold(out, descriptor)
     try:
-        # For people only: a full disk is reported later, where it loses something.
-        with suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, _note().encode(), 0)
+        hold.note()
         if not has_locks(descriptor):
             shown.say(
                 f"the file system of {out} has no file locks: only the file {path} keeps other runs away. If this run is "
                 f"killed, delete that file by hand"
             )
-        yield
+        yield hold
     finally:
-        # First the name, then the lock: a run that starts in between finds no file, or makes its own.
-        with suppress(OSError):
-            path.unlink()
-        release(descriptor)
+        hold.leave()
         _delete_empty(made)
 
 

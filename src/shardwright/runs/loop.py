@@ -14,6 +14,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.runs.background import Saver
 from shardwright.runs.engine import Engine
 from shardwright.runs.fingerprint import rules_of_run
+from shardwright.runs.hold import Hold
 from shardwright.runs.metrics.journal import BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.metrics.records import StepMetrics, record_of, require_sound
 from shardwright.runs.processes.group import Ending, Group
@@ -31,7 +32,8 @@ class Loop:
     """All that the steps need. ``fingerprint``: the values that a resumed run must keep; saved in each checkpoint, and so is
     ``published``, what was published with the weights that the run began with.
 
-    ``changes``: of options, until now; saved too. ``skipped``: the checkpoints that are proven damaged, and how.
+    ``changes``: of options, until now; saved too. ``skipped``: the checkpoints that are proven damaged, and how. ``hold``: the lock of
+    the folder, in the process that has it.
     """
 
     options: RunOptions
@@ -45,6 +47,7 @@ class Loop:
     shown: Listener
     writer: BoardWriter | None
     group: Group
+    hold: Hold | None = None
 
     def go(self, first: int, next_row: int, saved: Place | None) -> RunOutcome:
         """Train the steps after the first ``first`` ones, from row ``next_row`` on. ``saved``: the checkpoint of step ``first``."""
@@ -120,6 +123,8 @@ class Loop:
 
     def _record(self, number: int, metrics: StepMetrics, step_s: float, records: Journal | None) -> None:
         require_sound(number, metrics, self.options, self.plan)
+        if self.hold is not None:
+            self.hold.keep()
         record = record_of(number, metrics, step_s)
         if records is not None:
             records.write(record)

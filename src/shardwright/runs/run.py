@@ -15,7 +15,7 @@ from shardwright.core.findings.escaped import escaped
 from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine, OpenFolder, Weights
 from shardwright.runs.fingerprint import run_fingerprint, shared_by_processes
-from shardwright.runs.hold import held
+from shardwright.runs.hold import Hold, held
 from shardwright.runs.loop import Loop
 from shardwright.runs.metrics.journal import board_writer
 from shardwright.runs.processes.group import Group, must_agree
@@ -64,11 +64,11 @@ def run(
     processes = options.processes
     if shown is None or (processes is not None and processes.index != 0):
         shown = Silent()
-    refused = None
+    refused = hold = None
     with ExitStack() as folder:
         try:
             if processes is None or processes.index == 0:
-                folder.enter_context(held(options.out, shown))
+                hold = folder.enter_context(held(options.out, shown))
         except InputError as error:
             if processes is None:
                 raise
@@ -77,7 +77,7 @@ def run(
             shown.say(f"{processes.count} processes meet at {processes.coordinator} ({processes.found})")
             shown.doing("waiting for the others")
         with joined(processes, connection, shown, refused) as group:
-            return _run(options, plan, shown, group, make_engine, open_folder)
+            return _run(options, plan, shown, group, make_engine, open_folder, hold)
 
 
 def _run(
@@ -87,6 +87,7 @@ def _run(
     group: Group,
     make_engine: MakeEngine,
     open_folder: OpenFolder | None = None,
+    hold: Hold | None = None,
 ) -> RunOutcome:
     writer = board_writer() if options.tensorboard else None
     engine = make_engine(options, plan)
@@ -122,6 +123,7 @@ def _run(
         shown=shown,
         writer=writer,
         group=group,
+        hold=hold,
     )
     if start.checkpoint is None:
         return loop.go(first, 0, None)

@@ -7,7 +7,8 @@ import fcntl
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NO_LOCKS = frozenset((errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK))
@@ -45,6 +46,36 @@ def acquire(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Marks a folder as that of a process that lives, as long as the block does; without effect where folders have no locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _acquired.add(descriptor)
+    try:
+        yield
+    finally:
+        release(descriptor)
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a process that lives has marked a folder as its own."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def has_locks(descriptor: int) -> bool:

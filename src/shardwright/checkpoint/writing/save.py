@@ -27,6 +27,7 @@ import numpy as np
 from shardwright.checkpoint.folder import in_store
 from shardwright.checkpoint.folder.directory import (
     LEFTOVER,
+    LOCK,
     leftovers,
     make_durable,
     only_writer,
@@ -34,6 +35,7 @@ from shardwright.checkpoint.folder.directory import (
     step_directory,
     temporary_name,
 )
+from shardwright.checkpoint.folder.file_lock import claimed, is_claimed
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
@@ -128,12 +130,19 @@ def saving(out: Place | str, step: int, *, run: str | None = None) -> Iterator[S
     assert isinstance(out, Path)
     with _explained(final), only_writer(out):
         for leftover in leftovers(out):
+            assert isinstance(leftover, Path)
+            if is_claimed(leftover):
+                raise CheckpointError(
+                    f"{leftover}: another process is saving this checkpoint: its lock, {leftover.parent / LOCK}, was deleted. Wait "
+                    f"until it ends, or give this run a directory of its own with --out."
+                )
             remove(leftover)
         _refuse_to_overwrite(final)
         directory = temporary_name(final, "saving")
         directory.mkdir()
         try:
-            yield Save(out=out, step=step, directory=directory)
+            with claimed(directory):
+                yield Save(out=out, step=step, directory=directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -18,6 +18,9 @@ from shardwright.checkpoint.exchange.schedule import Move, Round
 
 AXIS = "process"
 
+LOST = (jax.errors.JaxRuntimeError, ValueError)
+"""What an operation raises whose other process has ended: ValueError where NumPy asks for the result of one that had begun."""
+
 Hops = tuple[tuple[int, ...], ...]
 """Of each hop the place to which each device of a mesh sends; -1: to none."""
 

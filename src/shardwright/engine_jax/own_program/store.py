@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.checkpoint import Checkpoint, CheckpointError, Keep
+from shardwright.checkpoint import Checkpoint, Keep
 from shardwright.checkpoint.exchange.passing import Together, together_or_alone
 from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen
-from shardwright.engine_jax.io.exchange import ProcessCarrier, gathered
+from shardwright.engine_jax.io.exchange import LOST, ProcessCarrier, gathered
 from shardwright.engine_jax.own_program.leaves import (
     held,
     is_array,
@@ -31,7 +31,7 @@ from shardwright.engine_jax.training.state import box_of
 from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
-from shardwright.runs.own_program.members import Members, alone
+from shardwright.runs.own_program.members import Members, alone, connected
 from shardwright.runs.own_program.store import JAX, ProgramState, open_program, save_program, values_of
 from shardwright.storage.url import Place
 
@@ -135,15 +135,9 @@ def processes() -> Members:
         return alone()
 
     def gather(value: Any) -> list[Any]:
-        try:
-            found = gathered(json.dumps(value).encode())
-        except jax.errors.JaxRuntimeError as error:
-            raise CheckpointError(
-                f"the {count} processes could not exchange values: one of them has ended. {str(error).splitlines()[0]}"
-            ) from error
-        return [json.loads(one) for one in found]
+        return [json.loads(one) for one in gathered(json.dumps(value).encode())]
 
-    return Members(index=jax.process_index(), count=count, noun="process", gather=gather)
+    return connected(jax.process_index(), count, "process", gather, LOST)
 
 
 def _values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:

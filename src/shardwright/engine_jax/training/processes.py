@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from shardwright.core.findings.errors import InputError
+from shardwright.engine_jax.io.exchange import LOST
 from shardwright.runs.processes.rendezvous import Connection
 from shardwright.training.cluster import Processes
 
@@ -31,4 +32,4 @@ def _connect(processes: Processes) -> None:
         raise InputError(f"JAX cannot connect the {processes.count} processes: {error}") from None
 
 
-CONNECTION = Connection(connect=_connect, disconnect=jax.distributed.shutdown, lost=(jax.errors.JaxRuntimeError,))
+CONNECTION = Connection(connect=_connect, disconnect=jax.distributed.shutdown, lost=LOST)

@@ -25,7 +25,7 @@ from shardwright.engine_torch.own_program.shards import Shards, boxes_of, fill, 
 from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
-from shardwright.runs.own_program.members import Members, alone
+from shardwright.runs.own_program.members import Members, alone, connected
 from shardwright.runs.own_program.store import TORCH, ProgramState, open_program, save_program, values_of
 from shardwright.runs.own_program.values import Reference, encoded
 from shardwright.storage.url import Place
@@ -197,16 +197,10 @@ def members_of(group: dist.ProcessGroup | None) -> Members:
 
     def gather(value: Any) -> list[Any]:
         found: list[Any] = [None] * count
-        try:
-            dist.all_gather_object(found, value, group=group)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the {count} ranks could not exchange values: one of them has ended, or the group's timeout has passed. "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+        dist.all_gather_object(found, value, group=group)
         return found
 
-    return Members(index=index, count=count, noun="rank", gather=gather)
+    return connected(index, count, "rank", gather, (RuntimeError,))
 
 
 def _values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """A checkpoint of any program: the tensors that its processes hold, and values.
 
 members.py     the processes of a program, which exchange values and fail together
+witnesses.py   which processes have ended, as others on their machine see it
 held.py        a tensor as one process holds it
 replicas.py    which process writes which box, and whether replicas are equal
 values.py      values that are not tensors, as JSON

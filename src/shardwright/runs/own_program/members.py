@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from shardwright.checkpoint import CheckpointError
 from shardwright.core.findings.errors import ShardwrightError
+from shardwright.runs.own_program.witnesses import Witness, ended, this_process
 from shardwright.runs.processes.group import ExchangedValue
 
 Result = TypeVar("Result")
@@ -82,13 +83,45 @@ class Members:
         if len(processes) == 1:
             return f"{self.noun} {processes[0]}"
         shown = [str(one) for one in processes[:8]] + ([f"{len(processes) - 8} more"] if len(processes) > 8 else [])
-        plural = f"{self.noun}es" if self.noun.endswith("s") else f"{self.noun}s"
-        return f"{plural} {', '.join(shown[:-1])} and {shown[-1]}"
+        return f"{_plural(self.noun)} {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def connected(
+    index: int, count: int, noun: str, gather: Callable[[Any], list[Any]], lost: tuple[type[Exception], ...]
+) -> Members:
+    """Members whose exchanges end with a CheckpointError that names the processes that have ended, as far as one can see it.
+
+    ``lost``: what ``gather`` raises where a process has.
+    """
+    known: list[Witness] = []
+
+    def watched(value: Any) -> list[Any]:
+        try:
+            if known:
+                return gather(value)
+            # With the first value, each says where it can be seen.
+            answers = gather([this_process(), value])
+        except lost as error:
+            why = "one of them has ended, or their timeout has passed"
+            if known and (gone := ended(known, index)):
+                named = ", ".join(f"{noun} {one} (process {known[one]['pid']} on {known[one]['host']})" for one in gone)
+                why = f"{named} {'has' if len(gone) == 1 else 'have'} ended, killed or with an error"
+            raise CheckpointError(
+                f"the {count} {_plural(noun)} could not exchange values: {why}. {str(error).splitlines()[0]}"
+            ) from error
+        known.extend(witness for witness, _ in answers)
+        return [answer for _, answer in answers]
+
+    return Members(index=index, count=count, noun=noun, gather=watched)
 
 
 def alone(noun: str = "process") -> Members:
     """A program of one process."""
     return Members(index=0, count=1, noun=noun, gather=lambda value: [value])
+
+
+def _plural(noun: str) -> str:
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
 def _text(error: Exception) -> str:

@@ -13,6 +13,7 @@ from shardwright.checkpoint import Checkpoint, CheckpointError, open_newest
 from shardwright.checkpoint.folder.new_folder import new_folder, require_new
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.reading.casting import FLOATS, cast
+from shardwright.checkpoint.reading.small import Boxes
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.architecture import differences_of_weights
 from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
@@ -263,13 +264,13 @@ def _copy(
     """Reads the pieces of every published tensor, and writes their elements where they are published. Returns of how many tensors
     the codes of an import are written."""
     total = sum(prod(tensor.shape) * DTYPES[dtypes[tensor.name]].num_bytes for tensor in tensors)
-    done = num_kept = 0
+    boxes, done, num_kept = Boxes(checkpoint), 0, 0
     of_scales = {name + SUFFIX for name in fp8.names} if fp8 else set[str]()
     for tensor in tensors:
         if tensor.name in of_scales:
             continue
         if fp8 is not None and tensor.name in fp8.names:
-            codes, scales, is_kept = _in_fp8(checkpoint, beside, tensor, sources, fp8)
+            codes, scales, is_kept = _in_fp8(checkpoint, boxes, beside, tensor, sources, fp8)
             elements(tensor.name)[...] = codes.reshape(-1)
             elements(tensor.name + SUFFIX)[...] = scales.view(np.uint32).reshape(-1)
             num_kept += is_kept
@@ -279,7 +280,7 @@ def _copy(
         for piece in tensor.pieces:
             name = sources[piece.weight.name]
             source = checkpoint.tensors[name].dtype
-            data = checkpoint.read_box(name, piece.box, raw=True).view(DTYPES[source].bits)
+            data = boxes.read(name, piece.box).view(DTYPES[source].bits)
             target = piece.in_our_dims(elements(tensor.name)[piece.start : piece.start + piece.size])
             target[...] = cast(data, source, dtypes[tensor.name])
             done += target.nbytes
@@ -293,7 +294,12 @@ def _copy(
 
 
 def _in_fp8(
-    checkpoint: Checkpoint, beside: Checkpoint, tensor: PublishedTensor, sources: Mapping[str, str], fp8: Fp8
+    checkpoint: Checkpoint,
+    boxes: Boxes,
+    beside: Checkpoint,
+    tensor: PublishedTensor,
+    sources: Mapping[str, str],
+    fp8: Fp8,
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """The codes and scales of a tensor, and whether they are those of an import."""
     bits = np.empty(tensor.size, np.uint32)
@@ -301,7 +307,7 @@ def _in_fp8(
     for piece in tensor.pieces:
         name = sources[piece.weight.name]
         stored = checkpoint.tensors[name].dtype
-        data = checkpoint.read_box(name, piece.box, raw=True).view(DTYPES[stored].bits)
+        data = boxes.read(name, piece.box).view(DTYPES[stored].bits)
         piece.in_our_dims(bits[piece.start : piece.start + piece.size])[...] = cast(data, stored, "float32")
     values = bits.view(np.float32).reshape(tensor.shape)
     kept = kept_of(beside, tensor.name, values, stored, fp8.block)
