@@ -10,7 +10,21 @@ import pytest
 from shardwright.core.findings.errors import InputError
 from shardwright.cost.hardware.chips import GIB, Number, chip_of, chips
 
-UNITS = ("_bytes", "_gib", "_per_s", "_s", "_devices", "_chips", "_dims", "_per_chip", "_share_of_bf16", "_capability")
+UNITS = (
+    "_bytes",
+    "_gib",
+    "_per_s",
+    "_s",
+    "_devices",
+    "_chips",
+    "_dims",
+    "_per_chip",
+    "_share_of_bf16",
+    "_capability",
+    "_share",
+    "_side",
+    "multiprocessors",
+)
 COMMON = {"devices_per_chip", "bf16_flops_per_s", "float32_share_of_bf16", "hbm_bytes_per_s"}
 OF_NETWORK = {
     "torus": {
@@ -18,10 +32,32 @@ OF_NETWORK = {
         "pod_chips",
         "longest_dim_chips",
         "wraps_at_multiples_of_chips",
+        "matrix_unit_side",
         "link_bytes_per_s",
         "hop_latency_s",
     },
     "switch": {"compute_capability", "domain_devices", "scale_up_bytes_per_s", "base_latency_s"},
+}
+
+
+MEASURED = {
+    "product_bf16_flops_per_s",
+    "attention_forward_flops_per_s",
+    "attention_backward_flops_per_s",
+    "copy_bytes_per_s",
+    "kernels_share",
+    "estimate_error_share",
+}
+"""What measured.toml has of every chip."""
+OF_SOME_GPUS = {
+    "fp8_flops_per_s",
+    "fp4_flops_per_s",
+    "fp32_flops_per_s",
+    "product_fp8_flops_per_s",
+    "product_fp4_flops_per_s",
+    "torch_attention_forward_flops_per_s",
+    "torch_attention_backward_flops_per_s",
+    "multiprocessors",
 }
 
 
@@ -50,8 +86,21 @@ def test_every_chip_has_the_numbers_of_its_network_and_one_limit(kind):
     if chip.network == "torus":
         rest -= {"whole_slice_gather_devices", "whole_slice_scatter_devices"}
     else:
-        rest -= {"fp8_flops_per_s", "fp4_flops_per_s", "fp32_flops_per_s"}
-    assert rest == COMMON | OF_NETWORK[chip.network]
+        rest -= OF_SOME_GPUS
+    assert rest == COMMON | MEASURED | OF_NETWORK[chip.network]
+
+
+@pytest.mark.parametrize("kind", chips())
+def test_kernels_reach_less_than_the_full_rates_and_a_step_less_than_its_kernels(kind):
+    chip = chip_of(kind)
+    for name in ("bf16_flops_per_s", "fp8_flops_per_s", "fp4_flops_per_s"):
+        assert (name in chip.numbers) == (f"product_{name}" in chip.numbers)
+        if name in chip.numbers:
+            assert chip.read(f"product_{name}") < chip.read(name)
+    assert chip.read("copy_bytes_per_s") < chip.read("hbm_bytes_per_s")
+    assert chip.read("attention_backward_flops_per_s") < chip.read("attention_forward_flops_per_s")
+    assert chip.read("attention_forward_flops_per_s") < chip.read("product_bf16_flops_per_s")
+    assert chip.kernels_share() < 1
 
 
 def test_latencies_are_not_in_conflict():
@@ -87,5 +136,5 @@ def test_what_no_source_was_checked_for_is_not_there():
 def test_an_unknown_chip():
     with pytest.raises(InputError, match=r"^--chips: no chip is called 'hh100'\. Did you mean 'h100'\?$"):
         chip_of("hh100")
-    with pytest.raises(InputError, match=r"^--chips: no chip is called 'h10'\. Known: cpu, .*, h100, h200, .*\.$"):
+    with pytest.raises(InputError, match=r"^--chips: no chip is called 'h10'\. Known: cpu, .*, h100, .*, h200, .*\.$"):
         chip_of("h10")

@@ -7,7 +7,10 @@ import pytest
 from shardwright.core.findings.errors import InputError
 from shardwright.cost import read_machine
 
-FORM = "Expected: KIND:SHAPE, as in v5p:4x4x4, v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8."
+FORM = (
+    "Expected: KIND:SHAPE, as in v5p:4x4x4, v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8. "
+    "A file of your own numbers follows as +FILE."
+)
 
 
 @pytest.mark.parametrize(

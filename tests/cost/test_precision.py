@@ -12,7 +12,9 @@ from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.cost.hardware.chips import chip_of
+from shardwright.cost.steps.elementwise import elementwise_bytes
 from shardwright.cost.steps.precision import computing_seconds, quantization_bytes
+from shardwright.cost.steps.products import Shape, share_of_highest
 from shardwright.layouts import load_layout
 from shardwright.models import build
 
@@ -38,42 +40,61 @@ def planned(recipe: str, kind: str, **options) -> Plan:
 @pytest.mark.parametrize(
     ("recipe", "kind", "rate"),
     [
-        ("fp8-current", "h100", 1978.8e12),
-        ("mxfp8", "h100", 989e12),
-        ("mxfp8", "b200", 4450e12),
-        ("fp8-block", "b200", 4450e12),
-        ("fp8-current", "v6e", 918e12),
+        ("fp8-current", "h100", 1402.6e12),
+        ("mxfp8", "h100", 794.5e12),
+        ("mxfp8", "b200", 3432.5e12),
+        ("fp8-block", "b200", 3432.5e12),
+        ("fp8-current", "v6e", 827.5e12),
     ],
 )
 def test_products_take_the_rate_of_their_kernel(recipe: str, kind: str, rate: float) -> None:
-    seconds = computing_seconds(planned(recipe, kind), chip_of(kind), "used")
-    assert seconds is not None
-    assert seconds["mlp", "forward"] == pytest.approx(3 * MLP_FLOPS / rate)
-    # The last product of a layer is not recomputed.
-    assert seconds["mlp", "recompute"] == pytest.approx(2 * MLP_FLOPS / rate)
-    assert seconds["mlp", "backward"] == pytest.approx(6 * MLP_FLOPS / rate)
+    chip, plan = chip_of(kind), planned(recipe, kind)
+    seconds = products_alone(plan, kind)
+    # Gate and up have one shape; down is not recomputed. Their tiles fill the chip's waves differently.
+    gate, down = Shape(TOKENS, EMBED, HIDDEN), Shape(TOKENS, HIDDEN, EMBED)
+    wide, narrow = (MLP_FLOPS / rate / share_of_highest(chip, shape) for shape in (gate, down))
+    assert seconds["mlp", "forward"] == pytest.approx(2 * wide + narrow)
+    assert seconds["mlp", "recompute"] == pytest.approx(2 * wide)
+    logits = Shape(TOKENS, EMBED, 128256)
     assert seconds["logits", "forward"] == pytest.approx(
-        2 * TOKENS * EMBED * 128256 / chip_of(kind).read("bf16_flops_per_s")
+        2 * TOKENS * EMBED * 128256 / chip.read("product_bf16_flops_per_s") / share_of_highest(chip, logits)
     )
 
 
-def test_a_product_with_an_operand_in_high_precision_has_the_rate_of_the_computation() -> None:
-    seconds = computing_seconds(planned("fp8-row", "h100"), chip_of("h100"), "used")
+def products_alone(plan: Plan, kind: str):
+    """Seconds of the products of a step, without what lies between them, at what kernels reach."""
+    chip = chip_of(kind)
+    seconds = computing_seconds(plan, chip, "used")
     assert seconds is not None
-    assert seconds["mlp", "backward"] == pytest.approx(3 * MLP_FLOPS / 1978.8e12 + 3 * MLP_FLOPS / 989e12)
+    between = {where: moved / chip.read("copy_bytes_per_s") for where, moved in elementwise_bytes(plan).items()}
+    return {where: total * chip.kernels_share() - between.get(where, 0.0) for where, total in seconds.items()}
+
+
+def test_a_product_with_an_operand_in_high_precision_has_the_rate_of_the_computation() -> None:
+    """Of fp8-row the gradient of a weight has bfloat16's rate; on chips without tiles, whose products all have the highest."""
+    chip = chip_of("h100")
+    whole = replace(chip, numbers={name: one for name, one in chip.numbers.items() if name != "multiprocessors"})
+    plan = planned("fp8-row", "h100")
+    seconds = computing_seconds(plan, whole, "used")
+    assert seconds is not None
+    between = elementwise_bytes(plan)["mlp", "backward"] / 2.85e12
+    alone = seconds["mlp", "backward"] * chip.kernels_share() - between
+    assert alone == pytest.approx(3 * MLP_FLOPS / 1402.6e12 + 3 * MLP_FLOPS / 794.5e12)
 
 
 def test_operands_are_read_and_written_to_be_quantized() -> None:
-    """Of three weights, eleven products each with two operands: both scales are of tensors, so that each is read twice."""
+    """Of three weights, eleven products each with two operands: both scales are of tensors. Eager PyTorch reads each twice."""
     plan = planned("fp8-current", "h100")
     mlp = [weight for weight in plan.quantized if weight.component == "mlp"]
-    only_mlp = quantization_bytes(_with(plan, mlp), chip_of("h100"))
-    read_twice_and_written = 2 * 2 + 1
+    eager = replace(chip_of("h100"), program="eager")
+    only_mlp, read_twice = (quantization_bytes(_with(plan, mlp), chip) for chip in (chip_of("h100"), eager))
+    read_and_written, read_twice_and_written = 2 + 1, 2 * 2 + 1
     weight, narrow, wide = EMBED * HIDDEN, TOKENS * EMBED, TOKENS * HIDDEN
     # Gate and up: output twice, then both gradients. Down: output once.
     gate_or_up = 2 * (narrow + weight) + (wide + weight) + (narrow + wide)
     down = (wide + weight) + (narrow + weight) + (wide + narrow)
-    assert only_mlp == read_twice_and_written * LAYERS * (2 * gate_or_up + down)
+    assert only_mlp == read_and_written * LAYERS * (2 * gate_or_up + down)
+    assert read_twice == read_twice_and_written * LAYERS * (2 * gate_or_up + down)
 
 
 def test_a_rate_without_a_source_gives_no_step() -> None:

@@ -162,7 +162,7 @@ def test_choices_and_times_are_shown_when_there_are_any():
     assert "  500 ms: computing 400 ms, communicating 200 ms, of which 100 ms is not hidden\n" in drawn(timed, 160)
     assert "  all time\n" in drawn(timed, 160)
     other = replace(timed, step=replace(step, idle_seconds=0.05, low_seconds=0.4, high_seconds=0.6))
-    ended = "not hidden, stages waiting 50.0 ms; from 400 ms to 600 ms with what other sources say of the chips\n"
+    ended = "not hidden, stages waiting 50.0 ms; nine of ten such steps would take 400 ms to 600 ms\n"
     assert ended in drawn(other, 200)
     assert max(len(line) for line in drawn(other, 80).splitlines()) <= 80
 

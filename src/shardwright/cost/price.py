@@ -8,6 +8,7 @@ from dataclasses import replace
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.plan import MoeMove, Plan, StepCost
 from shardwright.core.stages.planned import Pipeline
+from shardwright.cost.hardware.chips import ChipNumbers
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.moe import choose_by_time
@@ -36,7 +37,7 @@ def price(plan: Plan, machine: Machine) -> Plan:
         collectives=tuple(
             replace(one, seconds=seconds_of(one, time)) for one, time in zip(plan.collectives, used.times, strict=True)
         ),
-        step=_between(used.step, low.step, high.step),
+        step=_between(machine.numbers, used.step, low.step, high.step),
         findings=worst_first((*_timed_choices(plan), *topology(plan, machine))),
     )
 
@@ -56,10 +57,12 @@ def _with_stages(
     return first, second, third, plan.pipeline if by_reading[0] is None else by_reading[0].pipeline
 
 
-def _between(used: StepCost | None, low: StepCost | None, high: StepCost | None) -> StepCost | None:
+def _between(chip: ChipNumbers, used: StepCost | None, low: StepCost | None, high: StepCost | None) -> StepCost | None:
+    """The step with its range: the fastest and the slowest numbers, and the error that estimates for such chips have had."""
     if used is None or low is None or high is None:
         return None
-    return replace(used, low_seconds=low.seconds, high_seconds=high.seconds)
+    error = 1 + (chip.read("estimate_error_share") if "estimate_error_share" in chip.numbers else 0.0)
+    return replace(used, low_seconds=low.seconds / error, high_seconds=high.seconds * error)
 
 
 def _timed_choices(plan: Plan) -> Iterable[Finding]:

@@ -216,8 +216,8 @@ class Constant:
 class StepCost:
     """Estimated time of one step: computation, communication, and ``exposed_seconds``, the communication not overlapped.
 
-    ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the same estimate
-    with the numbers of other sources for the hardware; None where they were not priced.
+    ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the range that measured steps were
+    in nine times of ten; None where they were not priced.
     """
 
     seconds: float

@@ -1,6 +1,7 @@
 """Chips, the machine that they make, and its links.
 
-chips.py    the table of chips, chips.toml: flops, memory, links, each with its source
+chips.py    the table of chips: chips.toml has flops, memory and links, measured.toml what kernels reach, each number with its source
+user.py     numbers of a user's own chips, from a file
 machine.py  the machine that --chips gives: a kind of chip and a shape
 links.py    which links the axes of a mesh use
 """

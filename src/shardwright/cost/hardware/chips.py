@@ -15,7 +15,13 @@ from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.resolution.request import Chip
 
 TABLE = Path(__file__).parent / "chips.toml"
+MEASURED = Path(__file__).parent / "measured.toml"
 GIB = 1024**3
+REFUSED = {
+    "trn2": "Trainium2 has 667 TF/s of bfloat16 and 96 GiB by its page; its rates out of a chip, what its runtime lets a program use, and "
+    "what kernels reach were not checked",
+}
+"""Kinds that the table lacks for a reason."""
 CPU = "cpu"
 """A kind without numbers: simulated devices have no times."""
 
@@ -51,12 +57,14 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipNumbers:
-    """One table of chips.toml. ``network``: ``torus`` or ``switch``."""
+    """A chip's tables of chips.toml and measured.toml. ``network``: ``torus`` or ``switch``. ``program``: ``eager`` or ``compiled``, where a
+    file of the user's says which (``user.py``)."""
 
     kind: str
     name: str
     network: str
     numbers: Mapping[str, Number]
+    program: str | None = None
 
     def read(self, name: str, reading: Reading = "used") -> float:
         """A number by its name. Raises KeyError if no source was checked for it."""
@@ -69,6 +77,10 @@ class ChipNumbers:
     def limit(self, name: str) -> float:
         """A limit; infinite if the table has none."""
         return self.read(name) if name in self.numbers else inf
+
+    def kernels_share(self, reading: Reading = "used") -> float:
+        """What a whole step reaches of the rates of its kernels."""
+        return self.read("kernels_share", reading) if "kernels_share" in self.numbers else 1.0
 
     @property
     def chip(self) -> Chip:
@@ -91,8 +103,12 @@ class ChipNumbers:
 @cache
 def chips() -> Mapping[str, ChipNumbers]:
     """Every chip by its kind, in the order of the table."""
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["chip"]
-    return {row["kind"]: _chip(row) for row in rows}
+    measured = {row["kind"]: row for row in _rows(MEASURED)}
+    return {row["kind"]: _chip({**measured.get(row["kind"], {}), **row}) for row in _rows(TABLE)}
+
+
+def _rows(table: Path) -> list[Mapping[str, Any]]:
+    return tomllib.loads(table.read_text(encoding="utf-8"))["chip"]
 
 
 def chip_of(kind: str) -> ChipNumbers:
@@ -101,6 +117,10 @@ def chip_of(kind: str) -> ChipNumbers:
     >>> chip_of("v5e").read("link_bytes_per_s"), chip_of("v5e").read("link_bytes_per_s", "fastest")
     (45000000000.0, 50000000000.0)
     """
+    if kind in REFUSED:
+        raise InputError(
+            f"--chips: '{kind}' has no numbers here: {REFUSED[kind]}. Give your own: {kind}:SHAPE+FILE (docs/cost.md)."
+        )
     if kind not in chips():
         raise InputError(f"--chips: no chip is called '{kind}'. {did_you_mean(kind, [CPU, *chips()])}")
     return chips()[kind]

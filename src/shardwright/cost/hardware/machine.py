@@ -10,7 +10,8 @@ from shardwright.core.findings.bounds import within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.resolution.request import Chip
-from shardwright.cost.hardware.chips import CPU, ChipNumbers, chip_of
+from shardwright.cost.hardware.chips import CPU, ChipNumbers
+from shardwright.cost.hardware.user import base_of, with_file
 
 _SHAPE = re.compile(r"(?P<shape>[1-9][0-9]{0,18}(x[1-9][0-9]{0,18}){0,7})(\*(?P<slices>[1-9][0-9]{0,18}))?")
 
@@ -43,7 +44,7 @@ class Machine:
     @property
     def chip(self) -> Chip | None:
         """What the core needs of a chip; None for simulated devices, which have no memory limit."""
-        if self.numbers is None:
+        if self.numbers is None or self.numbers.kind == CPU:
             return None
         return replace(self.numbers.chip, whole_slice=self._whole_slice)
 
@@ -62,7 +63,7 @@ class Machine:
 
 
 def read_machine(text: str) -> Machine:
-    """The machine that ``KIND:SHAPE`` gives; ``*2`` after a torus means two slices of it.
+    """The machine that ``KIND:SHAPE`` gives; ``*2`` after a torus means two slices of it, and ``+FILE`` the numbers of a file (``user.py``).
 
     Raises InputError for a text that is not a shape, an unknown kind, and a shape that this kind of chip does not have.
 
@@ -71,18 +72,22 @@ def read_machine(text: str) -> Machine:
     >>> read_machine("h100:2x8").shape, read_machine("h100:8").shape
     ((2, 8), (1, 8))
     """
-    kind, colon, rest = text.partition(":")
+    written, *files = text.split("+")
+    kind, colon, rest = written.partition(":")
     match = _SHAPE.fullmatch(rest)
     if not colon or match is None:
         raise InputError(
             f"--chips: '{text}' does not give a kind of chip and a shape. Expected: KIND:SHAPE, as in v5p:4x4x4, "
-            f"v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8."
+            f"v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8. A file of your own numbers follows as +FILE."
         )
     shape = tuple(int(number) for number in match["shape"].split("x"))
     slices = int(match["slices"] or 1)
-    if kind == CPU:
+    if kind == CPU and not files:
         return _bounded(text, Machine(numbers=None, shape=shape, slices=slices))
-    numbers = chip_of(kind)
+    numbers = base_of(kind, tuple(files))
+    for file in files:
+        numbers = with_file(kind, numbers, file)
+    assert numbers is not None
     if numbers.network == "torus":
         _check_torus(text, numbers, shape)
     else:

@@ -2,7 +2,9 @@
 
 collectives.py  seconds of one collective, in closed form
 flops.py        what one device computes in a step
-precision.py    seconds of products under a recipe, and bytes of quantization
+products.py     the rate that a product reaches by its shape, and that of attention
+elementwise.py  bytes of what lies between products: norms, rotary embeddings, activations, the loss
+precision.py    seconds of all that is computed, under a recipe too, and bytes of quantization
 step.py         the time of a step: compute and exposed communication
 pipeline.py     the time of a step in stages, by their timetable
 """

@@ -23,7 +23,7 @@ from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of
 from shardwright.cost.steps.flops import step_flops, update_bytes
-from shardwright.cost.steps.precision import computing_seconds, quantization_bytes
+from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
 from shardwright.cost.steps.step import PhaseTime, constants_of, phase_times, seconds_of
 
 Phases = Mapping[Phase, PhaseTime]
@@ -88,7 +88,7 @@ def _work(phases: Phases, quantizing: float) -> Mapping[Kind, float]:
 
 
 def _quantizing(plan: Plan, stage: int, chip: ChipNumbers, reading: Reading) -> float:
-    return quantization_bytes(plan.stage_plans[stage], chip) / chip.read("hbm_bytes_per_s", reading)
+    return moving_seconds(chip, quantization_bytes(plan.stage_plans[stage], chip), reading)
 
 
 def _busy(time: PhaseTime) -> float:
@@ -106,7 +106,7 @@ def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumber
         sum(phases[stage.number]["update"].exposed for stage in pipeline.of_rank(r))
         for r in range(pipeline.choice.ranks)
     ]
-    update = update_bytes(plan) / chip.read("hbm_bytes_per_s", reading)
+    update = moving_seconds(chip, update_bytes(plan), reading)
     compute += microbatches * sum(_quantizing(plan, stage, chip, reading) for stage in stages)
     sent = pipeline.sends(rank) * (pipeline.send_seconds or 0.0)
     return StepCost(

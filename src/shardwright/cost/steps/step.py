@@ -4,12 +4,13 @@
 |---|---|
 | gathers of weights, reductions of their gradients | the compute of the same component in the same phase |
 | a ring's permutes | the same |
-| reductions over replicas, once a step | nothing: they run after the last product |
+| on TPUs, gathers and scatters of tensor parallelism | the same: the compiler splits the products with them |
+| reductions over replicas, once a step | nothing: they run after the last product. On PyTorch those of ``fully_shard`` run beside the backward pass of the last microbatch |
 | any other collective of activations | nothing: the next product waits for it |
 
-The time of a step is the sum of the compute at the chip's full rate, the passes of optimizer and quantizers through memory and the exposed
+The time of a step is the sum of the compute (``precision.py``), the passes of optimizer and quantizers through memory and the exposed
 communication. That of a pipeline is its timetable's on a clock (``pipeline.py``). Of a user's own program no stages are known; its
-bubble is (stages - 1) / microbatches of the others (book, Training). Nothing here is calibrated.
+bubble is (stages - 1) / microbatches of the others (book, Training).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, Time, time_of
 from shardwright.cost.steps.flops import Work, step_flops, update_bytes
-from shardwright.cost.steps.precision import RATES, computing_seconds, quantization_bytes
+from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
+from shardwright.cost.steps.products import RATES
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""
@@ -64,7 +66,7 @@ def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
     names = [
         name
         for name in chip.numbers
-        if name.endswith(("_per_s", "_latency_s")) and (name in needed or name not in RATES.values())
+        if name.endswith(("_per_s", "_latency_s", "_share")) and _is_used(name, needed, plan.request.engine)
     ]
     if dtype == "float32":
         names.append("float32_share_of_bf16")
@@ -79,6 +81,12 @@ def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
     )
 
 
+def _is_used(name: str, rates: set[str], engine: str) -> bool:
+    if "attention" in name:
+        return name.startswith(("attention", f"{engine}_"))
+    return name.removeprefix("product_") in rates or name.removeprefix("product_") not in RATES.values()
+
+
 def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> StepCost | None:
     seconds = [seconds_of(one, time) for one, time in zip(plan.collectives, times, strict=True)]
     known = [second for second in seconds if second is not None]
@@ -87,7 +95,7 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
         return None
     phases = phase_times(plan, known, computing)
     moved = update_bytes(plan) + quantization_bytes(plan, chip)
-    compute = sum(one.compute for one in phases.values()) + moved / chip.read("hbm_bytes_per_s", reading)
+    compute = sum(one.compute for one in phases.values()) + moving_seconds(chip, moved, reading)
     exposed = sum(one.exposed for one in phases.values())
     idle = _bubble_ratio(plan) * (compute + exposed)
     return StepCost(
@@ -119,23 +127,49 @@ def phase_times(plan: Plan, seconds: Sequence[float], computing: Work) -> Mappin
     communication: dict[Phase, float] = {}
     for one, second in zip(plan.collectives, seconds, strict=True):
         communication[one.phase] = communication.get(one.phase, 0.0) + second
-        if one.kind == "permute" or weights.issuperset(one.tensors):
+        of_weights = one.phase != "update" and weights.issuperset(one.tensors)
+        if one.kind == "permute" or of_weights or _inside_products(plan, one) or _inside_backward(plan, one):
             where = one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
         else:
             open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + second
+    # What the last microbatch's backward pass leaves of its time, for the sums over replicas that run beside it.
+    behind: dict[tuple[str, Phase], float] = dict(computing)
+    for component, phase in hideable:
+        if phase == "update":
+            backward = component, "backward"
+            left = max(0.0, computing.get(backward, 0.0) - hideable.get(backward, 0.0))
+            behind[component, phase] = left / plan.request.microbatches
     phases: Iterable[Phase] = get_args(Phase)
     return {
         phase: PhaseTime(
             compute=sum(of_component for (_, of), of_component in computing.items() if of == phase),
             communication=communication.get(phase, 0.0),
             exposed=open_seconds.get(phase, 0.0)
-            + sum(
-                max(0.0, second - computing.get(where, 0.0)) for where, second in hideable.items() if where[1] == phase
-            ),
+            + sum(max(0.0, second - behind.get(where, 0.0)) for where, second in hideable.items() if where[1] == phase),
         )
         for phase in phases
     }
+
+
+def _inside_backward(plan: Plan, one: PlannedCollective) -> bool:
+    """Whether ``fully_shard`` sums gradients over replicas: beside the backward pass of the last microbatch."""
+    if plan.request.engine != "torch" or one.phase != "update":
+        return False
+    rows = plan.by_name
+    return all(name in rows and rows[name].kind == "weight" and rows[name].shard_group for name in one.tensors)
+
+
+def _inside_products(plan: Plan, one: PlannedCollective) -> bool:
+    """Whether a TPU's compiler splits the collective, and a product that needs or makes its tensor with it, so that both run at once:
+    gathers and scatters of tensor parallelism."""
+    chip, layout = plan.request.chip, plan.request.layout
+    return (
+        chip is not None
+        and chip.accelerator == "TPU"
+        and one.kind in ("all-gather", "reduce-scatter")
+        and all(layout.role(axis, one.component) == "tensor" for axis in one.axes)
+    )
 
 
 def _bubble_ratio(plan: Plan) -> float:

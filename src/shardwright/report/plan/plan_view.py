@@ -84,16 +84,18 @@ def _step(plan: Plan) -> str:
         text += f", stages waiting {pretty_seconds(step.idle_seconds)}"
     if step.low_seconds is not None and step.high_seconds is not None:
         low, high = pretty_seconds(step.low_seconds), pretty_seconds(step.high_seconds)
-        text += "" if low == high else f"; from {low} to {high} with what other sources say of the chips"
+        text += "" if low == high else f"; nine of ten such steps would take {low} to {high}"
     return text
 
 
 def _sources(plan: Plan) -> list[str]:
-    """A note that times are not calibrated, and the constants on which sources disagree, with the values that were used."""
+    """What the times are made of, and the constants on which sources disagree, with the values that were used."""
     assert plan.step is not None
     if not plan.step.constants:
         return []
-    lines = ["at the full rates of the chips, not calibrated"]
+    shares = [constant for constant in plan.step.constants if constant.name == "kernels_share"]
+    share = f", of which a step reaches {shares[0].value:.0%} ({shares[0].source})" if shares else ""
+    lines = [f"at the rates that kernels were measured at{share}; on your own chips: shardwright calibrate"]
     for constant in plan.step.constants:
         others = ", ".join(f"{value:.4g} ({source})" for value, source in constant.others)
         if others:

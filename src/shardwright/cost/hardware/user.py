@@ -1,0 +1,121 @@
+"""Numbers of a user's own chips, from a file: ``--chips h100:8x8+mine.toml``. `shardwright calibrate` writes such files.
+
+```toml
+kind = "h100"            # the chips that the numbers are of
+program = "compiled"     # or "eager": what PyTorch runs, where that is not the engine's own
+
+[numbers]                # they replace those of the table (chips.toml, measured.toml)
+scale_out_bytes_per_s = 25e9
+product_bf16_flops_per_s = { value = 640e12, source = "measured here", date = "2026-11-23" }
+```
+
+A kind that the table lacks needs ``name``, ``network`` (``torus`` or ``switch``) and the numbers of ``NEEDED``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.nearest import did_you_mean
+from shardwright.cost.hardware.chips import ChipNumbers, Cited, Number, chip_of, chips
+
+LARGEST_FILE = 1 << 20
+KEYS = {"kind", "name", "network", "program", "numbers", "measured"}
+PROGRAMS = ("eager", "compiled")
+
+OF_EVERY_CHIP = ("usable_bytes", "devices_per_chip", "bf16_flops_per_s", "float32_share_of_bf16", "hbm_bytes_per_s")
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "torus": (
+        *OF_EVERY_CHIP,
+        "matrix_unit_side",
+        "torus_dims",
+        "pod_chips",
+        "longest_dim_chips",
+        "wraps_at_multiples_of_chips",
+        "link_bytes_per_s",
+        "hop_latency_s",
+    ),
+    "switch": (*OF_EVERY_CHIP, "domain_devices", "scale_up_bytes_per_s", "base_latency_s"),
+}
+"""The numbers that a kind of chip needs, by its network."""
+
+
+def with_file(kind: str, base: ChipNumbers | None, file: str) -> ChipNumbers:
+    """The chip's numbers with those of a file. ``base`` None: the table has no such kind, and the file gives all of it.
+
+    Raises InputError for a file that cannot be read, that is of another kind, or that lacks a number.
+    """
+    found = _read(file)
+    numbers = _numbers(found, file)
+    if found.get("kind") != kind:
+        raise InputError(
+            f"--chips: {file} has numbers of '{found.get('kind')}', and the chips are '{kind}'. Give the file of these chips, "
+            f"or leave it out."
+        )
+    program = found.get("program")
+    if program not in (None, *PROGRAMS):
+        raise InputError(f"--chips: 'program' in {file} is {program!r}, and must be one of {', '.join(PROGRAMS)}.")
+    if base is not None:
+        return ChipNumbers(
+            kind=kind,
+            name=base.name,
+            network=base.network,
+            numbers={**base.numbers, **numbers},
+            program=program or base.program,
+        )
+    name, network = found.get("name"), found.get("network")
+    if not isinstance(name, str) or not isinstance(network, str) or network not in NEEDED:
+        raise InputError(
+            f"--chips: no chip is called '{kind}', and {file} does not say what it is: it needs 'name', and 'network' as one of "
+            f"{', '.join(NEEDED)}."
+        )
+    missing = [each for each in NEEDED[network] if each not in numbers]
+    if missing:
+        raise InputError(f"--chips: {file} lacks numbers of '{kind}': {', '.join(missing)}.")
+    return ChipNumbers(kind=kind, name=name, network=network, numbers=numbers, program=program)
+
+
+def base_of(kind: str, files: tuple[str, ...]) -> ChipNumbers | None:
+    """The chip of the table; None where it has no such kind and a file is given for it."""
+    return chip_of(kind) if kind in chips() or not files else None
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    path = Path(file)
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError(
+                f"--chips: {file} has more than {LARGEST_FILE >> 20} MiB, and is no file of numbers of chips."
+            )
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"--chips: {file} cannot be read as TOML: {reason}.") from None
+    for key in found:
+        if key not in KEYS:
+            raise InputError(f"--chips: {file} has '{key}'. {did_you_mean(key, sorted(KEYS))}")
+    return found
+
+
+def _numbers(found: Mapping[str, Any], file: str) -> dict[str, Number]:
+    table = found.get("numbers", {})
+    if not isinstance(table, Mapping):
+        raise InputError(f"--chips: 'numbers' in {file} must be a table, as [numbers].")
+    known = {name for chip in chips().values() for name in chip.numbers} | {name for names in NEEDED.values() for name in names}
+    return {name: _number(name, value, file, known) for name, value in table.items()}
+
+
+def _number(name: str, given: object, file: str, known: set[str]) -> Number:
+    if name not in known:
+        raise InputError(f"--chips: {file} has a number '{name}'. {did_you_mean(name, sorted(known))}")
+    cited = given if isinstance(given, Mapping) else {"value": given}
+    value = cited.get("value")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        raise InputError(f"--chips: '{name}' in {file} is {value!r}, and must be a finite number above 0.")
+    source, date = str(cited.get("source", f"file {Path(file).name}")), str(cited.get("date", "as given"))
+    return Number(used=Cited(value=float(value), source=source, date=date))

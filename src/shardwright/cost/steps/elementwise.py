@@ -1,0 +1,79 @@
+"""Bytes of the operations between products: norms, rotary embeddings, activations of the feed-forward layer, additions, the loss.
+
+They take as long as memory takes to deliver what they read and to store what they write. How often a named activation is read or
+written by them in a forward pass, in fused kernels:
+
+| activation | passes | by what |
+|---|---:|---|
+| the residual stream | 6 | two norms read it; two additions read and write it |
+| the input of attention, of a feed-forward layer, of the router | 1 | a norm writes it |
+| the output of attention or of a feed-forward layer | 1 | an addition reads it |
+| queries, keys | 2 | rotary embedding |
+| a latent | 2 | a norm |
+| keys and values made of a latent | 2 | they are put together from their parts |
+| hidden units | 3 | gate and up are read, their product is written |
+| tokens dispatched to experts, and returned | 2 | they are gathered by index |
+| scores of the vocabulary | 1 | the loss reads them; their cotangent is written and read |
+
+Any other activation is written by a product alone and read by one. A backward pass moves twice the bytes of the forward pass, and
+what is recomputed moves them once more.
+
+Eager PyTorch runs one kernel for each operation. A layer of Llama, in bytes of bfloat16 for each element: a norm 36 (its input is cast
+to float32, squared, averaged, multiplied, cast, and multiplied by the weight), not 4; rotary embedding 20 (in float32), not 4;
+SwiGLU 10, not 6; an addition 6. With the sizes of Llama 3 8B this is 3.1 times the bytes of fused kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwright.core.plan.plan import Phase, Plan, TensorPlan, layers_on_device
+
+EAGER_PASSES = 3.1
+"""Bytes that eager PyTorch moves, in multiples of those of fused kernels: counted, see above."""
+
+PASSES: Mapping[str, int] = {
+    "residual.stream": 6,
+    "attention.input": 1,
+    "mlp.input": 1,
+    "router.input": 1,
+    "shared.input": 1,
+    "attention.projected": 1,
+    "mlp.projected": 1,
+    "shared.projected": 1,
+    "router.output": 1,
+    "attention.queries": 2,
+    "attention.keys": 2,
+    "attention.query_latent": 2,
+    "attention.latent": 2,
+    "mlp.hidden": 3,
+    "moe.hidden": 3,
+    "shared.hidden": 3,
+    "router.dispatched": 2,
+    "moe.dispatched": 2,
+    "moe.output": 1,
+    "router.returned": 2,
+    "router.combined": 1,
+    "logits.scores": 1,
+}
+MADE_OF_A_LATENT = ("attention.keys_attended", "attention.values_attended")
+
+
+def elementwise_bytes(plan: Plan) -> Mapping[tuple[str, Phase], float]:
+    """Bytes that one device moves in a step, by component and phase, in fused kernels."""
+    found: dict[tuple[str, Phase], float] = {}
+    latent = "attention.latent" in plan.by_name
+    for tensor in plan.activations:
+        passes = 2 if latent and tensor.name in MADE_OF_A_LATENT else PASSES.get(tensor.name, 0)
+        if not passes:
+            continue
+        moved = float(passes * tensor.bytes_per_device * layers_on_device(plan.request, plan.mesh, tensor))
+        phases: Mapping[Phase, float] = {"forward": 1.0, "recompute": float(_again(plan, tensor)), "backward": 2.0}
+        for phase, times in phases.items():
+            where = tensor.component, phase
+            found[where] = found.get(where, 0.0) + times * moved
+    return found
+
+
+def _again(plan: Plan, tensor: TensorPlan) -> bool:
+    return plan.request.remat != "none" and tensor.component not in ("logits", "embedding", "input")
