@@ -53,6 +53,8 @@ NOTES = (
     "Planning is the slowest of a sample of processes, which computes its schedule of every tensor: what it reads, what it sends to "
     "whom and when, and what it gets. Each time is that of the processor and that which went by: other programs used the machine too. Bytes read are those of all processes, over the bytes of the tensors, and are counted for the weights: moments have the same "
     "boxes.",
+    "A collective of XLA has one length for all processes, of at least 4 KiB. Where all load what they saved, only norms are sent: few "
+    "bytes in short parcels, of which collectives are mostly padding.",
 )
 
 Result = TypeVar("Result")

@@ -10,7 +10,6 @@ from benchmarks.published.fit import FAMILIES, fitted
 from benchmarks.published.steps import LEFT_OUT, drawn, published
 from shardwright.cost.hardware.chips import chip_of, chips
 
-
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.])")
 
 

@@ -21,6 +21,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.model.architecture import architecture_values
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.core.planning import make_plan
+from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 from shardwright.layouts import load_layout
 from shardwright.models import build
@@ -58,16 +59,30 @@ def arguments_of(model: str, layout: str, mesh: str, engine: str) -> list[str]:
 
 def plan_of(model: str, layout: str, mesh: str, engine: Any):
     sizes = {axis: int(size) for axis, _, size in (one.partition("=") for one in mesh.split(","))}
-    table = build(model, SETTINGS[model])
+    recipe = preset("fp8-delayed", amax_history_len=3) if model == "mixtral-test" else None
     return make_plan(
-        Request(layout=load_layout(layout), table=table, batch=8, length=64, mesh_sizes=sizes, engine=engine)
+        Request(
+            layout=load_layout(layout),
+            table=build(model, SETTINGS[model]),
+            batch=8,
+            length=64,
+            mesh_sizes=sizes,
+            engine=engine,
+            precision=recipe,
+        )
     )
 
 
 def saved(out: Path, model: str) -> tuple[Path, dict[str, np.ndarray]]:
-    """A checkpoint of a model with moments and one tensor that is no weight, in boxes of columns."""
+    """A checkpoint of a model with moments, delayed amaxes of experts, and two tensors that no layout shards, in boxes of columns."""
     table, rng = build(model, SETTINGS[model]), np.random.default_rng(0)
-    arrays: dict[str, np.ndarray] = {"loader/position": np.arange(3, dtype=np.int64)}
+    arrays: dict[str, np.ndarray] = {
+        "loader/position": np.arange(3, dtype=np.int64),
+        "optimizer/count": np.arange(2, dtype=np.int32),
+    }
+    if model == "mixtral-test":
+        for one in plan_of(*CASES["experts"]).delayed_tensors:
+            arrays[one.name] = rng.standard_normal(one.shape, np.float32)
     for weight in table.weights:
         shape = (weight.num, *weight.shape) if weight.stack else weight.shape
         for prefix in ("",) if weight.frozen else ("", FIRST, SECOND):
@@ -105,7 +120,7 @@ def test_a_resharded_checkpoint_is_the_same_in_the_boxes_of_the_layout(
         stored = Counter(box.info.name for box in found.parts.stored(device))
         mine = {one.weight for one in saved_boxes(plan, device) if one.saves}
         names = {prefix + name for name in mine for prefix in ("", FIRST, SECOND)} & set(arrays)
-        assert set(stored) == names | ({"loader/position"} if device == 0 else set())
+        assert set(stored) == names | ({"loader/position", "optimizer/count"} if device == 0 else set())
     assert shown["after"]["bytes_read"] <= shown["before"]["bytes_read"]
     assert main(["ckpt", "reshard", str(directory), *to]) == 2
     assert "already holds a checkpoint" in capsys.readouterr().err
@@ -128,7 +143,7 @@ def test_it_goes_to_an_object_store_and_back(tmp_path: Path, capsys: pytest.Capt
 
 
 def read_by(checkpoint: Checkpoint, plan: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that each process really reads in a load of all weights and moments by a process for each device."""
+    """The bytes that each process really reads in a load of the state of a run by a process for each device."""
     read: Counter[int] = Counter()
     original = opened.read_regions
 
@@ -143,6 +158,8 @@ def read_by(checkpoint: Checkpoint, plan: Any, monkeypatch: pytest.MonkeyPatch) 
     for device in devices:
         for one in saved_boxes(plan, device):
             boxes.setdefault(one.weight, {each: [] for each in devices})[device].append(one.box)
+    # Every process has a count of the optimizer's in full.
+    boxes["optimizer/count"] = {device: [Box.whole((2,))] for device in devices}
 
     def load(carrier: ThreadCarrier) -> None:
         for name, needed in boxes.items():

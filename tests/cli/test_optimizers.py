@@ -94,12 +94,36 @@ def test_another_optimizer_and_another_average_are_other_runs(
     lines = message_of([*begin, "--optimizer", "lion"], capsys).splitlines()
     assert lines[1:3] == [
         f"  optimizer: was '{ours}', is 'lion b1=0.9 b2=0.99'",
-        f"  average: was {AVERAGE}, is None",
+        f"  average: was {AVERAGE}, is None; --average {AVERAGE} keeps it",
     ]
+    may = "So may average, with --change average."
     anew = f"To begin anew with its weights, give --weights {of_step(trained, 4).directory} and another --out."
-    assert lines[-1] == f"Give the same options, or another --out. The layout and the mesh may change. {anew}"
+    assert lines[-1] == f"Give the same options, or another --out. The layout and the mesh may change. {may} {anew}"
     lines = message_of([*begin, *SGD, "--average", "0.9"], capsys).splitlines()
-    assert lines[1:-1] == [f"  average: was {AVERAGE}, is 0.9"]
+    assert lines[1:-1] == [f"  average: was {AVERAGE}, is 0.9; --average {AVERAGE} keeps it"]
+
+
+def test_an_average_ends_and_begins_where_a_run_goes_on(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on = ["--change", "average", "--checkpoint-every", "1"]
+    capsys.readouterr()
+    assert main(train(copy, *TORCH, *SGD, *on, "--resume-from", "2", "--stop-after", "3")) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert f"average: was {AVERAGE}, is none; from step 3 on, and the next checkpoint has none" in shown["run"]["said"]
+    without = of_step(copy, 3)
+    assert not any(name.startswith("average/") for name in without.tensors)
+    assert main(train(copy, *FSDP, *SGD, *on, "--resume", "--average", "0.5")) == 0
+    shown = json.loads(capsys.readouterr().out)
+    line = "average: was none, is 0.5; from step 4 on, beginning with the weights of step 3"
+    assert line in shown["run"]["said"]
+    # As if the weights of step 3 had been those of steps 1 and 2 too.
+    last, share = of_step(copy, 4), 0.5 / (1 - 0.5**4)
+    for name in without.tensors:
+        if "/" not in name:
+            before, after = (one.read_box(name).astype(np.float64) for one in (without, last))
+            expected = before + share * (after - before)
+            np.testing.assert_allclose(last.read_box(f"average/{name}"), expected, rtol=1e-5, atol=1e-7, err_msg=name)
+    # Another rate, on the other engine.
+    assert main(train(copy, *TORCH, *SGD, *on, "--resume-from", "4", "--average", "0.9")) == 0
 
 
 def test_a_new_run_with_another_optimizer_begins_with_the_weights_only(trained: Path, tmp_path: Path) -> None:

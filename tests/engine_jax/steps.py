@@ -197,12 +197,12 @@ def compiled_step(case: Case) -> jax.stages.Compiled:
     return compile_plan(plan_of(case))
 
 
-def compile_plan(plan: Plan, level: int = 0) -> jax.stages.Compiled:
+def compile_plan(plan: Plan, level: int = 0, options: OptimizerOptions = OPTIONS) -> jax.stages.Compiled:
     """The training step of a plan, at an optimization level of XLA: 0 for few steps, 1 for many."""
     mesh = device_mesh(plan.mesh)
-    lowered = train_step(plan, mesh, OPTIONS).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
-    options: dict[str, Any] = {"xla_backend_optimization_level": level}
-    return lowered.compile(compiler_options=options)
+    lowered = train_step(plan, mesh, options).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
+    of_compiler: dict[str, Any] = {"xla_backend_optimization_level": level}
+    return lowered.compile(compiler_options=of_compiler)
 
 
 @cache
@@ -228,8 +228,8 @@ def row_order(plan: Plan) -> np.ndarray:
     Under Ulysses each device attends over full rows for some heads, which is equal work in any order.
     """
     if not plan.request.load_balanced or plan.request.layout.move_attention == "ulysses":
-        return np.arange(LENGTH)
-    return head_tail(LENGTH, plan.mesh.size(plan.cp))
+        return np.arange(plan.request.length)
+    return head_tail(plan.request.length, plan.mesh.size(plan.cp))
 
 
 def in_row_order(batch: Batch, plan: Plan) -> Batch:

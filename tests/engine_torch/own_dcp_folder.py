@@ -25,11 +25,8 @@ def load_plainly(kind: str, sizes: tuple[int, ...], folder: str) -> tuple[list[s
     module = cleared(sharded(kind, sizes))
     optimizer = stepped(module)
     model, state = get_state_dict(module, optimizer)
-    # In our checkpoints a tied weight has its first name only.
-    del model["head.weight"]
     everything = {"model": model, "optim": state, "next_row": 0}
     load(everything, checkpoint_id=folder)
-    model["head.weight"] = model["tokens.weight"]
     set_state_dict(module, optimizer, model_state_dict=model, optim_state_dict=state)
     found = locals_of(module, optimizer)
     wrong = [name for name, array in found.items() if array.tobytes() != needed[name].tobytes()]

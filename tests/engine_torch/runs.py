@@ -13,6 +13,7 @@ import numpy as np
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.training.optimizer import OptimizerOptions
 from tests.engine_jax.made_rows import Batch
 from tests.engine_jax.steps import OPTIONS, Case, Run, assert_same, batches_of, in_row_order, plan_of
 from tests.engine_torch.faults import train_with
@@ -47,7 +48,14 @@ def trained(ranks: Ranks, case: Case, num_steps: int = COMPARED_STEPS, **changed
 
 
 def trained_on(
-    ranks: Ranks, plan: Plan, batches: Sequence[Batch], seed: int, fault: str = "", *, checked: bool = True
+    ranks: Ranks,
+    plan: Plan,
+    batches: Sequence[Batch],
+    seed: int,
+    fault: str = "",
+    *,
+    checked: bool = True,
+    options: OptimizerOptions = OPTIONS,
 ) -> RanksRun:
     """A step of a plan on each of the batches. All ranks must return the same metrics, and replicas must have the same bits.
 
@@ -56,7 +64,7 @@ def trained_on(
     """
     function = partial(train_with, fault) if fault else train
     runs: list[RankRun] = ranks.run(
-        function, plan, seed, OPTIONS, [dict(in_row_order(batch, plan)) for batch in batches]
+        function, plan, seed, options, [dict(in_row_order(batch, plan)) for batch in batches]
     )
     steps = runs[0].steps
     if checked:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from shardwright.core.recipes.formats import E5M2
 from shardwright.core.recipes.presets import preset
@@ -66,6 +67,47 @@ def test_only_training_has_amaxes() -> None:
         module.train()(torch.ones(2, 16))
     update_scales(module)
     assert kept(module, "input") == (1.0, [0.0] * LENGTH)
+
+
+def forgetful(module: nn.Module, xs: list[torch.Tensor], rate: float = 1e-3) -> None:
+    """Steps whose end is forgotten."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+    for x in xs:
+        module(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["linear", "one of several"])
+def test_a_step_without_an_end_is_warned_of(kind: str) -> None:
+    module = layer()
+    if kind == "one of several":
+        # The other one ends its steps.
+        other = Linear(16, 16, recipe=RECIPE)
+        other(batches()[0]).sum().backward()
+        update_scales(other)
+    with pytest.warns(UserWarning, match="update_scales") as found:
+        forgetful(module if kind == "linear" else nn.Sequential(other, module), batches()[:2])
+    assert [str(one.message) for one in found] == [
+        "Linear 'up': 'weight' has changed, and no update_scales has ended the step before: with 'fp8-delayed amax_history_len=4' all is "
+        "multiplied by factors of 1. Call update_scales(model) in every step, on every rank, after the last backward pass."
+    ]
+
+
+def test_several_passes_of_a_step_need_no_end() -> None:
+    """Microbatches, recomputation, a module that is called twice, evaluation, a load, a cast; warnings are errors here."""
+    module, x = layer(), batches()[0]
+    for _ in range(3):
+        checkpoint(module, x, use_reentrant=False).sum().backward()  # pyright: ignore[reportOptionalMemberAccess]
+    module.load_state_dict({name: 2 * one if name == "weight" else one for name, one in module.state_dict().items()})
+    module(x).sum().backward()
+    module.reset_parameters()
+    module(x).sum().backward()
+    module.eval()(x)
+    # A rate of 0 changes nothing; after the first end it is no longer looked at.
+    forgetful(module.train(), batches(), rate=0.0)
+    update_scales(module)
+    forgetful(module, batches())
 
 
 def test_a_cast_leaves_factors_and_histories() -> None:

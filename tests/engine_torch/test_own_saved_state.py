@@ -202,16 +202,6 @@ def test_every_dtype_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(other.transposed.detach().t().contiguous().view(torch.uint8), bits)
 
 
-def test_a_tied_weight_is_one_tensor(tmp_path: Path) -> None:
-    save(tmp_path, small(), step=1)
-    assert "head.weight" not in open_newest(tmp_path).tensors
-    untied = small()
-    untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
-    assert "'head.weight': missing" in message(load, tmp_path, untied)
-    save(tmp_path / "untied", untied, step=1)
-    assert "'head.weight': extra" in message(load, tmp_path / "untied", small())
-
-
 def test_names_are_those_of_the_module_that_was_compiled(tmp_path: Path) -> None:
     module = small()
     compiled: Any = torch.compile(module, backend="eager")

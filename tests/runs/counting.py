@@ -51,6 +51,9 @@ class Counting:
     def tensors(self) -> Sequence[TensorInfo]:
         return [INFO]
 
+    def replicas(self) -> Iterator[OwnedBox]:
+        yield from ()
+
     def boxes(self) -> Iterator[OwnedBox]:
         for offset in self.offsets:
             part = self._sums_RW[offset : offset + 1]

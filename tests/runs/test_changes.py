@@ -40,6 +40,9 @@ class Reading(Counting):
         self.read.append(batch.arrays["tokens"])
         return StepMetrics(loss=1 / self._step, grad_norm=1.0, tokens=1)
 
+    def replicas(self) -> Iterator[OwnedBox]:
+        yield from ()
+
     def boxes(self) -> Iterator[OwnedBox]:
         return (one for one in super().boxes() if one.box.stop[0] <= ROWS)
 
@@ -213,8 +216,8 @@ def test_the_recipe_of_low_precision_may_not_change(tmp_path: Path, before: str 
     ("change", "resume", "message"),
     [
         (("lrr",), True, "--change lrr: 'lrr' may not change. Did you mean 'lr'?"),
-        (("lr", "model"), True, "--change lr,model: 'model' may not change. Known: lr, warmup, steps, weight-decay, clip, batch, length, data, seed."),
-        (("",), True, "--change : '' may not change. Known: lr, warmup, steps, weight-decay, clip, batch, length, data, seed."),
+        (("lr", "model"), True, "--change lr,model: 'model' may not change. Known: lr, warmup, steps, weight-decay, clip, average, batch, length, data, seed."),
+        (("",), True, "--change : '' may not change. Known: lr, warmup, steps, weight-decay, clip, average, batch, length, data, seed."),
         (("lr",), False, "--change is for a run that goes on. Give --resume too, or leave it out."),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from shardwright.core.checks import check, check_mesh
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Activation, ModelTable, Weight, as_torch_stores
 from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
+from shardwright.core.pipeline.ends import ends_request, with_sums
 from shardwright.core.pipeline.program import with_sums_of_ends
 from shardwright.core.pipeline.requests import chosen_stages, held_requests, stage_requests
 from shardwright.core.plan.collectives import step_collectives
@@ -72,16 +73,20 @@ def _with_stages(plan: Plan) -> Plan:
         [_resolved_once(own, planned) for own in requests]
         for requests in (stage_requests(request, mesh, choice), held_requests(request, mesh, choice))
     )
-    pipeline = planned_pipeline(request, mesh, choice, held)
+    of_ends = ends_request(request, mesh)
+    ends = None if of_ends is None else with_sums(request, mesh, resolve(of_ends))
+    pipeline = planned_pipeline(request, mesh, choice, held, ends)
     tensors = with_sums_of_ends(request, mesh, plan.tensors)
+    weights = [row for row in tensors if row.kind == "weight"]
     return replace(
         plan,
         tensors=tensors,
         pipeline=pipeline,
         stage_plans=tuple(plans),
+        ends_plan=ends,
         program=held[0] if request.engine == "jax" else None,
-        memory=memory_of(pipeline, pipeline.fullest),
-        collectives=collectives_of(request, mesh, pipeline, plans, [row for row in tensors if row.kind == "weight"]),
+        memory=memory_of(pipeline, pipeline.fullest, ends),
+        collectives=collectives_of(request, mesh, pipeline, plans, weights, ends),
     )
 
 

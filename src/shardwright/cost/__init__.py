@@ -1,6 +1,7 @@
 """The numbers of each chip with their sources, and the time of a plan on a machine. docs/cost.md is its page.
 
 moe.py       moving tokens or expert weights, by time
+stages.py    the units of a pipeline's stages, by time and bytes
 topology.py  SW201, SW202, SW204
 price.py     adds all of these to a plan
 wording.py   seconds and rates as findings write them

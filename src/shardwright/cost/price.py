@@ -12,6 +12,7 @@ from shardwright.cost.hardware.chips import ChipNumbers
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.moe import choose_by_time
+from shardwright.cost.stages import assign_by_time
 from shardwright.cost.steps.pipeline import timed_pipeline
 from shardwright.cost.steps.step import Timed, seconds_of, timed
 from shardwright.cost.topology import topology
@@ -27,11 +28,11 @@ def price(plan: Plan, machine: Machine) -> Plan:
     if machine.numbers is None:
         return plan
     mapping = map_mesh(plan.mesh, machine)
-    plan = choose_by_time(plan, mapping)
+    plan = assign_by_time(choose_by_time(plan, mapping), mapping)
     used, low, high = (timed(plan, mapping, reading) for reading in ("used", "fastest", "slowest"))
     if plan.pipeline is not None:
         used, low, high, pipeline = _with_stages(plan, mapping, used, low, high)
-        plan = replace(plan, pipeline=pipeline)
+        plan = replace(plan, pipeline=pipeline, findings=_with_seconds(plan.findings, plan.pipeline, pipeline))
     return replace(
         plan,
         collectives=tuple(
@@ -55,6 +56,15 @@ def _with_stages(
         for one, pipeline in zip((used, low, high), by_reading, strict=True)
     )
     return first, second, third, plan.pipeline if by_reading[0] is None else by_reading[0].pipeline
+
+
+def _with_seconds(findings: Iterable[Finding], before: Pipeline, after: Pipeline) -> tuple[Finding, ...]:
+    """The findings with the share of the time in which stages are idle by seconds, where it was by flops."""
+
+    def said(text: str) -> str:
+        return text.replace(before.idle_text, after.idle_text)
+
+    return tuple(replace(one, found=said(one.found), cost=said(one.cost)) for one in findings)
 
 
 def _between(chip: ChipNumbers, used: StepCost | None, low: StepCost | None, high: StepCost | None) -> StepCost | None:

@@ -61,7 +61,7 @@ class Engine(Protocol):
 
     It is made before anything is read or allocated, by a function that raises FindingsError for a plan that the engine does
     not run, and InputError for missing devices. Then ``begin``, ``prepare`` and the steps are called in this order. ``begin`` is called again
-    where any process finds a checkpoint damaged. ``tensors`` and ``boxes`` are called between two steps.
+    where any process finds a checkpoint damaged. ``tensors``, ``boxes`` and ``replicas`` are called between two steps.
     """
 
     @property
@@ -97,4 +97,8 @@ class Engine(Protocol):
 
     def boxes(self) -> Iterator[OwnedBox]:
         """The boxes of these tensors that this process writes. Over all processes, each distinct box occurs once."""
+        ...
+
+    def replicas(self) -> Iterator[OwnedBox]:
+        """The boxes of what is kept for delayed amaxes, on each device of this process: equal wherever a box is held."""
         ...

@@ -18,6 +18,7 @@ from shardwright.runs.hold import Hold
 from shardwright.runs.metrics.journal import BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.metrics.records import StepMetrics, record_of, require_sound
 from shardwright.runs.processes.group import Ending, Group
+from shardwright.runs.processes.replicas import require_equal
 from shardwright.runs.processes.signals import stop_on_signal
 from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.source import Source, batches
@@ -146,6 +147,8 @@ class Loop:
             metadata={**self.fingerprint, **self.published, **self._changes()},
             metrics={name: getattr(metrics, name) for name in SAVED_METRICS},
         )
+        if self.plan.delayed:
+            require_equal(self.engine.replicas(), self.group, step)
         return saver.save(point, self.engine.tensors(), self.engine.boxes())
 
     def _changes(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The weights that a run begins with, where some of them are new, left out or cast."""
+"""The weights that a run begins with, where some of them are new, left out or cast; and an average that begins where a run goes on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from shardwright.checkpoint.reading.stored import Stored
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen, names_of
+from shardwright.core.model.optimizer import AVERAGE
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Plan
 from shardwright.init import box_values
 from shardwright.runs.engine import Weights
 from shardwright.storage.url import Place
-from shardwright.training.optimizer import STATE
+from shardwright.training.optimizer import STATE, kept_tensors
 from shardwright.training.options import RunOptions
 from shardwright.training.partial import CAST, NEW, SKIP, PartialWeights
 from shardwright.training.published import KEPT, METADATA
@@ -34,13 +35,17 @@ MOST_LINES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedWeights:
-    """Weights with the names, shapes and dtypes of a plan. ``new``: those that begin from the initial values of ``seed``."""
+    """Tensors with the names, shapes and dtypes of a plan. ``new``: those that begin from the initial values of ``seed``.
+
+    ``read_as``: the tensor of ``found`` that is read in place of one that it does not have.
+    """
 
     found: Weights
     point: RunPoint
     tensors: Mapping[str, TensorInfo]
-    new: Mapping[str, Weight] = field(repr=False)
-    seed: int
+    new: Mapping[str, Weight] = field(default_factory=dict, repr=False)
+    read_as: Mapping[str, str] = field(default_factory=dict, repr=False)
+    seed: int = 0
 
     @property
     def directory(self) -> Place:
@@ -59,7 +64,7 @@ class FittedWeights:
         if name in self.new:
             shape = np.array([self.tensors[name].shape], np.int64)
             return Stored(np.zeros_like(shape), shape, width, PIECE_BYTES)
-        found = self.found.stored(name)
+        found = self.found.stored(self._source(name))
         return Stored(found.starts, found.stops, width, found.piece_bytes * width // found.width)
 
     def read_boxes(self, name: str, boxes: Sequence[Box], *, raw: bool = False) -> list[np.ndarray]:
@@ -75,13 +80,31 @@ class FittedWeights:
         if name in self.new:
             source = "float32"
             arrays: Sequence[Any] = [box_values(self.new[name], self.seed, box) for box in boxes]
-        elif (source := self.found.tensors[name].dtype) == info.dtype:
-            self.found.read_into(name, targets)
+        elif (source := self.found.tensors[self._source(name)].dtype) == info.dtype:
+            self.found.read_into(self._source(name), targets)
             return
         else:
-            arrays = self.found.read_boxes(name, boxes, raw=True)
+            arrays = self.found.read_boxes(self._source(name), boxes, raw=True)
         for (_, array), elements in zip(targets, arrays, strict=True):
             array[...] = cast(elements.view(DTYPES[source].bits), source, info.dtype)
+
+    def _source(self, name: str) -> str:
+        return self.read_as.get(name, name)
+
+
+def with_average(found: Weights, plan: Plan) -> Weights:
+    """The state of a checkpoint for a run that has an average of the weights, or none, where the checkpoint has not.
+
+    A new average begins with the weights. Of a run that keeps none any more, that of the checkpoint is not read.
+    """
+    wanted = {one.name: one for one in kept_tensors(plan) if one.name.startswith(AVERAGE.prefix)}
+    there = any(name.startswith(AVERAGE.prefix) for name in found.tensors)
+    if there == bool(wanted):
+        return found
+    tensors = {name: info for name, info in found.tensors.items() if not name.startswith(AVERAGE.prefix)}
+    begun = {name: one.weight for name, one in wanted.items() if one.weight in tensors}
+    new = {name: replace(tensors[weight], name=name, dtype=wanted[name].dtype) for name, weight in begun.items()}
+    return FittedWeights(found=found, point=found.point, tensors=tensors | new, read_as=begun)
 
 
 def partial_of(options: RunOptions, plan: Plan) -> PartialWeights:

@@ -18,6 +18,7 @@ from shardwright.runs.fingerprint import run_fingerprint, shared_by_processes
 from shardwright.runs.hold import Hold, held
 from shardwright.runs.loop import Loop
 from shardwright.runs.metrics.journal import board_writer
+from shardwright.runs.partial import with_average
 from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
 from shardwright.runs.resuming import Beginning, beginning, changes_of, older, open_weights, record_weights
@@ -106,7 +107,7 @@ def _run(
         f"(tokenizer: {source.corpus.tokenizer}), {len(source.rows):,} rows of {plan.request.length:,}"
     )
     if weights is None:
-        first, start = _begun(engine, options, start, same, group, shown)
+        first, start = _begun(engine, options, plan, start, same, group, shown)
     else:
         first = _begun_with(weights, engine, options, group, shown)
     begun = weights if start.checkpoint is None else start.checkpoint
@@ -199,7 +200,13 @@ def _keep_files(weights: Place, options: RunOptions, shown: Listener) -> None:
 
 
 def _begun(
-    engine: Engine, options: RunOptions, start: Beginning, same: Mapping[str, Any], group: Group, shown: Listener
+    engine: Engine,
+    options: RunOptions,
+    plan: Plan,
+    start: Beginning,
+    same: Mapping[str, Any],
+    group: Group,
+    shown: Listener,
 ) -> tuple[int, Beginning]:
     """The number of steps done, and where the run really begins: at a checkpoint that no process finds damaged.
 
@@ -212,7 +219,7 @@ def _begun(
         shown.doing(f"reading {start.checkpoint.directory}")
         first, damage = 0, None
         try:
-            first = engine.begin(start.checkpoint, options.seed)
+            first = engine.begin(with_average(start.checkpoint, plan), options.seed)
         except DamagedError as error:
             damage = str(error)
         everywhere = group.exchange(f"reading a checkpoint, try {attempt}", damage)

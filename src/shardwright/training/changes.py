@@ -17,12 +17,13 @@ from shardwright.core.findings.nearest import did_you_mean
 CHANGES = "changes"
 """The field of a checkpoint's metadata with the changes of its run so far."""
 
-Effect = Literal["rate", "update", "batch", "rows"]
+Effect = Literal["rate", "update", "average", "batch", "rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changeable:
-    """``key``: of the run fingerprint. ``effect``: on the learning rate, the update, the rows of a step, or which rows there are."""
+    """``key``: of the run fingerprint. ``effect``: on the learning rate, the update, the average of the weights, the rows of a step,
+    or which rows there are."""
 
     key: str
     effect: Effect
@@ -34,6 +35,7 @@ CHANGEABLE: Mapping[str, Changeable] = {
     "steps": Changeable(key="steps", effect="rate"),
     "weight-decay": Changeable(key="weight_decay", effect="update"),
     "clip": Changeable(key="clip", effect="update"),
+    "average": Changeable(key="average", effect="average"),
     "batch": Changeable(key="batch", effect="batch"),
     "length": Changeable(key="length", effect="rows"),
     "data": Changeable(key="corpus", effect="rows"),
@@ -80,8 +82,8 @@ def changes_between(
     if unnamed:
         may = [NAME_OF[key] for key in unnamed if key in NAME_OF]
         also = f" So may {' and '.join(may)}, with --change {','.join([*named, *may])}." if may else ""
-        kept = {"optimizer", "average"} & set(unnamed)
-        anew = f" To begin anew with its weights, give --weights {where} and another --out." if kept else ""
+        other = "optimizer" in unnamed
+        anew = f" To begin anew with its weights, give --weights {where} and another --out." if other else ""
         raise InputError(
             f"{where} was saved by a run with other options or text; going on would be another run:\n"
             + "\n".join(f"  {_difference(key, before.get(key), after[key])}" for key in unnamed)
@@ -116,5 +118,5 @@ def recorded(metadata: Mapping[str, Any]) -> tuple[Change, ...]:
 
 def _difference(key: str, was: Any, now: Any) -> str:
     name = NAME_OF.get(key, key)
-    keeps = f"; --{name} {was} keeps it" if key in NAME_OF and key != "corpus" else ""
+    keeps = f"; --{name} {was} keeps it" if key in NAME_OF and key != "corpus" and was is not None else ""
     return f"{name}: was {was!r}, is {now!r}{keeps}"

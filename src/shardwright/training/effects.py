@@ -37,6 +37,7 @@ def effects(
     what: Mapping[Effect, str] = {
         "rate": rate,
         "update": f"from step {next_step:,} on",
+        "average": f"from step {next_step:,} on{_of_average(by_name.get('average'), step)}",
         "batch": rows,
         "rows": f"rows begin again: {rows}",
     }
@@ -48,5 +49,15 @@ def effects(
             yield f"{name}: is {_shown(name, after[CHANGEABLE[name].key])} as before, so --change {name} changes nothing"
 
 
+def _of_average(change: Change | None, step: int) -> str:
+    if change is None or (change.was is not None and change.now is not None):
+        return ""
+    if change.now is None:
+        return ", and the next checkpoint has none"
+    return f", beginning with the weights of step {step:,}"
+
+
 def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
     return escaped(f"the text {str(value)[:8]}" if name == "data" else f"{value}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.checkpoint import Checkpoint, CheckpointError, committed, open_newest
 from shardwright.checkpoint.exchange.loads import Load, load_of
-from shardwright.checkpoint.exchange.wants import wants_of_plan
+from shardwright.checkpoint.exchange.wants import needed_by_all, wants_of_plan
 from shardwright.checkpoint.writing.resharding import Boxes, reshard
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import planned, typed_request
@@ -21,9 +21,12 @@ from shardwright.core.pipeline.requests import chosen_stages
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.core.planning import make_plan
+from shardwright.core.quantization.delayed import HISTORY
+from shardwright.core.recipes.presets import preset
 from shardwright.interop.hugging_face.weights.model import model_of_checkpoint
 from shardwright.storage.url import Place
 from shardwright.training.optimizer import owner_of
+from shardwright.training.optimizers import OPTIMIZER
 
 
 def load_onto(directory: Place, layout: str, on: LayoutOptions) -> dict[str, Any]:
@@ -50,14 +53,16 @@ def reshard_onto(
         raise InputError(f"{out} already holds a checkpoint. Give another --out.")
     checkpoint = open_newest(directory)
     plan = _plan(checkpoint, layout, on)
-    sharded_as = _sharded_as(checkpoint, plan)
-    devices = [_saved(sharded_as, plan, device) for device in range(plan.mesh.num_devices)]
+    delayed = _with_delayed(checkpoint, plan)
+    sharded_as = _sharded_as(checkpoint, delayed)
+    devices = [_saved(sharded_as, delayed, device) for device in range(plan.mesh.num_devices)]
     known = {name for saved in devices for name in saved}
     others = [name for name, info in checkpoint.tensors.items() if name not in known and prod(info.shape)]
     # What no layout shards is saved by the first device, as one box.
     saves = [dict(saved) for saved in devices]
     saves[0] |= {name: [Box.whole(checkpoint.tensors[name].shape)] for name in others}
     specs = {name: str(row.stacked_at_rest) for row in plan.weights for name in sharded_as[row.name]}
+    specs |= {one.name: str(one.spec) for one in delayed.delayed_tensors if sharded_as[one.name]}
     infos = [replace(info, spec=specs.get(name, _unsharded(info.spec))) for name, info in checkpoint.tensors.items()]
     point = replace(
         checkpoint.point,
@@ -103,6 +108,21 @@ def _plan(checkpoint: Checkpoint, layout: str, on: LayoutOptions) -> Plan:
     return plan
 
 
+def _with_delayed(checkpoint: Checkpoint, plan: Plan) -> Plan:
+    """The plan with a recipe whose factors and histories are those of a checkpoint, whatever else the recipe of its run said."""
+    histories = {name: info.shape for name, info in checkpoint.tensors.items() if name.startswith(HISTORY)}
+    quantized = {name.removeprefix(HISTORY).rpartition(".")[0] for name, shape in histories.items() if shape}
+    known = [weight.name for weight in plan.request.table.weights]
+    if not quantized.intersection(known):
+        return plan
+    recipe = replace(
+        preset("fp8-delayed", amax_history_len=next(shape[-1] for shape in histories.values() if shape)),
+        quantized=tuple(name for name in known if name in quantized),
+        high=tuple(name for name in known if name not in quantized),
+    )
+    return make_plan(replace(plan.request, precision=recipe))
+
+
 def _in_stages(plan: Plan) -> Plan:
     """The plan with its stages, whose boxes depend on no number of microbatches. Raises FindingsError where they cannot be made."""
     choice = chosen_stages(plan.request, plan.mesh)
@@ -126,17 +146,23 @@ def _saved(sharded_as: Mapping[str, Sequence[str]], plan: Plan, device: int) -> 
 
 
 def _load(checkpoint: Checkpoint, plan: Plan) -> Load:
+    """What a run that goes on under a plan reads: of an optimizer's state that is not sharded, each device all of it."""
+    plan = _with_delayed(checkpoint, plan)
     sharded_as, wants = _sharded_as(checkpoint, plan), wants_of_plan(plan, lambda device: device)
     by_tensor = {name: found for weight, found in wants.items() for name in sharded_as[weight]}
+    for name, info in checkpoint.tensors.items():
+        if name.startswith(OPTIMIZER) and name not in by_tensor:
+            by_tensor[name] = needed_by_all(info.shape, plan.mesh.num_devices)
     return load_of(checkpoint, by_tensor, plan.mesh.num_devices)
 
 
 def _sharded_as(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Sequence[str]]:
     """The tensors of a checkpoint that are sharded as a weight is, by weight: itself, and what a run keeps for it."""
-    found: dict[str, list[str]] = {row.name: [] for row in (*plan.weights, *plan.delayed_tensors)}
+    delayed = {one.name: one.shape for one in plan.delayed_tensors}
+    found: dict[str, list[str]] = {name: [] for name in (*(row.name for row in plan.weights), *delayed)}
     for name, info in checkpoint.tensors.items():
         weight = owner_of(name)
-        if weight in found and info.shape == checkpoint.tensors[weight].shape:
+        if weight in found and info.shape == delayed.get(name, checkpoint.tensors[weight].shape):
             found[weight].append(name)
     return found
 

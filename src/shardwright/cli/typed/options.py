@@ -255,7 +255,7 @@ class TrainOptions:
     resume_from: Annotated[Count, arg(metavar="STEP", help_behavior_hint="(default: the newest)")] = None
     """Go on from the checkpoint of this step. Later ones are kept under another name."""
     change: Annotated[Text, arg(metavar="NAME,...", help_behavior_hint="(default: none)")] = None
-    """Options that may differ after --resume, of lr, warmup, steps, weight-decay, clip, batch, length, data, seed."""
+    """Options that may differ after --resume, of lr, warmup, steps, weight-decay, clip, average, batch, length, data, seed."""
     tensorboard: Flag = False
     """Write TensorBoard events to --out too."""
     coordinator: Annotated[Text, arg(metavar="HOST:PORT", help_behavior_hint="(default: from the cluster)")] = None

@@ -89,7 +89,7 @@ def _stage(plan: Plan, _: str) -> str:
     steps = count(plan.request.microbatches, "microbatch")
     if plan.pipeline is None:
         return steps
-    return f"{steps}: stages are idle for {percent(plan.pipeline.run.bubble)} of the time, by their flops"
+    return f"{steps}: {plan.pipeline.idle_text}"
 
 
 FACTS: dict[str, Callable[[Plan, str], str]] = {

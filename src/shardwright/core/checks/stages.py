@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from shardwright.core.checks.edits import both, entry, option, resized, without
+from shardwright.core.checks.edits import both, entry, named_roles, option, resized, without
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import bytes_text, count, either, every, percent, product
+from shardwright.core.layout.wording import bytes_text, count, either, every, product
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.pipeline.requests import chosen_stages, stage_axes
@@ -53,6 +53,8 @@ def _fault(plan: Plan, fault: Fault) -> Draft:
         candidates += resized(plan, axis, ranks)
     if fault.without_stages:
         candidates.append(without("stages"))
+    if fault.other_ends:
+        candidates += _same_ends(plan, axis)
     return Draft(
         finding=Finding(
             code="SW110",
@@ -64,6 +66,15 @@ def _fault(plan: Plan, fault: Fault) -> Draft:
         ),
         candidates=tuple(candidates),
     )
+
+
+def _same_ends(plan: Plan, axis: str) -> Iterator[Candidate]:
+    """The role of one end in the other too, or no role of its own in either."""
+    named = named_roles(plan.request.layout.entries[axis])
+    own = [role for end in ("embedding", "logits") if (role := named.get(end)) is not None]
+    for role in own:
+        yield entry(plan, axis, named={**named, "embedding": role, "logits": role})
+    yield entry(plan, axis, named={name: role for name, role in named.items() if name not in ("embedding", "logits")})
 
 
 def _options_without_stages(plan: Plan, lacking: str, needed: str) -> Iterator[Draft]:
@@ -118,7 +129,7 @@ def _waiting(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
             position=plan.request.layout.entries[pipeline.axes[0]].position,
             found=f"{count(choice.microbatches, 'microbatch')} for {product(plan.mesh, pipeline.axes)}",
             needed=f"at least {choice.ranks} microbatches, one for each rank of the pipeline",
-            cost=f"stages are idle for {percent(pipeline.run.bubble)} of the time, by their flops",
+            cost=pipeline.idle_text,
         ),
         candidates=(
             *(option("microbatches", number) for number in filling),

@@ -271,6 +271,15 @@ def _stages_hold_whole_layers(faults: Faults, axis: str, where: str, entry: Role
             f"role 'stage' in all of {', '.join(ROLES['stage'].components)}, or in none",
             f"Write '{axis}: stage'.",
         )
+    elif "stage" in entry.roles.values() and entry.roles["input"] != "idle":
+        faults.fault(
+            "SW119",
+            entry.position,
+            where,
+            f"role '{entry.roles['input']}' in 'input' on an axis of stages, each of which reads the rows that it needs",
+            "no role in 'input'",
+            f"Take 'input: {entry.roles['input']}' out.",
+        )
 
 
 def _role(faults: Faults, node: Located, where: str) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.pipeline.ends import planned_ends
 from shardwright.core.pipeline.program import program_collectives
 from shardwright.core.pipeline.requests import stage_axes
 from shardwright.core.plan.memory import microbatch_bytes
@@ -18,13 +19,16 @@ from shardwright.core.resolution.request import Request
 from shardwright.core.schedules.actions import Kind
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice
-from shardwright.core.stages.planned import Pipeline, PlannedStage
-from shardwright.core.stages.units import BACKWARD, Letter
+from shardwright.core.stages.planned import Pipeline, PlannedStage, work_of
+from shardwright.core.stages.units import Letter
 
 
-def planned_pipeline(request: Request, mesh: Mesh, choice: Choice, held: Sequence[Plan]) -> Pipeline:
-    """The pipeline with what each stage needs. ``held``: the plan of what its devices hold, for each stage."""
-    return Pipeline.of(
+def planned_pipeline(
+    request: Request, mesh: Mesh, choice: Choice, held: Sequence[Plan], ends: Plan | None = None
+) -> Pipeline:
+    """The pipeline with what each stage needs. ``held``: the plan of what its devices hold, for each stage. ``ends``: that of the ends
+    that all stages share."""
+    pipeline = Pipeline.of(
         stage_axes(request, mesh),
         choice,
         tuple(
@@ -32,19 +36,11 @@ def planned_pipeline(request: Request, mesh: Mesh, choice: Choice, held: Sequenc
             for number, (stage, plan) in enumerate(zip(choice.stages, held, strict=True))
         ),
     )
+    return pipeline if ends is None else replace(pipeline, shared=planned_ends(request, mesh, ends))
 
 
 def _planned(choice: Choice, number: int, stage: Stage, plan: Plan) -> PlannedStage:
     units = [unit for unit in choice.units if _has(stage, unit.letter, unit.layer)]
-    forward = sum(unit.forward for unit in units)
-    backward = sum(unit.step for unit in units) - forward
-    weights = forward * BACKWARD / 2
-    work: dict[Kind, float] = {
-        "forward": forward,
-        "backward": backward,
-        "input_gradient": backward - weights,
-        "weight_gradient": weights,
-    }
     saved, working = microbatch_bytes(plan.request, plan.mesh, plan.tensors)
     return PlannedStage(
         number=number,
@@ -58,7 +54,7 @@ def _planned(choice: Choice, number: int, stage: Stage, plan: Plan) -> PlannedSt
         saved_bytes=saved,
         working_bytes=working,
         output_bytes=plan.by_name["residual.stream"].bytes_per_device,
-        work=work,
+        work=work_of(units),
     )
 
 
@@ -66,30 +62,40 @@ def _has(stage: Stage, letter: Letter, layer: int | None) -> bool:
     return {"E": stage.embedding, "t": layer is not None and layer in stage.layers, "L": stage.logits}[letter]
 
 
-def memory_of(pipeline: Pipeline, rank: int) -> Memory:
-    """The memory of a rank's device."""
-    stages = pipeline.of_rank(rank)
+def memory_of(pipeline: Pipeline, rank: int, ends: Plan | None = None) -> Memory:
+    """The memory of a rank's device. ``ends``: the plan of the ends that all stages share."""
+    stored = [*pipeline.of_rank(rank), *([] if ends is None else [ends.memory])]
     return Memory(
-        weights_bytes=sum(stage.weights_bytes for stage in stages),
-        gradients_bytes=sum(stage.gradients_bytes for stage in stages),
-        optimizer_bytes=sum(stage.optimizer_bytes for stage in stages),
-        average_bytes=sum(stage.average_bytes for stage in stages),
-        amax_history_bytes=sum(stage.amax_history_bytes for stage in stages),
+        weights_bytes=sum(one.weights_bytes for one in stored),
+        gradients_bytes=sum(one.gradients_bytes for one in stored),
+        optimizer_bytes=sum(one.optimizer_bytes for one in stored),
+        average_bytes=sum(one.average_bytes for one in stored),
+        amax_history_bytes=sum(one.amax_history_bytes for one in stored),
         activations_bytes=pipeline.activations_bytes(rank),
     )
 
 
 def collectives_of(
-    request: Request, mesh: Mesh, pipeline: Pipeline, plans: Sequence[Plan], weights: Sequence[TensorPlan]
+    request: Request,
+    mesh: Mesh,
+    pipeline: Pipeline,
+    plans: Sequence[Plan],
+    weights: Sequence[TensorPlan],
+    ends: Plan | None = None,
 ) -> tuple[PlannedCollective, ...]:
-    """The collectives of the slowest rank in a step: of each of its stages for each microbatch, once what is reduced over replicas; and
-    its transfers, which are permutes along the stage axes. On JAX those of one program (``program.py``)."""
+    """The collectives of the slowest rank in a step: of each of its stages for each microbatch, once what is reduced over replicas; its
+    transfers, which are permutes along the stage axes; and those of the ends that all stages share. On JAX those of one program
+    (``program.py``). ``weights``: of the model."""
     found: dict[tuple[object, ...], PlannedCollective] = {}
     rank = pipeline.slowest
+    shared = [] if ends is None else [ends]
     if request.engine == "jax":
-        of_rank = program_collectives(request, mesh, pipeline, plans, weights)
+        of_ends = {row.name for plan in shared for row in plan.weights}
+        own = [row for row in weights if row.name not in of_ends]
+        of_rank = (*program_collectives(request, mesh, pipeline, plans, own), *_of_stages(request, shared))
     else:
-        of_rank = (*_of_stages(request, pipeline, plans, rank), *_transfers(pipeline, rank))
+        own = [*(plans[stage.number] for stage in pipeline.of_rank(rank)), *shared]
+        of_rank = (*_of_stages(request, own), *_transfers(pipeline, rank))
     for one in of_rank:
         key = (
             one.component,
@@ -107,9 +113,9 @@ def collectives_of(
     return tuple(found.values())
 
 
-def _of_stages(request: Request, pipeline: Pipeline, plans: Sequence[Plan], rank: int) -> Iterator[PlannedCollective]:
-    for stage in pipeline.of_rank(rank):
-        for one in plans[stage.number].collectives:
+def _of_stages(request: Request, plans: Sequence[Plan]) -> Iterator[PlannedCollective]:
+    for plan in plans:
+        for one in plan.collectives:
             times = 1 if one.phase == "update" else request.microbatches
             yield replace(one, count_per_step=one.count_per_step * times)
 

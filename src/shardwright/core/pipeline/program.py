@@ -112,7 +112,9 @@ def with_sums_of_ends(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan
     def summed(row: TensorPlan) -> TensorPlan:
         if row.kind != "weight" or row.stack is not None or request.table.weight(row.name).frozen:
             return row
-        reductions: dict[str, Reduction] = {**row.gradient, **dict.fromkeys(axes, "all-reduce")}
+        # Where an end is shared by all stages, its role there says what is summed.
+        own = [axis for axis in axes if request.layout.role(axis, row.component) in ("idle", "stage")]
+        reductions: dict[str, Reduction] = {**row.gradient, **dict.fromkeys(own, "all-reduce")}
         return replace(row, gradient={axis: reductions[axis] for axis in mesh.names if axis in reductions})
 
     return tuple(map(summed, tensors)) if request.engine == "jax" else tuple(tensors)

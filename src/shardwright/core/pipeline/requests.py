@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import ModelTable
 from shardwright.core.resolution.request import Request
-from shardwright.core.stages.choice import Choice, choose
+from shardwright.core.stages.assignment import Stage
+from shardwright.core.stages.choice import Choice, Fault, choose
 from shardwright.core.stages.submodel import program_table, stage_table
 from shardwright.core.stages.units import Letter, units_of
 
@@ -24,8 +26,10 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
     if not axes or request.table.program != "ours":
         return None
     entries = [request.layout.entries[axis] for axis in axes]
-    units = units_of(request.table, request.length, recomputed=request.remat == "full", ends=_ends(request, axes))
-    return choose(
+    ends = ends_of_stages(request, axes)
+    half_shared = tuple(_half_shared(request, ends))
+    units = units_of(request.table, request.length, recomputed=request.remat == "full", ends=ends)
+    choice = choose(
         units,
         ranks=mesh.size(axes),
         microbatches=request.microbatches,
@@ -33,10 +37,28 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
         virtual=next((entry.virtual for entry in entries if entry.virtual), None),
         schedule=request.schedule or next((entry.schedule for entry in entries if entry.schedule), None),
         text=request.stages,
+        costs=request.unit_costs,
+        # On JAX arrays are equally large on all ranks, so that no assignment with as large a stage needs less.
+        limit_bytes=request.chip.usable_bytes if request.chip and request.engine == "torch" else None,
     )
+    return replace(choice, stages=(), faults=(*choice.faults, *half_shared)) if half_shared else choice
 
 
-def _ends(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...]:
+def _half_shared(request: Request, ends: Sequence[Letter]) -> Iterator[Fault]:
+    """A tied weight has one use on a stage and another on all of them: it would be sharded in two ways."""
+    if len(ends) != 1:
+        return
+    own, other = ("embedding", "logits") if ends == ("E",) else ("logits", "embedding")
+    for weight in request.table.weights:
+        if weight.uses:
+            yield Fault(
+                found=f"'{weight.name}' is used in '{own}', which one stage has, and in '{other}', which all stages share",
+                needed="both on all stages, or each on its own",
+                other_ends=True,
+            )
+
+
+def ends_of_stages(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...]:
     """The ends that a stage has. Where a stage axis has another role in one, all stages share in it."""
     letters: dict[Letter, str] = {"E": "embedding", "L": "logits"}
     return tuple(
@@ -48,7 +70,12 @@ def _ends(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...]:
 
 def stage_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
     """The request of each stage: what it computes, as a model of its own, for one microbatch."""
-    return tuple(_alone(request, mesh, stage_table(request.table, stage)) for stage in choice.stages)
+    return tuple(request_of(request, mesh, stage) for stage in choice.stages)
+
+
+def request_of(request: Request, mesh: Mesh, stage: Stage) -> Request:
+    """The request of one stage."""
+    return _alone(request, mesh, stage_table(request.table, stage))
 
 
 def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
@@ -56,8 +83,9 @@ def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request
     which arrays are equally large on all stages, and each device has both ends."""
     if request.engine == "torch":
         return stage_requests(request, mesh, choice)
+    ends = ends_of_stages(request, stage_axes(request, mesh))
     return tuple(
-        _alone(request, mesh, program_table(request.table, choice.stages, ends=number < choice.ranks))
+        _alone(request, mesh, program_table(request.table, choice.stages, ends=ends if number < choice.ranks else ()))
         for number in range(choice.num_stages)
     )
 
@@ -75,6 +103,7 @@ def _alone(request: Request, mesh: Mesh, table: ModelTable) -> Request:
         devices=None,
         schedule=None,
         stages=None,
+        unit_costs=None,
         # A stage has a part of the slice, whose collectives the compiler keeps.
         chip=request.chip and replace(request.chip, whole_slice=None),
     )

@@ -249,9 +249,10 @@ class Plan:
     """Everything that follows from a request. ``sizes``: elements along each logical axis of activations. ``quantized``: the
     weights whose products are quantized; none without a recipe.
 
-    ``pipeline``: its stages, where an axis divides the layers; ``stage_plans``: a plan of each, for one microbatch. Then ``memory`` is
-    that of the fullest rank, and ``collectives`` are those of the slowest. ``program``: on JAX, whose program is that of all stages, a
-    plan of what each device has of one: both ends, and of each stack as many layers as the stage that has the most."""
+    ``pipeline``: its stages, where an axis divides the layers; ``stage_plans``: a plan of each, for one microbatch; ``ends_plan``: of the
+    ends that all stages share. Then ``memory`` is that of the fullest rank, and ``collectives`` are those of the slowest. ``program``: on
+    JAX, whose program is that of all stages, a plan of what each device has of one: both ends, and of each stack as many layers as the
+    stage that has the most."""
 
     request: Request
     mesh: Mesh
@@ -265,6 +266,7 @@ class Plan:
     quantized: tuple[QuantizedWeight, ...] = ()
     pipeline: Pipeline | None = None
     stage_plans: tuple[Plan, ...] = ()
+    ends_plan: Plan | None = None
     program: Plan | None = None
 
     @property

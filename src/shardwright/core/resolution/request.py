@@ -19,6 +19,7 @@ from shardwright.core.model.table import ModelTable
 from shardwright.core.recipes.kernels import Device
 from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.stages.notation import read_stages
+from shardwright.core.stages.units import UnitCost
 
 REMAT_POLICIES = ("full", "dots", "none")
 """What the backward pass recomputes: an entire layer, all but its matrix products, or nothing."""
@@ -59,7 +60,8 @@ class Request:
     ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``average``: how much of the
     exponential average of the weights a step leaves; None: none is kept. ``precision``: the recipe by which products with
     weights are quantized; None: none is. ``schedule``: that of the pipeline's stages; None: the layout's, or else the engine's own.
-    ``stages``: the units of each stage (``core/stages/notation.py``); None: shared out by their work.
+    ``stages``: the units of each stage (``core/stages/notation.py``); None: shared out by their work. ``unit_costs``: of every unit on the
+    chips, by which they are shared out then; None: by their flops.
 
     Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
     word or pattern. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
@@ -84,6 +86,7 @@ class Request:
     precision: Recipe | None = None
     schedule: str | None = None
     stages: str | None = None
+    unit_costs: tuple[UnitCost, ...] | None = None
     chip: Chip | None = None
 
     def __post_init__(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from math import inf
 
 from shardwright.core.stages.units import Unit
 
@@ -27,67 +28,63 @@ class Stage:
         return "E" * self.embedding + "t" * len(self.layers) + "L" * self.logits
 
 
-def balanced(work: Sequence[float], stages: int) -> tuple[int, ...]:
+Fits = Callable[[int, int, int], bool]
+"""``fits(stage, first, end)``: whether a stage can have the units from ``first`` up to ``end``."""
+
+
+def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tuple[int, ...] | None:
     """The number of units of each stage: the largest sum of a stage is the least possible, and among those assignments the sum of
     the squares is. Exact. Each stage has at least one unit; ``stages`` is at most the number of units.
 
+    ``fits``: whether a stage can have the units from one on, up to another. None where no assignment fits.
+
     >>> balanced([0, 4, 4, 4, 4, 6], 3)
     (3, 2, 1)
-    >>> balanced([1] * 7, 3)
-    (3, 2, 2)
+    >>> balanced([1] * 7, 3), balanced([1] * 7, 3, lambda stage, first, end: stage > 0 or end < 2)
+    ((3, 2, 2), (1, 3, 3))
     """
     assert 1 <= stages <= len(work)
     sums = (0.0, *accumulate(work))
-    most = _least_largest(work, sums, stages)
+
+    def ends(first: int, stage: int) -> Iterator[int]:
+        """The possible ends of a stage that begins with a unit. The stages behind it have at least one unit each."""
+        left = stages - 1 - stage
+        possible = range(first + 1, len(work) - left + 1) if left else (len(work),)
+        return (end for end in possible if fits is None or fits(stage, first, end))
 
     @cache
-    def best(first: int, left: int) -> tuple[float, int]:
-        """The least sum of squares of the units from ``first`` on in ``left`` stages, and the end of the first of these."""
-        if left == 1:
-            rest = sums[-1] - sums[first]
-            return (rest * rest if rest <= most else float("inf")), len(work)
-        found = (float("inf"), first + 1)
-        for end in range(first + 1, len(work) - left + 2):
+    def least(first: int, stage: int) -> float:
+        """The least largest sum of the stages from one on."""
+        if stage == stages:
+            return 0.0
+        return min((max(sums[end] - sums[first], least(end, stage + 1)) for end in ends(first, stage)), default=inf)
+
+    most = least(0, 0)
+
+    @cache
+    def best(first: int, stage: int) -> tuple[float, int]:
+        """The least sum of squares of the stages from one on, and the end of that stage."""
+        if stage == stages:
+            return 0.0, first
+        found = (inf, first + 1)
+        for end in ends(first, stage):
             own = sums[end] - sums[first]
             if own > most:
                 break
-            squares = own * own + best(end, left - 1)[0]
+            squares = own * own + best(end, stage + 1)[0]
             # Of equal ones the first stage is the longer, as layers are shared out everywhere.
             if squares <= found[0]:
                 found = squares, end
         return found
 
+    if most == inf:
+        return None
     counts, first = [], 0
-    for left in range(stages, 0, -1):
-        end = best(first, left)[1]
+    for stage in range(stages):
+        end = best(first, stage)[1]
         counts.append(end - first)
         first = end
     return tuple(counts)
-
-
-def _least_largest(work: Sequence[float], sums: Sequence[float], stages: int) -> float:
-    """The least bound under which the units fit into the stages. Only sums of runs can be that bound."""
-    possible = sorted({sums[end] - sums[first] for first in range(len(work)) for end in range(first + 1, len(sums))})
-    low, high = 0, len(possible) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _fits(work, sums, stages, possible[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return possible[low]
-
-
-def _fits(work: Sequence[float], sums: Sequence[float], stages: int, most: float) -> bool:
-    used, first = 0, 0
-    while first < len(work):
-        end = first
-        while end < len(work) and sums[end + 1] - sums[first] <= most:
-            end += 1
-        if end == first:
-            return False
-        first, used = end, used + 1
-    return used <= stages
 
 
 def assigned(units: Sequence[Unit], counts: Sequence[int]) -> tuple[Stage, ...]:

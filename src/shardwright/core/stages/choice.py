@@ -6,19 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
+from typing import Literal
 
 from shardwright.core.layout.wording import count, every
 from shardwright.core.schedules.actions import Table
+from shardwright.core.schedules.clock import run
 from shardwright.core.schedules.schedules import SCHEDULES, table_of
 from shardwright.core.schedules.transfers import with_transfers
 from shardwright.core.stages.assignment import Stage, assigned, balanced
 from shardwright.core.stages.notation import read_stages, stages_text
-from shardwright.core.stages.units import Unit
+from shardwright.core.stages.units import Unit, UnitCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why there are no stages. ``microbatches``, ``virtual``, ``ranks``: numbers that would do, the nearest first."""
+    """Why there are no stages. ``microbatches``, ``virtual``, ``ranks``: numbers that would do, the nearest first.
+    ``other_ends``: other roles in embedding or logits would."""
 
     found: str
     needed: str
@@ -26,11 +29,17 @@ class Fault:
     virtual: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     without_stages: bool = False
+    other_ends: bool = False
+
+
+SharedBy = Literal["flops", "seconds", "seconds, within the memory", "given"]
+"""By what units are shared out; ``within the memory``: the assignment that is the fastest by seconds alone does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """``ranks``: the devices along the stage axes. ``virtual``: stages of each. ``stages``: none where there are faults."""
+    """``ranks``: the devices along the stage axes. ``virtual``: stages of each. ``stages``: none where there are faults. ``by``: by what the
+    units were shared out."""
 
     ranks: int
     virtual: int
@@ -39,6 +48,7 @@ class Choice:
     units: Sequence[Unit]
     stages: tuple[Stage, ...] = ()
     faults: tuple[Fault, ...] = ()
+    by: SharedBy = "flops"
 
     @property
     def num_stages(self) -> int:
@@ -83,8 +93,11 @@ def choose(
     virtual: int | None = None,
     schedule: str | None = None,
     text: str | None = None,
+    costs: Sequence[UnitCost] | None = None,
+    limit_bytes: int | None = None,
 ) -> Choice:
-    """The stages of a pipeline of so many ranks. ``virtual``, ``schedule`` and ``text`` are what the user gave."""
+    """The stages of a pipeline of so many ranks. ``virtual``, ``schedule`` and ``text`` are what the user gave. ``costs``: of each unit, by
+    which they are shared out; ``limit_bytes``: the memory of a device, if a rank has one stage and holds no more than that stage."""
     letters = None if text is None else read_stages(text)
     if letters is not None and len(letters) % ranks == 0:
         virtual = len(letters) // ranks
@@ -98,8 +111,35 @@ def choose(
     )
     if faults:
         return replace(choice, faults=faults)
-    counts = balanced([unit.step for unit in units], choice.num_stages) if letters is None else [*map(len, letters)]
-    return replace(choice, stages=assigned(units, counts))
+    if letters is not None:
+        return replace(choice, stages=assigned(units, [*map(len, letters)]), by="given")
+    counts, by = _shared_out(choice, costs, limit_bytes)
+    return replace(choice, stages=assigned(units, counts), by=by)
+
+
+def _shared_out(
+    choice: Choice, costs: Sequence[UnitCost] | None, limit_bytes: int | None
+) -> tuple[tuple[int, ...], SharedBy]:
+    """The number of units of each stage. Memory limits them where a rank has one stage: then a stage's bytes are the rank's."""
+    if costs is None or len(costs) != len(choice.units):
+        counts, by = balanced([unit.step for unit in choice.units], choice.num_stages), "flops"
+        assert counts is not None
+        return counts, by
+    seconds = [cost.seconds for cost in costs]
+    fastest = balanced(seconds, choice.num_stages)
+    assert fastest is not None
+    if limit_bytes is None or choice.virtual > 1:
+        return fastest, "seconds"
+    live = run(choice.table).most_live
+
+    def fits(stage: int, first: int, end: int) -> bool:
+        own = costs[first:end]
+        held = sum(cost.stored_bytes + live[stage] * cost.saved_bytes for cost in own)
+        return held + max(cost.working_bytes for cost in own) <= limit_bytes
+
+    # Where none fits, SW312 says so of the fastest.
+    fitting = balanced(seconds, choice.num_stages, fits) or fastest
+    return fitting, "seconds" if fitting == fastest else "seconds, within the memory"
 
 
 def _of_schedule(choice: Choice) -> Iterator[Fault]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.core.layout.wording import percent
 from shardwright.core.schedules.actions import Action, Kind
 from shardwright.core.schedules.clock import Run, run
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice
+from shardwright.core.stages.units import BACKWARD, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,46 @@ class PlannedStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedEnds:
+    """The ends that all stages share (``letters``: E, L), on each device. ``work``: as of a stage, of a microbatch, which all ranks compute
+    together. ``working_bytes``: what it needs meanwhile."""
+
+    letters: str
+    stored_bytes: int
+    working_bytes: int
+    work: Mapping[Kind, float]
+
+    @property
+    def busy(self) -> float:
+        """The work of one microbatch."""
+        return self.work["forward"] + self.work["backward"]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "units": self.letters,
+            "stored_bytes": self.stored_bytes,
+            "working_bytes": self.working_bytes,
+            "work": dict(self.work),
+        }
+
+
+def work_of(units: Sequence[Unit]) -> Mapping[Kind, float]:
+    """The flops of a token in each computation of some units."""
+    forward = sum(unit.forward for unit in units)
+    backward = sum(unit.step for unit in units) - forward
+    weights = forward * BACKWARD / 2
+    return {
+        "forward": forward,
+        "backward": backward,
+        "input_gradient": backward - weights,
+        "weight_gradient": weights,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """``axes``: those of role ``stage``. ``run``: the timetable on a clock, with the work of each stage. ``unit``: that of the stages' ``work``, ``flops`` of a token or ``seconds``. ``send_seconds``: the time
-    of one transfer; None without chips."""
+    of one transfer; None without chips. ``shared``: the ends that all stages share, which are not in ``run``."""
 
     axes: tuple[str, ...]
     choice: Choice
@@ -59,6 +98,7 @@ class Pipeline:
     run: Run
     unit: str = "flops"
     send_seconds: float | None = None
+    shared: SharedEnds | None = None
 
     @classmethod
     def of(
@@ -86,7 +126,8 @@ class Pipeline:
         """The most that a rank's live microbatches hold at once, and what the larger of its stages' passes needs besides."""
         live = self.run.live[rank]
         held = sum(self.stages[stage].saved_bytes * number for stage, number in live.items())
-        return held + max(stage.working_bytes for stage in self.of_rank(rank))
+        shared = 0 if self.shared is None else self.shared.working_bytes
+        return held + max(shared, *(stage.working_bytes for stage in self.of_rank(rank)))
 
     def total_bytes(self, rank: int) -> int:
         """All of a rank's memory."""
@@ -98,7 +139,19 @@ class Pipeline:
             + stage.amax_history_bytes
             for stage in self.of_rank(rank)
         )
-        return sum(stored) + self.activations_bytes(rank)
+        shared = 0 if self.shared is None else self.shared.stored_bytes
+        return sum(stored) + shared + self.activations_bytes(rank)
+
+    @property
+    def idle_share(self) -> float:
+        """The share of a step in which ranks wait. Of shared ends no rank waits for another."""
+        shared = 0.0 if self.shared is None else self.shared.busy * self.choice.microbatches
+        return self.run.bubble * self.run.seconds / (self.run.seconds + shared) if self.run.seconds else 0.0
+
+    @property
+    def idle_text(self) -> str:
+        """The share of a step in which ranks wait, as half a sentence of a finding."""
+        return f"stages are idle for {percent(self.idle_share)} of the time, by their {self.unit}"
 
     @property
     def fullest(self) -> int:
@@ -123,10 +176,12 @@ class Pipeline:
             "schedule": choice.schedule,
             "placement": choice.table.placement,
             "stages_text": choice.text,
+            "shared_out_by": choice.by,
             "unit": self.unit,
-            "idle_share": self.run.bubble,
+            "idle_share": self.idle_share,
             "send_seconds": self.send_seconds,
             "stages": [stage.to_json() for stage in self.stages],
+            **({} if self.shared is None else {"shared_ends": self.shared.to_json()}),
             "ranks_memory": [
                 {
                     "rank": rank,

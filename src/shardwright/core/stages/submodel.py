@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.model.table import Activation, ModelTable, Weight
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.padded import layers_of
+from shardwright.core.stages.units import Letter
 
 
 def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
@@ -26,15 +27,15 @@ def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
     )
 
 
-def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: bool) -> ModelTable:
+def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: Collection[Letter]) -> ModelTable:
     """What every device holds of a chunk where one program is that of all stages: of each stack as many layers as the stage that has
-    the most, and with the first chunk both ends."""
+    the most, and with the first chunk the ``ends`` that stages have."""
     most = {
         weight.stack: max(len(layers_of(weight, stage)) for stage in stages)
         for weight in table.weights
         if weight.stack is not None
     }
-    everything = stage_table(table, Stage(layers=range(table.num_layers), embedding=ends, logits=ends))
+    everything = stage_table(table, Stage(layers=range(table.num_layers), embedding="E" in ends, logits="L" in ends))
     return replace(
         everything,
         weights=tuple(

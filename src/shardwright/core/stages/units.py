@@ -29,6 +29,17 @@ class Unit:
     step: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCost:
+    """What a unit takes on the chips of a plan. ``seconds``: of all passes of a microbatch. ``stored_bytes``: on a device, with gradients and
+    moments. ``saved_bytes``: of a live microbatch. ``working_bytes``: what one pass needs besides."""
+
+    seconds: float
+    stored_bytes: int
+    saved_bytes: int
+    working_bytes: int
+
+
 def units_of(
     table: ModelTable, length: int, *, recomputed: bool, ends: Iterable[Letter] = ("E", "L")
 ) -> tuple[Unit, ...]:

@@ -106,7 +106,9 @@ def _numbers(found: Mapping[str, Any], file: str) -> dict[str, Number]:
     table = found.get("numbers", {})
     if not isinstance(table, Mapping):
         raise InputError(f"--chips: 'numbers' in {file} must be a table, as [numbers].")
-    known = {name for chip in chips().values() for name in chip.numbers} | {name for names in NEEDED.values() for name in names}
+    known = {name for chip in chips().values() for name in chip.numbers} | {
+        name for names in NEEDED.values() for name in names
+    }
     return {name: _number(name, value, file, known) for name, value in table.items()}
 
 

@@ -6,6 +6,7 @@
 | backward pass | what is recomputed, and the backward phase, in the same way |
 | quantizing | the passes over memory of a microbatch's operands, all with its backward pass |
 | its halves | half of the backward phase each; what is recomputed belongs to the gradient of the input |
+| an end that all stages share | its phases, for one microbatch, on all ranks together: in addition to the timetable |
 | a transfer | a permute of the residual stream, hidden behind the passes between; a rank that waits for it is idle |
 
 Reductions over replicas and the update of the weights come after the last pass, on every rank at the same time.
@@ -46,7 +47,9 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
     assert pipeline is not None
     rates = Rates.of(chip, reading)
     send = time_of("permute", max(stage.output_bytes for stage in pipeline.stages), mapping.group(pipeline.axes), rates)
-    phases = [_phases(stage, mapping, chip, reading) for stage in plan.stage_plans]
+    ends = plan.ends_plan
+    planned = [*plan.stage_plans, *([] if ends is None else [ends])]
+    phases = [_phases(one, mapping, chip, reading) for one in planned]
     known = [one for one in phases if one is not None]
     if send is None or len(known) < len(phases):
         return None
@@ -54,13 +57,27 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
         pipeline.axes,
         pipeline.choice,
         tuple(
-            replace(stage, work=_work(known[stage.number], _quantizing(plan, stage.number, chip, reading)))
+            replace(stage, work=_work(known[stage.number], _quantizing(planned[stage.number], chip, reading)))
             for stage in pipeline.stages
         ),
         unit="seconds",
         send_seconds=send.seconds,
     )
+    if ends is not None and pipeline.shared is not None:
+        work = _work(known[-1], _quantizing(ends, chip, reading))
+        in_seconds = replace(in_seconds, shared=replace(pipeline.shared, work=work))
     return TimedPipeline(pipeline=in_seconds, step=_step(plan, in_seconds, known, chip, reading))
+
+
+def stage_seconds(stage: Plan, mapping: MeshMapping) -> float | None:
+    """All passes of one microbatch of a stage, by the plan of the stage; None if a collective has no time."""
+    chip = mapping.machine.numbers
+    assert chip is not None
+    phases = _phases(stage, mapping, chip, "used")
+    if phases is None:
+        return None
+    work = _work(phases, _quantizing(stage, chip, "used"))
+    return work["forward"] + work["backward"]
 
 
 def _phases(stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading) -> Phases | None:
@@ -87,8 +104,8 @@ def _work(phases: Phases, quantizing: float) -> Mapping[Kind, float]:
     }
 
 
-def _quantizing(plan: Plan, stage: int, chip: ChipNumbers, reading: Reading) -> float:
-    return moving_seconds(chip, quantization_bytes(plan.stage_plans[stage], chip), reading)
+def _quantizing(planned: Plan, chip: ChipNumbers, reading: Reading) -> float:
+    return moving_seconds(chip, quantization_bytes(planned, chip), reading)
 
 
 def _busy(time: PhaseTime) -> float:
@@ -97,24 +114,27 @@ def _busy(time: PhaseTime) -> float:
 
 def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumbers, reading: Reading) -> StepCost:
     microbatches, rank = plan.request.microbatches, pipeline.slowest
-    stages = [stage.number for stage in pipeline.of_rank(rank)]
+    planned = [*plan.stage_plans, *([] if plan.ends_plan is None else [plan.ends_plan])]
+    of_all = range(len(plan.stage_plans), len(planned))
+    own = [*(stage.number for stage in pipeline.of_rank(rank)), *of_all]
     compute, communication, exposed = (
-        microbatches * sum(getattr(phases[stage][phase], what) for stage in stages for phase in PASSES)
+        microbatches * sum(getattr(phases[number][phase], what) for number in own for phase in PASSES)
         for what in ("compute", "communication", "exposed")
     )
     updates = [
-        sum(phases[stage.number]["update"].exposed for stage in pipeline.of_rank(r))
+        sum(phases[number]["update"].exposed for number in (*(stage.number for stage in pipeline.of_rank(r)), *of_all))
         for r in range(pipeline.choice.ranks)
     ]
+    shared = 0.0 if pipeline.shared is None else microbatches * pipeline.shared.busy
     update = moving_seconds(chip, update_bytes(plan), reading)
-    compute += microbatches * sum(_quantizing(plan, stage, chip, reading) for stage in stages)
+    compute += microbatches * sum(_quantizing(planned[number], chip, reading) for number in own)
     sent = pipeline.sends(rank) * (pipeline.send_seconds or 0.0)
     return StepCost(
-        seconds=pipeline.run.seconds + max(updates) + update,
+        seconds=pipeline.run.seconds + shared + max(updates) + update,
         compute_seconds=compute + update,
         communication_seconds=communication + sent + max(updates),
         exposed_seconds=exposed + max(updates),
         idle_seconds=pipeline.run.seconds - pipeline.run.busy[rank],
-        flops_per_device=microbatches * sum(sum(step_flops(plan.stage_plans[stage]).values()) for stage in stages),
+        flops_per_device=microbatches * sum(sum(step_flops(planned[number]).values()) for number in own),
         constants=constants_of(chip, plan),
     )

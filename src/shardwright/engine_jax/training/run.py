@@ -14,7 +14,7 @@ from shardwright.data import Batch
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.training.feed import feed_of
 from shardwright.engine_jax.training.processes import CONNECTION
-from shardwright.engine_jax.training.snapshot import infos_of, load_state, own_boxes
+from shardwright.engine_jax.training.snapshot import delayed_boxes, infos_of, load_state, own_boxes
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
 from shardwright.engine_jax.training.step import Metrics, abstract_batch, batch_sharding, train_step
 from shardwright.runs import OpenFolder, StepMetrics, Weights, run
@@ -82,3 +82,7 @@ class JaxEngine:
     def boxes(self) -> Iterator[OwnedBox]:
         assert self._state is not None
         return own_boxes(self._state, self.plan, self._mesh)
+
+    def replicas(self) -> Iterator[OwnedBox]:
+        assert self._state is not None
+        return delayed_boxes(self._state)

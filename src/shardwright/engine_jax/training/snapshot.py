@@ -52,6 +52,14 @@ def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[Owned
             yield OwnedBox(name=name, box=Box.whole(array.shape), array=_of_shared(array))
 
 
+def delayed_boxes(state: State[jax.Array]) -> Iterator[OwnedBox]:
+    """What each device of this process keeps for delayed amaxes, replicas too."""
+    for name, array in state.delayed.items():
+        for shard in array.addressable_shards:
+            box = box_of(shard.index, array.shape)
+            yield OwnedBox(name=name, box=box, array=_copy_of(shard, box.within(box)))
+
+
 def _copy_of(shard: jax.Shard, part: Box) -> Callable[[], np.ndarray]:
     return lambda: np.asarray(shard.data)[(*part.slices, ...)]
 

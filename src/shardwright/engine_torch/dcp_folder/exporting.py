@@ -49,12 +49,14 @@ def export_folder(directory: Place, to: Path, progress: Progress = unseen) -> di
     require_new(to)
     checkpoint = open_newest(directory)
     entries = entries_of(checkpoint)
-    names = _names([*entries.tensors.values(), *entries.values, (RECORD,)])
+    names = _names([*entries.tensors.values(), *entries.again, *entries.values, (RECORD,)])
     fqns = {name: names[path] for name, path in entries.tensors.items()}
+    # PyTorch's own load needs a tied tensor under each of its names.
     tensors = {fqns[name]: name for name in checkpoint.tensors}
+    tensors |= {names[path]: name for path, name in entries.again.items()}
     values = {names[path]: value for path, value in entries.values.items()}
     values[RECORD] = record_of(checkpoint, lambda name: fqns[name]).text()
-    total = sum(prod(one.shape) * DTYPES[one.dtype].num_bytes for one in checkpoint.tensors.values())
+    total = sum(prod(one.shape) * DTYPES[one.dtype].num_bytes for one in map(checkpoint.tensor, tensors.values()))
     planner = _Planner(checkpoint, tensors, values, counted(progress, total))
     plans = list(_plans(checkpoint, tensors, values))
     with new_folder(to) as folder:

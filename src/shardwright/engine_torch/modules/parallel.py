@@ -215,7 +215,10 @@ class ParallelModule(nn.Module):
 
     def multiplied(self, x: torch.Tensor, name: str, mode: Mode | None) -> torch.Tensor:
         """Local tokens times the local weight ``name``, as the recipe has it."""
-        y = weight_product(x, self.weight_in_use(name, x.dtype), low=self._low(name, mode))
+        weight = self.weight_in_use(name, x.dtype)
+        if self.delayed is not None and self._has_amaxes:
+            self.delayed.notice_missing_end(name, weight)
+        y = weight_product(x, weight, low=self._low(name, mode))
         return y if self.recipe is None else no_view(y)
 
     def delayed_peers(self) -> Mapping[tuple[str, Operand], Peers]:
@@ -229,13 +232,18 @@ class ParallelModule(nn.Module):
             found |= {(name, place[1]): low.amax_peers.get(place, ALONE) for place in low.delayed}
         return found
 
+    @property
+    def _has_amaxes(self) -> bool:
+        """Whether a pass now has amaxes: only training has."""
+        return self.training and torch.is_grad_enabled()
+
     def _low(self, name: str, mode: Mode | None) -> LowPrecision | None:
         if self.recipe is None:
             return None
         group = None if self.amax_group is None else peers_in(self.amax_group)
         site = NO_SITE
         if self.delayed is not None:
-            site = self.delayed.site(name, recording=self.training and torch.is_grad_enabled())
+            site = self.delayed.site(name, recording=self._has_amaxes)
         return low_precision(
             self.recipe, mode, self.peers, group, sequence_parallel=self.sequence_parallel, name=name, site=site
         )

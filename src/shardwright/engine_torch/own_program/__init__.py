@@ -4,6 +4,7 @@ module.py      parallelize and shapes_of
 units.py       the FSDP parameter groups of a module
 values.py      checks that all ranks have the same values
 shards.py      the boxes that a rank holds of a tensor, and their elements
+tied.py        tied tensors, which another program has saved under several names
 recipes.py     the recipe of a module with delayed amaxes, as a buffer
 naming.py      a module's tensors and weight averages by their names in a checkpoint
 moments.py     an optimizer's state by the names of its parameters

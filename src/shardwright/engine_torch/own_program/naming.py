@@ -23,10 +23,12 @@ AVERAGE = "average/"
 class Named:
     """Tensors and JSON values by name. A tensor with several names, as a tied weight, has its first name only.
 
-    ``keys``: the name of each value in ``state_dict()``. ``ids``: the name of each tensor by its identity.
+    ``tied``: the first name of such a tensor by each of its others. ``keys``: the name of each value in ``state_dict()``. ``ids``: the
+    name of each tensor by its identity.
     """
 
     tensors: Mapping[str, torch.Tensor]
+    tied: Mapping[str, str]
     values: Mapping[str, Any]
     keys: Mapping[str, str]
     ids: Mapping[int, str]
@@ -65,6 +67,7 @@ def plain_name(name: str) -> str:
 
 def _named(found: Mapping[str, Any], prefix: str) -> Named:
     tensors: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
     values: dict[str, Any] = {}
     keys: dict[str, str] = {}
     ids: dict[int, str] = {}
@@ -75,7 +78,9 @@ def _named(found: Mapping[str, Any], prefix: str) -> Named:
         keys[name] = key
         if not isinstance(value, torch.Tensor):
             values[name] = encoded(value, f"'{name}'")
-        elif id(value) not in ids:
+        elif id(value) in ids:
+            tied[name] = ids[id(value)]
+        else:
             ids[id(value)] = name
             tensors[name] = value
-    return Named(tensors=tensors, values=values, keys=keys, ids=ids)
+    return Named(tensors=tensors, tied=tied, values=values, keys=keys, ids=ids)

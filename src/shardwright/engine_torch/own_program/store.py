@@ -22,8 +22,10 @@ from shardwright.engine_torch.own_program.moments import NewMoments, moments_of,
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
 from shardwright.engine_torch.own_program.recipes import RECIPE, other_recipe, shown
 from shardwright.engine_torch.own_program.shards import Shards, boxes_of, fill, held, readings, shards_of
+from shardwright.engine_torch.own_program.tied import require_equal, tied_in, unlike
 from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
+from shardwright.runs.own_program.entries import TIED
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone, connected
 from shardwright.runs.own_program.store import TORCH, ProgramState, open_program, save_program, values_of
@@ -50,9 +52,13 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A load that was compared with the checkpoint and may begin."""
+    """A load that was compared with the checkpoint and may begin.
+
+    ``tied``: tensors by another of their names, under which the checkpoint has them too.
+    """
 
     tensors: tuple[Shards, ...]
+    tied: Mapping[str, Shards]
     moments: NewMoments | None
     extra: Mapping[str, Any]
     loaded: Loaded
@@ -130,6 +136,7 @@ def state_of(
         tensors = [shards_of(name, one) for each in (named, average) for name, one in each.tensors.items()]
         found: dict[str, Any] = {
             "module": {**named.values, **average.values},
+            TIED: {**named.tied, **average.tied},
             "own": encoded(dict(values or {}), "values"),
         }
         if optimizer is not None:
@@ -178,7 +185,7 @@ def load(
     source = _by_all(checkpoint, job.tensors, read_as, members, group)
     members.here(
         "reading the checkpoint",
-        lambda: together_or_alone(source, lambda: _read(checkpoint, source, job.tensors, read_as)),
+        lambda: together_or_alone(source, lambda: _read(checkpoint, source, job, read_as)),
     )
     if job.moments is not None:
         job.moments.take()
@@ -227,15 +234,22 @@ def _compared(
     own_values = {**named.values, **average.values}
     all_names = [*program, *own_values, *(names_in(saved) if optimizer is not None and saved is not None else ())]
     names = chosen(all_names, only)
-    shards = [shards_of(name, one) for name, one in program.items() if name in names]
+    tied = tied_in(checkpoint, {**named.tied, **average.tied})
+    shards = [shards_of(tied.read_as.get(name, name), one) for name, one in program.items() if name in names]
     unread = {} if saved is None else {one for kept in saved["state"].values() for one in _tensors(kept)}
     lines = misfits(
         checkpoint,
         {one.name: (one.shape, one.dtype_name) for one in shards},
-        unread={*unread, *(name for name in checkpoint.tensors if averages is None and name.startswith(AVERAGE))},
+        unread={
+            *unread,
+            *tied.repeated,
+            *(name for name in checkpoint.tensors if averages is None and name.startswith(AVERAGE)),
+        },
         cast=cast,
         partial=only is not None,
     )
+    repeated = {other: one for one in shards for other, first in tied.repeated.items() if first == one.name != other}
+    lines += unlike(checkpoint, {other: one.name for other, one in repeated.items()})
     lines += _other_recipes(checkpoint, {name: one for name, one in program.items() if name in names})
     wanted_values = [name for name in own_values if name in names]
     lines += value_misfits(values["module"], wanted_values, partial=True)
@@ -247,6 +261,7 @@ def _compared(
         )
     return _Job(
         tensors=(*shards, *(moments.tensors if moments is not None else ())),
+        tied=repeated,
         moments=moments,
         extra={named.keys[name]: values["module"][name] for name in wanted_values if name in named.keys},
         loaded=Loaded(
@@ -295,9 +310,11 @@ def _by_all(
     return Together(source=checkpoint, wants=wants, carrier=RankCarrier(device=device_of(group), group=group))
 
 
-def _read(checkpoint: Checkpoint, source: Reads, tensors: Sequence[Shards], read_as: Mapping[str, Reading]) -> None:
+def _read(checkpoint: Checkpoint, source: Reads, job: _Job, read_as: Mapping[str, Reading]) -> None:
+    for other, one in job.tied.items():
+        require_equal(checkpoint, other, one, read_as.get(one.name))
     try:
-        for one in tensors:
+        for one in job.tensors:
             fill(one, source, checkpoint.tensors[one.name].dtype, read_as.get(one.name))
     except DamagedError as error:
         first, *lines = error.message.split("\n")

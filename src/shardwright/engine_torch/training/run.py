@@ -20,7 +20,14 @@ from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.training.feed import feed_of
 from shardwright.engine_torch.training.processes import alone, connection_of, device_of
-from shardwright.engine_torch.training.state import State, boxes_of, initial_state, load_state, tensors_of
+from shardwright.engine_torch.training.state import (
+    State,
+    boxes_of,
+    delayed_boxes,
+    initial_state,
+    load_state,
+    tensors_of,
+)
 from shardwright.engine_torch.training.step import train_step
 from shardwright.runs import OpenFolder, StepMetrics, Weights, run
 from shardwright.training.optimizer import optimizer_options
@@ -102,3 +109,7 @@ class TorchEngine:
     def boxes(self) -> Iterator[OwnedBox]:
         assert self._state is not None
         return boxes_of(self._state)
+
+    def replicas(self) -> Iterator[OwnedBox]:
+        assert self._state is not None
+        return delayed_boxes(self._state)

@@ -203,11 +203,17 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
         if saves(row.at_rest, plan.mesh, ranks.rank):
             array = model.frozen[row.name]
             yield OwnedBox(name=row.name, box=Box.whole(tuple(array.shape)), array=partial(_bits, array))
+    own = {one.name for one in plan.delayed_tensors if saves(one.spec, plan.mesh, ranks.rank)}
+    yield from (one for one in delayed_boxes(state) if one.name in own)
+
+
+def delayed_boxes(state: State) -> Iterator[OwnedBox]:
+    """This rank's boxes of what it keeps for delayed amaxes, replicas too."""
+    model = state.model
     kept_of = {FACTOR + name: one.factor for name, one in model.delayed.items()}
     kept_of |= {HISTORY + name: one.history for name, one in model.delayed.items()}
-    for one, box in _delayed_boxes(plan, ranks):
-        if saves(one.spec, plan.mesh, ranks.rank):
-            yield OwnedBox(name=one.name, box=box, array=partial(_bits, kept_of[one.name]))
+    for one, box in _delayed_boxes(model.plan, model.ranks):
+        yield OwnedBox(name=one.name, box=box, array=partial(_bits, kept_of[one.name]))
 
 
 def _fill(

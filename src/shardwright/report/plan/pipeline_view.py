@@ -57,10 +57,20 @@ def pipeline_table(pipeline: Pipeline, width: int) -> RenderableType:
     lines = [
         f"{choice.schedule}: {about}",
         f"{several(choice.num_stages, 'stage')} {choice.text}",
-        f"ranks wait for {pipeline.run.bubble:.1%} of the time{left_out}",
+        "units as given" if choice.by == "given" else f"units shared out by {choice.by}",
+        f"ranks wait for {pipeline.idle_share:.1%} of the time{left_out}",
+        *_shared(pipeline),
     ]
     return Group(
         *(Padding(Text(line), (0, 0, 0, INDENT)) for line in lines),
         Text(""),
         aligned(columns, [RowGroup(cells=rows)], width),
     )
+
+
+def _shared(pipeline: Pipeline) -> list[str]:
+    if pipeline.shared is None:
+        return []
+    names = {"E": "the embedding", "L": "the logits"}
+    what = " and ".join(names[letter] for letter in pipeline.shared.letters)
+    return [f"all stages share {what}: {pretty_bytes(pipeline.shared.stored_bytes)} stored on each device"]

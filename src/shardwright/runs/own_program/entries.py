@@ -27,6 +27,8 @@ PATHS, EMPTY_NODES = "paths", "empty"
 its path and its type in Orbax. Keys of a checkpoint's metadata, and of a tree of its values."""
 EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": (), "NamedTuple": None}
 """Nodes without leaves, by their types in Orbax: what it restores of each."""
+TIED = "tied"
+"""The key of a module's values with the first name of each tied tensor, by its other names."""
 MODULE, OPTIMIZER = "model", "optim"
 """The keys of a module and its optimizer, as in PyTorch's tutorials."""
 
@@ -35,11 +37,13 @@ MODULE, OPTIMIZER = "model", "optim"
 class Entries:
     """``tensors``: the path of each by its name. ``values``: each by its path; a ``Scalar`` is one element and its dtype.
 
-    ``keys``: the implementation of each tensor that has the data of PRNG keys. ``empty``: nodes without leaves, by their paths.
+    ``again``: other paths of tied tensors, each with the tensor's name. ``keys``: the implementation of each tensor that has the
+    data of PRNG keys. ``empty``: nodes without leaves, by their paths.
     """
 
     tensors: Mapping[str, StatePath]
     values: Mapping[StatePath, Any]
+    again: Mapping[StatePath, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     empty: Mapping[StatePath, Any] = field(default_factory=dict)
 
@@ -87,9 +91,14 @@ def _of_module(checkpoint: Checkpoint, values: Mapping[str, Any]) -> Entries:
             for key, value in {"params": list(group["names"]), **group["options"]}.items():
                 entries[OPTIMIZER, "param_groups", number, key] = value
     for name in checkpoint.tensors:
-        paths.setdefault(name, tuple(name.split("/", 1)) if name.startswith("average/") else (MODULE, name))
+        paths.setdefault(name, _in_module(name))
     entries |= dict(flattened(values.get("own", {}), ()))
-    return Entries(tensors=paths, values=entries)
+    tied = {_in_module(other): first for other, first in values.get(TIED, {}).items() if first in checkpoint.tensors}
+    return Entries(tensors=paths, values=entries, again=tied)
+
+
+def _in_module(name: str) -> StatePath:
+    return tuple(name.split("/", 1)) if name.startswith("average/") else (MODULE, name)
 
 
 def flattened(value: Any, path: StatePath) -> list[tuple[StatePath, Any]]:

@@ -13,6 +13,8 @@ amaxes of a step that has not ended are in no state.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,9 +23,11 @@ from torch import nn
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.delayed import FIRST_FACTOR
+from shardwright.core.recipes.formula import amax_of
 from shardwright.core.recipes.recipe import DIMS, History, Operand, Quantizer, Recipe
 from shardwright.engine_torch.io.layer_io import Site
 from shardwright.engine_torch.own_program.recipes import RECIPE_BYTES, no_recipe, other_recipe, shown, text_of
+from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.delayed import Kept
 
 
@@ -54,6 +58,9 @@ class DelayedAmaxes(nn.Module):
             ):
                 tensor = torch.zeros(shape, dtype=dtype, device=device)
                 self.register_buffer(f"{weight}_{operand}_{what}", tensor, persistent=what != "amax")
+        # Since the last end of a step: passes with each weight. Until the first end they are looked at for a step that has none.
+        self._passes: Counter[str] = Counter()
+        self._ends = False
         self.register_buffer("steps", torch.zeros((), dtype=torch.int32, device=device))
         self.register_buffer("recipe", torch.zeros(RECIPE_BYTES, dtype=torch.uint8, device=device))
         self.reset()
@@ -64,6 +71,7 @@ class DelayedAmaxes(nn.Module):
             one.zero_()
         for weight, operand in self.quantizers:
             self.kept(weight, operand).factor.fill_(FIRST_FACTOR)
+        self._passes.clear()
         self._write_recipe()
 
     def kept(self, weight: str, operand: Operand) -> Kept:
@@ -78,6 +86,26 @@ class DelayedAmaxes(nn.Module):
             amaxes={name: one.amax for name, one in kept.items()} if recording else {},
         )
 
+    def notice_missing_end(self, weight: str, values: torch.Tensor) -> None:
+        """Before a product with a weight raises its amaxes: warn where a step before has not ended by ``update_scales``.
+
+        The weight does not change inside of a step, so its amax is that of the passes before. As reading it waits for the device, that is
+        done in passes 2, 4, 8, ... only, and never again after the first ``update_scales``.
+        """
+        if self._ends or (weight, "weight") not in self.quantizers or torch.compiler.is_compiling():
+            return
+        self._passes[weight] += 1
+        passes = self._passes[weight]
+        if passes == 1 or passes & (passes - 1):
+            return
+        now = amax_of(values.detach(), self.quantizers[weight, "weight"], ARRAYS)
+        if int(now) != int(self.kept(weight, "weight").amax):
+            warnings.warn(
+                f"{self.label}: '{weight}' has changed, and no update_scales has ended the step before: with '{self.text}' all is "
+                f"multiplied by factors of 1. Call update_scales(model) in every step, on every rank, after the last backward pass.",
+                stacklevel=2,
+            )
+
     def require_recipe(self) -> None:
         """Raises InputError where a load in place has written the state of another recipe."""
         theirs = shown(self.recipe)
@@ -86,6 +114,7 @@ class DelayedAmaxes(nn.Module):
 
     def follow(self) -> None:
         """Go on to after a step, whose amaxes are reduced."""
+        self._ends = True
         self.steps += 1
         for (weight, operand), quantizer in self.quantizers.items():
             self.kept(weight, operand).follow(quantizer, self.rule, self.steps)
@@ -125,6 +154,7 @@ class DelayedAmaxes(nn.Module):
             return
         if theirs is None and strict:
             error_msgs.append(no_recipe(f"{prefix}recipe", self.text))
+        self._passes.clear()
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )

@@ -1,0 +1,74 @@
+"""Which units each stage of a pipeline has on a machine: by their seconds, and within the memory of its chips.
+
+A unit is priced as a stage of its own: the embedding, the logits, and one layer of each kind. A layer's passes and its bytes are then the
+same on every stage. What is exposed of communication is the same too, since a stage's layers are alike component by component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwright.core.pipeline.requests import chosen_stages, request_of
+from shardwright.core.plan.memory import microbatch_bytes
+from shardwright.core.plan.plan import Plan
+from shardwright.core.planning import make_plan, resolve
+from shardwright.core.quantization.products import quantized_layers
+from shardwright.core.stages.assignment import Stage
+from shardwright.core.stages.units import Unit, UnitCost
+from shardwright.cost.hardware.links import MeshMapping
+from shardwright.cost.steps.pipeline import stage_seconds
+
+
+def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
+    """The plan with units shared out by seconds, planned again if that changes a stage. Unchanged where the user gave the stages, or
+    where a collective has no time."""
+    pipeline = plan.pipeline
+    if pipeline is None or plan.request.stages is not None:
+        return plan
+    costs = tuple(_costs(plan, mapping))
+    known = tuple(cost for cost in costs if cost is not None)
+    if len(known) < len(costs):
+        return plan
+    request = replace(plan.request, unit_costs=known)
+    choice = chosen_stages(request, plan.mesh)
+    assert choice is not None
+    if choice.stages != pipeline.choice.stages:
+        return make_plan(request)
+    return replace(plan, request=request, pipeline=replace(pipeline, choice=choice))
+
+
+def _costs(plan: Plan, mapping: MeshMapping) -> Iterator[UnitCost | None]:
+    assert plan.pipeline is not None
+    known: dict[object, UnitCost | None] = {}
+    for unit in plan.pipeline.choice.units:
+        request = request_of(plan.request, plan.mesh, _alone(unit))
+        weights, recipe = request.table.weights, request.precision
+        # Layers with the same weights are alike, if as many of those are quantized.
+        kind = tuple(
+            (weight.name, 0 if recipe is None else quantized_layers(weight, recipe, request.table))
+            for weight in weights
+        )
+        if kind not in known:
+            known[kind] = _cost(resolve(request), mapping)
+        yield known[kind]
+
+
+def _alone(unit: Unit) -> Stage:
+    layers = range(0) if unit.layer is None else range(unit.layer, unit.layer + 1)
+    return Stage(layers=layers, embedding=unit.letter == "E", logits=unit.letter == "L")
+
+
+def _cost(own: Plan, mapping: MeshMapping) -> UnitCost | None:
+    """None if a collective has no time."""
+    seconds = stage_seconds(own, mapping)
+    if seconds is None:
+        return None
+    saved, working = microbatch_bytes(own.request, own.mesh, own.tensors)
+    memory = own.memory
+    return UnitCost(
+        seconds=seconds,
+        stored_bytes=memory.state_bytes + memory.gradients_bytes,
+        saved_bytes=saved,
+        working_bytes=working,
+    )

@@ -1,0 +1,47 @@
+"""Tied weights: one tensor in a checkpoint of ours, and what of them another program has saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.checkpoint import open_newest
+from shardwright.engine_torch import load, save
+from tests.engine_torch.own_saved import cleared, message, run_of
+from tests.engine_torch.test_own_saved_state import small
+
+
+def test_a_tied_weight_is_one_tensor(tmp_path: Path) -> None:
+    save(tmp_path, small(), step=1)
+    assert "head.weight" not in open_newest(tmp_path).tensors
+    untied = small()
+    untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
+    assert "'head.weight': missing" in message(load, tmp_path, untied)
+
+
+def test_a_tied_weight_that_another_program_has_saved_under_both_names(tmp_path: Path) -> None:
+    untied = small()
+    untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
+    save(tmp_path / "both", untied, step=1)
+    tied: Any = cleared(small())
+    load(tmp_path / "both", tied)
+    assert torch.equal(tied.tokens.weight, untied.tokens.weight)
+    with torch.no_grad():
+        untied.head.weight[-1, -1] += 1
+    save(tmp_path / "other", untied, step=1)
+    assert message(load, tmp_path / "other", small()).endswith(
+        "'tokens.weight' and 'head.weight' have other values, and are one tensor of this module. Load it into a module that does "
+        "not tie them."
+    )
+    untied.head.weight = nn.Parameter(torch.zeros(3, 6))
+    save(tmp_path / "shape", untied, step=1)
+    assert "  'head.weight': float32 (3, 6), and 'tokens.weight' float32 " in message(load, tmp_path / "shape", small())
+    # Or under the other one alone.
+    alone = nn.Module()
+    alone.head = run_of({"weight": torch.ones_like(tied.tokens.weight)})
+    save(tmp_path / "head", alone, step=1)
+    load(tmp_path / "head", tied, only=["tokens.weight"])
+    assert (tied.tokens.weight == 1).all()
