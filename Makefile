@@ -49,6 +49,7 @@ test: setup lint
 test-all: test
 	$(PYTEST) -m matrix
 	$(BIN)/python -m tests.sameness.whole --jobs=$(JOBS)
+	$(BIN)/python -m tests.sameness.stages
 	$(BIN)/python -m tests.sameness.orders
 	$(BIN)/python -m tests.sameness.recipes
 	$(BIN)/python -m tests.cli.compared --count=100

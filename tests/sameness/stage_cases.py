@@ -6,6 +6,9 @@ from __future__ import annotations
 from tests.engine_jax.steps import Case
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL
 
+TITLE = "Stages on JAX"
+"""Of their section in docs/sameness.md."""
+
 STAGED: tuple[Case, ...] = (
     # Two stages of each rank; the first and the last have an end and no layer.
     Case(model=LLAMA3, layout="pp", mesh="stage=2,fsdp=2", microbatches=4, settings="tied=true", stages="E|t|t|L"),

@@ -19,6 +19,7 @@ import jax
 # The simulated devices of the tests, and their environment.
 import tests.conftest  # noqa: F401
 from tests.engine_jax.steps import Case, Difference, assert_same, difference
+from tests.sameness import stage_cases
 from tests.sameness.cases import MODELS, PAIRS, WHOLE
 from tests.sameness.measure import Measured, measured, watched
 from tests.sameness.page import PAGE, page, section_of, with_section
@@ -52,7 +53,7 @@ def main() -> int:
     if not options.only and not failed:
         before, text = PAGE.read_text(encoding="utf-8"), page([found[case] for case in WHOLE], pairs)
         # Another command writes these sections: they are kept.
-        for title in TITLES.values():
+        for title in (*TITLES.values(), stage_cases.TITLE):
             if body := section_of(before, title):
                 text = with_section(text, title, body)
         PAGE.write_text(text, encoding="utf-8")
