@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ NOTES = (
     "Each round times every system once, in an order that is reversed from round to round; the page cache is warm for loads, so "
     "that a load measures copies and digests and not the disk. Ratios are of one round, their median is shown.",
     "Other cuts: saved in rows by 8 simulated devices, loaded in columns.",
-    "The pause of an asynchronous save is the copy to host memory, after the first save.",
+    "The pause of an asynchronous save is how long it keeps the program, after the first save, over a synchronous save of the same state in "
+    "the same round. Of NumPy arrays it is the copy to host memory; of a tree of JAX and of a module of PyTorch, all of Saver.save. "
+    "Copies have the rate of the memory. JAX arrays that the program does not donate need none (copy=False).",
     "Memory of a load: the largest resident size above that before it, divided by the state, in a process of its own.",
 )
 
@@ -179,6 +182,40 @@ def systems_of(arrays: Arrays) -> dict[str, Any]:
     return made
 
 
+class Pauses:
+    """The pauses of a program's own saves, each over a synchronous save of the same state."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        import torch
+        from torch import nn
+
+        from shardwright import engine_jax, engine_torch
+
+        tree = {name: jax.device_put(array, sharded(0)) for name, array in arrays.items()}
+        module = nn.ParameterDict({name: nn.Parameter(torch.from_numpy(array)) for name, array in arrays.items()})
+        self.programs: dict[str, tuple[Any, Any, Any]] = {
+            "JAX": (engine_jax.save, engine_jax.Saver, tree),
+            "JAX, not donated": (engine_jax.save, partial(engine_jax.Saver, copy=False), tree),
+            "PyTorch": (engine_torch.save, engine_torch.Saver, module),
+        }
+
+    def ratios(self, folder: Path, rounds: int) -> dict[str, list[float]]:
+        """Of each program in each round. The first one warms up, and gets the memory of the copies."""
+        found: dict[str, list[float]] = {}
+        for name, (save, saver_of, state) in self.programs.items():
+            with saver_of(folder / "background", keep=1) as saver:
+                for number in range(rounds + 1):
+                    at = folder / "once"
+                    took = timed(lambda save=save, at=at, state=state: save(at, state, step=1))
+                    shutil.rmtree(at)
+                    pause = timed(lambda saver=saver, state=state, step=number + 1: saver.save(state, step=step))
+                    saver.wait()
+                    if number:
+                        found.setdefault(name, []).append(pause / took)
+            shutil.rmtree(folder / "background")
+        return found
+
+
 def timed(do: Callable[[], Any]) -> float:
     started = time.perf_counter()
     do()
@@ -207,8 +244,9 @@ def main() -> None:
     num_bytes = (1 << 28) if options.quick else (1 << 30)
     arrays = arrays_of(num_bytes)
     systems = systems_of(arrays)
+    names = list(systems)
     times: dict[str, dict[str, list[float]]] = {
-        what: {name: [] for name in systems} for what in ("save", "same", "other")
+        what: {name: [] for name in names} for what in ("save", "same", "other")
     }
     pauses: list[float] = []
     copies = HostCopies()
@@ -216,8 +254,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(dir="."))
     try:
         for number in range(options.blocks(5) + 1):
-            names = list(systems) if number % 2 else list(systems)[::-1]
-            for name in names:
+            for name in names if number % 2 else names[::-1]:
                 at, system = folder / f"{name}-{number}", systems[name]
                 took = {"save": timed(lambda system=system, at=at: system.save(at))}
                 for what in ("same", "other"):
@@ -233,34 +270,38 @@ def main() -> None:
                     shutil.rmtree(at)
         last = next(folder.glob("ours-*")) / "checkpoints" / "step-00000001"
         memory = memory_of_a_load(last)
+        systems.clear()
+        copies = HostCopies()
+        of_programs = Pauses(arrays).ratios(folder, options.blocks(5))
     finally:
         shutil.rmtree(folder)
     rows, numbers = [], []
     for what, title in (("save", "save"), ("same", "load, same cuts"), ("other", "load, other cuts")):
         mine, row = times[what]["ours"], [title]
-        for name in systems:
+        for name in names:
             seconds = times[what][name]
             row.append(f"{statistics.median(seconds):.2f} s" if seconds else "-")
         best = [
-            min(times[what][name][index] for name in systems if name not in ("ours", "raw") and times[what][name])
-            if any(times[what][name] for name in systems if name not in ("ours", "raw"))
+            min(times[what][name][index] for name in names if name not in ("ours", "raw") and times[what][name])
+            if any(times[what][name] for name in names if name not in ("ours", "raw"))
             else float("nan")
             for index in range(len(mine))
         ]
         ratio = statistics.median(one / other for one, other in zip(mine, best, strict=True))
         rows.append([*row, f"{ratio:.2f}"])
         numbers.append({"what": what, "seconds": times[what], "over_best": ratio})
-    pause = statistics.median(pauses)
-    rows.append(["pause of an asynchronous save, of a save", *[""] * (list(systems).index("ours")), f"{pause:.3f}"])
-    rows.append(["memory of a load, of the state", *[""] * (list(systems).index("ours")), f"{memory:.2f}"])
-    rows = [[*row, *[""] * (len(systems) + 2 - len(row))] for row in rows]
-    numbers.append({"pause": pauses, "memory": memory})
+    for name, ratios in {"NumPy": pauses, **of_programs}.items():
+        row = [f"pause of an asynchronous save, of a save: {name}", *[""] * names.index("ours")]
+        rows.append([*row, f"{statistics.median(ratios):.3f}"])
+    rows.append(["memory of a load, of the state", *[""] * names.index("ours"), f"{memory:.2f}"])
+    rows = [[*row, *[""] * (len(names) + 2 - len(row))] for row in rows]
+    numbers.append({"pause": {"NumPy": pauses, **of_programs}, "memory": memory})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     keep(
         Found(
             name="checkpoint",
             title=f"Save and load of {num_bytes >> 20:,} MiB by one process",
-            columns=["what", *systems, "ours over the best other"],
+            columns=["what", *names, "ours over the best other"],
             rows=rows,
             headline="; ".join(f"{row[0]} {row[-1] or row[2]}" for row in rows),
             notes=(*NOTES, f"The benchmark itself took {peak:.1f} GB."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.checkpoint import CheckpointError, DamagedError, verify
+from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax import Saver, load, save
+from shardwright.runs import background
 from tests.engine_jax.commands import directory_of, flip
 
 MESHES = {
@@ -130,6 +133,39 @@ def test_arrays_may_be_donated_while_they_are_written(tmp_path: Path) -> None:
         assert tree["step"] == step
         np.testing.assert_array_equal(tree["w"], np.arange(128, dtype=np.float32).reshape(8, 16) * factor)
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2
+
+
+def test_arrays_that_are_not_donated_need_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, written = sharding(PLACES[2]), threading.Event()
+    write = background.write_part
+
+    def late(*arguments: Any, **named: Any) -> None:
+        written.wait()
+        write(*arguments, **named)
+
+    monkeypatch.setattr(background, "write_part", late)
+    monkeypatch.delattr(HostCopies, "_copy")
+    array = jax.device_put(np.arange(128, dtype=np.float32).reshape(8, 16), place)
+    with Saver(tmp_path, copy=False) as saver:
+        saver.save({"w": array, "key": jax.random.key(7)}, step=1)
+        array = array + 1
+        written.set()
+    monkeypatch.undo()
+    tree = load(tmp_path, {"w": array, "key": jax.random.key(0)}).tree
+    np.testing.assert_array_equal(tree["w"], array - 1)
+    assert tree["key"] == jax.random.key(7)
+    # Of an array that is donated all the same, nothing is saved.
+    monkeypatch.setattr(background, "write_part", late)
+    written.clear()
+    saver = Saver(tmp_path, copy=False)
+    saver.save({"w": array}, step=2)
+    jax.jit(lambda one: one * 2, donate_argnums=0)(array)
+    written.set()
+    with pytest.raises(
+        CheckpointError, match=r"^'w' was deleted or donated to a jitted function before it was written\. Leave copy=F"
+    ):
+        saver.wait()
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000001"]
 
 
 def test_each_element_is_stored_once(folders: dict[int, Path]) -> None:

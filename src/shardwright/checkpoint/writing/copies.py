@@ -23,14 +23,17 @@ class HostCopies:
         self._buffers: dict[tuple[str, Box], np.ndarray] = {}
 
     def of(self, boxes: Iterable[OwnedBox]) -> list[OwnedBox]:
-        """The same boxes with arrays that no later step changes. Raises CheckpointError if host memory is too small."""
+        """The same boxes with arrays that no later step changes: copies, but of those that last. Raises CheckpointError if host memory is too small."""
         # NumPy copies without Python's lock: one thread does not use the bandwidth of the memory.
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
-            copies = list(threads.map(lambda owned: replace(owned, array=self._copy(owned)), boxes))
+            copies = list(threads.map(self._lasting, boxes))
         # A program may save other tensors than before.
         used = {(owned.name, owned.box) for owned in copies}
         self._buffers = {key: buffer for key, buffer in self._buffers.items() if key in used}
         return copies
+
+    def _lasting(self, owned: OwnedBox) -> OwnedBox:
+        return owned if owned.lasting else replace(owned, array=self._copy(owned))
 
     def _copy(self, owned: OwnedBox) -> np.ndarray:
         array = np.asarray(owned.array() if callable(owned.array) else owned.array)

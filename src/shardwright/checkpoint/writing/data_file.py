@@ -35,11 +35,13 @@ class OwnedBox:
 
     ``array`` has the box's shape and the tensor's dtype (or opaque elements of the same width). Or it is a
     function that returns this array when the box is written, so that device memory is copied box by box.
+    ``lasting``: its elements never change, so an asynchronous save needs no copy of them.
     """
 
     name: str
     box: Box
     array: np.ndarray | Callable[[], np.ndarray]
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

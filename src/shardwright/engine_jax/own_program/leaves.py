@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from shardwright.checkpoint import TensorInfo
+from shardwright.checkpoint import CheckpointError, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax.training.state import box_of
@@ -85,8 +85,8 @@ def _key(one: Any) -> str | int:
     return jax.tree_util.keystr((one,), simple=True)
 
 
-def held(tree: Any) -> Held:
-    """What this process holds of a tree. Raises InputError for an array that was donated, CheckpointError for other leaves."""
+def held(tree: Any, *, lasting: bool = False) -> Held:
+    """What this process holds of a tree. ``lasting``: none of its ``jax.Array``s will be donated or deleted. Raises InputError for an array that was donated, CheckpointError for other leaves."""
     tensors: list[HeldTensor] = []
     values: dict[str, Any] = {}
     keys: dict[str, str] = {}
@@ -94,10 +94,10 @@ def held(tree: Any) -> Held:
         if is_key(leaf):
             _require_elements(name, leaf)
             keys[name] = str(jax.random.key_impl(leaf))
-            tensors.append(_of_array(name, jax.random.key_data(leaf)))
+            tensors.append(_of_array(name, jax.random.key_data(leaf), lasting))
         elif isinstance(leaf, jax.Array):
             _require_elements(name, leaf)
-            tensors.append(_of_array(name, leaf))
+            tensors.append(_of_array(name, leaf, lasting))
         elif isinstance(leaf, np.ndarray | np.generic):
             tensors.append(_of_numpy(name, np.asarray(leaf)))
         else:
@@ -171,12 +171,13 @@ def _require_elements(name: str, array: jax.Array) -> None:
         raise InputError(f"'{name}' was deleted or donated to a jitted function: save what the function returned.")
 
 
-def _of_array(name: str, array: jax.Array) -> HeldTensor:
+def _of_array(name: str, array: jax.Array, lasting: bool) -> HeldTensor:
     spec = str(array.sharding.spec) if isinstance(array.sharding, NamedSharding) else ""
     return HeldTensor(
         info=TensorInfo(name=name, shape=tuple(array.shape), dtype=str(array.dtype), spec=spec),
         shards=tuple(
-            HeldShard(box_of(shard.index, array.shape), _copy_of(shard)) for shard in array.addressable_shards
+            HeldShard(box_of(shard.index, array.shape), _reader(name, shard), lasting)
+            for shard in array.addressable_shards
         ),
     )
 
@@ -186,5 +187,15 @@ def _of_numpy(name: str, array: np.ndarray) -> HeldTensor:
     return HeldTensor(info=info, shards=(HeldShard(Box.whole(array.shape), lambda: array),))
 
 
-def _copy_of(shard: jax.Shard) -> Callable[[], np.ndarray]:
-    return lambda: np.asarray(shard.data)
+def _reader(name: str, shard: jax.Shard) -> Callable[[], np.ndarray]:
+    data = shard.data
+    assert data is not None, name
+
+    def read() -> np.ndarray:
+        if data.is_deleted():
+            raise CheckpointError(
+                f"'{name}' was deleted or donated to a jitted function before it was written. Leave copy=False out of Saver."
+            )
+        return np.asarray(data)
+
+    return read

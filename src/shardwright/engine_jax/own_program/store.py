@@ -70,24 +70,29 @@ class Saver(BackgroundSaves):
 
     Each process copies the boxes that it writes to host memory, and a thread writes the copy. ``folder`` and ``keep``: as for
     ``save``. Every process makes one and calls its methods, as it calls ``save``.
+
+    ``copy=False``: for a program that neither donates nor deletes the ``jax.Array``s that it saves. They do not change, so they are
+    kept until they are written, and not copied; NumPy arrays still are. One that is donated all the same is an error of the next
+    call.
     """
 
-    def __init__(self, folder: Place | str, *, keep: Keep = None) -> None:
+    def __init__(self, folder: Place | str, *, keep: Keep = None, copy: bool = True) -> None:
         super().__init__(folder, processes(), keep=keep)
+        self._copy = copy
 
     def save(self, tree: Any, *, step: int, metrics: Mapping[str, float] | None = None) -> Place:
         """Begin to save a pytree as the checkpoint of a step, and return the directory that it will have.
 
-        Returns when the state is copied: its arrays may be donated then. Waits for the save before, if that is not complete.
+        Returns when the state is copied: its arrays may be donated then, unless with ``copy=False``. Waits for the save before, if that is not complete.
 
         Raises as the function ``save`` does, and CheckpointError for a save before that failed.
         """
-        return self.save_state(state_of(tree, self._members), step, metrics)
+        return self.save_state(state_of(tree, self._members, lasting=not self._copy), step, metrics)
 
 
-def state_of(tree: Any, members: Members) -> ProgramState:
-    """What this process holds of a tree. Raises in all processes as ``save`` does."""
-    found = members.here("the tree to save", lambda: held(tree))
+def state_of(tree: Any, members: Members, *, lasting: bool = False) -> ProgramState:
+    """What this process holds of a tree. ``lasting``: as of ``held``. Raises in all processes as ``save`` does."""
+    found = members.here("the tree to save", lambda: held(tree, lasting=lasting))
     return ProgramState(
         held=found.tensors,
         values={LEAVES: found.values, KEYS: found.keys, **shape_of_tree(tree)},

@@ -16,10 +16,14 @@ from shardwright.core.findings.errors import ShardwrightError
 
 @dataclass(frozen=True, slots=True)
 class HeldShard:
-    """A box that this process holds. ``read``: its elements in the box's shape, opaque or in the tensor's dtype."""
+    """A box that this process holds. ``read``: its elements in the box's shape, opaque or in the tensor's dtype.
+
+    ``lasting``: as of ``OwnedBox``.
+    """
 
     box: Box
     read: Callable[[], np.ndarray]
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

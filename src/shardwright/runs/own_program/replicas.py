@@ -135,4 +135,4 @@ def _against(parties: Sequence[Sequence[int]], members: Members) -> str:
 
 
 def _owned(name: str, shard: HeldShard) -> OwnedBox:
-    return OwnedBox(name=name, box=shard.box, array=lambda: read(name, shard))
+    return OwnedBox(name=name, box=shard.box, array=lambda: read(name, shard), lasting=shard.lasting)
