@@ -18,9 +18,10 @@ from shardwright.core.schedules.schedules import SCHEDULES, table_of
 from shardwright.core.schedules.ticks import ticks_in
 from shardwright.core.schedules.transfers import with_transfers
 from shardwright.core.stages.assignment import assigned, balanced
+from shardwright.core.stages.choice import choose
 from shardwright.core.stages.notation import read_stages, stages_text
 from shardwright.core.stages.submodel import stage_table
-from shardwright.core.stages.units import units_of
+from shardwright.core.stages.units import UnitCost, units_of
 
 
 def staged(model: str, *, stages: int, batch: int, microbatches: int, **options) -> sw.Plan:
@@ -117,6 +118,15 @@ def tables(step: int = 1):
         if schedule.runs(ranks, virtual, microbatches)
     ]
     return cases[::step]
+
+
+def test_of_equal_assignments_the_first_stages_are_the_longer():
+    """Also of seconds, whose sums are not exact: they are counted in whole parts of a second."""
+    units = units_of(sw.model_table("llama3-test", {"num_layers": "26"}), 64, recomputed=True)
+    cost = UnitCost(seconds=0.1, stored_bytes=1, saved_bytes=1, working_bytes=1)
+    costs = [replace(cost, seconds=0.1 if unit.layer is not None else 1e-7) for unit in units]
+    found = choose(units, ranks=8, microbatches=8, engine="torch", costs=costs)
+    assert found.text == "Et*3|(t*4|)*2(t*3|)*4t*3L"
 
 
 def test_each_table_is_proven():

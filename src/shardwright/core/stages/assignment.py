@@ -44,7 +44,8 @@ def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tu
     ((3, 2, 2), (1, 3, 3))
     """
     assert 1 <= stages <= len(work)
-    sums = (0.0, *accumulate(work))
+    # Of whole numbers all sums are exact.
+    sums = (0, *accumulate(work))
 
     def ends(first: int, stage: int) -> Iterator[int]:
         """The possible ends of a stage that begins with a unit. The stages behind it have at least one unit each."""
@@ -56,7 +57,7 @@ def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tu
     def least(first: int, stage: int) -> float:
         """The least largest sum of the stages from one on."""
         if stage == stages:
-            return 0.0
+            return 0
         return min((max(sums[end] - sums[first], least(end, stage + 1)) for end in ends(first, stage)), default=inf)
 
     most = least(0, 0)
@@ -65,7 +66,7 @@ def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tu
     def best(first: int, stage: int) -> tuple[float, int]:
         """The least sum of squares of the stages from one on, and the end of that stage."""
         if stage == stages:
-            return 0.0, first
+            return 0, first
         found = (inf, first + 1)
         for end in ends(first, stage):
             own = sums[end] - sums[first]

@@ -36,6 +36,9 @@ SharedBy = Literal["flops", "seconds", "seconds, within the memory", "given"]
 """By what units are shared out; ``within the memory``: the assignment that is the fastest by seconds alone does not fit."""
 
 
+PARTS_OF_A_SECOND = 10**12
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """``ranks``: the devices along the stage axes. ``virtual``: stages of each. ``stages``: none where there are faults. ``by``: by what the
@@ -122,10 +125,11 @@ def _shared_out(
 ) -> tuple[tuple[int, ...], SharedBy]:
     """The number of units of each stage. Memory limits them where a rank has one stage: then a stage's bytes are the rank's."""
     if costs is None or len(costs) != len(choice.units):
-        counts, by = balanced([unit.step for unit in choice.units], choice.num_stages), "flops"
+        counts, by = balanced([round(unit.step) for unit in choice.units], choice.num_stages), "flops"
         assert counts is not None
         return counts, by
-    seconds = [cost.seconds for cost in costs]
+    # Whole numbers, so that equal sums are equal in any order.
+    seconds = [round(cost.seconds * PARTS_OF_A_SECOND) for cost in costs]
     fastest = balanced(seconds, choice.num_stages)
     assert fastest is not None
     if limit_bytes is None or choice.virtual > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -43,7 +45,7 @@ def pipeline_table(pipeline: Pipeline, width: int) -> RenderableType:
         rows.append(
             [
                 Text(str(rank)),
-                Text("  ".join(stages_text([stage.stage.letters]) for stage in stages)),
+                Text(_units([stage.stage.letters for stage in stages])),
                 Text(str(pipeline.run.most_live[rank])),
                 Text(pretty_bytes(total - activations)),
                 Text(pretty_bytes(activations)),
@@ -74,3 +76,17 @@ def _shared(pipeline: Pipeline) -> list[str]:
     names = {"E": "the embedding", "L": "the logits"}
     what = " and ".join(names[letter] for letter in pipeline.shared.letters)
     return [f"all stages share {what}: {pretty_bytes(pipeline.shared.stored_bytes)} stored on each device"]
+
+
+def _units(stages: list[str]) -> str:
+    """The units of a rank's stages. More than three alike are counted.
+
+    >>> _units(["Et", "tt", "tt"]), _units(["Et", *["tt"] * 7])
+    ('Et  tt  tt', 'Et  tt x 7')
+    """
+    found: list[str] = []
+    for letters, run in groupby(stages):
+        number = len(list(run))
+        text = stages_text([letters])
+        found += [f"{text} x {number}"] if number > 3 else [text] * number
+    return "  ".join(found)
