@@ -297,3 +297,17 @@ def test_the_expert_move_changes_no_dump_or_memory_without_experts(move: str) ->
     assert plan.dump() == other.dump()
     assert plan.collectives == other.collectives
     assert plan.memory == other.memory
+
+
+@pytest.mark.parametrize(("engine", "gathers"), [("jax", 1), ("torch", 2)])
+def test_what_routed_and_shared_experts_have_in_common_is_gathered_once_by_a_compiler(
+    engine: str, gathers: int
+) -> None:
+    """Their input, and the cotangent of their outputs. PyTorch executes what is called. Of 4 layers 1 is dense."""
+    plan = plan_of("deepseek3-test", "fsdp-tp", {"fsdp": 2, "tensor": 2}, engine=engine)
+    of_input = found(plan, kind="all-gather", axes=("tensor",), phase="forward", component="residual")
+    of_attention, of_logits, dense = 4, 1, 1
+    assert sum(c.count_per_step for c in of_input) == of_attention + of_logits + dense + gathers * 3
+    back = found(plan, kind="all-gather", axes=("tensor",), phase="backward")
+    of_outputs = [c for c in back if {"shared.projected", "router.output"} & set(c.tensors)]
+    assert sum(c.count_per_step for c in of_outputs) == dense + gathers * 3

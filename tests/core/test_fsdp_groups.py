@@ -153,7 +153,8 @@ def test_pytorch_repeats_what_leaves_the_experts_where_shared_experts_follow() -
     """It recomputes a layer in its order, and JAX only what the backward pass needs."""
     again = moved_again("deepseek3-test", "tp", {"tensor": 2})
     with_experts = plan_of("deepseek3-test", "tp", {"tensor": 2}).by_name["router.output"].num
-    assert again["torch"] - again["jax"] == with_experts > 1
+    # And it gathers the input of both, which XLA gathers once.
+    assert again["torch"] - again["jax"] == 2 * with_experts > 2
     ring = "name: ring\nmesh: {x: 2}\nroles: {x: {elsewhere: fsdp, moe: expert}}\nmove: {moe: ring}\n"
     again = moved_again("deepseek3-test", ring, {"x": 2})
     assert again["torch"] - again["jax"] == with_experts

@@ -17,6 +17,8 @@ CASES = [
     Case(model=MODEL, layout="ep-as-cp", mesh="fsdp=2,expert=4", settings="capacity_factor=1.0"),
     Case(model=MODEL, layout="cp-as-ep", mesh="fsdp=2,context=2,expert=2"),
     Case(model=MODEL, layout="tp-as-ep", mesh="fsdp=4,tensor=2"),
+    # Routed and shared experts have one input, which is gathered once.
+    Case(model="deepseek3-test", layout="fsdp-tp", mesh="fsdp=2,tensor=2", settings="num_layers=4,num_dense_layers=2"),
 ]
 
 

@@ -124,6 +124,8 @@ class Move:
     ``summed``: the dims contracted in computing the source: it is partial over the axes that shard those.
     ``feeds``: the dims contracted in computing the target's cotangent: it is partial over the axes that shard those.
     ``renamed``: logical axes that change name in the move (``length`` becomes ``kv_length``).
+    ``beside``: another part of the layer, by its input if this move's target is made of the same array, or by its output if
+    this move's source is added to the same array.
     ``kind``: ``queries`` and ``keys`` obey ``move.attention``, ``dispatch`` and ``combine`` obey ``move.moe``.
     """
 
@@ -134,6 +136,7 @@ class Move:
     renamed: Mapping[str, str] | None = None
     kind: MoveKind = "stream"
     ends_layer: bool = False
+    beside: str = ""
 
 
 Program = Literal["ours", "users"]

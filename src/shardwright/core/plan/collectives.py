@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
@@ -18,7 +19,7 @@ from shardwright.core.plan.fsdp_groups import (
 )
 from shardwright.core.plan.movement import Collective, ReshardKind, collectives, elements_per_device, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
-from shardwright.core.plan.resharding import resharding, weight_reshardings
+from shardwright.core.plan.resharding import Resharding, resharding, weight_reshardings
 from shardwright.core.quantization.links import copy_phases
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
@@ -239,15 +240,35 @@ def _of_move(
     in_layer = not {source.component, target.component} & set(OUTSIDE_LAYERS) and not made_of_the_input(
         request.table, move.target
     )
-    for collective in forward:
+    made = _made_beside(request, by_name, move, moved)
+    for collective in () if made == "forward" else forward:
         rounds = times * _rounds(collective, mesh)
         yield _planned(moved.component, "forward", collective, width, rounds, move.target)
         if in_layer and _again(request, move):
             yield _planned(moved.component, "recompute", collective, width, rounds, move.target)
     # Integers have no gradient.
-    for collective in backward if source.dtype in FLOATS else ():
+    for collective in backward if source.dtype in FLOATS and made != "backward" else ():
         rounds = times * _rounds(collective, mesh)
         yield _planned(moved.component, "backward", collective, width, rounds, move.source)
+
+
+def _made_beside(
+    request: Request, by_name: Mapping[str, TensorPlan], move: Move, moved: Resharding
+) -> Literal["forward", "backward"] | None:
+    """The pass in which a move is that of another part of the layer: one array is resharded in one way, once where XLA compiles the
+    step. The parts of a layer have one input, and their outputs one cotangent; the cotangents of inputs differ, as do outputs."""
+    for one in request.table.moves if move.beside and request.engine == "jax" else ():
+        other = resharding(request, by_name, one) if move.beside in (one.target, one.source) else None
+        if other is None or (other.before, other.after) != (moved.before, moved.after):
+            continue
+        if (one.source, one.target) == (move.source, move.beside) and other.partial == moved.partial:
+            return "forward"
+        if (one.target, one.source) == (
+            move.target,
+            move.beside,
+        ) and other.cotangent_partial == moved.cotangent_partial:
+            return "backward"
+    return None
 
 
 def _again(request: Request, move: Move) -> bool:

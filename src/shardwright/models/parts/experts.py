@@ -60,12 +60,18 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
                 summed=OVER_HIDDEN,
                 ends_layer=True,
             ),
-            Move(source="router.output", target="residual.stream", ends_layer=True),
+            Move(
+                source="router.output",
+                target="residual.stream",
+                ends_layer=True,
+                beside="shared.projected" if experts.shared_width else "",
+            ),
         ),
     )
     if not experts.shared_width:
         return routed
-    return joined((routed, feed_forward(architecture, stacks, experts.shared_width, "shared", names.shared)))
+    shared = feed_forward(architecture, stacks, experts.shared_width, "shared", names.shared, beside="router.input")
+    return joined((routed, shared))
 
 
 def _activations(experts: Experts, num: int) -> tuple[Activation, ...]:

@@ -15,9 +15,10 @@ def dense_feed_forward(architecture: Architecture, width: int) -> TableRows:
 
 
 def feed_forward(
-    architecture: Architecture, stacks: tuple[Stack, ...], width: int, name: str, published: str
+    architecture: Architecture, stacks: tuple[Stack, ...], width: int, name: str, published: str, beside: str = ""
 ) -> TableRows:
-    """Rows named ``name.*`` in component ``mlp``. ``published`` is their name inside a layer of a checkpoint."""
+    """Rows named ``name.*`` in component ``mlp``. ``published`` is their name inside a layer of a checkpoint. ``beside``: the input of
+    another part of the layer, which is made of the same array."""
     if not stacks:
         return TableRows()
     num = num_layers(stacks)
@@ -38,7 +39,7 @@ def feed_forward(
             stacks, (projected(f"{name}.input", "mlp", num), hidden, projected(f"{name}.projected", "mlp", num))
         ),
         moves=(
-            Move(source="residual.stream", target=f"{name}.input", feeds=(("mlp", "mlp"),)),
+            Move(source="residual.stream", target=f"{name}.input", feeds=(("mlp", "mlp"),), beside=beside),
             Move(source=f"{name}.projected", target="residual.stream", summed=(("mlp", "mlp"),), ends_layer=True),
         ),
     )
