@@ -204,7 +204,22 @@ FAULTS = [
             HEAD + f"  expert: {{elsewhere: fsdp, {word}: 1}}\n",
             [("SW111", "6:29", f"option '{word}', which is reserved", f"Take '{word}' out.")],
         )
-        for word in ("gradients", "optimizer", "keep_gathered")
+        for word in ("keep_gathered",)
+    ),
+    (
+        HEAD + "  expert: {elsewhere: fsdp, optimizer: shard}\n",
+        [("SW119", "6:29", "option 'optimizer' on an axis that replicates no weights", "Take 'optimizer' out.")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: data, gradients: shard}\n",
+        [("SW119", "6:29", "option 'gradients' without 'optimizer'", "Write 'optimizer: shard' too.")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: data, optimizer: true, gradients: whole}\n",
+        [
+            ("SW120", "6:40", "optimizer true", "Write 'optimizer: shard'."),
+            ("SW120", "6:57", "gradients 'whole'", "Write 'gradients: shard'."),
+        ],
     ),
     (
         HEAD + "  expert: {elsewhere: stage, virtual: 0, schedule: interleave}\n",

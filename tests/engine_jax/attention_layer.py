@@ -24,7 +24,8 @@ from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.io.layer_io import Links
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.lowering.links import late_sums, links_of
+from shardwright.engine_jax.lowering.links import links_of
+from shardwright.engine_jax.lowering.updates import reduced
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
@@ -151,8 +152,7 @@ def program_of(case: Case):
 
     def on_device(weights, arrays):
         added, (of_stream, of_weights) = output_and_gradients(weights, arrays, plan.request.table, links)
-        sums = {name: late_sums(plan, name) for name in of_weights}
-        summed = {name: jax.lax.psum(g, sums[name]) if sums[name] else g for name, g in of_weights.items()}
+        summed = {name: reduced(plan, name, g) for name, g in of_weights.items()}
         return added, (of_stream, summed)
 
     return jax.jit(

@@ -22,8 +22,9 @@ from shardwright.core.resolution.resolve import traffic_of
 from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
 from shardwright.engine_jax.experts.routing import route, top_k, updated_bias
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.lowering.links import late_sums, links_of
+from shardwright.engine_jax.lowering.links import links_of
 from shardwright.engine_jax.lowering.shardings import partition_spec
+from shardwright.engine_jax.lowering.updates import reduced
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
@@ -219,8 +220,7 @@ def lowered_layer(case: Case) -> tuple[Any, Plan]:
             return loss_of(out_BLM), (out_BLM, counts)
 
         (d_x, d_weights), (out_BLM, counts) = jax.grad(loss, (0, 1), has_aux=True)(x_BLM, weights)
-        late = {name: late_sums(plan, STACK + name) for name in d_weights}
-        d_weights = {name: jax.lax.psum(d, late[name]) if late[name] else d for name, d in d_weights.items()}
+        d_weights = {name: reduced(plan, STACK + name, d) for name, d in d_weights.items()}
         return Result(out_BLM, jax.lax.psum(counts, dispatched) if dispatched else counts, d_x, d_weights)
 
     replicated = PartitionSpec()

@@ -24,8 +24,10 @@ from shardwright.engine_torch.dry_run import counting, dry_run
 from shardwright.engine_torch.dry_run.counting import CountedCollective
 from shardwright.engine_torch.dry_run.dry_run import DryRun
 from shardwright.engine_torch.dry_run.held import Held
+from shardwright.layouts import preset_names
 from shardwright.models import build
 from tests.matrix import some
+from tests.sameness.own_layouts import own_layout
 
 FOUR = {"microbatches": 4, "batch": 64}
 
@@ -50,6 +52,7 @@ def case(model: str, layout: str, move: dict[str, str] | None = None, /, **sizes
 
 
 HYBRID = case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4, dtype="bfloat16")
+HYBRID_ZERO2 = case("llama3-test", "hsdp-zero2", data=4, fsdp=4, microbatches=4)
 CASES = (
     case("llama3-test", "fsdp", fsdp=16, microbatches=4),
     case("llama3-test", "fsdp", fsdp=48),
@@ -75,11 +78,19 @@ CASES = (
     case("mixtral-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, microbatches=4, precision="fp8-delayed"),
     case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4, precision="fp8-delayed"),
+    case("llama3-test", "zero1", data=16, microbatches=4),
+    case("llama3-test", "zero2", data=16, microbatches=4, dtype="bfloat16"),
+    case("llama3-test", "hsdp-zero1", data=4, fsdp=4, microbatches=4),
+    HYBRID_ZERO2,
+    case("llama3-test", "zero-tp", data=2, replica=2, tensor=4, microbatches=4),
+    case("mixtral-test", "zero-ep", data=2, fsdp=2, expert=4, microbatches=4),
+    case("mixtral-test", "zero-ep", data=2, fsdp=2, expert=4, precision="fp8-row", gather_quantized="true"),
 )
 
 
 def plan_of(one: Case) -> Plan:
-    layout = replace(load_layout(one.layout), **dict(one.move))
+    layout = load_layout(one.layout) if one.layout in preset_names() else own_layout(one.layout)
+    layout = replace(layout, **dict(one.move))
     options = {"batch": 48, "length": 64, **dict(one.options)}
     if "microbatches" in options:
         options |= FOUR
@@ -103,7 +114,7 @@ def is_unlisted(one: CountedCollective) -> bool:
     return one.component is None or one.component == "logits" or (integers and one.component == "moe")
 
 
-@pytest.mark.parametrize("case", some(CASES, (1, 8, 14, 18)), ids=str)
+@pytest.mark.parametrize("case", some(CASES, (1, 8, 14, 18, 27, 28)), ids=str)
 def test_the_counted_collectives_are_those_of_the_plan(case: Case) -> None:
     plan = plan_of(case)
     expected: Counter[tuple[object, ...]] = Counter()

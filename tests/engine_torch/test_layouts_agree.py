@@ -61,10 +61,19 @@ ON_FOUR = [
     case(MIXTRAL, "ep", "fsdp=2,expert=2", settings="capacity_factor=1.0"),
     case(MIXTRAL, "ep-as-cp", "fsdp=2,expert=2", settings="capacity_factor=1.0", balanced=True),
     case(MIXTRAL, "ep-as-cp", "fsdp=1,expert=4", "moe=ring", "capacity_factor=1.0", balanced=True),
+    # The update is sharded and the weights are not: after the last microbatch, or in each of them.
+    case(LLAMA3, "zero1", "data=4"),
+    case(LLAMA3, "hsdp-zero1", "data=2,fsdp=2"),
+    case(LLAMA3, "zero2", "data=4", settings="tied=true"),
+    # Shards of uneven shards.
+    case(LLAMA3, "hsdp-zero2", "data=2,fsdp=2", settings="mlp=510"),
+    case(LLAMA3, "zero-tp", "data=2,replica=2,tensor=1"),
+    case(LLAMA3, "zero-tp", "data=2,replica=1,tensor=2"),
+    case(MIXTRAL, "zero-ep", "data=2,fsdp=1,expert=2"),
 ]
 
 
-@pytest.mark.parametrize("case", some(ON_FOUR, {1, 4, 5, 7, 8, 10, 11, 13, 16, 17, 19, 24}), ids=in_words)
+@pytest.mark.parametrize("case", some(ON_FOUR, {1, 4, 5, 7, 8, 10, 11, 13, 16, 17, 19, 24, 25, 28, 31}), ids=in_words)
 def test_trains_as_one_device(case: Case, four: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), four, case)
 

@@ -19,6 +19,7 @@ DRAWN = {
     "deepseek3-test": ((4, 1), (8, 1)),
     "llama3-test": ((14, 1), (14, 1)),
     "mixtral-test": ((1, 1), (2, 1)),
+    "llama3-1b": ((3, 2), (3, 2)),
 }
 """How many places of JAX and of PyTorch save, and how many others or the same load: a tenth of all pairs. A load of the largest model
 takes 0.1 s on JAX, and ten times that on the four ranks."""

@@ -84,7 +84,9 @@ def loaded(plan: Plan, folder: Path) -> tuple[NamedBox, ...]:
     state = load_state(model, open_checkpoint(folder))
     for one in model.weights:
         for array in (local_of(model.parameters()[one.key]), state.first[one.key], state.second[one.key]):
-            held, saved = one.box(plan.mesh, dist.get_rank()), one.saved_box(plan.mesh, dist.get_rank())
+            in_update = array is state.first[one.key] or array is state.second[one.key]
+            held = one.update_box(plan.mesh, dist.get_rank()) if in_update else one.box(plan.mesh, dist.get_rank())
+            saved = one.saved_box(plan.mesh, dist.get_rank(), in_update=in_update)
             rest = array.detach().clone()
             if held is not None and saved is not None:
                 rest[saved.within(held).slices] = 0

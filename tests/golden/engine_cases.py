@@ -65,6 +65,12 @@ ON_ENGINES: tuple[Case, ...] = (
         },
     ),
     Case(
+        name="SW415-updates-beside-stages",
+        layout=mine("data: {elsewhere: data, optimizer: shard}\nstage: stage", "{data: auto, stage: 2}"),
+        options={**STAGED, "mesh_sizes": {"stage": 2}},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 1}}},
+    ),
+    Case(
         name="SW415-slices",
         layout=mine(TWO_TENSOR, "{a: 2, b: 2}", "rules: {attention: {heads: [b]}, mlp: {mlp: [b]}}\n"),
         neighbour={

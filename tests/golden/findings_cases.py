@@ -9,6 +9,7 @@ from tests.golden.findings_case import Case, mine
 from tests.golden.precision_cases import ON_PRECISION
 from tests.golden.stage_cases import OF_STAGES
 from tests.golden.topology_cases import ON_CHIPS
+from tests.golden.update_cases import OF_UPDATES
 
 EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
 FSDP = mine("fsdp: fsdp", "{fsdp: auto}")
@@ -291,7 +292,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="SW111-kept-for-later",
-        layout=mine("fsdp: {elsewhere: fsdp, gradients: sharded}", "{fsdp: auto}"),
+        layout=mine("fsdp: {elsewhere: fsdp, keep_gathered: true}", "{fsdp: auto}"),
         neighbour={"layout": FSDP},
     ),
     Case(
@@ -364,6 +365,7 @@ CASES: tuple[Case, ...] = (
     *ON_CHIPS,
     *ON_ENGINES,
     *OF_STAGES,
+    *OF_UPDATES,
     *ON_PRECISION,
     *ON_COSTS,
 )

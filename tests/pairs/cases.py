@@ -117,6 +117,19 @@ MODELS: Mapping[str, Model] = {
             ("tp", "data=2,tensor=3", "data=1,tensor=3"),
         ),
     ),
+    # Updates that are sharded in another way than the weights: moments have boxes of their own.
+    "llama3-1b": Model(
+        settings="num_layers=2,embed=48,num_heads=4,num_kv_heads=4,head_dim=10,mlp=102,vocab=257",
+        layouts=(
+            ("fsdp", "fsdp=1", "fsdp=1"),
+            ("fsdp-tp", "fsdp=3,tensor=2", "fsdp=2,tensor=2"),
+            ("zero1", "data=8", "data=3"),
+            ("zero2", "data=4", "data=4"),
+            ("hsdp-zero1", "data=2,fsdp=3", "data=2,fsdp=2"),
+            ("hsdp-zero2", "data=2,fsdp=4", "data=3,fsdp=1"),
+            ("zero-tp", "data=2,replica=2,tensor=2", "data=2,replica=2,tensor=1"),
+        ),
+    ),
 }
 
 

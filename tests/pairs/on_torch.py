@@ -84,7 +84,12 @@ def differing(state: State, step: int) -> list[str]:
             info = infos[prefix + one.weight]
             values = values_of(info.name, tuple(info.shape), info.dtype)
             needed = _tensor(_as_stored(model.plan, one, values), info.dtype)
-            if not _same(_full(array, parameters[one.key]), needed):
+            if prefix and one.update_splits:
+                array, needed = local_of(array), _own_part(needed, one, model)
+                same = _same(array, needed)
+            else:
+                same = _same(_full(array, parameters[one.key]), needed)
+            if not same:
                 wrong.append(prefix + one.key)
     for name, array in model.frozen.items():
         if not _same(array, _tensor(values_of(name, tuple(infos[name].shape), infos[name].dtype), infos[name].dtype)):
@@ -99,6 +104,18 @@ def differing(state: State, step: int) -> list[str]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, wrong)
     return sorted({name for names in gathered for name in names})
+
+
+def _own_part(full: torch.Tensor, one: WeightOfLayer, model: Model) -> torch.Tensor:
+    """What a rank keeps for its shard of a weight, as PyTorch chunks tensors."""
+    mesh, ranks = model.plan.mesh, model.ranks
+    box = one.box(mesh, ranks.rank)
+    part = full[:0] if box is None else full[box.slices]
+    for axes in one.update_splits:
+        chunks = part.chunk(mesh.size(axes), one.update_dim)
+        index, _ = ranks.place_over(axes)
+        part = chunks[index] if index < len(chunks) else part.narrow(one.update_dim, 0, 0)
+    return part
 
 
 def _full(array: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

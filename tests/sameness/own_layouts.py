@@ -106,6 +106,42 @@ roles:
   fsdp:   fsdp
   expert: {elsewhere: idle, moe: expert}
 """,
+    "zero1": """
+mesh: {data: auto}
+roles:
+  data: {elsewhere: data, optimizer: shard}
+""",
+    "zero2": """
+mesh: {data: auto}
+roles:
+  data: {elsewhere: data, optimizer: shard, gradients: shard}
+""",
+    "hsdp-zero1": """
+mesh: {data: 2, fsdp: auto}
+roles:
+  data: {elsewhere: data, optimizer: shard}
+  fsdp: fsdp
+""",
+    "hsdp-zero2": """
+mesh: {data: 2, fsdp: auto}
+roles:
+  data: {elsewhere: data, optimizer: shard, gradients: shard}
+  fsdp: fsdp
+""",
+    "zero-tp": """
+mesh: {data: auto, replica: 2, tensor: 2}
+roles:
+  data:    {elsewhere: data, optimizer: shard, gradients: shard}
+  replica: {elsewhere: data, optimizer: shard}
+  tensor:  {elsewhere: tensor, sequence_parallel: true}
+""",
+    "zero-ep": """
+mesh: {data: 2, fsdp: auto, expert: 2}
+roles:
+  data:   {elsewhere: data, optimizer: shard}
+  fsdp:   fsdp
+  expert: {elsewhere: context, moe: expert}
+""",
     "cp-ep": """
 mesh: {fsdp: auto, context: 2, expert: 2}
 roles:

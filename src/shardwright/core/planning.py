@@ -24,6 +24,7 @@ from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import activation_sizes, resolve_activation, resolve_weight
+from shardwright.core.resolution.update import resolve_update
 
 
 def make_plan(request: Request) -> Plan:
@@ -109,19 +110,22 @@ def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
     dtype = weight.dtype if weight.frozen else request.weights_dtype
     shape = padded_shape(stored, request.table, request.layout, mesh, request.engine)
     shard_group = mesh.in_mesh_order(resolved.at_rest.axes)
+    at_rest, in_use = resolved.at_rest, resolved.in_use
+    in_update = resolve_update(stored, request.layout, mesh, request.engine, at_rest, in_use, shape)
     return TensorPlan(
         name=weight.name,
         kind="weight",
         component=weight.component,
         shape=shape,
         dtype=dtype,
-        at_rest=resolved.at_rest,
-        in_use=resolved.in_use,
-        bytes_per_device=bytes_on_device(resolved.at_rest, shape, dtype, mesh),
+        at_rest=at_rest,
+        in_use=in_use,
+        in_update=in_update,
+        bytes_per_device=bytes_on_device(at_rest, shape, dtype, mesh),
         num=weight.num,
         shard_group=shard_group,
         replica_group=tuple(axis for axis in mesh.names if axis not in shard_group),
-        gradient=gradient_reductions(stored, request.layout, resolved.at_rest, resolved.in_use),
+        gradient=gradient_reductions(stored, request.layout, in_update or at_rest, in_use),
         axis_requests=resolved.axis_requests,
         stack=weight.stack,
         unpadded=None if shape == stored.shape else stored.shape,

@@ -23,7 +23,7 @@ class TensorChange:
     """One row of tensors that differs between the two sides. None: the row is missing on that side.
 
     ``bytes_per_device`` is of one of the ``num`` layers, as in the plan. ``gradient``: the reductions of the gradient and
-    their axes. An activation has no ``at_rest``, no ``gradient``, and no ``shape``, because its shape depends on the layout.
+    their axes. ``in_update``: None where it is as at rest. An activation has no ``at_rest``, no ``gradient``, and no ``shape``, because its shape depends on the layout.
     """
 
     name: str
@@ -37,6 +37,7 @@ class TensorChange:
     shape: tuple[str | None, str | None] = (None, None)
     dtype: tuple[str | None, str | None] = (None, None)
     gradient: tuple[str | None, str | None] = (None, None)
+    in_update: tuple[str | None, str | None] = (None, None)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -47,6 +48,7 @@ class TensorChange:
             "change": self.change,
             "at_rest": _pair(self.at_rest),
             "in_use": _pair(self.in_use),
+            **({} if self.in_update == (None, None) else {"in_update": _pair(self.in_update)}),
             "bytes_per_device": _pair(self.bytes_per_device),
             "shape": _pair(self.shape),
             "dtype": _pair(self.dtype),
@@ -250,11 +252,11 @@ def _tensor_changes(before: Row, after: Row) -> tuple[TensorChange, ...]:
     return tuple(changes)
 
 
-COMPARED = ("at_rest", "in_use", "bytes_per_device", "shape", "dtype", "gradient")
+COMPARED = ("at_rest", "in_use", "in_update", "bytes_per_device", "shape", "dtype", "gradient")
 
 
 def _compared(row: Row, mesh: Mapping[str, int]) -> Row:
-    at_rest, shape, gradient = row.get("at_rest"), row.get("shape"), row.get("gradient")
+    at_rest, updated, shape, gradient = (row.get(name) for name in ("at_rest", "in_update", "shape", "gradient"))
     weight = row["kind"] == "weight"
     return {
         "kind": row["kind"],
@@ -262,6 +264,7 @@ def _compared(row: Row, mesh: Mapping[str, int]) -> Row:
         "num": row["num"],
         "at_rest": None if at_rest is None else without_size_one(at_rest, mesh),
         "in_use": without_size_one(row["in_use"], mesh),
+        "in_update": None if updated in (None, at_rest) else without_size_one(updated, mesh),
         "bytes_per_device": row["bytes_per_device"],
         "shape": None if shape is None or not weight else "x".join(str(size) for size in shape),
         "dtype": row.get("dtype"),

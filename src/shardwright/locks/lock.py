@@ -23,7 +23,7 @@ from shardwright.core.layout.layout import Layout
 from shardwright.core.plan.plan import Plan
 from shardwright.locks.difference import Difference, difference
 from shardwright.locks.lock_request import LockRequest
-from shardwright.locks.plan_fields import DECIDED, without_size_one
+from shardwright.locks.plan_fields import DECIDED, SPECS, without_size_one
 from shardwright.locks.saved_plan import (
     ANYTHING,
     CHOICE,
@@ -269,7 +269,7 @@ def _only_held(rows: Iterable[Mapping[str, Any]], key: str, names: Container[str
 def _locked_tensor(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:
     """A row without what follows from its spec at rest and from the model."""
     locked = {name: value for name, value in row.items() if name not in FOLLOWS}
-    for name in ("at_rest", "in_use"):
+    for name in SPECS:
         if name in locked:
             locked[name] = without_size_one(locked[name], mesh)
     locked["gradient"] = {axis: how for axis, how in row["gradient"].items() if mesh[axis] != 1}

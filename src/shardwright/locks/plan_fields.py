@@ -33,6 +33,9 @@ REQUESTED = ("request", "choices", "groups", "roles")
 DECIDED = ("axes", "ranks", "virtual", "schedule", "placement", "stages_text")
 """The fields of a pipeline that a lock holds."""
 
+SPECS = ("at_rest", "in_use", "in_update")
+"""The fields of a tensor that are specs."""
+
 NONE_IF_ABSENT = ("precision", "pipeline")
 """Fields that a plan without them does not have: one that only one side has differs."""
 
@@ -91,7 +94,7 @@ def _common_tensors(before: Row, after: Row, moved: Container[str]) -> tuple[Row
 def _row(row: Row, mesh: Mapping[str, int]) -> dict[str, Any]:
     """A row of tensors or collectives without axes of size 1, times and repeated names."""
     compared = {key: value for key, value in row.items() if key not in ("seconds", "asked")}
-    for key in ("at_rest", "in_use"):
+    for key in SPECS:
         if isinstance(compared.get(key), str):
             compared[key] = without_size_one(compared[key], mesh)
     for key in ("axes", "shard_group", "replica_group"):

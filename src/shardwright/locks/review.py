@@ -76,7 +76,7 @@ def _largest_first(changes: Sequence[TensorChange]) -> list[TensorChange]:
 
 
 def _tensor_line(change: TensorChange) -> str:
-    pairs = (change.at_rest, change.in_use, change.shape, change.dtype, change.gradient)
+    pairs = (change.at_rest, change.in_use, change.shape, change.dtype, change.in_update, change.gradient)
     before, after = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
     sizes = [bytes_text(number) for number in change.bytes_per_device if number is not None]
     if change.change != "moved":

@@ -116,6 +116,7 @@ TENSOR: Fields = {
     "dtype": maybe(TEXT),
     "at_rest": or_null(TEXT),
     "in_use": needed(TEXT),
+    "in_update": maybe(TEXT),
     "num": needed(WHOLE),
     "bytes_per_device": needed(WHOLE),
     "shard_group": maybe(TEXTS),

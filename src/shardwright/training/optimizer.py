@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
 from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.saved_boxes import UPDATE
 from shardwright.core.quantization.delayed import DELAYED
 from shardwright.training.arithmetic import PLAIN, Arithmetic
 from shardwright.training.optimizers import OPTIMIZER
@@ -98,8 +99,8 @@ def kept_tensors(plan: Plan) -> tuple[KeptTensor, ...]:
 
 
 def owner_of(name: str) -> str:
-    """What a tensor of a checkpoint is sharded as, by its name: the weight that follows the last '/'; a tensor of delayed amaxes is
-    sharded in its own way.
+    """The weight of a tensor of a checkpoint, by its name: what follows the last '/'; a tensor of delayed amaxes is sharded in its own
+    way.
 
     >>> owner_of("moments.first/layers.attention.q"), owner_of("layers.attention.q")
     ('layers.attention.q', 'layers.attention.q')
@@ -109,6 +110,14 @@ def owner_of(name: str) -> str:
     if name.startswith(DELAYED):
         return name
     return name.rpartition("/")[2]
+
+
+def saved_as(plan: Plan, name: str) -> str:
+    """What a tensor of a checkpoint is sharded as, by the names of ``saved_boxes``: its weight, or the update of that, where it is kept for
+    a weight whose update is sharded in another way."""
+    owner = owner_of(name)
+    row = None if owner == name else next((row for row in plan.weights if row.name == owner), None)
+    return UPDATE + owner if row is not None and row.update_is_sharded else owner
 
 
 def frozen_names(plan: Plan) -> frozenset[str]:

@@ -19,13 +19,13 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.pipeline.requests import chosen_stages
 from shardwright.core.plan.plan import Plan
-from shardwright.core.plan.saved_boxes import saved_boxes
+from shardwright.core.plan.saved_boxes import UPDATE, saved_boxes
 from shardwright.core.planning import make_plan
 from shardwright.core.quantization.delayed import HISTORY
 from shardwright.core.recipes.presets import preset
 from shardwright.interop.hugging_face.weights.model import model_of_checkpoint
 from shardwright.storage.url import Place
-from shardwright.training.optimizer import owner_of
+from shardwright.training.optimizer import saved_as
 from shardwright.training.optimizers import OPTIMIZER
 
 
@@ -62,6 +62,7 @@ def reshard_onto(
     saves = [dict(saved) for saved in devices]
     saves[0] |= {name: [Box.whole(checkpoint.tensors[name].shape)] for name in others}
     specs = {name: str(row.stacked_at_rest) for row in plan.weights for name in sharded_as[row.name]}
+    specs |= {name: str(row.stacked_updated) for row in plan.weights for name in sharded_as.get(UPDATE + row.name, ())}
     specs |= {one.name: str(one.spec) for one in delayed.delayed_tensors if sharded_as[one.name]}
     infos = [replace(info, spec=specs.get(name, _unsharded(info.spec))) for name, info in checkpoint.tensors.items()]
     point = replace(
@@ -160,10 +161,11 @@ def _sharded_as(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Sequence[str
     """The tensors of a checkpoint that are sharded as a weight is, by weight: itself, and what a run keeps for it."""
     delayed = {one.name: one.shape for one in plan.delayed_tensors}
     found: dict[str, list[str]] = {name: [] for name in (*(row.name for row in plan.weights), *delayed)}
+    found |= {UPDATE + row.name: [] for row in plan.weights if row.update_is_sharded}
     for name, info in checkpoint.tensors.items():
-        weight = owner_of(name)
-        if weight in found and info.shape == delayed.get(name, checkpoint.tensors[weight].shape):
-            found[weight].append(name)
+        owner = saved_as(plan, name)
+        if owner in found and info.shape == delayed.get(name, checkpoint.tensors[owner.removeprefix(UPDATE)].shape):
+            found[owner].append(name)
     return found
 
 

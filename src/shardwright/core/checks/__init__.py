@@ -13,6 +13,7 @@ unused.py         SW111: names that no tensor has
 storage.py        SW114, SW118: the storage dim
 strides.py        SW117: a mesh order that separates neighbours
 pays.py           SW121: whether a layout pays
+updates.py        SW124: updates that are not sharded
 balance.py        SW122: load balancing without effect
 memory.py         SW312: the memory of a device
 low_precision.py  SW404, SW416, SW417: a recipe of low precision under the layout, and on the chip
@@ -44,6 +45,7 @@ from shardwright.core.checks.strides import strides
 from shardwright.core.checks.two_dims import two_dims
 from shardwright.core.checks.units import padded, split_units
 from shardwright.core.checks.unused import unused
+from shardwright.core.checks.updates import updates
 from shardwright.core.findings.draft import Candidate, Draft, Key
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.finding import Finding, worst_first
@@ -67,6 +69,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     too_small,
     strides,
     another_dim,
+    updates,
     pays,
     memory,
     moved_by_the_layout,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.core.findings.draft import Candidate
+from shardwright.core.layout.declaration import PLAIN_OPTIONS
 from shardwright.core.layout.layout import MeshEntry, RoleEntry, Rule
 from shardwright.core.layout.role_reading import roles_everywhere
 from shardwright.core.layout.roles import COMPONENTS
@@ -121,7 +122,7 @@ def _entry_text(entry: RoleEntry, named: Mapping[str, str]) -> str:
         fields.append(f"weights: {entry.weights if entry.weights == 'whole' else _names(entry.weights)}")
     if entry.sequence_parallel:
         fields.append("sequence_parallel: true")
-    fields += [f"{name}: {value}" for name in ("virtual", "schedule") if (value := getattr(entry, name)) is not None]
+    fields += [f"{name}: {value}" for name in PLAIN_OPTIONS if (value := getattr(entry, name)) is not None]
     return str(entry.elsewhere) if fields == [f"elsewhere: {entry.elsewhere}"] else f"{{{', '.join(fields)}}}"
 
 

@@ -46,6 +46,7 @@ QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-delayed", "fp8-current", "nvf
 def not_run(plan: Plan) -> Iterator[Draft]:
     """For a user's own program JAX only places the weights; PyTorch gathers them and reduces their gradients."""
     yield from _recipe(plan)
+    yield from _updates(plan)
     if plan.request.engine == "jax":
         if plan.request.table.program == "ours":
             yield from _stages_on_jax(plan)
@@ -119,6 +120,25 @@ def _gathers(plan: Plan) -> Mapping[str, bool]:
         ),
         f"gathers of codes along '{next(iter(minor), '')}', which is no first dim of its side": bool(minor),
     }
+
+
+def _updates(plan: Plan) -> Iterator[Draft]:
+    """Updates are sharded by our own training step, which has no stages."""
+    layout, mesh = plan.request.layout, plan.mesh
+    stages = any("stage" in layout.entries[axis].roles.values() for axis in mesh.larger_than_one(mesh.names))
+    own = plan.request.table.program != "ours"
+    for axis in mesh.larger_than_one(mesh.names):
+        if layout.entries[axis].optimizer and (stages or own):
+            finding = Finding(
+                code=NOT_RUN,
+                severity="error",
+                where=f"option 'optimizer' of axis '{axis}'",
+                position=layout.entries[axis].position,
+                found=f"it shards updates over {product(mesh, [axis])}, which {ENGINES[plan.request.engine]} does not do "
+                + ("for your own program" if own else "beside pipeline stages yet"),
+                needed="no such option; a plan with it can be read, compared and locked",
+            )
+            yield Draft(finding=finding, candidates=(entry(plan, axis, optimizer=None, gradients=None),))
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:

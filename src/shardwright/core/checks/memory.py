@@ -56,6 +56,8 @@ def cures(plan: Plan) -> Iterator[Candidate]:
     for axis in mesh.larger_than_one(request.layout.entries):
         declared = request.layout.entries[axis]
         if declared.elsewhere == "data":
+            if declared.optimizer is None:
+                yield entry(plan, axis, optimizer="shard")
             yield from resized(plan, axis, 1, absorbing=("fsdp",))
             yield entry(plan, axis, elsewhere="fsdp")
     growing = [a for a, e in request.layout.entries.items() if e.elsewhere == "fsdp" and not e.declared]

@@ -44,11 +44,13 @@ def _lines(plan: Plan, axis: str) -> Iterator[str]:
 def _data(plan: Plan, axis: str) -> str:
     components = {c for c in plan.request.table.components if plan.request.layout.role(axis, c) == "data"}
     held = sum(device_bytes(t) for t in plan.weights if t.component in components)
-    reduced = _sent(plan, axis, ("all-reduce",), {t.name for t in plan.weights if t.component in components})
-    return (
-        f"{count(plan.mesh.size(axis), 'replica')} of weights of {bytes_text(held)} a device; "
-        f"{bytes_text(reduced)} of gradients all-reduced once a step"
-    )
+    names = {t.name for t in plan.weights if t.component in components}
+    text = f"{count(plan.mesh.size(axis), 'replica')} of weights of {bytes_text(held)} a device; "
+    reduced = _sent(plan, axis, ("all-reduce",), names)
+    if not any(t.name in names and axis in t.updated.axes for t in plan.weights):
+        return f"{text}{bytes_text(reduced)} of gradients all-reduced once a step"
+    scattered, gathered = (_sent(plan, axis, (kind,), names) for kind in ("reduce-scatter", "all-gather"))
+    return f"{text}{bytes_text(scattered)} of gradients reduce-scattered and {bytes_text(gathered)} of weights gathered a step"
 
 
 def _fsdp(plan: Plan, axis: str) -> str:

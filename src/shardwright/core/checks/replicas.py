@@ -117,7 +117,9 @@ def _weights(
     tensors = largest_first(w.tensor for w in group)
     tensor = tensors[0]
     held = sum(unsharded_bytes(t) for t in tensors)
-    saved = sum(device_bytes(t) for t in tensors) * (1 - 1 / plan.mesh.size(axes))
+    share = 1 - 1 / plan.mesh.size(axes)
+    saved = sum(device_bytes(t) for t in tensors) * share
+    with_state = sum(device_bytes(t) * state_factor(plan, t, axes) for t in tensors) * share
     copies = "no axis shards them" if unsharded else f"each shard is on {plan.mesh.size(axes)} devices"
     where = f"weights over {every(repr(a) for a in axes)}, {tensor.name} the largest"
     finding = Finding(
@@ -131,8 +133,7 @@ def _weights(
         found=f"{bytes_text(held, like=total)} of {bytes_text(total)} of weights ({percent(held / total)}) replicated over "
         f"{product(plan.mesh, axes)}: {CAUSES[cause]}, and {copies}\n{others([t.name for t in tensors], 'weight')}",
         needed=f"nothing: {DECLARED[cause]}" if cause in DECLARED else _threshold_text(),
-        cost=f"{bytes_text(saved)} a device more than if sharded, {bytes_text(saved * state_factor(plan))} "
-        "with gradient and moments",
+        cost=f"{bytes_text(saved)} a device more than if sharded, {bytes_text(with_state)} with gradient and moments",
     )
     return Draft(finding=finding, candidates=tuple(_cures(plan, cause, axes, tensor, severity == "error")))
 

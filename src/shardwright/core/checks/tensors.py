@@ -7,6 +7,7 @@ from math import prod
 
 from shardwright.core.model.table import DTYPE_BYTES, Weight, as_torch_stores
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.plan.resharding import weight_update
 
 
 def weight_rows(plan: Plan) -> Iterator[tuple[TensorPlan, Weight]]:
@@ -39,7 +40,10 @@ def shards(plan: Plan, axis: str, component: str | None = None) -> bool:
     )
 
 
-def state_factor(plan: Plan) -> float:
-    """Bytes of a weight, its gradient and what is kept for it (moments, an average) for each byte of a weight."""
+def state_factor(plan: Plan, tensor: TensorPlan, axes: Iterable[str]) -> float:
+    """Bytes of a weight, its gradient and what is kept for it (moments, an average) for each byte of the weight, of those that some axes
+    replicate."""
+    update, sharding = weight_update(plan.request, plan.mesh, tensor), set(axes)
     kept = sum(DTYPE_BYTES[kept.dtype] for kept in plan.request.kept if kept.dtype is not None)
-    return 2 + kept / DTYPE_BYTES[plan.request.weights_dtype]
+    factor = 1.0 if sharding & set(update.held.axes) else 2.0
+    return factor if sharding & set(update.in_update.axes) else factor + kept / DTYPE_BYTES[plan.request.weights_dtype]

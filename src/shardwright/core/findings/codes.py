@@ -159,6 +159,12 @@ CODES: dict[str, Code] = {
             law="What is translated to another language means the same there, or is reported not to.",
         ),
         Code(
+            code="SW124",
+            severity="error",
+            title="an update that is not sharded",
+            law="What a layout shards of updates beside the weights is sharded, and saves memory, or is reported not to.",
+        ),
+        Code(
             code="SW201",
             severity="warning",
             title="a hot axis on a slow link",

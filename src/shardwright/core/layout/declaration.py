@@ -10,7 +10,10 @@ from shardwright.core.findings.position import Position
 from shardwright.core.layout.layout import Layout, MeshEntry, RoleEntry, Rule
 from shardwright.core.layout.wording import every
 
-OPTIONS = ("weights", "sequence_parallel", "virtual", "schedule")
+PLAIN_OPTIONS = ("optimizer", "gradients", "virtual", "schedule")
+"""The options of an axis that are None unless they are set."""
+
+OPTIONS = ("weights", "sequence_parallel", *PLAIN_OPTIONS)
 """The options of an axis, in addition to its roles."""
 
 MOVED = ("attention", "moe")
@@ -75,7 +78,7 @@ def _roles(entry: RoleEntry) -> dict[str, object]:
     options: dict[str, object] = {} if weights is None else {"weights": weights}
     if entry.sequence_parallel:
         options["sequence_parallel"] = True
-    options |= {name: value for name in ("virtual", "schedule") if (value := getattr(entry, name)) is not None}
+    options |= {name: value for name in PLAIN_OPTIONS if (value := getattr(entry, name)) is not None}
     return {**entry.roles, **options}
 
 

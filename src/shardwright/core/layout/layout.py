@@ -11,6 +11,7 @@ from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES, SEQUENCE_P
 
 Auto = Literal["auto"]
 Engine = Literal["jax", "torch"]
+Shard = Literal["shard"]
 
 ATTENTION_MOVES = ("gather", "ring", "ulysses")
 MOE_MOVES = ("all-to-all", "ring", "weights", "auto")
@@ -34,6 +35,8 @@ class RoleEntry:
     ``weights``: ``whole`` makes an axis of a storing role replicate the weights; a tuple gives the logical axes to try
     before the table's own; None uses the table's. ``virtual``: the chunks of layers that a device of role ``stage`` has;
     ``schedule``: the order in which they compute; None: the schedule's own number, the engine's own schedule.
+    ``optimizer``: the axis shards what the optimizer keeps for the weights that it replicates (ZeRO-1); ``gradients``: and their
+    gradients too (ZeRO-2).
     """
 
     roles: Mapping[str, str]
@@ -41,6 +44,8 @@ class RoleEntry:
     elsewhere: str | None = None
     weights: Literal["whole"] | tuple[str, ...] | None = None
     sequence_parallel: bool = False
+    optimizer: Shard | None = None
+    gradients: Shard | None = None
     virtual: int | None = None
     schedule: str | None = None
     position: Position | None = None

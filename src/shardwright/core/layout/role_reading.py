@@ -10,12 +10,13 @@ from shardwright.core.findings.bounds import is_integer
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.findings.position import Located, Position
 from shardwright.core.layout.faults import Faults, shown
-from shardwright.core.layout.layout import MeshEntry, RoleEntry
+from shardwright.core.layout.layout import MeshEntry, RoleEntry, Shard
 from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES, SCHEDULES, SEQUENCE_PARALLEL
 
 STAGE_OPTIONS = ("virtual", "schedule")
-ENTRY_OPTIONS = ("elsewhere", "weights", "sequence_parallel", *STAGE_OPTIONS)
-RESERVED_OPTIONS = ("gradients", "optimizer", "keep_gathered")
+UPDATE_OPTIONS = ("optimizer", "gradients")
+ENTRY_OPTIONS = ("elsewhere", "weights", "sequence_parallel", *UPDATE_OPTIONS, *STAGE_OPTIONS)
+RESERVED_OPTIONS = ("keep_gathered",)
 """Option names of an entry that are reserved and not implemented yet."""
 
 Weights = Literal["whole"] | tuple[str, ...] | None
@@ -114,11 +115,13 @@ def _entry(faults: Faults, axis: str, node: Located, position: Position) -> Role
         entry,
         virtual=_virtual(faults, where, node.value.get("virtual")),
         schedule=_schedule(faults, node.value.get("schedule")),
+        **{name: _shard(faults, where, name, node.value.get(name)) for name in UPDATE_OPTIONS},
     )
     misread = (stated is not None and elsewhere is None) or any(c in node.value and c not in named for c in COMPONENTS)
     if not misread:
         _options_have_a_role(faults, where, node, entry)
         _stages_hold_whole_layers(faults, axis, where, entry)
+        _updates_of_replicas(faults, where, node, entry)
     return entry
 
 
@@ -256,6 +259,41 @@ def _schedule(faults: Faults, option: Located | None) -> str | None:
         return option.value
     faults.unknown(shown(option.value, quote=False), option.position, "option 'schedule'", SCHEDULES, "schedule")
     return None
+
+
+def _shard(faults: Faults, where: str, name: str, option: Located | None) -> Shard | None:
+    if option is None:
+        return None
+    if option.value == "shard":
+        return "shard"
+    faults.fault("SW120", option.position, where, f"{name} {shown(option.value)}", "'shard'", f"Write '{name}: shard'.")
+    return None
+
+
+def _updates_of_replicas(faults: Faults, where: str, node: Located, entry: RoleEntry) -> None:
+    """An axis shards the update of weights that it replicates, and of which it sums the gradients."""
+    replicates = any(
+        role == "data" or (ROLES[role].stores and entry.weights == "whole") for role in entry.roles.values()
+    )
+    for name in UPDATE_OPTIONS:
+        if getattr(entry, name) is not None and not replicates:
+            faults.fault(
+                "SW119",
+                node.key_position(name),
+                where,
+                f"option '{name}' on an axis that replicates no weights",
+                "role data in some component; other axes shard gradients and the optimizer's tensors as they shard weights",
+                f"Take '{name}' out.",
+            )
+    if replicates and entry.gradients is not None and entry.optimizer is None:
+        faults.fault(
+            "SW119",
+            node.key_position("gradients"),
+            where,
+            "option 'gradients' without 'optimizer'",
+            "both: with a shard of a gradient a device updates a shard of the weight",
+            "Write 'optimizer: shard' too.",
+        )
 
 
 def _stages_hold_whole_layers(faults: Faults, axis: str, where: str, entry: RoleEntry) -> None:

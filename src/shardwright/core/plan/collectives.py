@@ -15,11 +15,12 @@ from shardwright.core.plan.fsdp_groups import (
     component_of,
     groups_of,
     trained,
+    update_groups,
     weight_of_layer,
 )
 from shardwright.core.plan.movement import Collective, ReshardKind, collectives, elements_per_device, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
-from shardwright.core.plan.resharding import Resharding, resharding, weight_reshardings
+from shardwright.core.plan.resharding import Resharding, resharding, weight_reshardings, weight_update
 from shardwright.core.quantization.links import copy_phases
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
@@ -49,13 +50,13 @@ def step_collectives(
 def _of_weight(
     request: Request, mesh: Mesh, tensor: TensorPlan, quantized: Sequence[QuantizedWeight]
 ) -> Iterable[PlannedCollective]:
-    """The gathers of a weight for each use in each pass, the reduce-scatters of its gradient, and one all-reduce a step."""
+    """The gathers of a weight for each use in each pass, the reduce-scatters of its gradient, and what is moved once a step."""
     assert tensor.at_rest is not None
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
     layers = layers_on_device(request, mesh, tensor)
     times = layers * request.microbatches
     again = tensor.stack is not None and request.remat != "none"
-    uses = weight_reshardings(request, mesh, tensor)
+    uses, update = weight_reshardings(request, mesh, tensor), weight_update(request, mesh, tensor)
     coded = next((one for one in quantized if one.name == tensor.name and one.copies), None)
     of_codes = 0 if coded is None else min(layers, coded.num)
     for number, (component, use) in enumerate(uses.items()):
@@ -70,20 +71,21 @@ def _of_weight(
         if coded is not None:
             for phase, gather in _of_copies(request, mesh, coded, component, plain, DTYPE_BYTES[use.gather_dtype]):
                 yield replace(gather, phase=phase, count_per_step=of_codes * request.microbatches)
-        for scatter in movement(use.gathered, use.at_rest, use.scattered, shape, mesh) if tensor.gradient else ():
-            yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
+        parts = (use.gathered, use.at_rest, use.scattered), (update.at_rest, update.held, update.scattered)
+        for before, after, over in parts if tensor.gradient else ():
+            for scatter in movement(before, after, over, shape, mesh):
+                yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
     yield from sum_over_replicas(request, mesh, tensor, layers)
 
 
 def sum_over_replicas(request: Request, mesh: Mesh, tensor: TensorPlan, layers: int) -> Iterator[PlannedCollective]:
-    """The all-reduce of a weight's gradient over its replicas by JAX, once a step; none if they need none."""
-    summed = mesh.larger_than_one(axis for axis, kind in tensor.gradient.items() if kind == "all-reduce")
-    if summed:
-        shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-        at_rest = weight_reshardings(request, mesh, tensor)[tensor.component].at_rest
-        shard = elements_per_device(at_rest, shape, mesh)
-        reduce = Collective(kind="all-reduce", axes=summed, elements_per_device=shard)
-        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
+    """The reduction of a weight's gradient over its replicas by JAX, and the gather of what each device has updated, once a step."""
+    shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
+    update = weight_update(request, mesh, tensor)
+    for reduce in movement(update.held, update.in_update, update.late, shape, mesh):
+        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[update.dtype], layers, tensor.name)
+    for gather in movement(update.in_update, update.at_rest, (), shape, mesh):
+        yield _planned(tensor.component, "update", gather, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
 
 
 def _of_copies(
@@ -127,7 +129,11 @@ def _of_groups(
         layers = layers_on_device(request, mesh, rows[0])
         again = stack is not None and request.remat != "none"
         for layer, num in _alike(request, quantized, rows, layers):
-            for group in groups_of(weight_of_layer(request, mesh, row, layer) for row in rows):
+            ones = [weight_of_layer(request, mesh, row, layer) for row in rows]
+            for updated in update_groups(ones):
+                for phase, one, dtype, times in updated.collectives(mesh, num, request.microbatches):
+                    yield _planned_groups(updated.weights, mesh, phase, one, DTYPE_BYTES[dtype], times)
+            for group in groups_of(ones):
                 yield from _of_group(group, request, mesh, num, quantized, again=again)
                 for one in group.weights:
                     if axes := group.other_replicas(one):
@@ -208,12 +214,7 @@ def _of_codes(
 
 
 def _planned_groups(
-    weights: Sequence[WeightOfLayer],
-    mesh: Mesh,
-    phase: Phase,
-    collective: Collective,
-    width: int,
-    times: int,
+    weights: Sequence[WeightOfLayer], mesh: Mesh, phase: Phase, collective: Collective, width: int, times: int
 ) -> PlannedCollective:
     names = tuple(dict.fromkeys(one.weight for one in weights))
     return replace(_planned(component_of(weights, mesh), phase, collective, width, times, names[0]), tensors=names)

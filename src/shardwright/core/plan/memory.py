@@ -13,6 +13,7 @@ from shardwright.core.model.precision import PRECISION, dtype_of
 from shardwright.core.model.table import DTYPE_BYTES, Move
 from shardwright.core.plan.movement import reshard_steps
 from shardwright.core.plan.plan import Memory, TensorPlan, layers_on_device
+from shardwright.core.plan.resharding import weight_update
 from shardwright.core.resolution.request import Request
 
 
@@ -31,7 +32,8 @@ def bytes_on_device(spec: Spec, shape: Sequence[int], dtype: str, mesh: Mesh) ->
 def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> Memory:
     """Memory of one device at the peak of a step.
 
-    Gradients are stored as their weights are, in the weights' dtype. ``activations_bytes`` is what the larger of two points
+    Gradients are stored as ``held_gradient`` says, in the weights' dtype; what the optimizer keeps, and the average, as the update of
+    their weights is sharded. ``activations_bytes`` is what the larger of two points
     in time needs in addition to weights, their gradients, the optimizer's tensors and the average:
 
     | point in time | holds |
@@ -54,10 +56,10 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     stored = sum(t.bytes_per_device * layers_on_device(request, mesh, t) for t in weights)
     trained = [t for t in weights if t.name not in frozen]
-    elements = {
-        t.name: t.bytes_per_device // DTYPE_BYTES[t.dtype] * layers_on_device(request, mesh, t) for t in trained
-    }
-    gradients = sum(elements.values()) * DTYPE_BYTES[request.weights_dtype]
+    updates = {t.name: weight_update(request, mesh, t) for t in trained}
+    held = sum(_elements(request, mesh, t, updates[t.name].held) for t in trained)
+    elements = {t.name: _elements(request, mesh, t, updates[t.name].in_update) for t in trained}
+    gradients = held * DTYPE_BYTES[request.weights_dtype]
     peaks = (
         _at_the_logits(request, mesh, trained, activations),
         gradients + _in_a_layer(request, mesh, trained, activations),
@@ -70,6 +72,12 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
         activations_bytes=max(0, max(peaks) + accumulated - gradients),
         average_bytes=sum(_kept_bytes(kept, elements) for kept in request.kept if kept.prefix == AVERAGE.prefix),
     )
+
+
+def _elements(request: Request, mesh: Mesh, tensor: TensorPlan, spec: Spec) -> int:
+    """Elements of all layers of a weight on one device, under a spec."""
+    of_layer = bytes_on_device(spec, tensor.shape, tensor.dtype, mesh) // DTYPE_BYTES[tensor.dtype]
+    return of_layer * layers_on_device(request, mesh, tensor)
 
 
 def microbatch_bytes(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[int, int]:
@@ -143,11 +151,17 @@ def _working_set(request: Request, activations: Sequence[TensorPlan]) -> int:
 def _weights_in_use(request: Request, mesh: Mesh, weights: Sequence[TensorPlan]) -> int:
     """One layer's weights in use, and the unsharded gradients of those that are gathered."""
     in_use = {w.name: bytes_on_device(w.in_use, w.shape, request.dtype, mesh) for w in weights}
-    gradients = [in_use[w.name] for w in weights if w.at_rest != w.in_use]
+    gradients = [in_use[w.name] for w in weights if w.at_rest != w.in_use or _scatters(request, mesh, w)]
     if _no_transposed_copies(request):
         return sum(in_use.values()) + max(gradients, default=0)
     accumulators = (bytes_on_device(w.in_use, w.shape, "float32", mesh) for w in weights if w.component == "moe")
     return sum(in_use.values()) + sum(gradients) + sum(accumulators)
+
+
+def _scatters(request: Request, mesh: Mesh, tensor: TensorPlan) -> bool:
+    """Whether a weight's gradient is sharded in each microbatch in another way than the weight."""
+    update = weight_update(request, mesh, tensor)
+    return update.held != update.at_rest
 
 
 def _no_transposed_copies(request: Request) -> bool:

@@ -30,7 +30,8 @@ class TensorPlan:
     """One row of the plan. ``num`` layers share it; shape, specs and bytes are those of one of them.
 
     ``at_rest`` is None for an activation. A weight's ``dtype`` is the one at rest. ``shape``: in memory; ``unpadded``: where
-    that is padded, the shape without padding, as checkpoints have it.
+    that is padded, the shape without padding, as checkpoints have it. ``in_update``: how a weight's gradient and what the optimizer
+    keeps for it are sharded; None where no axis of the layout shards them in another way than weights.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TensorPlan:
     axis_requests: tuple[AxisRequest, ...] = ()
     stack: str | None = None
     unpadded: tuple[int, ...] | None = None
+    in_update: Spec | None = None
 
     @property
     def saved_shape(self) -> tuple[int, ...]:
@@ -58,9 +60,29 @@ class TensorPlan:
     def stacked_at_rest(self) -> Spec:
         """The spec of a weight at rest with its layers stacked along a leading dim, as JAX and checkpoints have it."""
         assert self.at_rest is not None
-        if self.stack is None or self.at_rest.dims[0].logical_axis == "layers":
-            return self.at_rest
-        return self.at_rest.prefixed("layers")
+        return self._stacked(self.at_rest)
+
+    @property
+    def updated(self) -> Spec:
+        """The spec of a weight's gradient, and of what the optimizer keeps for it, in the update."""
+        found = self.in_update or self.at_rest
+        assert found is not None
+        return found
+
+    @property
+    def update_is_sharded(self) -> bool:
+        """Whether axes shard the update of a weight and not the weight."""
+        return self.updated != self.at_rest
+
+    @property
+    def stacked_updated(self) -> Spec:
+        """The same with the layers stacked along a leading dim."""
+        return self._stacked(self.updated)
+
+    def _stacked(self, spec: Spec) -> Spec:
+        if self.stack is None or spec.dims[0].logical_axis == "layers":
+            return spec
+        return spec.prefixed("layers")
 
     @property
     def stacked_shape(self) -> tuple[int, ...]:
@@ -87,6 +109,7 @@ class TensorPlan:
             "dtype": self.dtype,
             "at_rest": None if self.at_rest is None else str(self.at_rest),
             "in_use": str(self.in_use),
+            **({} if self.in_update is None else {"in_update": str(self.in_update)}),
             "bytes_per_device": self.bytes_per_device,
             "num": self.num,
             "shard_group": list(self.shard_group),

@@ -17,6 +17,7 @@ from shardwright.core.plan.plan import TensorPlan
 from shardwright.core.resolution.gradients import partial_axes, partial_gradient_axes
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import operand_spec, resolve_weight
+from shardwright.core.resolution.update import held_gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +107,60 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
             at_rest=at_rest,
             gathered=gathered,
             operand=operand,
-            scattered=tuple(axis for axis, kind in reduced.items() if kind == "reduce-scatter"),
+            scattered=tuple(axis for axis in reduced if axis in at_rest.axes),
             replicated_gradient=tuple(axis for axis in summed if axis not in partial and axis not in gathered.axes),
             gather_dtype=sent_dtype(weight, tensor.dtype, request.dtype),
             reduce_dtype=summed_dtype(weight, tensor.dtype, request.dtype),
         )
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """The resharding of one layer of a weight's gradient from the weight's spec at rest to that of its update, and of the updated weight
+    back to rest.
+
+    ``held``: the spec in which gradients are summed over microbatches. The gradient is reduce-scattered over ``scattered`` in each
+    microbatch. It is partial over ``late`` until after the last one. ``dtype``: in which it is summed.
+    """
+
+    at_rest: Spec
+    held: Spec
+    in_update: Spec
+    scattered: tuple[str, ...]
+    late: tuple[str, ...]
+    dtype: str
+
+    def in_microbatches(self, mesh: Mesh) -> tuple[ReshardStep, ...]:
+        """The steps of the gradient of each microbatch."""
+        return reshard_steps(self.at_rest, self.held, self.scattered, mesh)
+
+    def after_them(self, mesh: Mesh) -> tuple[ReshardStep, ...]:
+        """The steps of the sum over microbatches."""
+        return reshard_steps(self.held, self.in_update, self.late, mesh)
+
+    def own(self, mesh: Mesh) -> tuple[ReshardStep, ...]:
+        """The steps from a weight to the part of it that a device updates. Nothing is sent."""
+        return reshard_steps(self.at_rest, self.in_update, (), mesh)
+
+    def back(self, mesh: Mesh) -> tuple[ReshardStep, ...]:
+        """The steps from the updated parts to the weight."""
+        return reshard_steps(self.in_update, self.at_rest, (), mesh)
+
+
+def weight_update(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightUpdate:
+    """The update of a weight, in the dims of one layer."""
+    assert tensor.at_rest is not None
+    at_rest, in_update = (
+        Spec(spec.dims[len(spec.dims) - len(tensor.shape) :]) for spec in (tensor.at_rest, tensor.updated)
+    )
+    held = held_gradient(request.layout, at_rest, in_update)
+    partial = [axis for axis in mesh.larger_than_one(tensor.gradient) if axis not in at_rest.axes]
+    return WeightUpdate(
+        at_rest=at_rest,
+        held=held,
+        in_update=in_update,
+        scattered=tuple(axis for axis in partial if axis in held.axes),
+        late=tuple(axis for axis in partial if axis not in held.axes),
+        dtype=summed_dtype(request.table.weight(tensor.name), tensor.dtype, request.dtype),
+    )

@@ -1,5 +1,6 @@
 """The boxes of every weight that a device has at rest, as a checkpoint holds them: in the table's dims, layers stacked. So too of
-what a run keeps for delayed amaxes, which is sharded in its own way.
+what a run keeps for delayed amaxes, which is sharded in its own way; and of what the optimizer keeps for a weight whose update is
+sharded.
 
 In a pipeline a device has the boxes of its rank's stages, each of which is a model of its own whose layers keep their numbers. What is
 outside the layers is at a stage's end on PyTorch; on JAX, and where all stages share an end, it is as the plan of the model says."""
@@ -13,15 +14,20 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import Owned, owned_boxes, saves, shard_box
 from shardwright.core.boxes.stored import table_boxes
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.fsdp_groups import trained, weight_of_layer, weights_of_rows
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.stages.planned import Pipeline
 
+UPDATE = "update/"
+"""Before the name of a weight whose update is sharded in another way than the weight: the boxes of the update."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBox:
-    """One box of a tensor. ``saves``: whether this device saves it; of its replicas the first one does."""
+    """One box of a tensor. ``weight``: its name; with ``UPDATE`` before it, a box of what the optimizer keeps for that weight. ``saves``:
+    whether this device saves it; of its replicas the first one does."""
 
     weight: str
     box: Box
@@ -125,11 +131,12 @@ def _owned(plan: Plan, names: Collection[str]) -> Iterator[tuple[str, Owned]]:
         return
     for row in rows:
         whole = Box.whole(row.stacked_saved_shape)
-        owned = owned_boxes(row.stacked_at_rest, plan.mesh, row.stacked_shape)
-        # Most weights have no padding, and there are as many boxes as devices.
-        padded = row.stacked_saved_shape != row.stacked_shape
-        owned = tuple(_common(boxes, whole) for boxes in owned) if padded else owned
-        yield row.name, _all_in_stack(owned, table.weight(row.name))
+        for name, spec in _specs_on_jax(row):
+            owned = owned_boxes(spec, plan.mesh, row.stacked_shape)
+            # Most weights have no padding, and there are as many boxes as devices.
+            padded = row.stacked_saved_shape != row.stacked_shape
+            owned = tuple(_common(boxes, whole) for boxes in owned) if padded else owned
+            yield name, _all_in_stack(owned, table.weight(row.name))
 
 
 def _owned_on_torch(plan: Plan, rows: Sequence[TensorPlan]) -> Iterator[tuple[str, Owned]]:
@@ -142,14 +149,15 @@ def _owned_on_torch(plan: Plan, rows: Sequence[TensorPlan]) -> Iterator[tuple[st
         outer = Box((), ()) if row.stack is None else Box((first,), (first + row.num,))
         one = weight_of_layer(request, plan.mesh, row, None if row.stack is None else first)
         known: dict[Box | None, tuple[Box, ...]] = {None: ()}
-        owned: list[tuple[Box, ...]] = []
-        for device in devices:
-            box = one.saved_box(plan.mesh, device)
-            if box is not None and box not in known:
-                inner = [stored.box for stored in table_boxes(weight, box)]
-                known[box] = tuple(Box((*outer.start, *of.start), (*outer.stop, *of.stop)) for of in inner)
-            owned.append(known[box])
-        yield row.name, tuple(owned)
+        for in_update in (False, True) if one.update_splits else (False,):
+            owned: list[tuple[Box, ...]] = []
+            for device in devices:
+                box = one.saved_box(plan.mesh, device, in_update=in_update)
+                if box is not None and box not in known:
+                    inner = [stored.box for stored in table_boxes(weight, box)]
+                    known[box] = tuple(Box((*outer.start, *of.start), (*outer.stop, *of.stop)) for of in inner)
+                owned.append(known[box])
+            yield (UPDATE if in_update else "") + row.name, tuple(owned)
     for row in rows:
         weight = table.weight(row.name)
         if weight.frozen:
@@ -163,24 +171,32 @@ def _common(boxes: Sequence[Box], whole: Box) -> tuple[Box, ...]:
 
 def _on_jax(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[SavedBox]:
     for row in rows:
-        spec = row.stacked_at_rest
-        box = shard_box(spec, plan.mesh, row.stacked_shape, device)
-        # Padding is in no box.
-        box = box and box.intersect(Box.whole(row.stacked_saved_shape))
-        if box is not None:
-            box = _in_stack(box, plan.request.table.weight(row.name))
-            yield SavedBox(weight=row.name, box=box, saves=saves(spec, plan.mesh, device))
+        for name, spec in _specs_on_jax(row):
+            box = shard_box(spec, plan.mesh, row.stacked_shape, device)
+            # Padding is in no box.
+            box = box and box.intersect(Box.whole(row.stacked_saved_shape))
+            if box is not None:
+                box = _in_stack(box, plan.request.table.weight(row.name))
+                yield SavedBox(weight=name, box=box, saves=saves(spec, plan.mesh, device))
+
+
+def _specs_on_jax(row: TensorPlan) -> Iterator[tuple[str, Spec]]:
+    yield row.name, row.stacked_at_rest
+    if row.update_is_sharded:
+        yield UPDATE + row.name, row.stacked_updated
 
 
 def _on_torch(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[SavedBox]:
     table = plan.request.table
     for one in weights_of_rows(plan, rows):
-        box = one.saved_box(plan.mesh, device)
-        for stored in () if box is None else table_boxes(table.weight(one.weight), box):
-            found = stored.box
-            if one.layer is not None:
-                found = Box((one.layer, *found.start), (one.layer + 1, *found.stop))
-            yield SavedBox(weight=one.weight, box=found, saves=saves(one.at_rest, plan.mesh, device))
+        for in_update in (False, True) if one.update_splits else (False,):
+            box = one.saved_box(plan.mesh, device, in_update=in_update)
+            for stored in () if box is None else table_boxes(table.weight(one.weight), box):
+                found = stored.box
+                if one.layer is not None:
+                    found = Box((one.layer, *found.start), (one.layer + 1, *found.stop))
+                name, spec = (UPDATE + one.weight, one.in_update) if in_update else (one.weight, one.at_rest)
+                yield SavedBox(weight=name, box=found, saves=saves(spec, plan.mesh, device))
     for row in rows:
         weight = table.weight(row.name)
         if weight.frozen:

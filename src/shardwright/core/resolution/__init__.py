@@ -8,5 +8,6 @@ order.py        the order of several axes on one dim: persistent, then gathered
 row_order.py    the order of a row's tokens over the devices that share it
 padding.py      the size of a vocabulary in memory, where its axes do not divide it
 gradients.py    how each weight's gradient is reduced over each axis
+update.py       how its update is sharded over replicas of the weight
 own_model.py    a user's own model as a table
 """

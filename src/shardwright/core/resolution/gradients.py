@@ -1,9 +1,10 @@
 """How each weight's gradient is reduced over each axis: derived from what is contracted, never configured.
 
-| the gradient is partial over the axis | the axis shards the weight at rest | reduction |
+| the gradient is partial over the axis | the axis shards | reduction |
 |---|---|---|
-| yes | yes | reduce-scatter |
-| yes | no | all-reduce, over replicas once per step |
+| yes | the weight at rest | reduce-scatter |
+| yes | the weight's update alone (``update.py``) | reduce-scatter, over replicas once per step, or in each microbatch with ``gradients: shard`` |
+| yes | neither | all-reduce, over replicas once per step |
 | no | either | none |
 
 A gradient is partial over an axis that shards a dim contracted in computing it. It is also partial where the computation
@@ -32,16 +33,25 @@ def partial_axes(layout: Layout, contracted: tuple[Contraction, ...]) -> tuple[s
     )
 
 
-def gradient_reductions(weight: Weight, layout: Layout, at_rest: Spec, in_use: Spec) -> Mapping[str, Reduction]:
-    """The reduction of a weight's gradient over each axis that needs one; none for a frozen weight."""
+def gradient_reductions(weight: Weight, layout: Layout, in_update: Spec, in_use: Spec) -> Mapping[str, Reduction]:
+    """The reduction of a weight's gradient over each axis that needs one; none for a frozen weight.
+
+    ``in_update``: the spec of its update, which is that at rest where no other axis shards the update.
+    """
     if weight.frozen:
         return {}
+    return {
+        axis: "reduce-scatter" if axis in in_update.axes else "all-reduce"
+        for axis in all_partial_axes(weight, layout, in_use)
+    }
+
+
+def all_partial_axes(weight: Weight, layout: Layout, in_use: Spec) -> tuple[str, ...]:
+    """The axes, in mesh order, over which the gradient of a weight is partial, from any of its uses."""
     partial = {
         axis for component in (None, *weight.uses) for axis in partial_gradient_axes(weight, layout, in_use, component)
     }
-    return {
-        axis: "reduce-scatter" if axis in at_rest.axes else "all-reduce" for axis in layout.entries if axis in partial
-    }
+    return tuple(axis for axis in layout.entries if axis in partial)
 
 
 def partial_gradient_axes(

@@ -25,10 +25,21 @@ from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
 
-Params = Mapping[str, jax.Array]
+
+class WithGradient(NamedTuple):
+    """A weight at rest whose gradient has another shape or dtype than the weight. ``gradient``: zeros of the gradient's; only its
+    cotangent is of interest."""
+
+    values: jax.Array
+    gradient: jax.Array
+
+
+AtRest = jax.Array | WithGradient
+Params = Mapping[str, Any]
+"""Weights at rest by name: arrays, or ``WithGradient``."""
 InUse = Mapping[str, Any]
 """Weights in use by name: arrays, or ``precision.coded.Coded`` where codes are gathered."""
-UseTwice = Callable[[str, jax.Array], tuple[jax.Array, jax.Array]]
+UseTwice = Callable[[str, AtRest], tuple[jax.Array, jax.Array]]
 """``use_twice(name, weight)``: a tied weight, taken into use once for both its uses. Their gradients are summed in the dtype in
 which devices sum theirs."""
 Move = Callable[[str, str, jax.Array], jax.Array]
@@ -42,7 +53,7 @@ class Use(Protocol):
     stays high.
     """
 
-    def __call__(self, name: str, weight: jax.Array, component: str | None = None, *, high: bool = False) -> Any: ...
+    def __call__(self, name: str, weight: AtRest, component: str | None = None, *, high: bool = False) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,19 +21,21 @@ from shardwright.core.plan.attention_kernels import Backend, choose_attention, l
 from shardwright.core.plan.expert_kernels import choose_expert_kernel
 from shardwright.core.plan.movement import ReshardStep, hopped, reshard_steps
 from shardwright.core.plan.plan import Plan, TensorPlan
-from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings
+from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings, weight_update
 from shardwright.core.quantization.delayed import names_by_place
 from shardwright.core.quantization.elements import elements_of
 from shardwright.core.recipes.kernels import CPU, Device
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_jax.io.layer_io import (
+    AtRest,
     AttentionLinks,
     ExpertLinks,
     Links,
     LowPrecision,
     Ring,
     TokenRing,
+    WithGradient,
     index_of,
     size_of,
 )
@@ -61,13 +63,13 @@ def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Link
         with of_component(resharding.component), of_tensor(target):
             return resharding.reshard(array)
 
-    def use(name: str, weight: jax.Array, component: str | None = None, *, high: bool = False) -> Any:
+    def use(name: str, weight: AtRest, component: str | None = None, *, high: bool = False) -> Any:
         found = uses[name, component]
         with of_component(component or plan.by_name[name].component), of_tensor(name):
             (in_use,) = (found._replace(coded=None) if high else found).into_use(weight)
         return in_use
 
-    def use_twice(name: str, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def use_twice(name: str, weight: AtRest) -> tuple[jax.Array, jax.Array]:
         with of_component(plan.by_name[name].component), of_tensor(name):
             first, second = map(carrier_of, uses[name, None].into_use(weight, times=2))
         return first, second
@@ -86,12 +88,6 @@ def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Link
         experts=_experts(plan, backend),
         low=low,
     )
-
-
-def late_sums(plan: Plan, name: str) -> tuple[str, ...]:
-    """The axes over which the gradient of a weight stays partial until after the last microbatch: those of its replicas."""
-    gradient = plan.by_name[name].gradient
-    return plan.mesh.larger_than_one(axis for axis, kind in gradient.items() if kind == "all-reduce")
 
 
 class _Resharding(NamedTuple):
@@ -139,7 +135,7 @@ class _Use(NamedTuple):
     """A weight in one of its uses.
 
     ``gathered``: the steps from rest to the gathered weight. ``sliced``: slices from that to the shard that this use multiplies.
-    ``scattered``: the steps of its gradient to rest. ``replicated_gradient``: axes along which all devices make the same gradient, so that only
+    ``scattered``: the steps of its gradient to the spec in which gradients are summed over microbatches. ``replicated_gradient``: axes along which all devices make the same gradient, so that only
     that of the first device counts.
     """
 
@@ -149,18 +145,17 @@ class _Use(NamedTuple):
     sliced: tuple[ReshardStep, ...]
     replicated_gradient: tuple[str, ...]
     dtype: str
-    dtype_at_rest: str
     gather_dtype: str
     reduce_dtype: str
     shape: tuple[int, ...]
     coded: CodedGather | None = None
 
-    def into_use(self, weight: jax.Array, times: int = 1) -> tuple[jax.Array | Coded, ...]:
+    def into_use(self, weight: AtRest, times: int = 1) -> tuple[jax.Array | Coded, ...]:
         """The weight in use, ``times`` times; the gradients of all are summed."""
-        assert weight.shape == self.shape, (self.names, weight.shape, self.shape)
+        values = weight.values if isinstance(weight, WithGradient) else weight
+        assert values.shape == self.shape, (self.names, values.shape, self.shape)
 
-        @jax.custom_vjp
-        def into_use(weight: jax.Array) -> tuple[jax.Array | Coded, ...]:
+        def gathered(weight: jax.Array) -> tuple[jax.Array | Coded, ...]:
             if self.coded is not None:
                 return (self.coded.gathered(_in_order(weight)),) * times
             narrow = _in_order(weight).astype(jnp.dtype(self.gather_dtype))
@@ -168,7 +163,7 @@ class _Use(NamedTuple):
                 redistribute(narrow, (*self.gathered, *self.sliced), self.names).astype(jnp.dtype(self.dtype)),
             ) * times
 
-        def backward(_: None, cotangents: tuple[jax.Array | Coded, ...]) -> tuple[jax.Array]:
+        def reduced(cotangents: tuple[jax.Array | Coded, ...], like: jnp.dtype) -> jax.Array:
             gradients = [carrier_of(one) for one in cotangents]
             # Cast before the sum: with more devices, more is summed by collectives, and no layout may change numbers.
             first, *others = (gradient.astype(jnp.dtype(self.reduce_dtype)) for gradient in gradients)
@@ -178,10 +173,25 @@ class _Use(NamedTuple):
             if self.replicated_gradient:
                 gradient = jnp.where(index_of(self.replicated_gradient) == 0, gradient, jnp.zeros_like(gradient))
             gradient = redistribute(gradient, self.scattered, self.names)
-            return (_in_order(gradient.astype(jnp.dtype(self.dtype_at_rest))),)
+            return _in_order(gradient.astype(like))
 
-        into_use.defvjp(lambda weight: (into_use(weight), None), backward)
-        return into_use(weight)
+        @jax.custom_vjp
+        def into_use(weight: jax.Array) -> tuple[jax.Array | Coded, ...]:
+            return gathered(weight)
+
+        @jax.custom_vjp
+        def into_use_apart(weight: jax.Array, gradient: jax.Array) -> tuple[jax.Array | Coded, ...]:
+            del gradient
+            return gathered(weight)
+
+        into_use.defvjp(lambda weight: (gathered(weight), None), lambda _, found: (reduced(found, values.dtype),))
+        if not isinstance(weight, WithGradient):
+            return into_use(weight)
+        into_use_apart.defvjp(
+            lambda weight, _: (gathered(weight), None),
+            lambda _, found: (None, reduced(found, weight.gradient.dtype)),
+        )
+        return into_use_apart(weight.values, weight.gradient)
 
 
 def _in_order(array: jax.Array) -> jax.Array:
@@ -233,10 +243,12 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, planned: WeightResharding)
         names=planned.at_rest.logical_axes,
         gathered=reshard_steps(planned.at_rest, planned.gathered, (), mesh),
         sliced=reshard_steps(planned.gathered, planned.operand, (), mesh),
-        scattered=reshard_steps(planned.gathered, planned.at_rest, planned.scattered, mesh),
+        scattered=(
+            *reshard_steps(planned.gathered, planned.at_rest, planned.scattered, mesh),
+            *weight_update(plan.request, mesh, row).in_microbatches(mesh),
+        ),
         replicated_gradient=planned.replicated_gradient,
         dtype=in_use_dtype(weight, plan.request.dtype),
-        dtype_at_rest=row.dtype,
         gather_dtype=planned.gather_dtype,
         reduce_dtype=planned.reduce_dtype,
         shape=_shard_shape(planned.at_rest, row.shape, mesh),

@@ -8,7 +8,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from shardwright.engine_jax.io.layer_io import Params, Site
+from shardwright.engine_jax.io.layer_io import AtRest, Params, Site, WithGradient
 from shardwright.engine_jax.layers.product import PRODUCT
 
 Out = TypeVar("Out")
@@ -47,7 +47,7 @@ def scanned(
             layer: Layer[Out] = layer_of(run),  # noqa: B008
         ) -> tuple[tuple[jax.Array, Params], Out]:
             (x, gradients), (number, site) = carry, place
-            read = {name: _layer_of(values[name], number, one) for name, one in gradients.items()}
+            read = {name: _read(values[name], number, one) for name, one in gradients.items()}
             x, out = layer(x, {name: one for name, (one, _) in read.items()}, site)
             return (x, {name: one for name, (_, one) in read.items()}), out
 
@@ -55,6 +55,15 @@ def scanned(
         (x, gradients), of_run = jax.lax.scan(_recomputed(one_layer, remat), (x, gradients), places)
         kept.append(of_run)
     return x, jax.tree.map(lambda *of_runs: jnp.concatenate(of_runs), *kept)
+
+
+def _read(stacked: AtRest, number: jax.Array, gradient: AtRest) -> tuple[AtRest, AtRest]:
+    if isinstance(stacked, WithGradient) and isinstance(gradient, WithGradient):
+        values = jax.lax.dynamic_index_in_dim(stacked.values, number, keepdims=False)
+        of_layer, rest = _layer_of(stacked.gradient, number, gradient.gradient)
+        return WithGradient(values, of_layer), WithGradient(gradient.values, rest)
+    assert not isinstance(stacked, WithGradient)
+    return _layer_of(stacked, number, gradient)
 
 
 @jax.custom_vjp

@@ -18,7 +18,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.io.exchange import ProcessCarrier
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
 from shardwright.runs import Reads, Weights
-from shardwright.training.optimizer import STATE, owner_of
+from shardwright.training.optimizer import STATE, saved_as
 from shardwright.training.published import KEPT
 
 
@@ -104,7 +104,7 @@ def _by_all(checkpoint: Weights, plan: Plan, mesh: Mesh) -> Reads:
     all_wants = cache(lambda: wants_of_plan(plan, lambda device: devices[device].process_index))
 
     def wants(name: str) -> Sequence[Want]:
-        found = all_wants().get(owner_of(name))
+        found = all_wants().get(saved_as(plan, name))
         # What an optimizer has besides, as a count of steps, is not sharded.
         return needed_by_all(checkpoint.tensors[name].shape, carrier.count) if found is None else found
 

@@ -92,7 +92,16 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
         )
         for w in plan.weights
     }
-    kept = [rows[one.weight]._replace(name=one.name, dtype=jnp.dtype(one.dtype)) for one in kept_tensors(plan)]
+    specs = {w.name: w.stacked_updated for w in plan.weights}
+    kept = [
+        rows[one.weight]._replace(
+            name=one.name,
+            dtype=jnp.dtype(one.dtype),
+            sharding=named_sharding(specs[one.weight], mesh),
+            spec=specs[one.weight],
+        )
+        for one in kept_tensors(plan)
+    ]
     wide = jnp.dtype(jnp.float32)
     delayed = [
         Tensor(one.name, "", one.shape, wide, named_sharding(one.spec, mesh), one.spec, one.shape, one.first)

@@ -5,7 +5,7 @@ Batch arrays are int32 [rows, length] (``valid``: bool), sharded as the plan sha
 B rows, L tokens, V vocabulary; Z layers of a stack with experts, E experts.
 
 Each device computes gradients of its local shards (``shard_map`` over the entire mesh), and every collective is in the
-plan. Clipping and the optimizer work element by element, under ``jit``.
+plan. Clipping and the optimizer work element by element, under ``jit``, on the part of each weight that a device updates.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shardwright.engine_jax.attention.kernels import backend_of
 from shardwright.engine_jax.experts.moe import MoeCounts
 from shardwright.engine_jax.experts.routing import updated_bias
 from shardwright.engine_jax.io.dtypes import computed
-from shardwright.engine_jax.io.layer_io import Links, Site
+from shardwright.engine_jax.io.layer_io import Links, Site, WithGradient
 from shardwright.engine_jax.io.mesh import product_device
-from shardwright.engine_jax.io.scopes import of_component, of_tensor
-from shardwright.engine_jax.lowering.links import late_sums, links_of
+from shardwright.engine_jax.lowering.links import links_of
 from shardwright.engine_jax.lowering.shardings import named_sharding, partition_spec, weight_shardings
+from shardwright.engine_jax.lowering.updates import gathered_parts, gradients_apart, own_parts, reduced
 from shardwright.engine_jax.model.forward import forward, loss_of
 from shardwright.engine_jax.precision.delayed import factors_of, reduced_amaxes, updated
 from shardwright.engine_jax.stages.loop import sums_of_stages
@@ -83,13 +83,14 @@ def gradient_function(plan: Plan, mesh: Mesh, seed: int = 0) -> Callable[..., Gr
 
     ``moment``: left out where no product is quantized. ``seed``: of the run, for random numbers.
 
-    Gradients are summed over microbatches and divided once, by the count of the entire step, so the number of microbatches
+    Each is sharded as the update of its weight. Gradients are summed over microbatches and divided once, by the count of the entire step, so the number of microbatches
     changes no result. Gradients that are partial over replicas are summed once, after the last microbatch.
     """
     shardings = weight_shardings(plan, mesh)
     frozen = frozen_names(plan)
     weights = {name: sharding.spec for name, sharding in shardings.items() if name not in frozen}
     buffers = {name: shardings[name].spec for name in frozen}
+    gradients = {name: partition_spec(plan.by_name[name].stacked_updated) for name in weights}
     replicated = PartitionSpec()
     layers = replicated if plan.pipeline is None else PartitionSpec(plan.pipeline.axes)
     amaxes = {one.name: partition_spec(one.spec) for one in plan.delayed}
@@ -98,7 +99,7 @@ def gradient_function(plan: Plan, mesh: Mesh, seed: int = 0) -> Callable[..., Gr
         _local_gradients(plan, links_of(plan.program or plan, backend_of(mesh), product_device(mesh)), seed),
         mesh=mesh,
         in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec), *moment),
-        out_specs=Gradients(loss=replicated, by_weight=weights, tokens=replicated, counts=layers, amaxes=amaxes),
+        out_specs=Gradients(loss=replicated, by_weight=gradients, tokens=replicated, counts=layers, amaxes=amaxes),
         # The plan says what is summed over which axes, so JAX need not infer it.
         check_vma=False,
     )
@@ -127,9 +128,7 @@ def _local_gradients(plan: Plan, links: Links, seed: int) -> Callable[..., Gradi
         count = jnp.maximum(tokens, 1).astype(jnp.float32)
         return Gradients(
             loss=_summed(sums.loss, (*stages, *_token_axes(plan, "logits.targets"))) / count,
-            by_weight={
-                name: mean_of(_summed_over_replicas(plan, name, g), count) for name, g in sums.by_weight.items()
-            },
+            by_weight={name: mean_of(reduced(plan, name, g), count) for name, g in sums.by_weight.items()},
             tokens=tokens,
             counts=_summed(sums.counts, _token_axes(plan, "router.grouped")) if sums.counts else sums.counts,
             amaxes=reduced_amaxes(plan.delayed, sums.amaxes),
@@ -164,7 +163,8 @@ def _of_microbatches(plan: Plan, links: Links, seed: int) -> SumsOf:
         weights: Arrays, factors: Arrays, buffers: Arrays, batch: Arrays, site: Site | None
     ) -> tuple[jax.Array, Mapping[str, MoeCounts]]:
         site = None if site is None else site._replace(factors=factors)
-        result = forward({**weights, **buffers}, batch, request.table, links, remat=request.remat, site=site)
+        apart = {name: WithGradient(buffers[name], one) for name, one in weights.items() if name in buffers}
+        result = forward({**weights, **buffers, **apart}, batch, request.table, links, remat=request.remat, site=site)
         return loss_of(result.logits_BLV, batch, links), result.counts
 
     # Traced once, though it is called twice with microbatches. Inlined, so that it does not change the program.
@@ -172,6 +172,8 @@ def _of_microbatches(plan: Plan, links: Links, seed: int) -> SumsOf:
 
     def sums(weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None) -> Sums:
         factors = {} if moment is None else moment.factors
+        apart = gradients_apart(plan, weights)
+        weights, buffers = {**weights, **apart}, {**buffers, **{name: weights[name] for name in apart}}
         site = (
             None if moment is None else Site(seed=_words(seed), step=moment.step, microbatch=jnp.int32(0), factors={})
         )
@@ -207,9 +209,11 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions, seed: int = 0)
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         moment = (Moment(state.step, factors_of(state.delayed)),) if has_site else ()
         gradients = gradients_of(state.weights, state.buffers, batch, *moment)
+        parts = state._replace(weights=own_parts(plan, mesh, state.weights))
         after, norm = apply_gradients(
-            state, gradients.by_weight, options, decayed, optimizer=plan.request.optimizer, average=plan.request.average
+            parts, gradients.by_weight, options, decayed, optimizer=plan.request.optimizer, average=plan.request.average
         )
+        after = after._replace(weights=gathered_parts(plan, mesh, after.weights))
         buffers = {name: _updated_bias(plan, name, buffer, gradients.counts) for name, buffer in state.buffers.items()}
         lost = {
             name: sum((jnp.sum(getattr(counts, name)) for counts in gradients.counts.values()), jnp.int32(0))
@@ -256,12 +260,6 @@ def _sites(site: Site, num: int) -> Site:
 def _token_axes(plan: Plan, tensor: str) -> tuple[str, ...]:
     """The axes that shard the tokens of an activation."""
     return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes)
-
-
-def _summed_over_replicas(plan: Plan, name: str, gradient: jax.Array) -> jax.Array:
-    """The gradient of a weight, summed over its replicas, over which it is partial before."""
-    with of_component(plan.by_name[name].component), of_tensor(name):
-        return _summed(gradient, late_sums(plan, name))
 
 
 def mean_of(gradient: jax.Array, count: jax.Array) -> jax.Array:

@@ -42,7 +42,7 @@ OWN = Path(__file__).parents[1]
 BELOW = frozenset({"private", "redistribute", "counting", "held", "dry_run", "scopes"})
 """Files of the engine that run collectives for others: they are not the source of one."""
 
-LATE = frozenset({"_sum_late", "reduce_amaxes"})
+LATE = frozenset({"_sum_late", "reduce_amaxes", "reduce_updates", "gather_updates"})
 """Functions whose collectives are after the last microbatch."""
 
 COMPONENTS = {"exchange": "moe", "moe": "moe", "ring": "attention", "loss": "logits"}

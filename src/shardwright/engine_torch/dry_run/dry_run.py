@@ -25,7 +25,7 @@ from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.precision.delayed import Kept
-from shardwright.engine_torch.training.state import State
+from shardwright.engine_torch.training.state import State, shape_in_update
 from shardwright.engine_torch.training.step import changed
 from shardwright.models.parts.architecture import LatentAttention
 from shardwright.training.optimizer import OptimizerOptions, decayed_names
@@ -97,14 +97,15 @@ def _run(plan: Plan) -> DryRun:
         weights = [local_of(one) for one in model.parameters().values()]
         batch = _batch(plan)
         gradients, norm = changed(state, batch, options, decayed_names(plan))
-        by_key = list(gradients.by_key.values())
+        sizes = {key: gradient.element_size() for key, gradient in gradients.by_key.items()}
+        held = _held_elements(model)
         del norm
     kept = {prefix: _bytes(arrays.values()) for prefix, arrays in state.kept.items()}
     averages = kept.pop(AVERAGE.prefix, 0)
     return DryRun(
         collectives=tuple(counting.counted.items()),
         weights_bytes=_bytes(weights) + _bytes(model.frozen.values()),
-        gradients_bytes=_bytes(by_key),
+        gradients_bytes=sum(held[key] * size for key, size in sizes.items()),
         moments_bytes=sum(kept.values()),
         average_bytes=averages,
         batch_bytes=_bytes(batch.values()),
@@ -116,9 +117,11 @@ def _run(plan: Plan) -> DryRun:
 
 def _state(model: Model) -> State:
     state = State(model, 0)
+    parameters = model.parameters()
     for kept in model.plan.request.kept:
-        for key, parameter in model.parameters().items():
-            state.kept[kept.prefix][key] = torch.zeros(local_of(parameter).shape, dtype=torch_dtype(str(kept.dtype)))
+        for one in model.weights:
+            shape = shape_in_update(one, local_of(parameters[one.key]), model.ranks)
+            state.kept[kept.prefix][one.key] = torch.zeros(shape, dtype=torch_dtype(str(kept.dtype)))
     for row in model.plan.weights:
         if model.plan.request.table.weight(row.name).frozen:
             shape = row.shape if row.stack is None else (row.num, *row.shape)
@@ -129,6 +132,14 @@ def _state(model: Model) -> State:
         one.name: Kept.of(arrays[FACTOR + one.name], arrays[HISTORY + one.name]) for one in model.plan.delayed
     }
     return state
+
+
+def _held_elements(model: Model) -> dict[str, int]:
+    """Elements of the gradient of each weight while it is summed over microbatches."""
+    held = {key: local_of(one) for key, one in model.parameters().items()}
+    for one in model.updated:
+        held |= one.held_parts(held)
+    return {key: shard.numel() for key, shard in held.items()}
 
 
 def _batch(plan: Plan) -> Mapping[str, torch.Tensor]:

@@ -79,6 +79,14 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def sharded_parameters(module: FSDPModule) -> list[torch.nn.Parameter]:
+    """The parameters of a module's own group as they are at rest, in the order of the module. Between its forward and its backward pass the
+    module itself has gathered ones."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    assert group is not None
+    return [one.sharded_param for one in group.fsdp_params]
+
+
 def sum_gradients(module: FSDPModule) -> None:
     """Make ``fully_shard`` sum gradients over ranks, not average them: the step divides once, by the tokens of all ranks.
 

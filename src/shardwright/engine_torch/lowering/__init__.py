@@ -3,5 +3,6 @@
 parameters.py  the parameters of a rank as DTensors
 gathering.py   the FSDP groups of the plan, made by fully_shard
 coded.py       the FSDP groups of which codes and scales are gathered
+updates.py     the update of weights, where axes shard it and not the weights
 links.py       every move of the table and every use of a weight
 """

@@ -15,13 +15,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_of, weights_of
+from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_of, update_groups, weights_of
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.attention.attention import mask_of
 from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, valid_tokens
 from shardwright.engine_torch.io.layer_io import NO_SITE, InUse, Links, LowPrecision, Params, Site
 from shardwright.engine_torch.io.mesh import Ranks
+from shardwright.engine_torch.io.private import sharded_parameters
 from shardwright.engine_torch.layers.embedding import embed, logits
 from shardwright.engine_torch.layers.loss import summed_cross_entropy
 from shardwright.engine_torch.layers.norm import rms_norm
@@ -29,6 +30,7 @@ from shardwright.engine_torch.layers.rotary import Angles
 from shardwright.engine_torch.lowering.coded import CodedGroup
 from shardwright.engine_torch.lowering.gathering import Gathered, build
 from shardwright.engine_torch.lowering.parameters import empty_parameter
+from shardwright.engine_torch.lowering.updates import Updated
 from shardwright.engine_torch.model.forward import layer
 from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.models.parts.architecture import Architecture, Stack
@@ -51,7 +53,7 @@ class Model:
     """The weights of a plan on one rank, and the forward pass with them.
 
     ``root``: the module of the embedding and the logits, which contains those of the layers. ``groups``: the FSDP parameter
-    groups. ``weights_on``: the device on which weights are allocated, if not the rank's.
+    groups; ``updated``: those whose update is sharded in another way. ``weights_on``: the device on which weights are allocated, if not the rank's.
     ``frozen``: by name, what no gradient trains (routing biases, NE), replicated on every rank; ``delayed``: by name, what a run keeps
     for delayed amaxes; the caller fills both. ``moment``: the site of the step and the microbatch, which the caller sets.
     """
@@ -66,6 +68,7 @@ class Model:
         self._architecture: Architecture = plan.request.table.architecture
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
         reshard_after_forward = plan.request.remat != "none"
+        self.updated: list[Updated] = []
         self._coded: dict[tuple[str | None, int | None], list[CodedGroup]] = {}
         self._layers: dict[str, list[Gathered]] = {}
         for stack in self._architecture.stacks:
@@ -95,6 +98,14 @@ class Model:
         """The modules that ``fully_shard`` manages."""
         return (module for module in self._modules() if isinstance(module, FSDPModule))
 
+    def at_rest(self) -> dict[str, torch.Tensor]:
+        """The same between a forward and a backward pass: those that get the gradients."""
+        found: dict[str, torch.Tensor] = {}
+        for module in self._modules():
+            own = sharded_parameters(module) if isinstance(module, FSDPModule) else module.own().values()
+            found |= zip(module.own(), own, strict=True)
+        return found
+
     def _modules(self) -> Iterator[Gathered]:
         return (module for module in self.root.modules() if isinstance(module, Gathered))
 
@@ -109,6 +120,7 @@ class Model:
     ) -> Gathered:
         groups = groups_of(weights)
         self.groups += groups
+        self.updated += [Updated(one, self.ranks) for one in update_groups(weights)]
         of_codes = [CodedGroup(one, self.plan, self.links.low, self.ranks) for one in groups if one.of_codes]
         if of_codes:
             self._coded[weights[0].stack, weights[0].layer] = of_codes

@@ -30,7 +30,7 @@ from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.init import box_values
 from shardwright.runs import Reads, Weights
-from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, owner_of
+from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, saved_as
 from shardwright.training.optimizers import OPTIMIZER, is_own
 from shardwright.training.published import KEPT
 
@@ -42,7 +42,7 @@ SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 class State:
     """What a step changes in place. ``kept``: what the optimizer keeps for each parameter, and its average, by prefix and by the
-    parameter's key, sharded as it is at rest.
+    parameter's key, sharded as its update.
 
     ``shared``: other state of an optimizer of PyTorch, as a count of steps, by its name in a checkpoint. Such an optimizer keeps nothing before
     its first step. ``step``: the number of steps done. Buffers are the model's.
@@ -87,8 +87,11 @@ def make_state(model: Model, read: Read, step: int) -> State:
             _fill(plan, name, found, ranks, read)
         for prefix, into in state.kept.items():
             if (dtype := kept.get((prefix, name))) is not None:
-                made = [(one, torch.empty(local.shape, dtype=dtype, device=ranks.device)) for one, local in found]
-                _fill(plan, prefix + name, made, ranks, read)
+                made = [
+                    (one, torch.empty(shape_in_update(one, local, ranks), dtype=dtype, device=ranks.device))
+                    for one, local in found
+                ]
+                _fill(plan, prefix + name, made, ranks, read, in_update=True)
                 into.update((one.key, local) for one, local in made)
     for row in _frozen(plan):
         [values] = read(row.name, [Box.whole(_shape_at_rest(plan, row.name))])
@@ -152,7 +155,7 @@ def _by_all(checkpoint: Weights, model: Model) -> Reads:
     all_wants = cache(lambda: wants_of_plan(model.plan, lambda device: device))
 
     def wants(name: str) -> Sequence[Want]:
-        found = all_wants().get(owner_of(name))
+        found = all_wants().get(saved_as(model.plan, name))
         # What an optimizer has besides, as a count of steps, is not sharded.
         return needed_by_all(checkpoint.tensors[name].shape, carrier.count) if found is None else found
 
@@ -167,7 +170,11 @@ def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
         )
         for row in plan.weights
     }
-    kept = (replace(rows[one.weight], name=one.name, dtype=one.dtype) for one in kept_tensors(plan))
+    updates = {row.name: str(row.updated) for row in plan.weights}
+    kept = (
+        replace(rows[one.weight], name=one.name, dtype=one.dtype, spec=updates[one.weight])
+        for one in kept_tensors(plan)
+    )
     own = plan.request.optimizer.shared
     shared = (TensorInfo(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in own.items())
     delayed = (
@@ -184,12 +191,12 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
     model = state.model
     plan, ranks = model.plan, model.ranks
     for one, parameter in _each(model):
-        if not saves(one.at_rest, plan.mesh, ranks.rank):
-            continue
         kept = {prefix: arrays[one.key] for prefix, arrays in state.kept.items() if one.key in arrays}
         arrays = {"": local_of(parameter), **kept}
         for prefix, array in arrays.items():
-            for table_box in _table_boxes(plan, one, ranks):
+            if not saves(one.in_update if prefix else one.at_rest, plan.mesh, ranks.rank):
+                continue
+            for table_box in _table_boxes(plan, one, ranks, in_update=bool(prefix)):
                 yield OwnedBox(
                     name=prefix + one.weight,
                     box=_of_layer(table_box.box, one),
@@ -216,11 +223,25 @@ def delayed_boxes(state: State) -> Iterator[OwnedBox]:
         yield OwnedBox(name=one.name, box=box, array=partial(_bits, kept_of[one.name]))
 
 
+def shape_in_update(one: WeightOfLayer, local: torch.Tensor, ranks: Ranks) -> tuple[int, ...]:
+    """The shape of what a rank keeps for its local shard of a weight."""
+    box = one.update_box(ranks.mesh, ranks.rank)
+    if box is not None:
+        return box.shape
+    return tuple(0 if dim == one.update_dim else size for dim, size in enumerate(local.shape))
+
+
 def _fill(
-    plan: Plan, name: str, layers: Sequence[tuple[WeightOfLayer, torch.Tensor]], ranks: Ranks, read: Read
+    plan: Plan,
+    name: str,
+    layers: Sequence[tuple[WeightOfLayer, torch.Tensor]],
+    ranks: Ranks,
+    read: Read,
+    *,
+    in_update: bool = False,
 ) -> None:
-    """Fills a rank's local shards of all layers of a weight or of what is kept for it from their boxes in the table's dims."""
-    places = [(one, local, box) for one, local in layers for box in _table_boxes(plan, one, ranks)]
+    """Fills a rank's local shards of all layers of a weight from their boxes in the table's dims, or, ``in_update``, of what is kept for it."""
+    places = [(one, local, box) for one, local in layers for box in _table_boxes(plan, one, ranks, in_update=in_update)]
     values = read(name, [_of_layer(box.box, one) for one, _, box in places])
     # Padding is in no box: it is zero.
     for _, local in layers:
@@ -241,8 +262,8 @@ def _bits(array: torch.Tensor) -> np.ndarray:
     return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
 
 
-def _table_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks) -> tuple[TableBox, ...]:
-    box = one.saved_box(plan.mesh, ranks.rank)
+def _table_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks, *, in_update: bool) -> tuple[TableBox, ...]:
+    box = one.saved_box(plan.mesh, ranks.rank, in_update=in_update)
     return () if box is None else table_boxes(plan.request.table.weight(one.weight), box)
 
 

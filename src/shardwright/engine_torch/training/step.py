@@ -2,15 +2,18 @@
 
 Gradients are summed over all tokens of the global step and divided once, by their count, so neither microbatches nor ranks
 change a result. ``fully_shard`` sums the gradients of its weights: it reduce-scatters in every microbatch, and all-reduces over
-replicas in the last one. Gradients of other weights with replicas are summed after that, in one collective per set of axes.
+replicas in the last one. Gradients of other weights with replicas are summed after that, in one collective per set of axes. Where the
+update of weights is sharded, their gradients are reduce-scattered, a rank updates its own parts, and the parts are gathered.
 
 Z layers of a stack with experts, E experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +26,7 @@ from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.layer_io import Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
+from shardwright.engine_torch.lowering.updates import Updated
 from shardwright.engine_torch.model.model import Batch, Model
 from shardwright.engine_torch.precision.delayed import reduce_amaxes
 from shardwright.engine_torch.training.optimizer import apply_gradients, global_norm
@@ -54,7 +58,8 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
         _sum_replicas(model, last=number == num - 1)
         model.moment = replace(model.moment, microbatch=number)
         result = model({name: array[number::num] for name, array in batch.items()})
-        result.loss.backward()
+        with _scattered(model):
+            result.loss.backward()
         loss += result.loss.detach()
         for stack, counts in result.counts.items():
             fields = zip(*counts, strict=True)
@@ -62,11 +67,16 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
     _sum_late(model)
     count = tokens.clamp(min=1).to(torch.float32)
     parameters = model.parameters()
-    by_key = {}
+    gradients = {}
+    scattered = {key for one in model.updated if one.in_microbatches for key in one.keys}
     for key, parameter in parameters.items():
-        gradient = local_of(parameter.grad) if parameter.grad is not None else torch.zeros_like(local_of(parameter))
-        by_key[key] = mean_of(gradient, count)
+        if key not in scattered:
+            found = parameter.grad
+            gradients[key] = local_of(found) if found is not None else torch.zeros_like(local_of(parameter))
         parameter.grad = None
+    for one in model.updated:
+        gradients |= reduce_updates(one, gradients)
+    by_key = {key: mean_of(gradients.pop(key), count) for key in parameters}
     axes = plan.by_name["router.grouped"].in_use.axes if counted else ()
     return Gradients(
         loss=_summed(loss, ranks, plan.by_name["logits.targets"].in_use.axes) / count,
@@ -109,10 +119,12 @@ def changed(
     model = state.model
     model.moment = replace(model.moment, step=state.step)
     gradients = gradients_of(model, batch)
-    sharded_by = {one.key: one.at_rest.axes for one in model.weights}
+    sharded_by = {one.key: one.in_update.axes for one in model.weights}
     norm = global_norm(gradients.by_key, sharded_by, model.plan.mesh, model.ranks)
+    weights = {key: local_of(one).detach() for key, one in model.parameters().items()}
+    parts = {key: part for one in model.updated for key, part in one.own_parts(weights).items()}
     apply_gradients(
-        {key: local_of(one) for key, one in model.parameters().items()},
+        {**weights, **parts},
         gradients.by_key,
         state.kept,
         step=state.step,
@@ -123,6 +135,8 @@ def changed(
         shared=state.shared,
         average=model.plan.request.average,
     )
+    for one in model.updated:
+        gather_updates(one, weights)
     for name, bias_ZE in model.frozen.items():
         stack = model.plan.by_name[name].stack
         assert stack is not None, name
@@ -141,6 +155,42 @@ def update_delayed(model: Model, step: int) -> None:
     reduce_amaxes(kept, model.ranks.peers)
     for scale, one in kept:
         one.follow(scale.operand.quantizer, recipe.history, step)
+
+
+def reduce_updates(one: Updated, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """The gradients of a group whose update is sharded, after the last microbatch."""
+    return one.reduced(gradients)
+
+
+def gather_updates(one: Updated, weights: Mapping[str, torch.Tensor]) -> None:
+    """Make the weights of such a group whole after their update."""
+    one.gather(weights)
+
+
+@contextmanager
+def _scattered(model: Model) -> Iterator[None]:
+    """A backward pass in which the gradients of a layer are scattered as soon as all are made, if the layout says so."""
+    groups = [one for one in model.updated if one.in_microbatches]
+    if not groups:
+        yield
+        return
+    parameters = model.at_rest()
+
+    def scatter(one: Updated, key: str, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None, key
+        gradient, parameter.grad = local_of(parameter.grad), None
+        one.scatter(key, gradient)
+
+    handles = [
+        parameters[key].register_post_accumulate_grad_hook(partial(scatter, one, key))
+        for one in groups
+        for key in one.keys
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _sum_replicas(model: Model, *, last: bool) -> None:

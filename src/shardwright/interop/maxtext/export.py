@@ -71,11 +71,12 @@ class Export:
 def export_maxtext(plan: Plan) -> Export:
     """The rules of a plan.
 
-    Raises InputError for a mesh axis that MaxText has no size for, for a schedule of stages, and for a model with a weight that MaxText
+    Raises InputError for a mesh axis that MaxText has no size for, for a schedule of stages, for updates that an axis shards, and for a model with a weight that MaxText
     lacks.
     """
     _axes_are_known(plan)
     _stages_are_plain(plan)
+    _updates_are_plain(plan)
     planned = _planned_tensors(plan)
     rules = _rules(planned, tuple(_also(plan)))
     differences = [
@@ -125,6 +126,16 @@ def _stages_are_plain(plan: Plan) -> None:
             raise InputError(
                 f"layout '{plan.request.layout.name}': {' and '.join(map(repr, given))} of axis '{axis}' cannot be written as rules. Take "
                 f"it out, and set num_layers_per_pipeline_stage and num_pipeline_repeats of MaxText."
+            )
+
+
+def _updates_are_plain(plan: Plan) -> None:
+    """Raises InputError for updates that an axis shards: rules are of weights and activations."""
+    for axis, entry in plan.request.layout.entries.items():
+        if entry.optimizer is not None:
+            raise InputError(
+                f"layout '{plan.request.layout.name}': 'optimizer' of axis '{axis}' cannot be written as rules. Take it out, and set "
+                f"shard_optimizer_over_data of MaxText."
             )
 
 

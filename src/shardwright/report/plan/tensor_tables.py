@@ -18,7 +18,8 @@ ARROW = "-> "
 
 
 def weights_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
-    """Name, shape, specs at rest and in use, bytes of one on a device, and the reductions of its gradient.
+    """Name, shape, specs at rest and in use (and in the update, where that is another), bytes of one on a device, and the reductions of
+    its gradient.
 
     The widest form that fits is used: all on one line; in use below at rest; the gradient below both.
     """
@@ -92,6 +93,8 @@ def _weight(
     gradient = _gradient(row, colors, larger)
     same = row.at_rest == row.in_use
     lines = [at_rest] if same else [at_rest, Text.assemble(ARROW, in_use)]
+    if row.update_is_sharded:
+        lines.append(Text.assemble(("update: ", "dim"), colors.spec(str(row.updated))))
     if form == "three lines" and gradient:
         lines.append(Text.assemble(("grad: ", "dim"), gradient))
     specs = Text(" " if form == "one line" else "\n").join(lines)

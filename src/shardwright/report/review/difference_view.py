@@ -146,6 +146,9 @@ def _tensor(change: TensorChange, colors: AxisColors) -> list[list[Text]]:
     rows: list[list[Text]] = []
     leaf = change.name.rpartition(".")[2]
     specs = [("at rest", change.at_rest), ("in use", change.in_use)]
+    if change.in_update != (None, None):
+        before, after = (updated or at_rest for updated, at_rest in zip(change.in_update, change.at_rest, strict=True))
+        specs.append(("in update", (before, after)))
     others = [("dtype", change.dtype), ("shape", change.shape)] if change.change == "moved" else []
     shown = [(label, pair) for label, pair in (*specs, *others) if pair[0] != pair[1]]
     if not shown and change.bytes_per_device[0] == change.bytes_per_device[1] and change.gradient[0]:
